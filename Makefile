@@ -1,0 +1,47 @@
+# `make demo` and `make test` do everything on a machine that has Python 3.11+ and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := build/demo
+
+.PHONY: demo test lint test-slow test-gpu clean
+
+# --- environments: a stamp per set of extras, so that a second call installs nothing
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/core.stamp
+
+# --- the two commands
+
+demo: $(VENV)/core.stamp  ## raw click logs -> prepared data -> trained model -> evaluation -> report
+	$(BIN)/trainmark prepare synthetic --format raw --output $(DEMO)/raw
+	$(BIN)/trainmark prepare criteo --input '$(DEMO)/raw/day_*' --output $(DEMO)/data
+	$(BIN)/trainmark train dlrm-demo --data $(DEMO)/data --output $(DEMO)/run
+	$(BIN)/trainmark evaluate $(DEMO)/run
+	$(BIN)/trainmark report $(DEMO)/run
+
+test: lint  ## lint, types and the default tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m slow
+
+test-gpu:  ## on a CUDA machine, with the interpreter that has torch
+	$(PYTHON) -m pytest -m gpu
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache
