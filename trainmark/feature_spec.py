@@ -1,0 +1,420 @@
+"""The description of a click-log dataset: the `feature_spec.yaml` of NVIDIA's DLRM.
+
+Preparation writes it and training reads it. It names the features with their dtypes, says which
+channel each belongs to (label, numerical, categorical), and lists for every mapping (`train`,
+`test`) the binary files that hold them. Paths are relative to the folder of the YAML file.
+
+A dataset folder looks like this; the published systems know `train` and `test` only, so the
+validation split has a specification of its own, with the one mapping `validation`:
+
+    feature_spec.yaml                train/numerical.bin  train/label.bin  train/cat_0.bin ...
+                                     test/...
+    feature_spec_validation.yaml     validation/...
+
+`read` accepts any specification of this general form (other chunk types, several files per chunk,
+other channels); `check` then says what DLRM training cannot use.
+"""
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainmark.errors import InputError, raise_all
+from trainmark.validation import parse
+
+FILE_NAME = "feature_spec.yaml"
+VALIDATION_FILE_NAME = "feature_spec_validation.yaml"
+
+LABEL, NUMERICAL, CATEGORICAL = "label", "numerical", "categorical"
+CHANNELS = (CATEGORICAL, NUMERICAL, LABEL)
+SPLIT_BINARY = "split_binary"
+CATEGORICAL_DTYPES = ("int8", "int16", "int32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One column of the log."""
+
+    dtype: str | None = None
+    """A numpy dtype."""
+    cardinality: int | str | None = None
+    """Number of ids of a categorical feature, 0 to cardinality - 1. `auto` in a CSV description."""
+    hotness: int = 1
+    """Ids per example."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Features that are stored together."""
+
+    type: str
+    features: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSpec:
+    """The four parts of the file, under their published names."""
+
+    feature_spec: dict[str, Feature]
+    source_spec: dict[str, tuple[Chunk, ...]]
+    channel_spec: dict[str, tuple[str, ...]]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (a class attribute, not a field)
+
+    @property
+    def label(self) -> str:
+        return self.channel_spec[LABEL][0]
+
+    @property
+    def numerical(self) -> tuple[str, ...]:
+        """Names of the numerical features, in column order of their file."""
+        return self.channel_spec[NUMERICAL]
+
+    @property
+    def categorical(self) -> tuple[str, ...]:
+        """Names of the categorical features, in table order."""
+        return self.channel_spec[CATEGORICAL]
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Rows of each embedding table, in table order."""
+        return tuple(int(self.feature_spec[name].cardinality or 0) for name in self.categorical)
+
+    def files(self, mapping: str) -> dict[str, str]:
+        """Feature name -> its file in `mapping`, relative to the folder of the specification."""
+        return {
+            name: chunk.files[0] for chunk in self.source_spec[mapping] for name in chunk.features
+        }
+
+
+def dtype_for(cardinality: int) -> str:
+    """The narrowest integer type that the published systems use for `cardinality` ids."""
+    limits = zip((127, 32767, 2147483647), CATEGORICAL_DTYPES, strict=True)
+    for limit, dtype in limits:
+        if cardinality < limit:
+            return dtype
+    raise InputError(
+        f"A categorical feature has {cardinality:,} distinct ids; at most 2,147,483,646 can be "
+        "stored. Raise the frequency threshold."
+    )
+
+
+def default_spec(
+    cardinalities: Sequence[int],
+    num_numerical: int,
+    metadata: Mapping[str, Any] | None = None,
+    mappings: Iterable[str] = ("train", "test"),
+) -> FeatureSpec:
+    """The specification that preparation writes, with the published names and file layout."""
+    numerical = tuple(f"num_{i}" for i in range(num_numerical))
+    # The ".bin" is part of the feature's name: existing tools expect it.
+    categorical = tuple(f"cat_{i}.bin" for i in range(len(cardinalities)))
+    features = {name: Feature(dtype="float16") for name in numerical}
+    features["label"] = Feature(dtype="bool")
+    for name, cardinality in zip(categorical, cardinalities, strict=True):
+        features[name] = Feature(dtype=dtype_for(cardinality), cardinality=cardinality)
+
+    def chunks(mapping: str) -> tuple[Chunk, ...]:
+        contents = [("numerical.bin", numerical)] if numerical else []
+        contents += [("label.bin", ("label",))] + [(name, (name,)) for name in categorical]
+        return tuple(
+            Chunk(type=SPLIT_BINARY, features=names, files=(f"{mapping}/{file}",))
+            for file, names in contents
+        )
+
+    return FeatureSpec(
+        feature_spec=features,
+        source_spec={mapping: chunks(mapping) for mapping in mappings},
+        channel_spec={CATEGORICAL: categorical, NUMERICAL: numerical, LABEL: ("label",)},
+        metadata=dict(metadata or {}),
+    )
+
+
+# --- reading and writing
+
+
+def path_of(folder: str | Path, mapping: str = "train") -> Path:
+    """The specification in the dataset `folder` that describes `mapping`."""
+    return Path(folder) / (VALIDATION_FILE_NAME if mapping == "validation" else FILE_NAME)
+
+
+def read(path: str | Path) -> FeatureSpec:
+    """Parse a specification, given its path or that of the folder with `feature_spec.yaml`."""
+    import yaml
+
+    path = Path(path)
+    if path.is_dir():
+        path = path_of(path)
+    if not path.is_file():
+        raise InputError(
+            f"{path} does not exist. Expected the specification of a dataset; "
+            "`trainmark prepare` writes one."
+        )
+    try:
+        data = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    # PyYAML lets errors of its scalars (an impossible date, say) and of deep nesting through.
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} is not readable as YAML: {reason:.300}.") from None
+    if not isinstance(data, dict):
+        raise InputError(
+            f"{path} should hold the keys feature_spec, source_spec, channel_spec and metadata; "
+            f"it holds {'nothing' if data is None else f'a {type(data).__name__}'}."
+        )
+    return parse(FeatureSpec, data, source=str(path))
+
+
+def write(spec: FeatureSpec, path: str | Path) -> None:
+    """Write `spec`; the file appears whole or not at all."""
+    import yaml
+
+    # NVIDIA's writer ends the file with an empty line; ours does, to stay comparable byte by byte.
+    text = yaml.dump(_plain(spec)) + "\n"
+    path = Path(path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _plain(spec: FeatureSpec) -> dict[str, Any]:
+    """Dictionaries and lists for YAML, without the values that say nothing."""
+
+    def feature(f: Feature) -> dict[str, Any]:
+        values = {"dtype": f.dtype, "cardinality": f.cardinality, "hotness": f.hotness}
+        silent = {"dtype": None, "cardinality": None, "hotness": 1}
+        return {key: value for key, value in values.items() if value != silent[key]}
+
+    def chunk(c: Chunk) -> dict[str, Any]:
+        return {"type": c.type, "features": list(c.features), "files": list(c.files)}
+
+    return {
+        "feature_spec": {name: feature(f) for name, f in spec.feature_spec.items()},
+        "source_spec": {name: [chunk(c) for c in cs] for name, cs in spec.source_spec.items()},
+        "channel_spec": {name: list(features) for name, features in spec.channel_spec.items()},
+        "metadata": spec.metadata,
+    }
+
+
+# --- what DLRM training accepts
+
+
+def check(
+    spec: FeatureSpec, mappings: Sequence[str] = ("train", "test"), source: str = FILE_NAME
+) -> None:
+    """Raise one `InputError` that names every rule of DLRM training that `spec` breaks.
+
+    Args:
+        spec: what `read` returned.
+        mappings: the mappings that must be there, and no others.
+        source: the path to put before each message.
+    """
+    raise_all(f"{source}: {problem}" for problem in _problems(spec, mappings))
+
+
+def _problems(spec: FeatureSpec, mappings: Sequence[str]) -> Iterator[str]:
+    for name, feature in spec.feature_spec.items():
+        yield from _dtype_problems(name, feature)
+    yield from _channel_problems(spec)
+    # The other rules speak of channels; with missing channels they would only repeat the above.
+    if set(spec.channel_spec) != set(CHANNELS):
+        return
+    for name in spec.categorical:
+        if name in spec.feature_spec:
+            yield from _categorical_problems(name, spec.feature_spec[name])
+    for name in spec.numerical:
+        yield from _wants_dtype(spec, name, "numerical", "float16")
+    for name in spec.channel_spec[LABEL]:
+        yield from _wants_dtype(spec, name, "label", "bool")
+    if set(spec.source_spec) != set(mappings):
+        yield (
+            f"source_spec should have exactly the mappings {_names(mappings)}; "
+            f"it has {_names(spec.source_spec)}."
+        )
+    for mapping, chunks in spec.source_spec.items():
+        yield from _mapping_problems(spec, mapping, chunks)
+
+
+def _dtype_problems(name: str, feature: Feature) -> Iterator[str]:
+    if feature.dtype is None:
+        yield f"feature {name!r} has no dtype."
+    elif _numpy_dtype(feature.dtype) is None:
+        yield f"feature {name!r} has dtype {feature.dtype!r}, which numpy does not know."
+    if feature.hotness < 1:
+        yield f"feature {name!r} has hotness {feature.hotness}; at least 1 is expected."
+
+
+def _channel_problems(spec: FeatureSpec) -> Iterator[str]:
+    if set(spec.channel_spec) != set(CHANNELS):
+        yield (
+            f"channel_spec should have exactly the channels {_names(CHANNELS)}; "
+            f"it has {_names(spec.channel_spec)}."
+        )
+    elif len(spec.channel_spec[LABEL]) != 1:
+        yield (
+            "the label channel should have exactly one feature; "
+            f"it has {_names(spec.channel_spec[LABEL])}."
+        )
+    uses = Counter(name for names in spec.channel_spec.values() for name in names)
+    for name, count in uses.items():
+        if count > 1:
+            yield f"feature {name!r} is listed {count} times in channel_spec; once is expected."
+        if name not in spec.feature_spec:
+            yield f"feature {name!r} of channel_spec is not described in feature_spec."
+    for name in spec.feature_spec:
+        if name not in uses:
+            yield f"feature {name!r} of feature_spec is in no channel."
+
+
+def _categorical_problems(name: str, feature: Feature) -> Iterator[str]:
+    known = _numpy_dtype(feature.dtype)
+    if known is not None and known not in CATEGORICAL_DTYPES:
+        yield (
+            f"categorical feature {name!r} has dtype {feature.dtype}; "
+            f"one of {_names(CATEGORICAL_DTYPES)} is expected."
+        )
+    cardinality = feature.cardinality
+    if not isinstance(cardinality, int):
+        received = "none" if cardinality is None else repr(cardinality)
+        yield f"categorical feature {name!r} needs an integer cardinality; it has {received}."
+    elif cardinality < 1:
+        yield f"categorical feature {name!r} has cardinality {cardinality}; 1 or more is expected."
+    elif known in CATEGORICAL_DTYPES and not _fits(cardinality, known):
+        yield (
+            f"categorical feature {name!r} has cardinality {cardinality:,}, which does not fit "
+            f"its dtype {known}."
+        )
+
+
+def _wants_dtype(spec: FeatureSpec, name: str, channel: str, expected: str) -> Iterator[str]:
+    feature = spec.feature_spec.get(name)
+    known = _numpy_dtype(feature.dtype) if feature else None
+    if feature and known is not None and known != expected:
+        yield f"{channel} feature {name!r} has dtype {feature.dtype}; {expected} is expected."
+
+
+def _mapping_problems(spec: FeatureSpec, mapping: str, chunks: Sequence[Chunk]) -> Iterator[str]:
+    for number, chunk in enumerate(chunks):
+        where = f"source_spec {mapping}, chunk {number}"
+        for problem in _chunk_problems(spec, chunk):
+            yield f"{where}: {problem}"
+    uses = Counter(name for chunk in chunks for name in chunk.features)
+    for name, count in uses.items():
+        if count > 1:
+            yield f"source_spec {mapping} holds feature {name!r} {count} times; once is expected."
+    missing = [name for name in spec.feature_spec if name not in uses]
+    if missing:
+        yield f"source_spec {mapping} lacks {_names(missing)}."
+
+
+def _chunk_problems(spec: FeatureSpec, chunk: Chunk) -> Iterator[str]:
+    if chunk.type != SPLIT_BINARY:
+        yield f"type {chunk.type!r} is not trainable; {SPLIT_BINARY} is expected."
+    if len(chunk.files) != 1:
+        yield f"exactly one file is expected; it has {_names(chunk.files)}."
+    if not chunk.features:
+        yield "it has no features; at least one is expected."
+    for name in chunk.features:
+        if name not in spec.feature_spec:
+            yield f"feature {name!r} is not described in feature_spec."
+    names = set(chunk.features)
+    if names & set(spec.categorical) and len(chunk.features) != 1:
+        yield f"a categorical feature must be alone in its file; it has {_names(chunk.features)}."
+    if names & set(spec.channel_spec[LABEL]) and len(chunk.features) != 1:
+        yield f"the label must be alone in its file; it has {_names(chunk.features)}."
+    if names & set(spec.numerical) and chunk.features != spec.numerical:
+        yield (
+            f"a numerical file must hold all numerical features in the order of channel_spec, "
+            f"{_names(spec.numerical)}; it has {_names(chunk.features)}."
+        )
+
+
+def _numpy_dtype(dtype: str | None) -> str | None:
+    """The dtype's canonical name (byte order named where it is foreign), or None."""
+    import numpy as np
+
+    try:
+        known = np.dtype(dtype) if dtype is not None else None
+    except (TypeError, ValueError, SyntaxError):
+        return None
+    return known and (known.name if known.isnative else known.str)
+
+
+def _fits(cardinality: int, dtype: str) -> bool:
+    import numpy as np
+
+    return cardinality - 1 <= int(np.iinfo(dtype).max)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+# --- the files
+
+
+def count_rows(spec: FeatureSpec, base: str | Path, mapping: str) -> int:
+    """Rows of `mapping`, after checking that its files are there, whole and of equal length.
+
+    Args:
+        spec: a specification that `check` accepts.
+        base: the folder of the specification.
+        mapping: `train`, `test` or `validation`.
+    """
+    if mapping not in spec.source_spec:
+        raise InputError(
+            f"{base}: there is no mapping {mapping!r}; there is {_names(spec.source_spec)}."
+        )
+    rows: dict[Path, int] = {}
+    problems: list[str] = []
+    for chunk in spec.source_spec[mapping]:
+        path = Path(base) / chunk.files[0]
+        row_bytes = _row_bytes(spec, chunk)
+        if not path.is_file():
+            problems.append(f"{path} does not exist ({FILE_NAME} lists it for {mapping}).")
+            continue
+        size = path.stat().st_size
+        if size == 0:
+            problems.append(f"{path} is empty.")
+        elif size % row_bytes:
+            problems.append(
+                f"{path} is truncated: {size:,} bytes is not a multiple of the {row_bytes} bytes "
+                "that one row takes."
+            )
+        else:
+            rows[path] = size // row_bytes
+    raise_all(problems)
+    return _agreed(rows, mapping)
+
+
+def _row_bytes(spec: FeatureSpec, chunk: Chunk) -> int:
+    import numpy as np
+
+    features = [spec.feature_spec[name] for name in chunk.features]
+    return sum(np.dtype(f.dtype).itemsize * f.hotness for f in features)
+
+
+def _agreed(rows: dict[Path, int], mapping: str) -> int:
+    """The number of rows that all files have."""
+    (usual, _), *others = Counter(rows.values()).most_common()
+    if others:
+        odd = [f"{path} has {n:,}" for path, n in rows.items() if n != usual]
+        raise InputError(
+            f"The files of {mapping} differ in length: most have {usual:,} rows, but "
+            f"{', '.join(odd)}. Prepare the dataset again."
+        )
+    return usual
