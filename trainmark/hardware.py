@@ -177,9 +177,9 @@ ACCELERATORS = {
     "b200": Accelerator(
         names=r"nvidia b200",
         memory_gib=180,
-        bandwidth=8.0e12,
-        tflops={"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0},
-        source="NVIDIA HGX B200 and DGX B200 pages, 2025, an eighth of 8 GPUs, without sparsity",
+        bandwidth=7.7e12,
+        tflops={"fp32": 75.0, "tf32": 1100.0, "bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0},
+        source="NVIDIA Blackwell datasheet, 2025, HGX B200, half of the figures with sparsity",
     ),
     "mi300x": Accelerator(
         names=r"amd instinct mi300x( oam)?",
