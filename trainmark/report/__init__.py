@@ -1,0 +1,76 @@
+"""Results for people: the HTML page, the comparison of two runs, the published tables."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from trainmark import result
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.report import comparison
+from trainmark.report.curves import read_loss
+from trainmark.report.html import page
+from trainmark.report.sections import Run
+
+FILE_NAME = "report.html"
+
+
+def report(folders: Sequence[Path], output: Path | None = None) -> Path:
+    """Write a self-contained page about the runs in `folders` and return its path.
+
+    Args:
+        folders: output folders of finished runs. A folder of repeats (0, 1, ...) stands for all
+            of them.
+        output: a file, or a folder for `report.html`. By default the run's folder, or the current
+            one for several runs.
+    """
+    folders = [run for folder in folders for run in _with_repeats(folder)]
+    if not folders:
+        raise InputError("Nothing to report: expected the output folder of at least one run.")
+    target = _target(folders, output)
+    text = page(_load(folders))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, text)
+    return target
+
+
+def compare(a: Path, b: Path) -> RenderableType:
+    """Two runs side by side, for a terminal."""
+    return comparison.compare(result.read(a), result.read(b), (f"A: {a}", f"B: {b}"))
+
+
+def _with_repeats(folder: Path) -> list[Path]:
+    """The folder itself, or the runs 0, 1, ... of `--repeats` in it."""
+    repeats = [run for run in folder.glob("[0-9]*") if (run / result.FILE_NAME).is_file()]
+    if (folder / result.FILE_NAME).is_file() or not repeats:
+        return [folder]
+    return sorted(repeats, key=lambda run: (len(run.name), run.name))
+
+
+def _target(folders: Sequence[Path], output: Path | None) -> Path:
+    if output is not None:
+        return output / FILE_NAME if output.is_dir() else output
+    if len(folders) == 1:
+        return _home(folders[0]) / FILE_NAME
+    return Path(FILE_NAME)
+
+
+def _home(folder: Path) -> Path:
+    """The run's folder, also where its `result.json` was named."""
+    return folder.parent if folder.is_file() else folder
+
+
+def _load(folders: Sequence[Path]) -> list[Run]:
+    results = [result.read(folder) for folder in folders]
+    names = Counter(one.run for one in results)
+    return [
+        Run(
+            label=one.run if names[one.run] == 1 else f"{one.run} ({_home(folder).name})",
+            result=one,
+            loss=read_loss(_home(folder) / one.loss.curve),
+            colour=index,
+        )
+        for index, (folder, one) in enumerate(zip(folders, results, strict=True))
+    ]

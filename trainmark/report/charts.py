@@ -1,0 +1,246 @@
+"""Line charts and stacked bars as inline SVG.
+
+The plot stretches with the page while text keeps its size: shapes are SVG in a 0..100 box that
+ignores its aspect ratio (strokes do not scale), labels are HTML placed by percentage.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trainmark.report.curves import Curve, Point
+from trainmark.report.markup import Markup, join, tag
+
+COLOURS = 6
+"""How many series colours the style sheet has; more series start again."""
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    curve: Curve
+    colour: int = 0
+    dashed: bool = False
+    dots: bool = False
+    """Mark each point: for curves of few."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line, such as a target."""
+
+    label: str
+    y: float
+    style: str
+
+
+@dataclass(frozen=True)
+class Axes:
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+    x_ticks: list[float] = field(default_factory=list)
+    y_ticks: list[float] = field(default_factory=list)
+
+    def x(self, value: float) -> float:
+        return round(100 * (value - self.x_low) / (self.x_high - self.x_low), 3)
+
+    def y(self, value: float) -> float:
+        return round(100 - 100 * (value - self.y_low) / (self.y_high - self.y_low), 3)
+
+
+def line_chart(
+    series: Sequence[Series], x_label: str, y_label: str, levels: Sequence[Level] = ()
+) -> Markup:
+    """Curves with axes, grid, levels and a legend; a sentence where there is no point to draw."""
+    points = [point for one in series for point in one.curve.points]
+    if not points:
+        return tag("p", "Nothing was recorded.", class_="empty")
+    axes = _axes(points, levels)
+    x_places = [axes.x(tick) for tick in axes.x_ticks]
+    y_places = [axes.y(tick) for tick in axes.y_ticks]
+    plot = tag(
+        "svg",
+        tag("title", f"{y_label} over {x_label}"),
+        *map(_grid_line, y_places),
+        *(_level(axes, level) for level in levels),
+        *(_band(axes, one) for one in series),
+        *(_lines(axes, one) for one in series),
+        *(_dots(axes, one, y_label) for one in series),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox="0 0 100 100",
+        preserveAspectRatio="none",
+        role="img",
+    )
+    return tag(
+        "figure",
+        _legend(series, levels, y_label),
+        tag(
+            "div",
+            tag("div", *_labels(axes.y_ticks, "top", y_places), class_="y-axis"),
+            tag("div", plot, class_="plot"),
+            tag("div", *_labels(axes.x_ticks, "left", x_places), class_="x-axis"),
+            class_="chart",
+        ),
+        tag("p", x_label, class_="axis-title"),
+    )
+
+
+# --- axes
+
+
+def _axes(points: Sequence[Point], levels: Sequence[Level]) -> Axes:
+    # Every line is inside; of the bands, all but the highest and lowest twentieth, or one spike
+    # would flatten the curve.
+    some = len(points) // 20
+    band = [sorted(p.low for p in points)[some], sorted(p.high for p in points)[-1 - some]]
+    ys = [point.y for point in points] + [level.y for level in levels] + band
+    y_low, y_high = _padded(min(ys), max(ys))
+    x_low, x_high = min(0.0, *(p.x for p in points)), max(p.x for p in points)
+    x_high += 0.015 * (x_high - x_low) or 1.0  # room for half a dot
+    return Axes(
+        x_low, x_high, y_low, y_high, nice_ticks(x_low, x_high, 5), nice_ticks(y_low, y_high, 5)
+    )
+
+
+def _padded(low: float, high: float) -> tuple[float, float]:
+    margin = 0.06 * (high - low) or abs(high) * 0.05 or 0.5
+    return low - margin, high + margin
+
+
+def nice_ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers (1, 2, 2.5 or 5 times a power of ten) within `low`..`high`, `about` of them."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [_clean(index * step) for index in range(first, last + 1)]
+
+
+def _clean(value: float) -> float:
+    return float(f"{value:.10g}") or 0.0  # neither 0.30000000000000004 nor -0
+
+
+def tick_texts(ticks: Sequence[float]) -> list[str]:
+    """Short: 0.25, 1,500, 20k, 1.5M, 4B."""
+    return [_tick_text(tick, max(map(abs, ticks))) for tick in ticks]
+
+
+def _tick_text(tick: float, largest: float) -> str:
+    # 5,000 beside 10k would look like two axes, so thousands are short where any is.
+    thousands = 1e3 if largest >= 1e4 else math.inf
+    for at, size, unit in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (thousands, 1e3, "k")):
+        if abs(tick) >= at:
+            return f"{tick / size:.6g}{unit}"
+    return f"{tick:,.6g}"
+
+
+def _labels(ticks: Sequence[float], side: str, places: Sequence[float]) -> list[Markup]:
+    return [
+        tag("span", text, style=f"{side}:{place}%")
+        for text, place in zip(tick_texts(ticks), places, strict=True)
+    ]
+
+
+def _grid_line(y: float) -> Markup:
+    return tag("line", x1=0, x2=100, y1=y, y2=y, class_="grid")
+
+
+# --- what is drawn
+
+
+def _level(axes: Axes, level: Level) -> Markup:
+    y = axes.y(level.y)
+    return tag("line", x1=0, x2=100, y1=y, y2=y, class_=f"level {level.style}")
+
+
+def _band(axes: Axes, series: Series) -> Markup:
+    """The range of the measured values behind each drawn mean."""
+    pieces = [p for p in series.curve.pieces if any(point.low < point.high for point in p)]
+    return join(
+        *(
+            tag("path", d=_outline(axes, piece), class_=f"band c{series.colour % COLOURS}")
+            for piece in pieces
+        )
+    )
+
+
+def _outline(axes: Axes, piece: Sequence[Point]) -> str:
+    there = [f"{axes.x(p.x)},{axes.y(p.high)}" for p in piece]
+    back = [f"{axes.x(p.x)},{axes.y(p.low)}" for p in reversed(piece)]
+    return f"M{' L'.join(there + back)} Z"
+
+
+def _lines(axes: Axes, series: Series) -> Markup:
+    style = f"line c{series.colour % COLOURS}{' dashed' if series.dashed else ''}"
+    return join(
+        *(
+            tag(
+                "path",
+                d="M" + " L".join(f"{axes.x(p.x)},{axes.y(p.y)}" for p in piece),
+                class_=style,
+            )
+            for piece in series.curve.pieces
+            if len(piece) > 1
+        )
+    )
+
+
+def _dots(axes: Axes, series: Series, y_label: str) -> Markup:
+    """Marks of points; a point alone in its piece gets one, too, or it would be invisible."""
+    return join(
+        *(
+            _dot(axes, point, series, y_label)
+            for piece in series.curve.pieces
+            for point in piece
+            if series.dots or len(piece) == 1
+        )
+    )
+
+
+def _dot(axes: Axes, point: Point, series: Series, y_label: str) -> Markup:
+    # A line of no length with round ends stays a circle however the box is stretched.
+    x, y = axes.x(point.x), axes.y(point.y)
+    hint = f"{series.label}: {y_label} {point.y:.6g} at {point.x:,.0f}"
+    path = f"M{x},{y} l0.0001,0"
+    return tag("path", tag("title", hint), d=path, class_=f"dot c{series.colour % COLOURS}")
+
+
+def _legend(series: Sequence[Series], levels: Sequence[Level], y_label: str) -> Markup:
+    keys = [
+        _key(f"c{one.colour % COLOURS}{' dashed' if one.dashed else ''}", one.label)
+        for one in series
+        if one.curve.pieces
+    ]
+    keys += [_key(f"level {level.style}", f"{level.label} {level.y:.4g}") for level in levels]
+    return tag("figcaption", tag("strong", y_label), *keys)
+
+
+def _key(style: str, label: str) -> Markup:
+    return tag("span", tag("i", class_=f"swatch {style}"), label, class_="key")
+
+
+# --- stacked bars
+
+
+def stacked_bar(parts: Sequence[tuple[str, float]], full: float) -> Markup:
+    """One bar of (style class, size) parts, drawn to the scale of `full`."""
+    x = 0.0
+    shapes = []
+    for style, size in parts:
+        width = 100 * size / full if full > 0 else 0.0
+        hint = tag("title", f"{style}: {size:.3g}")
+        shapes.append(
+            tag("rect", hint, x=f"{x:.3f}", y=0, width=f"{width:.3f}", height=100, class_=style)
+        )
+        x += width
+    return tag(
+        "svg",
+        *shapes,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox="0 0 100 100",
+        preserveAspectRatio="none",
+        class_="bar",
+        role="img",
+    )

@@ -1,0 +1,33 @@
+"""Looking into the configuration of results."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainmark.report.numbers import DASH
+from trainmark.result import Result
+
+
+def different_fields(results: Sequence[Result]) -> list[list[str]]:
+    """[name, value, value, ...] for each configuration field that is not the same in all."""
+    configs = [dict(flatten(result.config)) for result in results]
+    names = dict.fromkeys(name for config in configs for name in config)
+    rows = [[name, *(str(config.get(name, DASH)) for config in configs)] for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested dictionaries as (dotted name, value) pairs."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return pairs
+
+
+def best_possible(result: Result) -> float | None:
+    """The best value that any model can reach, where the data's generator knows it."""
+    name = f"best_{result.quality.metric}"
+    for key, value in [*flatten(result.config), *flatten(result.hardware)]:
+        if key.split(".")[-1] == name and isinstance(value, int | float):
+            return float(value)
+    return None

@@ -1,0 +1,189 @@
+"""`report.html`: one page, no network, no scripts, for one run or for several side by side."""
+
+from collections.abc import Sequence
+from importlib import resources
+
+from trainmark.report.fields import best_possible
+from trainmark.report.markup import Markup, join, tag
+from trainmark.report.numbers import DASH, duration, gib, human
+from trainmark.report.sections import (
+    Run,
+    configuration,
+    device_facts,
+    device_table,
+    differences,
+    environment,
+    loss_chart,
+    metric_name,
+    pairs,
+    published_sections,
+    quality_charts,
+    section,
+    several_table,
+    table,
+    time_split,
+)
+from trainmark.report.tables import NOT_APPLICABLE, mfu, quality, result_grid
+from trainmark.result import Result
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The whole page."""
+    title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
+    content = _one_run(runs[0]) if len(runs) == 1 else _several_runs(runs)
+    # Not escaped: HTML reads the content of <style> as it stands, and the file is ours.
+    style = Markup(resources.files(__package__).joinpath("style.css").read_text())
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} · Trainmark"),
+        tag("style", style),
+    )
+    body = tag("body", tag("main", content), _footer())
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _one_run(run: Run) -> Markup:
+    return join(
+        _headline(run),
+        _notes(run.result),
+        section("Result", table(result_grid([run.result])), _reading_help(run.result)),
+        section("Learning", tag("div", loss_chart([run]), quality_charts([run]), class_="pair")),
+        section("Time", time_split([run])),
+        section("Device", pairs(device_facts(run.result))),
+        *published_sections([run]),
+        section("Environment", environment(run.result)),
+        section("Configuration", configuration(run.result)),
+    )
+
+
+def _several_runs(runs: Sequence[Run]) -> Markup:
+    results = [run.result for run in runs]
+    return join(
+        tag(
+            "header", tag("p", "Trainmark report", class_="eyebrow"), tag("h1", f"{len(runs)} runs")
+        ),
+        section("Results", several_table(runs), _reading_help(results[0])),
+        section("Learning", tag("div", loss_chart(runs), quality_charts(runs), class_="pair")),
+        section("Time", time_split(runs)),
+        section("Device", device_table(runs)),
+        section("What differs", differences(runs)),
+        *published_sections(runs),
+        section("Each run", *(_details(run) for run in runs)),
+    )
+
+
+def _details(run: Run) -> Markup:
+    return tag(
+        "details",
+        tag("summary", run.label),
+        _notes(run.result),
+        tag("h3", "Environment"),
+        environment(run.result),
+        tag("h3", "Configuration"),
+        configuration(run.result),
+    )
+
+
+def _footer() -> Markup:
+    return tag(
+        "footer",
+        "Written by ",
+        tag("b", "trainmark report"),
+        " from result.json; docs/metrics.md defines every number.",
+    )
+
+
+# --- headline
+
+
+def _headline(run: Run) -> Markup:
+    result = run.result
+    where = f"{result.case} · {result.precision} · {_division(result)} · {result.started}"
+    return tag(
+        "header",
+        tag("p", "Trainmark report", class_="eyebrow"),
+        tag("h1", result.run, " ", _verdict(result)),
+        tag("p", where, class_="where"),
+        tag("div", *_tiles(result), class_="tiles"),
+    )
+
+
+def _division(result: Result) -> str:
+    return f"{result.division} division"
+
+
+def _verdict(result: Result) -> Markup | None:
+    if result.quality.reached is None:
+        return None
+    if result.quality.reached:
+        return tag("span", "target reached", class_="verdict good")
+    return tag("span", "target not reached", class_="verdict bad")
+
+
+def _tiles(result: Result) -> list[Markup]:
+    rate = result.throughput
+    memory = result.memory
+    headline_rate = rate.p_train if rate.p_train is not None else rate.p_whole
+    tiles = [
+        _tile(metric_name(result), _quality_value(result), _quality_remark(result)),
+        _tile("Throughput", human(headline_rate), f"{rate.unit} in training (p_train)"),
+        _tile("End to end", duration(result.time_s.e2e), f"{result.samples:,} samples"),
+        _tile("Peak memory", gib(memory.peak_bytes), f"of {gib(memory.total_bytes)}"),
+    ]
+    if result.tokens_per_device_s is not None:
+        tiles.append(_tile("Tokens", human(result.tokens_per_device_s), "per device and second"))
+    if result.mfu:
+        first = result.mfu[0]
+        tiles.append(_tile("MFU", mfu(first.value), f"{first.convention}, {first.peak_dtype} peak"))
+    return tiles
+
+
+def _tile(name: str, value: str, remark: str) -> Markup:
+    return tag(
+        "div",
+        tag("span", name, class_="name"),
+        tag("span", value, class_="value"),
+        tag("span", remark, class_="remark"),
+        class_="tile",
+    )
+
+
+def _quality_value(result: Result) -> str:
+    return quality(result.quality.value, None).replace(NOT_APPLICABLE, DASH)
+
+
+def _quality_remark(result: Result) -> str:
+    outcome = result.quality
+    parts = [outcome.split]
+    if outcome.target is not None:
+        parts.append(f"target {outcome.target:.6g}")
+    best = best_possible(result)
+    if best is not None:
+        parts.append(f"best possible {best:.4g}")
+    if outcome.reached and outcome.at_s is not None:
+        parts.append(f"after {duration(outcome.at_s)}")
+    return ", ".join(parts)
+
+
+def _notes(result: Result) -> Markup | None:
+    notes = list(result.notes)
+    if result.steps.skipped:
+        notes.append(f"{result.steps.skipped} of {result.steps.all} steps were skipped.")
+    if not notes:
+        return None
+    items = (tag("li", note) for note in notes)
+    return tag("aside", tag("b", "Read this first"), tag("ul", *items), class_="notes")
+
+
+def _reading_help(result: Result) -> Markup:
+    text = (
+        f"e2e_time in seconds, mem in GiB, throughputs in {result.throughput.unit}. p_whole counts "
+        "all the time from the first batch to the last step; p_train leaves out evaluation, "
+        "checkpoints and warm-up; p_core also leaves out waiting for input."
+    )
+    if not result.mfu and result.mfu_reason:
+        text += f" There is no MFU: {result.mfu_reason}."
+    return tag("p", text, class_="help")

@@ -1,0 +1,93 @@
+"""The published result rows that a run can be put beside.
+
+`published_results.json` holds the figures as their authors printed them. FlagPerf's DLRM rows
+count every sample 2 x devices times, so they come twice: as printed, and divided by that.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from trainmark.validation import parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One published result; a figure that its authors do not give is None."""
+
+    run: str
+    """Our named run that trains the same model on the same data."""
+    system: str
+    """A key of `systems()`."""
+    hardware: str
+    case: str
+    precision: str | None = None
+    parallel: str | None = None
+    fix_hp: str | None = None
+    global_batch: int | None = None
+    e2e_time_s: float | None = None
+    p_whole: float | None = None
+    p_train: float | None = None
+    p_core: float | None = None
+    metric: str | None = None
+    quality: float | None = None
+    target: float | None = None
+    tokens_per_device_s: float | None = None
+    aligned: bool | None = None
+    mfu: list[float] | None = None
+    """One value, or the lowest and the highest where the peak is a matter of view (fp8)."""
+    mem_gib: float | None = None
+    mem_total_gib: float | None = None
+    overcount: int = 1
+    """How often the source counts each sample."""
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    source: str
+    dataset: str
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    systems: dict[str, System]
+    rows: list[Row]
+
+
+def systems() -> dict[str, System]:
+    """Where the rows come from."""
+    return _read().systems
+
+
+def for_run(run: str) -> list[Row]:
+    """The published rows that compare with a named run; none for a run of our own."""
+    rows = [row for row in _read().rows if row.run == run]
+    return [version for row in rows for version in _versions(row)]
+
+
+def _versions(row: Row) -> list[Row]:
+    """As printed and, where the samples were over-counted, with the true count."""
+    if row.overcount == 1:
+        return [row]
+    corrected = replace(
+        row,
+        p_whole=_divide(row.p_whole, row.overcount),
+        p_train=_divide(row.p_train, row.overcount),
+        p_core=_divide(row.p_core, row.overcount),
+        overcount=1,
+        note=f"corrected, ÷ {row.overcount}",
+    )
+    return [replace(row, note="as printed"), corrected]
+
+
+def _divide(value: float | None, by: int) -> float | None:
+    return None if value is None else value / by
+
+
+@cache
+def _read() -> _File:
+    text = resources.files(__package__).joinpath("published_results.json").read_text()
+    return parse(_File, json.loads(text), "published_results.json")

@@ -1,0 +1,334 @@
+"""The parts of `report.html` below its headline: tables, curves, time, device, configuration."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmark.report import published
+from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
+from trainmark.report.curves import Curve, thin
+from trainmark.report.fields import best_possible, different_fields, flatten
+from trainmark.report.markup import Child, Markup, join, tag
+from trainmark.report.numbers import GIB, gib, percent, with_unit
+from trainmark.report.tables import NOT_APPLICABLE, Grid, fix_hp, published_grid, result_grid
+from trainmark.result import Result
+
+
+@dataclass(frozen=True)
+class Run:
+    """A result and what the page needs to draw it."""
+
+    label: str
+    """The run's name, made unique among the runs of a page."""
+    result: Result
+    loss: Curve
+    colour: int = 0
+
+
+def metric_name(result: Result) -> str:
+    metric = result.quality.metric
+    return metric.upper() if len(metric) <= 3 else metric.replace("_", " ").capitalize()
+
+
+def section(title: str, *content: Child) -> Markup:
+    return tag("section", tag("h2", title), *content)
+
+
+# --- tables
+
+
+def table(grid: Grid, highlighted: int = 0) -> Markup:
+    """`highlighted`: how many rows at the top are ours."""
+    head, body = _cell_maker("th"), _cell_maker("td")
+    rows = [
+        tag("tr", *map(body, row, grid.numeric), class_="ours" if i < highlighted else None)
+        for i, row in enumerate(grid.rows)
+    ]
+    header = tag("thead", tag("tr", *map(head, grid.headers, grid.numeric)))
+    return tag("div", tag("table", header, tag("tbody", *rows)), class_="scroll")
+
+
+def _cell_maker(name: str) -> Callable[[Child, bool], Markup]:
+    def cell(content: Child, numeric: bool) -> Markup:
+        styles = {
+            "num": numeric,
+            "slash": content == NOT_APPLICABLE,
+            "long": not isinstance(content, Markup) and len(str(content)) > 18,
+        }
+        return tag(name, content, class_=" ".join(filter(styles.get, styles)) or None)
+
+    return cell
+
+
+def several_table(runs: Sequence[Run]) -> Markup:
+    grid = result_grid([run.result for run in runs])
+    labelled: list[list[Any]] = [
+        [join(tag("i", class_=f"swatch c{run.colour % COLOURS}"), run.label), *row[1:]]
+        for run, row in zip(runs, grid.rows, strict=True)
+    ]
+    return table(Grid(grid.headers, labelled, grid.numeric))
+
+
+def pairs(items: Sequence[tuple[str, Child]], style: str = "") -> Markup:
+    """Names and values, in as many columns as the page has room for."""
+    rows = (tag("div", tag("dt", name), tag("dd", value)) for name, value in items)
+    return tag("dl", *rows, class_=f"pairs {style}")
+
+
+def published_sections(runs: Sequence[Run]) -> list[Markup]:
+    """One for each named run that has published counterparts, our own rows first."""
+    names = dict.fromkeys(run.result.run for run in runs)
+    return [
+        _published_section(name, [_as_row(run) for run in runs if run.result.run == name])
+        for name in names
+        if published.for_run(name)
+    ]
+
+
+def _as_row(run: Run) -> published.Row:
+    result = run.result
+    first = result.mfu[0] if result.mfu else None
+    return published.Row(
+        run=result.run,
+        system="trainmark",
+        hardware=result.hardware.get("accelerator") or result.hardware.get("cpu") or result.case,
+        case=result.case,
+        note="this run" if run.label == result.run else run.label,
+        precision=result.precision,
+        fix_hp=None if result.division == "closed" else fix_hp(result),
+        e2e_time_s=result.time_s.e2e,
+        p_whole=result.throughput.p_whole,
+        p_train=result.throughput.p_train,
+        p_core=result.throughput.p_core,
+        quality=result.quality.value,
+        target=result.quality.target,
+        tokens_per_device_s=result.tokens_per_device_s,
+        aligned=result.aligned.passed if result.aligned else None,
+        mfu=[first.value] if first else None,
+        mem_gib=result.memory.peak_bytes / GIB,
+        mem_total_gib=result.memory.total_bytes / GIB,
+    )
+
+
+def _published_section(name: str, ours: Sequence[published.Row]) -> Markup:
+    rows = published.for_run(name)
+    systems = published.systems()
+    sources = [systems[key] for key in dict.fromkeys(row.system for row in rows)]
+    remarks = [tag("p", f"{s.source}; {s.dataset}. {s.note or ''}", class_="help") for s in sources]
+    return section(
+        f"Beside the published results: {name}",
+        table(published_grid([*ours, *rows]), highlighted=len(ours)),
+        *remarks,
+    )
+
+
+# --- curves
+
+
+def loss_chart(runs: Sequence[Run]) -> Markup:
+    series = [Series(run.label, run.loss, run.colour) for run in runs]
+    left_out = sum(run.loss.not_finite for run in runs)
+    warning = f"{left_out:,} loss values are not finite and are not drawn."
+    return tag(
+        "div",
+        line_chart(series, "samples", "training loss"),
+        tag("p", warning, class_="help") if left_out else None,
+    )
+
+
+def quality_charts(runs: Sequence[Run]) -> Markup:
+    """One chart for each metric that the runs are judged by."""
+    names = dict.fromkeys(metric_name(run.result) for run in runs)
+    groups = [[run for run in runs if metric_name(run.result) == name] for name in names]
+    return join(*map(_quality_chart, groups))
+
+
+def _quality_chart(runs: Sequence[Run]) -> Markup:
+    alone = len(runs) == 1
+    series = [series for run in runs for series in _quality_series(run, others=alone)]
+    return tag("div", line_chart(series, "samples", metric_name(runs[0].result), _levels(runs)))
+
+
+def _quality_series(run: Run, others: bool) -> list[Series]:
+    """The split that the target is about; the others too, dashed, where one run is alone."""
+    result = run.result
+    splits = list(dict.fromkeys([result.quality.split, *(e.split for e in result.evaluations)]))
+    return [
+        Series(
+            split if others else run.label,
+            _quality_curve(result, split),
+            colour=run.colour if i == 0 else run.colour + i,
+            dashed=i > 0,
+            dots=True,
+        )
+        for i, split in enumerate(splits if others else splits[:1])
+    ]
+
+
+def _quality_curve(result: Result, split: str) -> Curve:
+    metric = result.quality.metric
+    return thin(
+        [
+            (float(evaluation.at_sample), _nan_for_none(evaluation.metrics.get(metric)))
+            for evaluation in result.evaluations
+            if evaluation.split == split
+        ]
+    )
+
+
+def _nan_for_none(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _levels(runs: Sequence[Run]) -> list[Level]:
+    """Targets and best possible values, each once."""
+    targets = {run.result.quality.target for run in runs}
+    best = {best_possible(run.result) for run in runs}
+    return [
+        Level(label, y, style)
+        for label, style, values in (("target", "target", targets), ("best possible", "best", best))
+        for y in sorted(value for value in values if value is not None)
+    ]
+
+
+# --- time
+
+
+TIME_PARTS = {
+    "init": "start-up",
+    "warmup": "warm-up",
+    "core": "training (core)",
+    "input": "waiting for input",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "other": "everything else",
+}
+
+
+def time_parts(result: Result) -> dict[str, float]:
+    """The end-to-end time, split without a gap or an overlap."""
+    time = result.time_s
+    parts = {
+        "init": time.init,
+        "warmup": time.warmup,
+        "core": time.core,
+        "input": time.input_wait,
+        "evaluation": time.evaluation,
+        "checkpoint": time.checkpoint,
+    }
+    return parts | {"other": max(0.0, time.e2e - sum(parts.values()))}
+
+
+def time_split(runs: Sequence[Run]) -> Markup:
+    splits = [time_parts(run.result) for run in runs]
+    full = max(sum(split.values()) for split in splits)
+    bars = [
+        tag(
+            "div",
+            tag("p", run.label, class_="bar-label") if len(runs) > 1 else None,
+            stacked_bar([(f"t-{part}", size) for part, size in split.items()], full),
+        )
+        for run, split in zip(runs, splits, strict=True)
+    ]
+    return join(*bars, _time_list(splits[0]) if len(runs) == 1 else _time_table(runs, splits))
+
+
+def _time_list(split: dict[str, float]) -> Markup:
+    return pairs(
+        [
+            (_time_name(part), " · ".join(_seconds_and_share(size, split)))
+            for part, size in split.items()
+            if size > 0
+        ]
+    )
+
+
+def _time_name(part: str) -> Markup:
+    return join(tag("i", class_=f"swatch t-{part}"), TIME_PARTS[part])
+
+
+def _time_table(runs: Sequence[Run], splits: Sequence[dict[str, float]]) -> Markup:
+    shown = [part for part in TIME_PARTS if any(split[part] > 0 for split in splits)]
+    rows: list[list[Any]] = [
+        [
+            _time_name(part),
+            *(cell for split in splits for cell in _seconds_and_share(split[part], split)),
+        ]
+        for part in shown
+    ]
+    total = ["end to end", *(c for s in splits for c in _seconds_and_share(sum(s.values()), s))]
+    headers = [
+        "",
+        *(h for run in runs for h in (run.label if len(runs) > 1 else "seconds", "share")),
+    ]
+    return table(Grid(headers, [*rows, total], [False] + [True] * (len(headers) - 1)))
+
+
+def _seconds_and_share(size: float, split: dict[str, float]) -> tuple[str, str]:
+    total = sum(split.values())
+    return f"{size:,.2f} s", f"{size / total:.1%}" if total else NOT_APPLICABLE
+
+
+# --- device, environment, configuration
+
+
+def device_table(runs: Sequence[Run]) -> Markup:
+    columns = [dict(device_facts(run.result)) for run in runs]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    headers = ["", *(run.label for run in runs)]
+    return table(Grid(headers, rows, [False] + [True] * len(runs)))
+
+
+def device_facts(result: Result) -> list[tuple[str, str]]:
+    memory = result.memory
+    monitor = result.hardware.get("monitor") or {}
+    return [
+        ("peak memory (device)", gib(memory.peak_bytes)),
+        ("peak memory (allocator)", gib(memory.allocated_peak_bytes)),
+        ("device memory", gib(memory.total_bytes)),
+        ("peak host memory", gib(memory.host_peak_bytes)),
+        ("mean utilisation", percent(_figure(monitor, "utilisation", "mean"))),
+        ("highest utilisation", percent(_figure(monitor, "utilisation", "max"))),
+        ("mean power", with_unit(_figure(monitor, "power_w", "mean"), "W")),
+        ("highest power", with_unit(_figure(monitor, "power_w", "max"), "W")),
+        ("highest temperature", with_unit(_figure(monitor, "temperature_c", "max"), "°C")),
+    ]
+
+
+def _figure(monitor: dict[str, Any], quantity: str, statistic: str) -> float | None:
+    values = monitor.get(quantity)
+    return values.get(statistic) if isinstance(values, dict) else None
+
+
+def environment(result: Result) -> Markup:
+    hardware = {key: value for key, value in result.hardware.items() if key != "monitor"}
+    facts = [*flatten(hardware), *flatten(result.software)]
+    # What could not be read stays null in result.json and is not worth a line here.
+    readable = [(name, value) for name, value in facts if value is not None]
+    return pairs([(_title(name), _value(name, value)) for name, value in readable])
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ").replace(".", " ")
+
+
+def _value(name: str, value: Any) -> str:
+    return gib(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+
+
+def configuration(result: Result) -> Markup:
+    changed = set(result.changed)
+    fields: list[tuple[str, Child]] = [
+        (name, tag("mark", str(value)) if name in changed else str(value))
+        for name, value in flatten(result.config)
+    ]
+    return pairs(fields, "mono")
+
+
+def differences(runs: Sequence[Run]) -> Markup:
+    rows = different_fields([run.result for run in runs])
+    if not rows:
+        return tag("p", "The configurations are the same.", class_="empty")
+    headers = ["field", *(run.label for run in runs)]
+    return table(Grid(headers, rows, [False] + [True] * len(runs)))

@@ -1,0 +1,229 @@
+"""The result table in the form in which results are published, for terminals and Markdown.
+
+A cell is `/` where a column does not apply; quality is `value/target`, memory `used/total` in GiB.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+
+from trainmark.report.numbers import GIB
+from trainmark.report.published import Row
+from trainmark.result import Mfu, Result
+
+NOT_APPLICABLE = "/"
+
+Cells = list[str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text: what every output format starts from."""
+
+    headers: list[str]
+    rows: list[Cells]
+    numeric: list[bool]
+    """Which columns are aligned to the right."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    header: str
+    cell: Callable[[Any], str]
+    optional: bool = False
+    """Left out where no row has a value."""
+    numeric: bool = True
+
+
+def result_grid(results: Sequence[Result]) -> Grid:
+    """Our own results, one row each."""
+    return _grid(_RESULT_COLUMNS, results)
+
+
+def published_grid(rows: Sequence[Row]) -> Grid:
+    """Published results in the same columns."""
+    # The case names the hardware already, unless two machines of the same case differ.
+    distinct = len({(row.case, row.hardware) for row in rows}) > len({row.case for row in rows})
+    return _grid(_PUBLISHED_COLUMNS if distinct else _PUBLISHED_COLUMNS[1:], rows)
+
+
+@dataclass(frozen=True)
+class _Terminal:
+    """One row a result; where the terminal is too narrow for that, one column a result."""
+
+    grid: Grid
+    title: str | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        across = self._across()
+        # Measured on a terminal without limits, because a measure never exceeds the terminal.
+        width = Measurement.get(console, options.update(max_width=10_000), across).maximum
+        yield across if width <= options.max_width else self._down()
+
+    def _across(self) -> Table:
+        table = Table(title=self.title)
+        for header, numeric in zip(self.grid.headers, self.grid.numeric, strict=True):
+            table.add_column(header, justify="right" if numeric else "left", no_wrap=True)
+        for row in self.grid.rows:
+            table.add_row(*row)
+        return table
+
+    def _down(self) -> Table:
+        table = Table(title=self.title, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        for _ in self.grid.rows:
+            table.add_column(justify="right", overflow="fold")
+        for index, header in enumerate(self.grid.headers):
+            table.add_row(header, *(row[index] for row in self.grid.rows))
+        return table
+
+
+def result_table(results: Sequence[Result], title: str | None = None) -> RenderableType:
+    """The published form for a terminal."""
+    return _Terminal(result_grid(results), title)
+
+
+def markdown_table(results: Sequence[Result]) -> str:
+    """The published form for a README."""
+    grid = result_grid(results)
+    rule = ["---:" if numeric else "---" for numeric in grid.numeric]
+    lines = [grid.headers, rule, *grid.rows]
+    return "".join(f"| {' | '.join(map(_escape_pipes, line))} |\n" for line in lines)
+
+
+def _escape_pipes(cell: str) -> str:
+    return cell.replace("|", "\\|")
+
+
+def _grid(columns: Sequence[_Column], rows: Sequence[Any]) -> Grid:
+    cells = {column.header: [column.cell(row) for row in rows] for column in columns}
+    shown = [
+        column
+        for column in columns
+        if not column.optional or set(cells[column.header]) - {NOT_APPLICABLE}
+    ]
+    return Grid(
+        headers=[column.header for column in shown],
+        rows=[[cells[column.header][i] for column in shown] for i in range(len(rows))],
+        numeric=[column.numeric for column in shown],
+    )
+
+
+# --- cells
+
+
+def seconds(value: float | None) -> str:
+    return _number(value, whole_from=1000)
+
+
+def throughput(value: float | None) -> str:
+    return _number(value, whole_from=10_000)
+
+
+def _number(value: float | None, whole_from: float) -> str:
+    """One decimal while it says something, none above `whole_from`."""
+    if value is None:
+        return NOT_APPLICABLE
+    if not math.isfinite(value):
+        return "nan"
+    return f"{value:.0f}" if abs(value) >= whole_from else f"{value:.1f}"
+
+
+def quality(value: float | None, target: float | None) -> str:
+    if value is None:
+        return NOT_APPLICABLE
+    return f"{value:.4f}" if target is None else f"{value:.4f}/{target:.6g}"
+
+
+def memory(used_gib: float | None, total_gib: float | None) -> str:
+    if used_gib is None:
+        return NOT_APPLICABLE
+    return f"{used_gib:.1f}" if total_gib is None else f"{used_gib:.1f}/{total_gib:.1f}"
+
+
+def mfu(low: float | None, high: float | None = None) -> str:
+    if low is None:
+        return NOT_APPLICABLE
+    return f"{low:.1%}" if high is None or high == low else f"{low * 100:.1f}–{high:.1%}"
+
+
+def mfu_cell(values: Sequence[Mfu]) -> str:
+    """The first convention; a range where the peak is a matter of view."""
+    if not values:
+        return NOT_APPLICABLE
+    first = values[0]
+    return mfu(first.value) if first.low is None else mfu(first.low, first.high)
+
+
+def fix_hp(result: Result) -> str:
+    """The fields that make a result `open`, with their values."""
+    if result.division != "open":
+        return NOT_APPLICABLE
+    return ", ".join(_assignment(name, result.config) for name in result.changed) or "open"
+
+
+def _assignment(name: str, config: dict[str, Any]) -> str:
+    value: Any = config
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return name
+        value = value[part]
+    return f"{name}={value}"
+
+
+def parallel(axes: dict[str, int]) -> str:
+    """As the published tables write it: PP2DP4TP1."""
+    if all(size == 1 for size in axes.values()):
+        return NOT_APPLICABLE
+    return "".join(f"{axis.upper()}{size}" for axis, size in axes.items())
+
+
+def yes_no(value: bool | None) -> str:
+    return NOT_APPLICABLE if value is None else "yes" if value else "no"
+
+
+def _or_slash(value: object) -> str:
+    return NOT_APPLICABLE if value is None else str(value)
+
+
+_RESULT_COLUMNS = (
+    _Column("run", lambda r: r.run, numeric=False),
+    _Column("case", lambda r: r.case, numeric=False),
+    _Column("precision", lambda r: r.precision, numeric=False),
+    _Column("parallel", lambda r: parallel(r.parallel), optional=True, numeric=False),
+    _Column("fix_hp", fix_hp, numeric=False),
+    _Column("e2e_time", lambda r: seconds(r.time_s.e2e)),
+    _Column("p_whole", lambda r: throughput(r.throughput.p_whole)),
+    _Column("p_train", lambda r: throughput(r.throughput.p_train)),
+    _Column("p_core", lambda r: throughput(r.throughput.p_core)),
+    _Column("tokens/device/s", lambda r: throughput(r.tokens_per_device_s), optional=True),
+    _Column("quality", lambda r: quality(r.quality.value, r.quality.target)),
+    _Column(
+        "aligned", lambda r: yes_no(r.aligned and r.aligned.passed), optional=True, numeric=False
+    ),
+    _Column("mem", lambda r: memory(r.memory.peak_bytes / GIB, r.memory.total_bytes / GIB)),
+    _Column("MFU", lambda r: mfu_cell(r.mfu), optional=True),
+)
+
+_PUBLISHED_COLUMNS = (
+    _Column("hardware", lambda r: r.hardware, numeric=False),
+    _Column("case", lambda r: r.case, numeric=False),
+    _Column("note", lambda r: _or_slash(r.note), optional=True, numeric=False),
+    _Column("precision", lambda r: _or_slash(r.precision), numeric=False),
+    _Column("parallel", lambda r: _or_slash(r.parallel), optional=True, numeric=False),
+    _Column("fix_hp", lambda r: _or_slash(r.fix_hp), optional=True, numeric=False),
+    _Column("e2e_time", lambda r: seconds(r.e2e_time_s), optional=True),
+    _Column("p_whole", lambda r: throughput(r.p_whole), optional=True),
+    _Column("p_train", lambda r: throughput(r.p_train), optional=True),
+    _Column("p_core", lambda r: throughput(r.p_core), optional=True),
+    _Column("tokens/device/s", lambda r: throughput(r.tokens_per_device_s), optional=True),
+    _Column("quality", lambda r: quality(r.quality, r.target), optional=True),
+    _Column("aligned", lambda r: yes_no(r.aligned), optional=True, numeric=False),
+    _Column("mem", lambda r: memory(r.mem_gib, r.mem_total_gib), optional=True),
+    _Column("MFU", lambda r: mfu(*r.mfu) if r.mfu else NOT_APPLICABLE, optional=True),
+)
