@@ -15,8 +15,6 @@ validation split has a specification of its own, with the one mapping `validatio
 other channels); `check` then says what DLRM training cannot use.
 """
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, raise_all
+from trainmark.files import write_atomically
 from trainmark.validation import parse
 
 FILE_NAME = "feature_spec.yaml"
@@ -178,17 +177,7 @@ def write(spec: FeatureSpec, path: str | Path) -> None:
 
     # NVIDIA's writer ends the file with an empty line; ours does, to stay comparable byte by byte.
     text = yaml.dump(_plain(spec)) + "\n"
-    path = Path(path)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    write_atomically(Path(path), text)
 
 
 def _plain(spec: FeatureSpec) -> dict[str, Any]:

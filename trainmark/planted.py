@@ -44,6 +44,8 @@ SIGNAL_CARDINALITY = 60
 SIGNAL_NUMERICAL = 4
 RANK = 3
 """Length of the hidden vectors."""
+MAX_COUNT = 999_999
+"""Largest integer in the log."""
 WEAK_TERM = 0.1
 """Size of the per-value terms of the other columns, relative to the signal columns."""
 MAX_HIDDEN_VALUES = 4096
@@ -110,6 +112,7 @@ class PlantedClicks:
         self._scales = dict.fromkeys(SHARES, np.float32(1))
         self._bias = np.float32(0)
         self._calibrate()
+        self._latest: tuple[int, Rows] | None = None
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop`, the latter not included."""
@@ -146,6 +149,12 @@ class PlantedClicks:
     # --- one block
 
     def _block(self, number: int) -> Rows:
+        # Ranges that meet within a block, such as two days of a log, ask for it twice in a row.
+        if self._latest is None or self._latest[0] != number:
+            self._latest = (number, self._make_block(number))
+        return self._latest[1]
+
+    def _make_block(self, number: int) -> Rows:
         rng = self._stream(_ROW_STREAM, number)
         categorical, numerical = self._features(rng)
         probability = _sigmoid(self._logits(self._logit_terms(categorical, numerical)))
@@ -280,7 +289,7 @@ class _Integers:
     def draw(self, rng: np.random.Generator) -> NDArray[np.int32]:
         shape = (BLOCK_ROWS, len(self.slope))
         logs = rng.standard_normal(shape, np.float32) * self.log_std + self.log_mean
-        counts = np.exp(logs).astype(np.int32) - 2
+        counts = np.minimum(np.exp(logs), MAX_COUNT).astype(np.int32) - 2
         counts[rng.integers(0, 256, shape, np.uint8) < self.missing_in_256] = MISSING
         return counts
 

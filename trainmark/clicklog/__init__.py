@@ -1,0 +1,1 @@
+"""Raw click logs -> train-ready datasets. Owns bytes on disk; training never imports it."""

@@ -1,0 +1,88 @@
+"""An output folder that appears whole or not at all, and knows with what settings it was made."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainmark.errors import InputError
+
+
+def is_finished(output: Path, manifest: str, settings: Mapping[str, Any]) -> bool:
+    """True if `output` was already made with `settings`; an `InputError` if it is something else.
+
+    Args:
+        output: the folder to be made.
+        manifest: name of the JSON file in it that holds, under "settings", how it was made.
+        settings: how it would be made now.
+    """
+    if not output.exists():
+        return False
+    if not output.is_dir():
+        raise InputError(f"{output} is a file; expected a folder to write to.")
+    if not any(output.iterdir()):
+        return False
+    made_with = read_json(output / manifest).get("settings")
+    if made_with is None:
+        raise InputError(
+            f"{output} is not empty and holds no {manifest}. Choose another --output, or remove it."
+        )
+    now = json.loads(json.dumps(settings))
+    different = [
+        f"{key}: {_short(made_with.get(key))} there, {_short(now.get(key))} now"
+        for key in sorted({*made_with, *now})
+        if made_with.get(key) != now.get(key)
+    ]
+    if different:
+        raise InputError(
+            f"{output} was made with other settings ({'; '.join(different)}). "
+            "Choose another --output, or remove it."
+        )
+    return True
+
+
+@contextmanager
+def building(output: Path) -> Iterator[Path]:
+    """A temporary sibling of `output` to write into; renamed to `output` at the end.
+
+    An exception removes it. What a killed run left is removed by the next one.
+    """
+    output = Path(os.path.abspath(output))
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        # An existing empty folder is replaced; a filled one (another process) makes this fail.
+        os.replace(partial, output)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise InputError(f"{output} cannot be written: {error.strerror or error}.") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, empty if there is no such file."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not readable as JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path} should hold a JSON object; it holds a {type(data).__name__}.")
+    return data
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
