@@ -27,8 +27,10 @@ class Monitor:
     """
 
     def __init__(self, device: Any = "cpu", interval_s: float = 1.0) -> None:
+        import torch  # here, so that its import does not count as the first second
+
         self.interval_s = interval_s
-        self._device = device
+        self._device = torch.device(device)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmark-monitor", daemon=True)
         self._series = {quantity: _Series() for quantity in QUANTITIES}
@@ -66,13 +68,11 @@ class Monitor:
 
     def _sample_until_stopped(self) -> None:
         import psutil
-        import torch
 
-        device = torch.device(self._device)
         process = psutil.Process()
         psutil.cpu_percent()  # only sets the start of the first interval
-        with nvml_device(device) as nvml:
-            if device.type == "cpu":
+        with nvml_device(self._device) as nvml:
+            if self._device.type == "cpu":
                 queries = _cpu_queries(psutil, process)
             else:
                 queries = _gpu_queries(nvml, process)

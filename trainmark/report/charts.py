@@ -224,16 +224,15 @@ def _key(style: str, label: str) -> Markup:
 # --- stacked bars
 
 
-def stacked_bar(parts: Sequence[tuple[str, float]], full: float) -> Markup:
-    """One bar of (style class, size) parts, drawn to the scale of `full`."""
+def stacked_bar(parts: Sequence[tuple[str, str, float]], full: float) -> Markup:
+    """One bar of (kind, label, seconds) parts, drawn to the scale of `full`."""
     x = 0.0
     shapes = []
-    for style, size in parts:
+    for kind, label, size in parts:
         width = 100 * size / full if full > 0 else 0.0
-        hint = tag("title", f"{style}: {size:.3g}")
-        shapes.append(
-            tag("rect", hint, x=f"{x:.3f}", y=0, width=f"{width:.3f}", height=100, class_=style)
-        )
+        hint = tag("title", f"{label}: {size:,.2f} s")
+        place = {"x": f"{x:.3f}", "y": "0", "width": f"{width:.3f}", "height": "100"}
+        shapes.append(tag("rect", hint, **place, class_=f"t-{kind}"))
         x += width
     return tag(
         "svg",

@@ -227,7 +227,7 @@ def time_split(runs: Sequence[Run]) -> Markup:
         tag(
             "div",
             tag("p", run.label, class_="bar-label") if len(runs) > 1 else None,
-            stacked_bar([(f"t-{part}", size) for part, size in split.items()], full),
+            stacked_bar([(part, TIME_PARTS[part], size) for part, size in split.items()], full),
         )
         for run, split in zip(runs, splits, strict=True)
     ]
@@ -258,10 +258,7 @@ def _time_table(runs: Sequence[Run], splits: Sequence[dict[str, float]]) -> Mark
         for part in shown
     ]
     total = ["end to end", *(c for s in splits for c in _seconds_and_share(sum(s.values()), s))]
-    headers = [
-        "",
-        *(h for run in runs for h in (run.label if len(runs) > 1 else "seconds", "share")),
-    ]
+    headers = ["", *(header for run in runs for header in (run.label, "share"))]
     return table(Grid(headers, [*rows, total], [False] + [True] * (len(headers) - 1)))
 
 
@@ -302,7 +299,9 @@ def _figure(monitor: dict[str, Any], quantity: str, statistic: str) -> float | N
 
 
 def environment(result: Result) -> Markup:
-    hardware = {key: value for key, value in result.hardware.items() if key != "monitor"}
+    # Of the monitor, whose figures stand above, only why some are missing.
+    monitor = result.hardware.get("monitor") or {}
+    hardware = result.hardware | {"monitor": monitor.get("reason")}
     facts = [*flatten(hardware), *flatten(result.software)]
     # What could not be read stays null in result.json and is not worth a line here.
     readable = [(name, value) for name, value in facts if value is not None]

@@ -1,0 +1,106 @@
+import json
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainmark import monitor
+from trainmark.hardware import Nvml
+from trainmark.monitor import Monitor
+
+
+def run(device: Any, seconds: float) -> dict[str, Any]:
+    with Monitor(device, interval_s=0.02) as watching:
+        time.sleep(seconds)
+    return watching.summary()
+
+
+def test_a_cpu_is_read_through_psutil() -> None:
+    summary = run("cpu", 0.3)
+    assert summary["samples"] >= 3
+    assert 0 <= summary["utilisation"]["mean"] <= summary["utilisation"]["max"] <= 1.01
+    assert 2**20 < summary["memory_bytes"]["mean"] <= summary["memory_bytes"]["max"] < 2**36
+    assert summary["host_memory_bytes"]["max"] == summary["memory_bytes"]["max"]
+    assert summary["power_w"] == {"mean": None, "max": None}
+    assert summary["temperature_c"] == {"max": None}
+    assert summary["reason"] is None
+    json.dumps(summary)
+
+
+def test_the_peak_follows_memory_that_is_allocated_and_freed() -> None:
+    with Monitor("cpu", interval_s=0.02) as watching:
+        time.sleep(0.2)
+        before = watching.summary()["host_memory_bytes"]["max"]
+        block = bytearray(b"x") * 150_000_000
+        time.sleep(0.2)
+        del block
+    assert watching.summary()["host_memory_bytes"]["max"] - before > 100_000_000
+
+
+def test_it_stops_at_once_and_leaves_no_thread() -> None:
+    with Monitor("cpu", interval_s=60):
+        time.sleep(0.1)
+        start = time.perf_counter()
+    assert time.perf_counter() - start < 2
+    assert not [t for t in threading.enumerate() if t.name == "trainmark-monitor"]
+
+
+def test_an_error_of_the_run_passes_through() -> None:
+    with pytest.raises(KeyError), Monitor("cpu", interval_s=60):
+        raise KeyError("training failed")
+
+
+def test_a_missing_driver_gives_a_reason_and_still_the_host_memory() -> None:
+    """On a machine without NVIDIA's driver `cuda` cannot be read; on one with it, it can."""
+    summary = run("cuda:7", 0.1)
+    assert "NVML" in summary["reason"]
+    assert summary["power_w"]["mean"] is None
+    assert summary["host_memory_bytes"]["max"] > 2**20
+
+
+class FakeNvml:
+    """One GPU whose power sensor fails after the first reading."""
+
+    NVML_TEMPERATURE_GPU = 0
+    nvmlMemory_v2 = 2
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
+        self.readings += 1
+        if self.readings > 1:
+            raise RuntimeError("sensor lost")
+        return 350_000
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=75)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int) -> SimpleNamespace:  # noqa: N802
+        assert version == self.nvmlMemory_v2
+        return SimpleNamespace(used=5_000_000_000)
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802
+        return 61
+
+
+def test_a_gpu_is_read_through_nvml_and_a_lost_sensor_costs_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Opened:
+        def __enter__(self) -> Nvml:
+            return Nvml(FakeNvml(), "handle")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(monitor, "nvml_device", lambda device: Opened())
+    summary = run("cuda", 0.2)
+    assert summary["power_w"] == {"mean": 350.0, "max": 350.0}
+    assert summary["utilisation"] == {"mean": 0.75, "max": 0.75}
+    assert summary["memory_bytes"]["max"] == 5_000_000_000
+    assert summary["temperature_c"] == {"max": 61}
+    assert summary["reason"] == "power_w: sensor lost"
+    assert summary["samples"] > 2
