@@ -1,0 +1,214 @@
+"""The clocks of a run and its sample counter. `docs/metrics.md` defines what each measures.
+
+    e2e    |------------------------------------------------------------------------|
+    init   |------|
+    whole         |-----------------------------------------------------------|
+                  warm-up | step step step | evaluation | step | checkpoint | step
+    train = whole - evaluation - checkpoint - warmup;  core = train - input_wait
+
+Samples and tokens are counted from the batches that were trained on, never from a product.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from trainmark.validation import parse
+
+
+@dataclass(kw_only=True)
+class Totals:
+    """Seconds and counts of one rank, over all the sessions of a run that was continued."""
+
+    e2e: float = 0.0
+    init: float = 0.0
+    whole: float = 0.0
+    evaluation: float = 0.0
+    checkpoint: float = 0.0
+    input_wait: float = 0.0
+    warmup: float = 0.0
+    samples: int = 0
+    samples_warmup: int = 0
+    tokens: int = 0
+    tokens_warmup: int = 0
+    steps: int = 0
+    steps_warmup: int = 0
+    steps_partial: int = 0
+    sessions: int = 1
+
+    @property
+    def train(self) -> float:
+        return self.whole - self.evaluation - self.checkpoint - self.warmup
+
+    @property
+    def core(self) -> float:
+        return self.train - self.input_wait
+
+
+class Clocks:
+    """Measures one rank.
+
+    Args:
+        started: `time.perf_counter()` when the process began its work.
+        warmup_steps: first steps of each session that p_train and p_core leave out.
+        synchronize: waits for the device, so that no launched work is left untimed.
+    """
+
+    def __init__(
+        self, started: float, warmup_steps: int, synchronize: Callable[[], None] = lambda: None
+    ) -> None:
+        self.totals = Totals()
+        self._earlier = Totals()  # what the sessions before this one measured
+        self._started = started
+        self._train_started = started
+        self._warmup_left = warmup_steps
+        self._paused = 0.0
+        self._synchronize = synchronize
+
+    # --- the course of a session
+
+    def train_starts(self) -> None:
+        """The first batch is about to be asked for."""
+        self._train_started = time.perf_counter()
+        self.totals.init = self._earlier.init + self._train_started - self._started
+        if self._warmup_left == 0:
+            self._end_warmup()
+
+    def step_done(self, *, samples: int, tokens: int, partial: bool) -> None:
+        """One more batch was handed to the model."""
+        totals = self.totals
+        totals.steps += 1
+        totals.samples += samples
+        totals.tokens += tokens
+        totals.steps_partial += partial
+        if self._warmup_left:
+            totals.steps_warmup += 1
+            totals.samples_warmup += samples
+            totals.tokens_warmup += tokens
+            self._warmup_left -= 1
+            if self._warmup_left == 0:
+                self._end_warmup()
+
+    @property
+    def in_warmup(self) -> bool:
+        return self._warmup_left > 0
+
+    def input_waited(self, seconds: float) -> None:
+        """The compute stream (on a CPU: the loop) stood still for a batch."""
+        self.totals.input_wait += seconds
+
+    @contextmanager
+    def pause(self, kind: Literal["evaluation", "checkpoint"]) -> Iterator[None]:
+        """Time an interruption of training."""
+        self._synchronize()
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._synchronize()
+            seconds = time.perf_counter() - began
+            setattr(self.totals, kind, getattr(self.totals, kind) + seconds)
+            self._paused += seconds
+
+    def last_step_done(self) -> None:
+        """Wait for the device: the last step ends now, and `whole` with it."""
+        self._synchronize()
+        self._update_whole()
+        if self._warmup_left:
+            self._end_warmup()
+
+    def run_ends(self) -> None:
+        self.totals.e2e = self.e2e_so_far
+
+    @property
+    def e2e_so_far(self) -> float:
+        return self._earlier.e2e + time.perf_counter() - self._started
+
+    @property
+    def whole_so_far(self) -> float:
+        return self._earlier.whole + time.perf_counter() - self._train_started
+
+    def _update_whole(self) -> None:
+        self.totals.whole = self.whole_so_far
+
+    def _end_warmup(self) -> None:
+        self._synchronize()
+        session = time.perf_counter() - self._train_started - self._paused
+        self.totals.warmup = self._earlier.warmup + session
+
+    # --- continuing a run
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        self._update_whole()
+        totals = replace(self.totals, e2e=self.e2e_so_far)
+        if self._warmup_left:
+            totals.warmup = self._earlier.warmup + totals.whole - self._earlier.whole - self._paused
+        return asdict(totals)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where a checkpoint of the same run stopped counting."""
+        self._earlier = parse(Totals, state, "clocks in the checkpoint")
+        self.totals = replace(self._earlier, sessions=self._earlier.sessions + 1)
+
+
+class HostWaits:
+    """Input wait on a CPU: the time blocked in fetching a batch from the reader."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+
+    def begin(self) -> None:
+        """The loop asks for a batch."""
+
+    def fetched(self, seconds: float) -> None:
+        """The batch is in host memory; what `prepare` does with it belongs to the step."""
+        if not self._clocks.in_warmup:
+            self._clocks.input_waited(seconds)
+
+    def until(self, ready: Any) -> None:
+        """On a CPU a prepared batch is ready."""
+
+    def collect(self) -> None:
+        """All waits are in the clocks already."""
+
+
+class DeviceWaits:
+    """Input wait on a GPU: how long the compute stream stood idle, by two events around it.
+
+    The first event follows the previous step's kernels at once, so that a host that blocks on
+    its reader before it can launch anything is seen as well.
+    """
+
+    def __init__(self, clocks: Clocks, device: Any) -> None:
+        self._clocks = clocks
+        self._device = device
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def begin(self) -> None:
+        self._before = self._record()
+
+    def fetched(self, seconds: float) -> None:
+        """Nothing to note: the device may still be busy with the step before."""
+
+    def until(self, ready: Any) -> None:
+        """Let the compute stream wait until the batch is on the device."""
+        ready.wait()
+        after = self._record()
+        if not self._clocks.in_warmup:
+            self._pairs.append((self._before, after))
+
+    def collect(self) -> None:
+        """Hand the waits since the last call to the clocks; the device must be synchronised."""
+        pairs, self._pairs = self._pairs, []
+        milliseconds = sum(before.elapsed_time(after) for before, after in pairs)
+        self._clocks.input_waited(milliseconds / 1000)
+
+    def _record(self) -> Any:
+        import torch
+
+        event = torch.Event(device=self._device, enable_timing=True)
+        event.record()
+        return event

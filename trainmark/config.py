@@ -1,0 +1,309 @@
+"""Run configuration: one frozen dataclass per workload, named runs, files, flags, `resolve`.
+
+One road: named run < file (`--config`) < command-line flags. Everything is filled in and checked
+by `resolve`, at one place, all problems at once. Nothing here imports torch.
+"""
+
+import dataclasses
+import json
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import tyro
+
+from trainmark.errors import InputError, raise_all, unknown
+from trainmark.hardware import Cluster
+from trainmark.schedule import Schedule
+from trainmark.validation import parse
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the runs of all workloads have in common."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    name: Annotated[str, tyro.conf.Suppress]
+    """The named run that this started as."""
+    workload: Annotated[str, tyro.conf.Suppress]
+    """The workload's folder under `trainmark/workloads/`."""
+
+    data: str | None = None
+    """Folder of train-ready data (see `trainmark prepare`), or `synthetic`."""
+    seed: int = 0
+    """Seed of initial weights, data order and synthetic data."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; `auto` takes a GPU if there is one."""
+    precision: Precision = "fp32"
+    """Precision of the dense computation; weights and optimiser states stay fp32."""
+    loss_scale: Literal["dynamic"] | float = "dynamic"
+    """Loss scale for fp16: `dynamic`, or a fixed number such as the published 1024."""
+    compile: bool | None = None
+    """Compile the dense part with torch.compile; by default on a GPU only."""
+    eager: bool = False
+    """Plain eager execution, whatever else is set: no torch.compile, no CUDA graph."""
+
+    global_batch: int | None = None
+    """Samples per optimiser step = micro_batch x accumulate x data-parallel size."""
+    micro_batch: int | None = None
+    """Samples that one device computes at a time."""
+    accumulate: int | None = None
+    """Micro-batches whose gradients are added up before an optimiser step."""
+    eval_batch: int | None = None
+    """Samples per evaluation batch and device; by default the micro-batch."""
+    last_batch: Literal["keep", "drop"] = "keep"
+    """What to do with an epoch's last samples when they do not fill a global batch."""
+
+    lr: float = 0.1
+    """Peak learning rate."""
+    schedule: Schedule = Schedule()
+    epochs: int = 1
+    """Passes over the training data."""
+    max_steps: int | None = None
+    """Stop after exactly this many optimiser steps."""
+    evals_per_epoch: int = 1
+    """Evaluations per epoch, evenly spaced, the last at its end; 0 leaves only the final one."""
+    initial_evaluation: bool = False
+    """Evaluate once before the first step."""
+    target: float | None = None
+    """Quality to reach on the quality split; by default the run's published target."""
+    stop_at_target: bool = True
+    """End the run at the first evaluation that reaches the target."""
+    quality_split: Literal["test", "validation"] = "test"
+    """Held-out data that the target is judged on."""
+
+    warmup_clock: int = 10
+    """First optimiser steps left out of p_train and p_core (compilation, caches)."""
+    log_every: int = 100
+    """Steps between two looks at the loss; a step that is not finite is found at the next look."""
+    checkpoint_every: str = "10 minutes"
+    """`never`, `N steps` or `N minutes`; a run that is asked to stop saves anyway."""
+    keep_checkpoints: int = 2
+    """How many checkpoints to keep."""
+    profile: str | None = None
+    """START:STOP, the steps to trace with torch.profiler."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (needs the `plots` extra)."""
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+# How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
+OBSERVATION = frozenset(
+    {"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tensorboard"}
+)
+# What a continued run may change besides: how far it goes.
+EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a call of `train` is made; none of it is part of the run's configuration."""
+
+    output: Path | None = None
+    """Folder for results and checkpoints (default runs/RUN); one with a checkpoint is continued."""
+    fresh: bool = False
+    """Refuse to continue: the output folder must be new or empty."""
+    weights_from: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """Start a new run from the weights of this checkpoint (or run folder)."""
+    config: Path | None = None
+    """Configuration file between the named run and the flags: TOML, or a result.json."""
+    repeats: int = 1
+    """Train this many seeds, into OUTPUT/0, OUTPUT/1, ..."""
+    dry_run: bool = False
+    """Resolve, build without allocating, and print the bytes per device; needs no device."""
+    cluster: str | None = None
+    """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default: this machine."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def with_file(run: AnyRun, path: Path) -> AnyRun:
+    """`run` with the fields that a TOML file or a result.json sets."""
+    data = _read_mapping(path)
+    if "schema" in data:
+        data = data.get("config", {})
+    for fixed in ("name", "workload"):
+        if data.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
+            raise InputError(
+                f"{path} configures {fixed} {data[fixed]!r}, but the run asked for has "
+                f"{getattr(run, fixed)!r}."
+            )
+    _check_keys(run, data, str(path))
+    return parse(type(run), _merge(dataclasses.asdict(run), data), str(path))
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise InputError(f"Configuration file {path} does not exist.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"Configuration file {path} cannot be read: {error}.") from None
+    if not isinstance(data, dict):
+        raise InputError(f"Configuration file {path} must hold a table of fields.")
+    return data
+
+
+def _check_keys(template: Any, data: dict[str, Any], where: str) -> None:
+    known = [field.name for field in dataclasses.fields(template)]
+    for key, value in data.items():
+        if key not in known:
+            error = unknown("field", key, known)
+            raise InputError(f"{where}: {error}")
+        nested = getattr(template, key)
+        if dataclasses.is_dataclass(nested) and isinstance(value, dict):
+            _check_keys(nested, value, f"{where}: {key}")
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merge(base[key], value) if nested else value
+    return merged
+
+
+def to_plain(run: Run) -> dict[str, Any]:
+    """The configuration as JSON has it: dictionaries, lists and scalars."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(run)))
+    return plain
+
+
+def differences(a: Run, b: Run, ignore: frozenset[str] = frozenset()) -> list[str]:
+    """Dotted names of the fields in which two configurations differ."""
+    return _differences(to_plain(a), to_plain(b), "", ignore)
+
+
+def _differences(
+    a: dict[str, Any], b: dict[str, Any], prefix: str, ignore: frozenset[str]
+) -> list[str]:
+    found = []
+    for key in a.keys() | b.keys():
+        if not prefix and key in ignore:
+            continue
+        x, y = a.get(key), b.get(key)
+        if isinstance(x, dict) and isinstance(y, dict):
+            found += _differences(x, y, f"{prefix}{key}.", ignore)
+        elif x != y:
+            found.append(prefix + key)
+    return sorted(found)
+
+
+def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
+    """Fill in and check everything, for one kind of machine; all problems are reported at once."""
+    from trainmark import workloads
+
+    problems = _common_problems(run, cluster)
+    runs = workloads.runs_module(run.workload)
+    resolved, more = runs.resolve(run, cluster)
+    problems += more
+    resolved, more = _resolve_batches(resolved, runs.data_parallel_size(run, cluster))
+    raise_all(problems + more)
+    return resolved
+
+
+def _common_problems(run: Run, cluster: Cluster) -> list[str]:
+    problems = run.schedule.problems()
+    if not (math.isfinite(run.lr) and run.lr >= 0):
+        problems.append(f"lr must be a finite number of at least 0. Received: {run.lr}.")
+    for name, least in (
+        ("epochs", 1), ("max_steps", 1), ("evals_per_epoch", 0), ("warmup_clock", 0),
+        ("log_every", 1), ("keep_checkpoints", 1), ("eval_batch", 1), ("seed", 0),
+    ):  # fmt: skip
+        value = getattr(run, name)
+        if value is not None and value < least:
+            problems.append(f"{name} must be at least {least}. Received: {value}.")
+    if run.target is not None and not math.isfinite(run.target):
+        problems.append(f"target must be a finite number. Received: {run.target}.")
+    if run.loss_scale != "dynamic" and not 0 < run.loss_scale < math.inf:
+        problems.append(
+            f"loss_scale must be 'dynamic' or a positive number. Received: {run.loss_scale}."
+        )
+    if run.precision == "tf32" and cluster.hardware == "cpu":
+        problems.append("precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16.")
+    for text, parser in ((run.profile, parse_profile), (run.checkpoint_every, Interval.parse)):
+        try:
+            if text is not None:
+                parser(text)
+        except InputError as error:
+            problems.append(str(error))
+    return problems
+
+
+def parse_profile(text: str) -> range:
+    """`START:STOP` as the range of steps to trace."""
+    start, _, stop = text.partition(":")
+    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+        raise InputError(f"profile must be START:STOP with START < STOP. Received: {text!r}.")
+    return range(int(start), int(stop))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often something happens: every so many steps, or seconds, or never."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @staticmethod
+    def parse(text: str) -> "Interval":
+        """From `never`, `N steps` or `N minutes`."""
+        if text == "never":
+            return Interval()
+        number, _, unit = text.partition(" ")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if value > 0 and unit in ("step", "steps") and value == int(value):
+            return Interval(steps=int(value))
+        if value > 0 and unit in ("minute", "minutes"):
+            return Interval(seconds=60 * value)
+        raise InputError(
+            f"checkpoint_every must be 'never', 'N steps' or 'N minutes'. Received: {text!r}."
+        )
+
+    def due(self, step: int, seconds_since: float) -> bool:
+        if self.steps is not None:
+            return step % self.steps == 0
+        return self.seconds is not None and seconds_since >= self.seconds
+
+
+def _resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]]:
+    """global_batch = micro_batch x accumulate x data-parallel size: any two give the third."""
+    total, micro, accumulate = run.global_batch, run.micro_batch, run.accumulate
+    for name in ("global_batch", "micro_batch", "accumulate"):
+        value = getattr(run, name)
+        if value is not None and value < 1:
+            return run, [f"{name} must be at least 1. Received: {value}."]
+    if total is None:
+        if micro is None:
+            return run, ["Give global_batch, or micro_batch (and accumulate)."]
+        accumulate = accumulate or 1
+        total = micro * accumulate * data_parallel
+    elif micro is None:
+        accumulate = accumulate or 1
+        micro = total // (accumulate * data_parallel)
+    elif accumulate is None:
+        accumulate = total // (micro * data_parallel)
+    if micro * accumulate * data_parallel != total:
+        return run, [
+            f"global_batch {total} must equal micro_batch x accumulate x data-parallel size; "
+            f"received micro_batch {run.micro_batch}, accumulate {run.accumulate}, "
+            f"data-parallel size {data_parallel}."
+        ]
+    return dataclasses.replace(
+        run,
+        global_batch=total,
+        micro_batch=micro,
+        accumulate=accumulate,
+        eval_batch=run.eval_batch or micro,
+    ), []

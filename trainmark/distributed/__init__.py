@@ -1,0 +1,1 @@
+"""Ranks: the mesh, its collectives, and launching."""

@@ -1,0 +1,112 @@
+"""Who the ranks are. One object, built once, handed to everything that must know."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainmark.errors import InputError
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This rank's place among all ranks. `axes` are the named degrees, outermost first."""
+
+    device: torch.device
+    axes: Mapping[str, int] = field(default_factory=lambda: {"dp": 1})
+    device_mesh: Any = None
+    """PyTorch's DeviceMesh over the same axes; None in a single process."""
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if self.device_mesh is not None else 0
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(self.axes.values())
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def dp_size(self) -> int:
+        return self.axes.get("dp", 1)
+
+    @property
+    def dp_rank(self) -> int:
+        return self.coordinate("dp")
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's index along `axis`."""
+        if self.device_mesh is None or axis not in self.axes:
+            return 0
+        return int(self.device_mesh.get_local_rank(axis))
+
+    def group(self, axis: str) -> Any:
+        """The process group along `axis`; None in a single process."""
+        return None if self.device_mesh is None else self.device_mesh.get_group(axis)
+
+    # --- small collectives of host numbers
+
+    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """The maximum over all ranks, element by element."""
+        if self.device_mesh is None:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def sum_over_dp(self, values: Sequence[int]) -> list[int]:
+        """The sum over data-parallel ranks only: ranks of one pipeline or tensor group see the
+        same samples, and would count them twice."""
+        if self.device_mesh is None or self.dp_size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        dist.all_reduce(tensor, group=self.group("dp"))
+        return tensor.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says yes."""
+        return bool(self.max_over_ranks([float(flag)])[0])
+
+    def barrier(self) -> None:
+        if self.device_mesh is not None:
+            dist.barrier()
+
+
+def single(device: torch.device) -> Mesh:
+    """The mesh of one process."""
+    return Mesh(device=device)
+
+
+def build(device: torch.device, axes: Mapping[str, int]) -> Mesh:
+    """The mesh over the ranks of the initialised process group; one process needs none."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if math.prod(axes.values()) != ranks:
+        product = " x ".join(f"{axis} {degree}" for axis, degree in axes.items())
+        raise InputError(
+            f"The parallel degrees {product} must multiply to the number of ranks ({ranks})."
+        )
+    if ranks == 1 and not dist.is_initialized():
+        return Mesh(device=device, axes=dict(axes))
+    device_mesh = dist.device_mesh.init_device_mesh(
+        device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)
+    )
+    return Mesh(device=device, axes=dict(axes), device_mesh=device_mesh)
+
+
+def launched_ranks() -> int:
+    """How many processes the launcher (torchrun, TorchX, SLURM through torchrun) started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_device(kind: str) -> torch.device:
+    """This process's device of the given kind."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))

@@ -1,0 +1,1 @@
+"""Embedding tables: where they live, how they are looked up and updated."""

@@ -1,0 +1,107 @@
+"""Every formula, once. `docs/metrics.md` explains each; nothing else computes a reported number.
+
+No torch at the top: `metrics` is read by verbs that must answer at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# --- speed
+
+
+def throughput(samples: int, seconds: float) -> float | None:
+    """Samples per second; None where nothing was measured."""
+    return samples / seconds if samples > 0 and seconds > 0 else None
+
+
+def mfu(flops: float, seconds: float, devices: int, peak_flops: float) -> float:
+    """Model FLOPs utilisation: the arithmetic the model needs, over what the devices could do."""
+    return flops / (seconds * devices * peak_flops)
+
+
+def evaluation_steps(steps_per_epoch: int, evals_per_epoch: int) -> frozenset[int]:
+    """Zero-based steps of an epoch after which to evaluate: evenly spaced, the last step included.
+
+    For example 64,013 steps and 2 evaluations give steps 32,006 and 64,012.
+    """
+    last = steps_per_epoch - 1
+    return frozenset(round(i * last / evals_per_epoch) for i in range(1, evals_per_epoch + 1))
+
+
+# --- quality
+
+
+def binary_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | None]:
+    """AUC, log loss, accuracy and calibration of click predictions.
+
+    Args:
+        logits: [N], before the sigmoid, any floating type.
+        labels: [N], 0 or 1.
+    """
+    import torch
+
+    if logits.numel() == 0:
+        return {"auc": None, "log_loss": None, "accuracy": None, "calibration": None}
+    labels = labels.bool()
+    wide = logits.double()
+    clicks = labels.double()
+    # -[y log p + (1 - y) log(1 - p)] with p = sigmoid(x) is softplus(x) - x y, without overflow.
+    log_loss = (torch.nn.functional.softplus(wide) - wide * clicks).mean()
+    click_rate = clicks.mean()
+    calibration = wide.sigmoid().mean() / click_rate
+    return {
+        "auc": auc(logits, labels),
+        "log_loss": log_loss.item(),
+        "accuracy": ((logits > 0) == labels).double().mean().item(),
+        "calibration": calibration.item() if click_rate > 0 else None,
+    }
+
+
+def auc(scores: Tensor, labels: Tensor) -> float | None:
+    """Exact area under the ROC curve, on the tensors' device; None if there is one class only.
+
+    It is the chance that a random click scores above a random non-click, ties counting half.
+    Counted in integers (in half pairs), so that no rounding depends on the order of samples.
+    """
+    import torch
+
+    labels = labels.bool()
+    positives = int(labels.sum())
+    negatives = labels.numel() - positives
+    if positives == 0 or negatives == 0:
+        return None
+    ordered, order = torch.sort(scores)
+    _, ties = torch.unique_consecutive(ordered, return_counts=True)
+    clicks_upto = torch.cumsum(labels[order].long(), 0)[torch.cumsum(ties, 0) - 1]
+    clicks = torch.diff(clicks_upto, prepend=clicks_upto.new_zeros(1))
+    others = ties - clicks
+    others_below = torch.cumsum(others, 0) - others
+    half_pairs = int((clicks * (2 * others_below + others)).sum())
+    return half_pairs / (2 * positives * negatives)
+
+
+def share_of_excess(best_auc: float, share: float) -> float:
+    """The AUC that has this share of the best possible model's excess over guessing (0.5)."""
+    return 0.5 + share * (best_auc - 0.5)
+
+
+def reached(value: float | None, target: float | None, better: str) -> bool | None:
+    """Whether a quality target is met; None without a target."""
+    if target is None:
+        return None
+    if value is None or math.isnan(value):
+        return False
+    return value >= target if better == "higher" else value <= target
+
+
+def mean_relative_error(values: Sequence[float], references: Sequence[float]) -> float:
+    """Mean of |value - reference| / |reference|, the published measure of loss alignment."""
+    pairs = list(zip(values, references, strict=True))
+    return sum(abs(v - r) / abs(r) for v, r in pairs) / len(pairs)

@@ -1,0 +1,96 @@
+"""Dense optimisers: PyTorch's own, stepped only where the gradients are finite, without asking.
+
+`gated_step` never makes the host wait for a GPU: whether a step counts is a flag on the device.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, Optimizer
+
+
+def make_optimizer(
+    name: str, parameters: Iterable[nn.Parameter], *, eps: float, beta1: float, beta2: float
+) -> Optimizer:
+    """The dense counterpart of a run's optimiser; the learning rate comes with each step."""
+    parameters = list(parameters)
+    if name == "sgd":
+        return SGD(parameters, lr=0.0, fused=True)
+    if name == "adam":
+        optimizer = Adam(parameters, lr=0.0, betas=(beta1, beta2), eps=eps, fused=True)
+        create_moments(optimizer)
+        return optimizer
+    return Adagrad(parameters, lr=0.0, eps=eps, foreach=True)
+
+
+def create_moments(optimizer: Optimizer) -> None:
+    """Adam's state, which PyTorch would create in the first step: a checkpoint needs it earlier."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def gated_step(optimizer: Optimizer, lr: float, gate: Tensor) -> None:
+    """One optimiser step with rate `lr` if `gate` is 1; exactly nothing if it is 0."""
+    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if gate.device.type == "cpu":  # here asking costs nothing
+        if gate:
+            optimizer.step()
+    elif getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.found_inf = 1 - gate  # type: ignore[attr-defined]  # as torch.amp.GradScaler does
+        optimizer.step()
+    else:
+        # Adagrad: a step with zero gradients changes nothing.
+        for gradient in gradients:
+            gradient.copy_(torch.where(gate > 0, gradient, torch.zeros_like(gradient)))
+        optimizer.step()
+
+
+def optimizer_tensors(optimizer: Optimizer, names: Mapping[Any, str]) -> dict[str, Tensor]:
+    """The optimiser's state by parameter name, for checkpoints."""
+    return {
+        f"{names[parameter]}.{kind}": tensor
+        for parameter, state in optimizer.state.items()
+        for kind, tensor in state.items()
+        if isinstance(tensor, Tensor)
+    }
+
+
+def all_finite(gradients: Iterable[Tensor]) -> Tensor:
+    """1 if every element is finite, else 0, as a scalar on the device."""
+    sums = torch.stack([gradient.sum(dtype=torch.float32) for gradient in gradients])
+    return torch.isfinite(sums.sum()).float()
+
+
+class LossScale:
+    """Loss scaling for fp16: fixed, or halved on overflow and doubled after 2000 good steps."""
+
+    INITIAL = 65536.0
+    GROWTH_INTERVAL = 2000
+
+    def __init__(self, setting: float | str, device: torch.device) -> None:
+        self.dynamic = setting == "dynamic"
+        initial = self.INITIAL if self.dynamic else float(setting)
+        self.scale = torch.tensor(initial, device=device)
+        self.good_steps = torch.zeros((), device=device)
+
+    def update(self, gate: Tensor) -> None:
+        """After a step that was applied (gate 1) or skipped (0)."""
+        if not self.dynamic:
+            return
+        good = (self.good_steps + 1) * gate
+        grow = good >= self.GROWTH_INTERVAL
+        factor = torch.where(gate > 0, torch.where(grow, 2.0, 1.0), 0.5)
+        self.scale.mul_(factor)
+        self.good_steps.copy_(torch.where(grow, torch.zeros_like(good), good))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"loss_scale": self.scale, "loss_scale.good_steps": self.good_steps}

@@ -1,0 +1,32 @@
+"""Copies of a batch to the device, on a stream of their own, ahead of the step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Convert = Callable[[list[Tensor]], list[Tensor]]
+
+
+class Copier:
+    """Copies host tensors to `device` and converts them there, while the device computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = None if device.type == "cpu" else torch.Stream(device=device)
+
+    def __call__(self, tensors: list[Tensor], convert: Convert) -> tuple[list[Tensor], Any]:
+        """The converted tensors, and the event after which the compute stream may read them."""
+        if self._stream is None:
+            return convert(tensors), None
+        with self._stream:
+            copies = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+            converted = convert(copies)
+            ready = torch.Event(device=self.device)
+            ready.record()
+        # The memory was allocated on the copy stream but is used, and freed, on the compute one.
+        compute = torch.accelerator.current_stream(self.device)
+        for tensor in converted:
+            tensor.record_stream(compute)
+        return converted, ready

@@ -1,0 +1,89 @@
+"""The workloads, one folder each, with the same file names in each.
+
+A workload is plain functions; `Workload` is the list of them that the loop calls. `runs.py` and
+the packages themselves import no torch, so that `trainmark list` and `--help` stay instant.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from trainmark.errors import unknown
+
+NAMES = ("dlrm",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What the training loop needs to know about a workload."""
+
+    build_model: Callable[..., Any]
+    """(cfg) -> the model, on the meta device, written for one device."""
+    parallelize: Callable[..., list[Any]]
+    """(model, mesh, cfg) -> the modules that this rank owns, still on the meta device."""
+    init_weights: Callable[..., None]
+    """(parts, cfg, device): allocate and fill in place from (seed, parameter name, global row)."""
+    build_data: Callable[..., Any]
+    """(cfg, split, dp_rank, dp_size) -> iterable of batches, one optimiser step's share each."""
+    build_trainer: Callable[..., Any]
+    """(parts, mesh, cfg) -> an object with
+
+    - prepare(batch): copy (sort, exchange) a batch, one or more ahead of its step; the result has
+      samples, tokens, partial, position (global samples so far) and ready (a device event);
+    - step(prepared, lr) -> loss, skipped: one optimiser step; scalars that stay on the device;
+    - weights() and state_dict(): name -> tensor, filled in place by a checkpoint;
+    - host_state() and load_state_dict(host_state): what is no tensor, as JSON.
+    """
+    evaluate: Callable[..., dict[str, float | None]]
+    """(trainer, data) -> metrics, on all ranks, each sample once."""
+    held_out_splits: Callable[..., tuple[str, ...]]
+    """(cfg) -> the splits that are evaluated at the end."""
+    metric: str
+    """The metric that the target is set for."""
+    better: str
+    """`higher` or `lower`."""
+    flops: Callable[..., dict[str, float]]
+    """(cfg, samples, tokens) -> floating-point operations of training, per convention."""
+    activation_bytes: Callable[..., int]
+    """(cfg) -> estimated bytes of activations on one device."""
+
+
+def runs_module(name: str) -> ModuleType:
+    """A workload's `runs.py`: configuration dataclass, named runs, resolve; no torch."""
+    return import_module(f"{__name__}.{name}.runs")
+
+
+def load(name: str) -> Workload:
+    """The workload's functions (imports torch)."""
+    modules = {
+        part: import_module(f"{__name__}.{name}.{part}")
+        for part in ("model", "parallelize", "data", "step", "flops")
+    }
+    return Workload(
+        build_model=modules["model"].build_model,
+        init_weights=modules["model"].init_weights,
+        parallelize=modules["parallelize"].parallelize,
+        build_data=modules["data"].build_data,
+        build_trainer=modules["step"].build_trainer,
+        evaluate=modules["step"].evaluate,
+        held_out_splits=modules["data"].held_out_splits,
+        metric=runs_module(name).METRIC,
+        better=runs_module(name).BETTER,
+        flops=modules["flops"].flops,
+        activation_bytes=modules["flops"].activation_bytes,
+    )
+
+
+def named_runs() -> dict[str, Callable[[], Any]]:
+    """Every named run, in the order of the workloads."""
+    return {name: make for w in NAMES for name, make in runs_module(w).RUNS.items()}
+
+
+def named_run(name: str) -> Any:
+    """The configuration of a named run."""
+    known = named_runs()
+    if name not in known:
+        raise unknown("run", name, known)
+    return known[name]()

@@ -1,0 +1,1 @@
+"""DLRM: a click-through recommender with large embedding tables, trained from click logs."""

@@ -1,0 +1,115 @@
+"""DLRM for one device: bottom MLP, dot interaction with the embedding rows, top MLP.
+
+Shapes: B samples, N numerical features, F categorical features, D embedding width.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainmark.embeddings.engine import LocalEngine
+from trainmark.embeddings.update import make_rule
+from trainmark.seeding import generator
+from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
+
+
+class Dlrm(nn.Module):
+    """Numerical features and ids in, click logits out.
+
+    Without numerical features the bottom MLP still gives its one vector, a learned constant.
+    """
+
+    def __init__(self, cfg: DlrmRun) -> None:
+        super().__init__()
+        model, optimizer = cfg.model, cfg.optimizer
+        self.bottom = _mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
+        self.top = _mlp([interaction_width(model), *model.top_mlp], last_relu=False)
+        rule = make_rule(
+            optimizer.name, eps=optimizer.eps, beta1=optimizer.beta1, beta2=optimizer.beta2
+        )
+        self.tables = LocalEngine(model.table_rows, model.embedding_dim, rule)
+        self.table_names = [f"tables.{i}" for i in range(len(model.table_rows))]
+
+    def forward(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
+        x_BD = self.bottom(numerical_BN)
+        return self.top(self.tables.lookup_and_interact(ids_BF, x_BD)).squeeze(-1)
+
+    def compile_dense(self) -> None:
+        """Compile everything but the lookup, whose gradient is not autograd's business."""
+        self.bottom.compile()
+        self.top.compile()
+        self.tables.interaction = torch.compile(self.tables.interaction)
+
+
+def _mlp(widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+
+
+def build_model(cfg: DlrmRun) -> Dlrm:
+    """The model on the meta device: no memory yet, whatever its size."""
+    with torch.device("meta"):
+        return Dlrm(cfg)
+
+
+@torch.no_grad()
+def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> None:
+    """Allocate on `device` and fill in place, each parameter from its own random stream."""
+    (model,) = parts
+    model.to_empty(device=device)
+    model.tables.init_weights(cfg.seed, model.table_names)
+    for name, linear in _linears(model):
+        random = generator(device, cfg.seed, name)
+        is_output = linear is model.top[-1]
+        _INITS[cfg.model.init](linear, random, is_output)
+    # The columns for the zeros that pad the interaction must not matter.
+    width = cfg.model.embedding_dim + len(model.table_names) * (len(model.table_names) + 1) // 2
+    model.top[0].weight[:, width:] = 0
+
+
+def _linears(model: Dlrm) -> list[tuple[str, nn.Linear]]:
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+
+
+# --- the documented initialisations of the MLPs
+
+
+def _init_nvidia_tf2(linear: nn.Linear, random: torch.Generator, is_output: bool) -> None:
+    """Glorot normal as Keras draws it: truncated at 2 sigma, rescaled to keep the variance."""
+    sigma = _glorot_sigma(linear) / 0.87962566103423978
+    nn.init.trunc_normal_(linear.weight, 0.0, sigma, -2 * sigma, 2 * sigma, generator=random)
+    _init_nvidia_bias(linear, random)
+
+
+def _init_nvidia_pytorch(linear: nn.Linear, random: torch.Generator, is_output: bool) -> None:
+    """Plain Glorot normal; the output layer keeps PyTorch's own initialisation."""
+    if is_output:
+        return _init_torchrec(linear, random, is_output)
+    linear.weight.normal_(0.0, _glorot_sigma(linear), generator=random)
+    _init_nvidia_bias(linear, random)
+
+
+def _init_torchrec(linear: nn.Linear, random: torch.Generator, is_output: bool) -> None:
+    """PyTorch's own: weight and bias uniform within +-sqrt(1 / fan_in)."""
+    bound = max(linear.in_features, 1) ** -0.5
+    linear.weight.uniform_(-bound, bound, generator=random)
+    linear.bias.uniform_(-bound, bound, generator=random)
+
+
+def _glorot_sigma(linear: nn.Linear) -> float:
+    return (2.0 / (linear.in_features + linear.out_features)) ** 0.5
+
+
+def _init_nvidia_bias(linear: nn.Linear, random: torch.Generator) -> None:
+    linear.bias.normal_(0.0, linear.out_features**-0.5, generator=random)
+
+
+_INITS = {
+    "nvidia_tf2": _init_nvidia_tf2,
+    "nvidia_pytorch": _init_nvidia_pytorch,
+    "torchrec": _init_torchrec,
+}

@@ -1,0 +1,328 @@
+"""DLRM's configuration and its named runs. The table sizes are those of the published systems."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainmark import feature_spec, planted
+from trainmark.config import OBSERVATION, SYNTHETIC, Run
+from trainmark.errors import InputError
+from trainmark.hardware import Cluster
+from trainmark.metrics import share_of_excess
+from trainmark.schedule import Schedule
+
+METRIC, BETTER = "auc", "higher"
+
+# Fields that a closed run may change: what a vendor may tune while the result stays comparable.
+CLOSED = OBSERVATION | {
+    "data", "seed", "device", "precision", "loss_scale", "compile", "eager", "micro_batch",
+    "accumulate", "eval_batch", "last_batch", "evals_per_epoch", "initial_evaluation",
+    "stop_at_target", "warmup_clock", "best_auc",
+}  # fmt: skip
+
+# Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
+PLANTED_TARGET = 0.95
+SYNTHETIC_HELD_OUT = 131_072
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The network. With `data`, features and table rows come from its feature specification."""
+
+    numerical_features: int = 13
+    """Numerical features (0 is allowed)."""
+    table_rows: tuple[int, ...] = (100_000,) * 26
+    """Rows of each embedding table, one table per categorical feature."""
+    embedding_dim: int = 128
+    """Width of an embedding row, and of the bottom MLP's output."""
+    bottom_mlp: tuple[int, ...] = (512, 256, 128)
+    """Widths of the bottom MLP; the last one must equal embedding_dim."""
+    top_mlp: tuple[int, ...] = (1024, 1024, 512, 256, 1)
+    """Widths of the top MLP; the last one must be 1."""
+    init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
+    """Whose documented initialisation to use for the MLPs; tables are uniform +-sqrt(1/rows)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimiser of tables and MLPs; the MLPs take plain Adagrad for `rowwise_adagrad`."""
+
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
+    """Update rule. Tables are updated sparsely: only the rows that a batch touched."""
+    eps: float = 1e-8
+    """Added to the denominator of Adagrad and Adam."""
+    beta1: float = 0.9
+    """Adam's decay of the first moment."""
+    beta2: float = 0.999
+    """Adam's decay of the second moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlrmRun(Run):
+    """A DLRM run."""
+
+    workload: str = "dlrm"
+    global_batch: int | None = 65536
+    lr: float = 24.0
+    model: Model = Model()
+    optimizer: Optimizer = Optimizer()
+    shuffle: Literal["none", "batches", "rows"] = "none"
+    """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
+    shuffle_window: int = 262_144
+    """Rows that are read and shuffled together."""
+    synthetic_rows: int = 33_554_432
+    """Training rows of `--data synthetic`."""
+    synthetic_ids: Literal["uniform", "planted"] = "uniform"
+    """Synthetic ids: uniform, or by a power law with clicks from a hidden model (`planted`)."""
+    best_auc: float | None = None
+    """Best possible AUC on this data, where it is known (set from planted data)."""
+
+
+# --- named runs
+
+THRESHOLD_15 = (
+    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11,
+    2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35,
+)  # fmt: skip
+THRESHOLD_3 = (
+    45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10,
+    2209, 11267, 128, 4, 974, 14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35,
+)  # fmt: skip
+THRESHOLD_0 = (
+    227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10,
+    2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
+)  # fmt: skip
+
+_NVIDIA_SCHEDULE = Schedule(warmup_steps=8000, decay_start=48000, decay_steps=24000)
+
+
+def _nvidia(name: str, rows: tuple[int, ...]) -> DlrmRun:
+    return DlrmRun(
+        name=name,
+        model=Model(table_rows=rows),
+        schedule=_NVIDIA_SCHEDULE,
+        precision="fp16",
+        loss_scale=1024.0,
+        target=0.8025,
+    )
+
+
+def dlrm_small() -> DlrmRun:
+    """NVIDIA TF2, frequency threshold 15."""
+    return _nvidia("dlrm-small", THRESHOLD_15)
+
+
+def dlrm_large() -> DlrmRun:
+    """NVIDIA TF2, frequency threshold 3."""
+    return _nvidia("dlrm-large", THRESHOLD_3)
+
+
+def dlrm_xlarge() -> DlrmRun:
+    """NVIDIA TF2, every value kept."""
+    return _nvidia("dlrm-xlarge", THRESHOLD_0)
+
+
+def dlrm_flagperf() -> DlrmRun:
+    """FlagPerf, cases 1x1, 1x8, 2x8; its fix_hp rows are --global-batch 262144, 2097152, 2752512."""
+    return dataclasses.replace(
+        _nvidia("dlrm-flagperf", THRESHOLD_15),
+        model=Model(table_rows=THRESHOLD_15, init="nvidia_pytorch"),
+        schedule=dataclasses.replace(_NVIDIA_SCHEDULE, first_step=1),
+        loss_scale="dynamic",
+        target=0.802,
+    )
+
+
+def _torchrec(name: str, rows: tuple[int, ...], global_batch: int = 65536) -> DlrmRun:
+    return DlrmRun(
+        name=name,
+        model=Model(
+            table_rows=rows,
+            bottom_mlp=(512, 256, 128),
+            top_mlp=(1024, 1024, 512, 256, 1),
+            init="torchrec",
+        ),
+        global_batch=global_batch,
+        lr=15.0,
+        precision="fp32",
+        target=0.8025,
+    )
+
+
+def _capped(limit: int) -> tuple[int, ...]:
+    return tuple(min(rows, limit) for rows in THRESHOLD_0)
+
+
+def dlrm_mlperf() -> DlrmRun:
+    """TorchRec's MLPerf row: tables of at most 40 M rows."""
+    return _torchrec("dlrm-mlperf", _capped(40_000_000))
+
+
+def dlrm_mlperfx2() -> DlrmRun:
+    """TorchRec's MLPerfx2 row: tables of at most 80 M rows."""
+    return _torchrec("dlrm-mlperfx2", _capped(80_000_000))
+
+
+def dlrm_full() -> DlrmRun:
+    """TorchRec's full-size row."""
+    return _torchrec("dlrm-full", THRESHOLD_0, global_batch=65520)
+
+
+def dlrm_demo() -> DlrmRun:
+    """A planted click log that two CPU cores learn in a minute."""
+    return DlrmRun(
+        name="dlrm-demo",
+        data=SYNTHETIC,
+        model=Model(
+            table_rows=planted.CARDINALITIES,
+            embedding_dim=16,
+            bottom_mlp=(64, 16),
+            top_mlp=(128, 64, 1),
+        ),
+        optimizer=Optimizer(name="adagrad"),
+        global_batch=4096,
+        eval_batch=16384,
+        lr=0.05,
+        evals_per_epoch=4,
+        log_every=25,
+        synthetic_rows=1_000_000,
+        synthetic_ids="planted",
+    )
+
+
+RUNS: dict[str, Callable[[], DlrmRun]] = {
+    "dlrm-demo": dlrm_demo,
+    "dlrm-small": dlrm_small,
+    "dlrm-large": dlrm_large,
+    "dlrm-xlarge": dlrm_xlarge,
+    "dlrm-flagperf": dlrm_flagperf,
+    "dlrm-mlperf": dlrm_mlperf,
+    "dlrm-mlperfx2": dlrm_mlperfx2,
+    "dlrm-full": dlrm_full,
+}
+
+
+# --- sizes
+
+
+def mlp_parameters(model: Model) -> int:
+    """Weights and biases of both MLPs."""
+    widths = [model.numerical_features, *model.bottom_mlp]
+    top = [interaction_width(model), *model.top_mlp]
+    return sum(
+        (fan_in + 1) * fan_out
+        for mlp in (widths, top)
+        for fan_in, fan_out in zip(mlp[:-1], mlp[1:], strict=True)
+    )
+
+
+def interaction_width(model: Model) -> int:
+    """[bottom MLP, strictly lower triangle of the dot products, zeros to a multiple of 8]."""
+    vectors = len(model.table_rows) + 1
+    width = model.embedding_dim + vectors * (vectors - 1) // 2
+    return -(-width // 8) * 8
+
+
+def table_parameters(model: Model) -> int:
+    return sum(model.table_rows) * model.embedding_dim
+
+
+def sizes(cfg: DlrmRun) -> dict[str, float]:
+    """What `list` and `show` print about the model."""
+    tables = table_parameters(cfg.model)
+    return {
+        "table rows": sum(cfg.model.table_rows),
+        "parameters": tables + mlp_parameters(cfg.model),
+        "tables GiB": tables * 4 / 2**30,
+    }
+
+
+# --- resolve
+
+
+def data_parallel_size(cfg: DlrmRun, cluster: Cluster) -> int:
+    return cluster.nodes * cluster.devices
+
+
+def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
+    """Take features, table rows and the best AUC from the data, and check the network's shape."""
+    problems: list[str] = []
+    if cfg.data is None:
+        problems.append(
+            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
+            "--data synthetic to measure speed without data."
+        )
+    elif cfg.data != SYNTHETIC:
+        try:
+            cfg = _with_dataset(cfg, Path(cfg.data))
+        except InputError as error:
+            problems.append(str(error))
+    problems += _model_problems(cfg)
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
+        best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
+        cfg = _with_best_auc(cfg, best)
+    return cfg, problems
+
+
+def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
+    spec = feature_spec.read(folder)
+    feature_spec.check(spec)
+    model = dataclasses.replace(
+        cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
+    )
+    cfg = dataclasses.replace(cfg, model=model)
+    best = spec.metadata.get("best_auc")
+    return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
+
+
+def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
+    target = share_of_excess(best, PLANTED_TARGET) if cfg.target is None else cfg.target
+    return dataclasses.replace(cfg, best_auc=best, target=target)
+
+
+def planted_clicks(cfg: DlrmRun) -> planted.PlantedClicks:
+    """The log that `--data synthetic` draws planted rows from."""
+    return planted.PlantedClicks(
+        seed=cfg.seed,
+        cardinalities=cfg.model.table_rows,
+        num_numerical=cfg.model.numerical_features,
+    )
+
+
+def synthetic_range(cfg: DlrmRun, split: str) -> tuple[int, int]:
+    """The rows of a synthetic split: train first, then test and validation, equally long."""
+    train, held_out = cfg.synthetic_rows, min(cfg.synthetic_rows, SYNTHETIC_HELD_OUT)
+    start = {"train": 0, "test": train, "validation": train + held_out}[split]
+    return start, start + (train if split == "train" else held_out)
+
+
+def _model_problems(cfg: DlrmRun) -> list[str]:
+    model, problems = cfg.model, []
+    named = [
+        ("embedding_dim", model.embedding_dim),
+        ("shuffle_window", cfg.shuffle_window),
+        ("synthetic_rows", cfg.synthetic_rows),
+    ]
+    for name in ("table_rows", "bottom_mlp", "top_mlp"):
+        named += [(name, value) for value in getattr(model, name)]
+    problems += [
+        f"{name} must be at least 1. Received: {value}." for name, value in named if value < 1
+    ]
+    if model.numerical_features < 0:
+        problems.append(
+            f"numerical_features must not be negative. Received: {model.numerical_features}."
+        )
+    if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
+        problems.append(
+            f"The last width of model.bottom_mlp must equal model.embedding_dim "
+            f"({model.embedding_dim}). Received: {model.bottom_mlp}."
+        )
+    if not model.top_mlp or model.top_mlp[-1] != 1:
+        problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
+    if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
+        problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
+    if cfg.optimizer.eps < 0:
+        problems.append(f"optimizer.eps must not be negative. Received: {cfg.optimizer.eps}.")
+    return problems
