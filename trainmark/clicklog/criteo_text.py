@@ -2,6 +2,7 @@
 
 Field 0 is the label (0 or 1), 1 to 13 are integers, 14 to 39 are hexadecimal 32-bit numbers.
 Arrow reads well-formed files fast; for a malformed one, a slow second look names the bad line.
+(Arrow forgives spaces around an integer, and 0x before it.)
 """
 
 import gzip

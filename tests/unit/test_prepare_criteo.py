@@ -1,0 +1,324 @@
+"""`prepare criteo` against a slow implementation in plain Python, and its answers to bad input."""
+
+import json
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainmark import feature_spec
+from trainmark.clicklog import criteo, synthetic
+from trainmark.errors import InputError
+
+Line = list[str]
+"""40 fields."""
+
+
+def random_lines(rng: random.Random, count: int) -> list[Line]:
+    """Lines with few distinct values, so that thresholds and ties matter, in odd spellings."""
+
+    def integer() -> str:
+        kind = rng.random()
+        if kind < 0.2:
+            return ""
+        if kind < 0.3:
+            return str(rng.choice([-1, -2, -3, -4, -100]))
+        return str(rng.choice([0, 1, 2, rng.randrange(1000), 2**31 - 1, 2**40]))
+
+    def value(column: int) -> str:
+        # Values that look like other things: floating-point numbers, infinities, words, nulls.
+        odd = ["1e095050", "00000000", "ffffffff", "deadbeef", "12345678", "0e000001", "80000000"]
+        kind = rng.random()
+        if kind < 0.1:
+            return ""
+        text = rng.choice(odd) if kind < 0.5 else f"{rng.randrange(20 + column) * 7919:08x}"
+        return rng.choice([text, text.upper()])
+
+    return [
+        [str(rng.randrange(2)), *(integer() for _ in range(13)), *(value(c) for c in range(26))]
+        for _ in range(count)
+    ]
+
+
+def write_day(path: Path, lines: list[Line], end: str = "\n") -> None:
+    path.write_bytes("".join("\t".join(line) + end for line in lines).encode())
+
+
+def prepare(tmp_path: Path, threshold: int = 0, pattern: str = "day_*", **options) -> Path:
+    output = tmp_path / "data"
+    criteo.prepare(
+        criteo.Options(
+            input=str(tmp_path / pattern), output=output, frequency_threshold=threshold, **options
+        )
+    )
+    return output
+
+
+Row = tuple[bool, tuple[float, ...], tuple[int, ...]]
+
+
+def read_rows(output: Path, mapping: str) -> list[Row]:
+    """The rows that training would see, through the specification."""
+    path = feature_spec.path_of(output, mapping)
+    spec = feature_spec.read(path)
+    feature_spec.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
+    rows = feature_spec.count_rows(spec, output, mapping)
+    files = spec.files(mapping)
+    labels = np.fromfile(output / files[spec.label], bool)
+    numerical = np.fromfile(output / files["num_0"], np.float16).reshape(rows, -1)
+    columns = []
+    for name, cardinality in zip(spec.categorical, spec.cardinalities, strict=True):
+        ids = np.fromfile(output / files[name], spec.feature_spec[name].dtype)
+        assert ids.min() >= 0
+        assert ids.max() < cardinality
+        columns.append(ids.tolist())
+    categorical = list(zip(*columns, strict=True))
+    return [(bool(labels[i]), tuple(numerical[i].tolist()), categorical[i]) for i in range(rows)]
+
+
+class Slow:
+    """The documented semantics, one value at a time."""
+
+    def __init__(self, lines: list[Line], threshold: int) -> None:
+        self.ids: list[dict[int, int]] = []
+        for column in range(14, 40):
+            counts = Counter(int(line[column], 16) for line in lines if line[column])
+            kept = [value for value, count in counts.items() if count >= threshold]
+            kept.sort(key=lambda value, counts=counts: (-counts[value], value))
+            self.ids.append({value: rank for rank, value in enumerate(kept, start=1)})
+
+    def rows(self, lines: list[Line]) -> list[Row]:
+        return [self.row(line) for line in lines]
+
+    def row(self, line: Line) -> Row:
+        numbers = [int(field) if field else None for field in line[1:14]]
+        logs = [math.log(x + 3) if x is not None and x > -3 else 0.0 for x in numbers]
+        ids = [
+            table.get(int(field, 16), 0) if field else 0
+            for table, field in zip(self.ids, line[14:], strict=True)
+        ]
+        return line[0] == "1", tuple(float(np.float16(x)) for x in logs), tuple(ids)
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 3, 15])
+def test_agrees_with_the_slow_implementation(threshold: int, tmp_path: Path) -> None:
+    rng = random.Random(threshold)
+    days = [random_lines(rng, count) for count in (60, 45, 31)]
+    # day_10 is the last day although day_2 follows it alphabetically.
+    for name, lines in zip(("day_1", "day_2", "day_10"), days, strict=True):
+        write_day(tmp_path / name, lines)
+    output = prepare(tmp_path, threshold)
+    slow = Slow([*days[0], *days[1], *days[2]], threshold)
+    expected_train = slow.rows(days[0] + days[1])
+    train = read_rows(output, "train")
+    assert sorted(train) == sorted(expected_train)
+    assert train != expected_train  # shuffled
+    assert read_rows(output, "test") == slow.rows(days[2][:15])
+    assert read_rows(output, "validation") == slow.rows(days[2][15:])
+    spec = feature_spec.read(output)
+    assert spec.cardinalities == tuple(len(ids) + 1 for ids in slow.ids)
+    assert len(set(spec.cardinalities)) > 1
+    summary = json.loads((output / "prepare.json").read_text())
+    assert summary["rows"] == {"train": 105, "test": 15, "validation": 16}
+
+
+def test_ids_by_count_then_by_number(tmp_path: Path) -> None:
+    """c occurs three times; a and B twice; d once, which is too rare."""
+    column = ["0000000c"] * 3 + ["0000000B"] * 2 + ["0000000a"] * 2 + ["0000000d", ""]
+    lines = [["0"] + [""] * 13 + [value] + [""] * 25 for value in column]
+    write_day(tmp_path / "day_0", lines[:1])
+    write_day(tmp_path / "day_1", lines[1:])
+    output = prepare(tmp_path, threshold=2)
+    splits = [read_rows(output, name) for name in ("train", "test", "validation")]
+    assert [row[2][0] for rows in splits for row in rows] == [1, 1, 1, 3, 3, 2, 2, 0, 0]
+    assert feature_spec.read(output).cardinalities == (4,) + (1,) * 25
+
+
+def test_wide_columns_use_wider_types(tmp_path: Path) -> None:
+    """127 ids and the 0 make 128: too many for the published limit of int8, so int16."""
+    lines = [["1"] + ["5"] * 13 + [f"{i:08x}"] * 26 for i in range(127)]
+    write_day(tmp_path / "day_0", lines)
+    write_day(tmp_path / "day_1", lines[:4])
+    output = prepare(tmp_path)
+    assert (output / "train" / "cat_0.bin").stat().st_size == 127 * 2
+    assert (output / "train" / "label.bin").stat().st_size == 127
+    assert (output / "train" / "numerical.bin").stat().st_size == 127 * 26
+    ids = [row[2][0] for row in read_rows(output, "train")]
+    assert sorted(ids) == list(range(1, 128))
+
+
+def test_single_file_is_seven_days(tmp_path: Path) -> None:
+    lines = random_lines(random.Random(1), 25)
+    write_day(tmp_path / "train.txt", lines)
+    output = prepare(tmp_path, pattern="train.txt")
+    slow = Slow(lines, 0)
+    assert sorted(read_rows(output, "train")) == sorted(slow.rows(lines[:22]))
+    assert read_rows(output, "test") == slow.rows(lines[22:23])
+    assert read_rows(output, "validation") == slow.rows(lines[23:])
+
+
+def test_line_ends_and_compression_do_not_matter(tmp_path: Path) -> None:
+    import gzip
+
+    lines = random_lines(random.Random(2), 40)
+    outputs = []
+    for name, end in (("unix", "\n"), ("windows", "\r\n")):
+        (tmp_path / name).mkdir()
+        write_day(tmp_path / name / "day_0.txt", lines, end)
+        outputs.append(prepare(tmp_path / name, pattern="day_0.txt"))
+    (tmp_path / "gzip").mkdir()
+    text = (tmp_path / "unix" / "day_0.txt").read_bytes()
+    # Without the last line's end.
+    (tmp_path / "gzip" / "day_0.gz").write_bytes(gzip.compress(text[:-1]))
+    outputs.append(prepare(tmp_path / "gzip", pattern="day_0.gz"))
+    first, *others = (
+        {path.name: path.read_bytes() for path in sorted(output.rglob("*.bin"))}
+        for output in outputs
+    )
+    assert all(other == first for other in others)
+
+
+def test_shuffle_depends_on_the_seed_only(tmp_path: Path) -> None:
+    def train(name: str, seed: int) -> list[Row]:
+        (tmp_path / name).mkdir()
+        write_day(tmp_path / name / "day_0", lines)
+        write_day(tmp_path / name / "day_1", lines[:2])
+        return read_rows(prepare(tmp_path / name, seed=seed), "train")
+
+    lines = random_lines(random.Random(3), 200)
+    first, again, other = train("a", 1), train("b", 1), train("c", 2)
+    assert first == again
+    assert first != other
+    assert sorted(first) == sorted(other)
+
+
+def test_second_run_changes_nothing_and_other_settings_are_refused(tmp_path: Path, capsys) -> None:
+    write_day(tmp_path / "day_0", random_lines(random.Random(4), 20))
+    write_day(tmp_path / "day_1", random_lines(random.Random(5), 20))
+    output = prepare(tmp_path, threshold=3)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in output.rglob("*")}
+    prepare(tmp_path, threshold=3)
+    assert "already holds this dataset" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"other settings \(frequency_threshold: 3 there, 0 now\)"):
+        prepare(tmp_path, threshold=0)
+    write_day(tmp_path / "day_2", random_lines(random.Random(6), 20))
+    with pytest.raises(InputError, match=r"other settings \(input: "):
+        prepare(tmp_path, threshold=3)
+    after = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in output.rglob("*")}
+    assert before == after
+
+
+def test_foreign_output_folder_is_left_alone(tmp_path: Path) -> None:
+    write_day(tmp_path / "day_0", random_lines(random.Random(4), 20))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.tex").write_text("all of it")
+    with pytest.raises(InputError, match=r"not empty and holds no prepare\.json"):
+        prepare(tmp_path)
+    assert (tmp_path / "data" / "thesis.tex").read_text() == "all of it"
+
+
+def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    write_day(tmp_path / "day_0", random_lines(random.Random(4), 20))
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(criteo.split_binary, "write_specs", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["day_0"]
+    # A killed run cannot clean up; the next one does.
+    (tmp_path / ".data.partial" / "train").mkdir(parents=True)
+    output = prepare(tmp_path)
+    assert len(read_rows(output, "train")) == 18
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "day_0"]
+
+
+def edited(field: int, text: str) -> str:
+    line = random_lines(random.Random(7), 1)[0]
+    line[field] = text
+    return "\t".join(line)
+
+
+BAD_LINES = {
+    "39 fields": ("\t".join(["0"] * 39), "39 tab-separated fields, expected 40"),
+    "41 fields": ("\t".join(["0"] * 41), "41 tab-separated fields, expected 40"),
+    "empty line": ("", "1 tab-separated fields, expected 40"),
+    "label 2": (edited(0, "2"), "label '2', expected 0 or 1"),
+    "no label": (edited(0, ""), "label '', expected 0 or 1"),
+    "label yes": (edited(0, "yes"), "label 'yes', expected 0 or 1"),
+    "integer 1.5": (edited(3, "1.5"), "integer 3 is '1.5', expected a whole number"),
+    "integer nan": (edited(13, "nan"), "integer 13 is 'nan'"),
+    "integer 2**63": (edited(1, str(2**63)), "integer 1 is '9223372036854775808'"),
+    "not hex": (edited(14, "0000000g"), "categorical 1 is '0000000g', expected up to 8 hexa"),
+    "9 digits": (edited(39, "123456789"), "categorical 26 is '123456789'"),
+    "quoted": (edited(20, '"0000000"'), "categorical 7 is '\"0000000\"'"),
+    "null": (edited(20, "NULL"), "categorical 7 is 'NULL'"),
+    "not ASCII": (edited(20, "é"), "categorical 7 is 'é'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_bad_lines_are_named(case: str, tmp_path: Path) -> None:
+    line, message = BAD_LINES[case]
+    good = random_lines(random.Random(8), 10)
+    write_day(tmp_path / "day_0", good)
+    text = ["\t".join(fields) for fields in good]
+    text[6] = line
+    (tmp_path / "day_1").write_text("\n".join(text) + "\n")
+    with pytest.raises(InputError) as error:
+        prepare(tmp_path)
+    assert f"day_1:7: {message}" in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day_0", "day_1"]
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    line = edited(20, "X").encode().replace(b"X", b"\xff\xfe")
+    (tmp_path / "day_0").write_bytes(line + b"\n")
+    with pytest.raises(InputError, match="day_0:1: categorical 7 is"):
+        prepare(tmp_path)
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"No file matches --input '.*day_\*'"):
+        prepare(tmp_path)
+    (tmp_path / "day_0").touch()
+    with pytest.raises(InputError, match="day_0 is empty"):
+        prepare(tmp_path)
+    with pytest.raises(InputError, match="--frequency-threshold is -1"):
+        prepare(tmp_path, threshold=-1)
+
+
+def test_too_few_rows(tmp_path: Path) -> None:
+    write_day(tmp_path / "day_0", random_lines(random.Random(1), 5))
+    with pytest.raises(InputError, match="5 rows to train on and 0 in its last day"):
+        prepare(tmp_path)
+    write_day(tmp_path / "day_1", random_lines(random.Random(1), 1))
+    with pytest.raises(InputError, match="5 rows to train on and 1 in its last day"):
+        prepare(tmp_path)
+
+
+def test_large_files_are_read_in_several_batches(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("trainmark.clicklog.criteo_text.BLOCK_BYTES", 4096)
+    days = [random_lines(random.Random(day), 300) for day in range(2)]
+    for day, lines in enumerate(days):
+        write_day(tmp_path / f"day_{day}", lines)
+    output = prepare(tmp_path, threshold=3)
+    slow = Slow(days[0] + days[1], 3)
+    assert sorted(read_rows(output, "train")) == sorted(slow.rows(days[0]))
+    assert read_rows(output, "test") == slow.rows(days[1][:150])
+    assert read_rows(output, "validation") == slow.rows(days[1][150:])
+
+
+def test_generated_log_brings_its_best_auc(tmp_path: Path) -> None:
+    synthetic.prepare(synthetic.Options(output=tmp_path / "raw", rows=6000, days=3))
+    known = json.loads((tmp_path / "raw" / "synthetic.json").read_text())["best_auc"]
+    output = prepare(tmp_path, threshold=15, pattern="raw/day_*")
+    assert feature_spec.read(output).metadata == {"best_auc": known}
+    assert (
+        feature_spec.read(feature_spec.path_of(output, "validation")).metadata["best_auc"] == known
+    )
