@@ -202,12 +202,40 @@ def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
     from trainmark import workloads
 
     problems = _common_problems(run, cluster)
+    run = dataclasses.replace(run, compile=_compiles(run, cluster))
     runs = workloads.runs_module(run.workload)
     resolved, more = runs.resolve(run, cluster)
     problems += more
-    resolved, more = _resolve_batches(resolved, runs.data_parallel_size(run, cluster))
+    axes = runs.mesh_axes(run, cluster.world)
+    resolved, more = _resolve_batches(resolved, axes.get("dp", 1))
     raise_all(problems + more)
     return resolved
+
+
+def _compiles(run: Run, cluster: Cluster) -> bool:
+    if run.eager:
+        return False
+    return cluster.hardware != "cpu" if run.compile is None else run.compile
+
+
+def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
+    """Fields that keep `run` from being comparable with the published results of `named`."""
+    base = to_plain(named)
+    changed = [
+        name
+        for name in differences(named, run, ignore=closed)
+        if name.split(".")[0] != "name" and _lookup(base, name) is not None
+    ]
+    # Rows that nobody clicked on say nothing about quality.
+    if run.data == SYNTHETIC and named.data != SYNTHETIC:
+        changed.append("data")
+    return changed
+
+
+def _lookup(data: dict[str, Any], dotted: str) -> Any:
+    for part in dotted.split("."):
+        data = data[part]
+    return data
 
 
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:

@@ -77,6 +77,7 @@ class Training:
         self.weights_from = weights_from
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
         self.progress = Progress()
+        self.made_progress = False
         self.log = RunLog(output, cfg) if mesh.is_main else SilentLog()
 
     def run(self) -> None:
@@ -123,7 +124,7 @@ class Training:
             for split in self.workload.held_out_splits(cfg):
                 if not self._is_evaluated(split):
                     self._evaluate(split)
-            if cfg.checkpoint_every != "never" and self._unsaved_steps:
+            if cfg.checkpoint_every != "never" and self._unsaved:
                 self._save()
             clocks.run_ends()
 
@@ -136,7 +137,7 @@ class Training:
         """Take up the run where its newest checkpoint left it, or begin it."""
         self._held_out: dict[str, Any] = {}
         self._pending: list[_Pending] = []
-        self._unsaved_steps = 0
+        self._unsaved = False
         self._saved_at = time.perf_counter()
         self._interval = Interval.parse(self.cfg.checkpoint_every)
         path = checkpoint.latest(self.output / CHECKPOINTS)
@@ -161,7 +162,7 @@ class Training:
 
     def _count(self, batch: Any, lr: float, loss: torch.Tensor, skipped: torch.Tensor) -> None:
         self.progress.step += 1
-        self._unsaved_steps += 1
+        self.made_progress = self._unsaved = True
         self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
         # Scalars stay on the device until the next look: reading one would make the host wait.
         self._pending.append(_Pending(self.progress.step, batch.position, lr, loss, skipped))
@@ -263,7 +264,7 @@ class Training:
             state,
             keep=self.cfg.keep_checkpoints,
         )
-        self._saved_at, self._unsaved_steps = time.perf_counter(), 0
+        self._saved_at, self._unsaved = time.perf_counter(), False
         self.log.checkpointed(path)
         return path
 

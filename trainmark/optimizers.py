@@ -16,10 +16,11 @@ def make_optimizer(
 ) -> Optimizer:
     """The dense counterpart of a run's optimiser; the learning rate comes with each step."""
     parameters = list(parameters)
+    fused = not any(p.is_meta for p in parameters)  # PyTorch refuses to fuse what only has a shape
     if name == "sgd":
-        return SGD(parameters, lr=0.0, fused=True)
+        return SGD(parameters, lr=0.0, fused=fused)
     if name == "adam":
-        optimizer = Adam(parameters, lr=0.0, betas=(beta1, beta2), eps=eps, fused=True)
+        optimizer = Adam(parameters, lr=0.0, betas=(beta1, beta2), eps=eps, fused=fused)
         create_moments(optimizer)
         return optimizer
     return Adagrad(parameters, lr=0.0, eps=eps, foreach=True)

@@ -97,9 +97,12 @@ class RunLog:
         self._perf.event("TRAIN_END")
 
     def finished(self, result: Result) -> None:
+        """The last events; after the log was closed, because a result includes its own time."""
         status = "success" if result.quality.reached is not False else "aborted"
-        self._perf.event("FINISHED", finished_event(result))
-        self._mlperf.event("run_stop", kind="INTERVAL_END", status=status)
+        with open(self._folder / "perf.log", "a", encoding="utf-8") as file:
+            PerfLog(file).event("FINISHED", finished_event(result))
+        with open(self._folder / "mlperf.log", "a", encoding="utf-8") as file:
+            MlLog(file).event("run_stop", kind="INTERVAL_END", status=status)
 
     # --- parts
 

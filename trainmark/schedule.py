@@ -22,7 +22,7 @@ class Schedule:
     end_factor: float = 0.0
     """Factor that the decay ends at, and that every later step keeps."""
     first_step: Literal[0, 1] = 0
-    """What the first optimiser step counts as: 0 in NVIDIA's TensorFlow DLRM, 1 in its PyTorch one."""
+    """What the first step counts as: 0 in NVIDIA's TensorFlow DLRM, 1 in its PyTorch one."""
 
     def factor(self, step: int) -> float:
         """The factor for optimiser step `step`, where the first one is 0 whatever `first_step`."""

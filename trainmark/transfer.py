@@ -14,7 +14,8 @@ class Copier:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = None if device.type == "cpu" else torch.Stream(device=device)
+        on_host = device.type in ("cpu", "meta")
+        self._stream = None if on_host else torch.Stream(device=device)
 
     def __call__(self, tensors: list[Tensor], convert: Convert) -> tuple[list[Tensor], Any]:
         """The converted tensors, and the event after which the compute stream may read them."""

@@ -28,13 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 from trainmark.clicklog import folder, split_binary, synthetic
-from trainmark.clicklog.criteo_text import (
-    NUM_CATEGORICAL,
-    NUM_NUMERICAL,
-    Batch,
-    Categorical,
-    parse,
-)
+from trainmark.clicklog.columns import NUM_CATEGORICAL, NUM_NUMERICAL, Batch, Categorical
 from trainmark.clicklog.vocabulary import ValueCounts, Vocabulary
 from trainmark.errors import InputError, raise_all
 
@@ -103,6 +97,8 @@ def day_order(path: Path) -> list[tuple[bool, int, str]]:
 
 
 def _build(options: Options, paths: list[Path], settings: dict[str, Any]) -> None:
+    from trainmark.clicklog.criteo_text import parse  # pyarrow, which `--help` need not wait for
+
     started = time.perf_counter()
     metadata = _best_auc(paths[0].parent)
     days = [parse(path) for path in _progress(paths, "Reading days")]

@@ -8,7 +8,6 @@ Arrow reads well-formed files fast; for a malformed one, a slow second look name
 import gzip
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,49 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 from numpy.typing import NDArray
 
+from trainmark.clicklog.columns import NUM_CATEGORICAL, NUM_NUMERICAL, Batch, Categorical
 from trainmark.errors import InputError
 from trainmark.numerical import log_transform
 
-NUM_NUMERICAL, NUM_CATEGORICAL = 13, 26
 FIELDS = [
     "label",
     *(f"integer {i}" for i in range(1, NUM_NUMERICAL + 1)),
     *(f"categorical {i}" for i in range(1, NUM_CATEGORICAL + 1)),
 ]
 BLOCK_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """A column as codes into the distinct values that occur in this batch."""
-
-    codes: NDArray[np.int32]
-    """[rows]; -1 is a missing value."""
-    values: NDArray[np.uint32]
-    """Not necessarily distinct: two spellings of one value have two codes."""
-
-    def counts(self) -> NDArray[np.int64]:
-        """How often each of `values` occurs."""
-        return np.bincount(self.codes + 1, minlength=len(self.values) + 1)[1:]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Consecutive rows of a file, as integer columns."""
-
-    labels: NDArray[np.bool_]
-    numerical: NDArray[np.float16]
-    categorical: list[Categorical]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, rows: slice) -> "Batch":
-        return Batch(
-            self.labels[rows],
-            self.numerical[rows],
-            [Categorical(column.codes[rows], column.values) for column in self.categorical],
-        )
 
 
 def parse(path: Path) -> list[Batch]:

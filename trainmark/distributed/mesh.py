@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +99,25 @@ def build(device: torch.device, axes: Mapping[str, int]) -> Mesh:
         device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)
     )
     return Mesh(device=device, axes=dict(axes), device_mesh=device_mesh)
+
+
+@contextmanager
+def fake(axes: Mapping[str, int]) -> Iterator[Mesh]:
+    """The mesh of rank 0 of a cluster that is not there, for dry runs: nothing is ever sent."""
+    world = math.prod(axes.values())
+    if world == 1:
+        yield Mesh(torch.device("meta"), dict(axes))
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    try:
+        device_mesh = dist.device_mesh.init_device_mesh(
+            "cpu", tuple(axes.values()), mesh_dim_names=tuple(axes)
+        )
+        yield Mesh(torch.device("meta"), dict(axes), device_mesh)
+    finally:
+        dist.destroy_process_group()
 
 
 def launched_ranks() -> int:

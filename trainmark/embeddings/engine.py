@@ -95,11 +95,14 @@ class LocalEngine(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int, names: Sequence[str]) -> None:
-        """Fill each table with uniform values within +-sqrt(1 / rows), and zero the state."""
+        """Fill each table with uniform values within +-sqrt(1 / rows)."""
         for name, table in self._tables(self.weight, names).items():
             bound = table.shape[0] ** -0.5
             for block, rows in enumerate(table.split(INIT_BLOCK_ROWS)):
                 rows.uniform_(-bound, bound, generator=generator(rows.device, seed, name, block))
+
+    def create_state(self) -> None:
+        """Allocate the optimiser's state for all rows."""
         self.optimizer_state = self.rule.new_state(self.weight)
 
     def table_weights(self, names: Sequence[str]) -> dict[str, Tensor]:

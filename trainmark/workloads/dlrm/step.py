@@ -46,6 +46,7 @@ class DlrmTrainer:
         self._copy = Copier(mesh.device)
         self._table_starts = torch.tensor(model.tables.starts[:-1], device=mesh.device)
         self._names = {parameter: name for name, parameter in model.named_parameters()}
+        model.tables.create_state()
         optimizer = cfg.optimizer
         self._optimizer = make_optimizer(
             optimizer.name,

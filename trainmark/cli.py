@@ -1,0 +1,309 @@
+"""The command line: the verbs, one function each, and no logic.
+
+`main` turns an `InputError` into one sentence and exit code 2. torch and other heavy packages are
+imported by the verbs that need them, so that `--help` answers at once.
+"""
+
+import contextlib
+import io
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from trainmark import __version__
+from trainmark.config import Run, TrainOptions, with_file
+from trainmark.errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    started = time.perf_counter()
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    try:
+        return _dispatch(arguments, started)
+    except InputError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"trainmark: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("trainmark: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(arguments: list[str], started: float) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if arguments[0] == "--version":
+        print(f"trainmark {__version__}")
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        raise unknown("verb", verb, VERBS)
+    return VERBS[verb](rest, started) or 0
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {name:<{width}}  {_first_line(verb)}" for name, verb in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: trainmark VERB ...",
+            "",
+            "Train reference models on real hardware and say, honestly, how fast and how well.",
+            "",
+            *lines,
+            "",
+            "trainmark VERB --help shows a verb's flags. Start with: make demo",
+        ]
+    )
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (function.__doc__ or "").splitlines()[0].rstrip(".")
+
+
+# --- the verbs
+
+
+def _list(arguments: list[str], started: float) -> None:
+    """Named runs, with size, data and target."""
+    from rich.console import Console
+
+    from trainmark.report.runs import runs_table
+
+    _parse(Nothing, arguments, "list")
+    Console().print(runs_table())
+
+
+def _show(arguments: list[str], started: float) -> None:
+    """The resolved configuration of a run, and the size of its model."""
+    from rich.console import Console
+
+    from trainmark.report.runs import resolved_run
+
+    cfg, options = _parse_run("show", arguments, ShowOptions)
+    Console().print(resolved_run(cfg, options.cluster or "cpux1x1"))
+
+
+def _prepare(arguments: list[str], started: float) -> None:
+    """Raw data to train-ready data: criteo, synthetic."""
+    from trainmark.clicklog import criteo, synthetic
+
+    kinds = {"criteo": criteo, "synthetic": synthetic}
+    kind, rest = _first("prepare", "KIND", arguments, list(kinds))
+    if kind not in kinds:
+        raise unknown("kind of data", kind, kinds)
+    kinds[kind].prepare(_parse(kinds[kind].Options, rest, f"prepare {kind}"))
+
+
+def _train(arguments: list[str], started: float) -> int:
+    """Train a run; also under torchrun: torchrun ... -m trainmark train RUN."""
+    cfg, options = _parse_run("train", arguments, TrainOptions)
+    if options.dry_run:
+        from trainmark.report.runs import dry_run
+
+        dry_run(cfg, options.cluster or "cpux1x1")
+        return 0
+    if options.cluster:
+        raise InputError("--cluster is for --dry-run; a real run uses the machine it is on.")
+    from trainmark.report.runs import train
+
+    return train(cfg, options, started)
+
+
+def _evaluate(arguments: list[str], started: float) -> None:
+    """The newest checkpoint of a run on its held-out data."""
+    from trainmark.report.runs import evaluate
+
+    options = _parse(EvaluateOptions, arguments, "evaluate")
+    evaluate(options.folder, data=options.data, device=options.device)
+
+
+def _report(arguments: list[str], started: float) -> None:
+    """Tables and a self-contained HTML page for one or more results."""
+    from trainmark import report
+
+    options = _parse(ReportOptions, arguments, "report")
+    print(report.report(list(options.folders), options.output))
+
+
+def _compare(arguments: list[str], started: float) -> None:
+    """Two results side by side."""
+    from rich.console import Console
+
+    from trainmark import report
+
+    options = _parse(CompareOptions, arguments, "compare")
+    Console().print(report.compare(options.first, options.second))
+
+
+VERBS: dict[str, Callable[[list[str], float], int | None]] = {
+    "list": _list,
+    "show": _show,
+    "prepare": _prepare,
+    "train": _train,
+    "evaluate": _evaluate,
+    "report": _report,
+    "compare": _compare,
+}
+
+
+# --- their options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """This verb takes no flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """How to show a run."""
+
+    config: Path | None = None
+    """Configuration file between the named run and the flags: TOML, or a result.json."""
+    cluster: str | None = None
+    """Hardware to resolve for, as HARDWARExNODESxDEVICES; default cpux1x1."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Evaluate the newest checkpoint in a run's folder."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Output folder of a run."""
+    data: str | None = None
+    """Another dataset to evaluate on; default: the run's own."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to evaluate."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Report on finished runs."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Output folders of runs."""
+    output: Path | None = None
+    """Where to write the page; default report.html in the run's folder."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Compare two finished runs."""
+
+    first: Annotated[Path, tyro.conf.Positional]
+    """Output folder of a run."""
+    second: Annotated[Path, tyro.conf.Positional]
+    """Output folder of another."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+# --- parsing
+
+
+def _parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
+    """RUN and its flags: named run < --config file < flags."""
+    from trainmark import workloads
+
+    name, rest = _first(verb, "RUN", arguments, list(workloads.named_runs()))
+    cfg = workloads.named_run(name)
+    rest = _paired_flags(rest)
+    config = _flag_value(rest, "--config")
+    if config is not None:
+        cfg = with_file(cfg, Path(config))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        run: Annotated[type(cfg), tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        options: Annotated[options_kind, tyro.conf.arg(name="")]  # type: ignore[valid-type]
+
+    default = Arguments(run=cfg, options=options_kind())
+    parsed = _parse(Arguments, rest, f"{verb} {name}", default, _first_line_of(cfg, workloads))
+    return parsed.run, parsed.options
+
+
+def _first_line_of(cfg: Run, workloads: Any) -> str:
+    return _first_line(workloads.named_runs()[cfg.name])
+
+
+def _first(verb: str, what: str, arguments: list[str], known: list[str]) -> tuple[str, list[str]]:
+    """The word after the verb."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: trainmark {verb} {what} [FLAGS]\n")
+        print(f"{what} is one of: {', '.join(known)}")
+        print(f"\ntrainmark {verb} {known[0]} --help shows the flags.")
+        raise SystemExit(0)
+    if not arguments or arguments[0].startswith("-"):
+        raise InputError(f"'trainmark {verb}' needs {what}, one of: {', '.join(known)}.")
+    return arguments[0], arguments[1:]
+
+
+def _paired_flags(arguments: list[str]) -> list[str]:
+    """`--compile` and `--no-compile` for a field that can also be left to the machine."""
+    pairs = {"--compile": ["--compile", "True"], "--no-compile": ["--compile", "False"]}
+    return [word for argument in arguments for word in pairs.get(argument, [argument])]
+
+
+def _flag_value(arguments: list[str], flag: str) -> str | None:
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.removeprefix(f"{flag}=")
+    return None
+
+
+def _parse(
+    kind: type[T],
+    arguments: list[str],
+    prog: str,
+    default: T | None = None,
+    description: str | None = None,
+) -> T:
+    """Let tyro parse the flags; its error box becomes one sentence."""
+    errors = io.StringIO()
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind, args=arguments, prog=f"trainmark {prog}", description=description, **options
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise InputError(_sentence(errors.getvalue(), prog)) from None
+
+
+def _sentence(box: str, prog: str) -> str:
+    """The text of tyro's error box: its first section, and the nearest flag if it names one."""
+    sections: list[str] = [""]
+    for line in box.splitlines():
+        text = line.strip("│╭╮╰╯ ")
+        if set(text) <= {"─"} or line.startswith("╭"):
+            sections.append("")
+        else:
+            sections[-1] += f" {text}"
+    message, *others = [" ".join(section.split()) for section in sections if section.strip()]
+    near = re.search(r"similar to .*?: (--[\w.-]+)", " ".join(others))
+    hint = f" Did you mean {near.group(1)}?" if near else ""
+    return f"{message.rstrip('.')}.{hint} See 'trainmark {prog} --help'."

@@ -1,0 +1,58 @@
+"""Bytes per device of a run, from a model built on the meta device: nothing is allocated."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainmark.config import Run
+from trainmark.distributed.mesh import Mesh
+from trainmark.errors import InputError
+from trainmark.workloads import Workload
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one device. Exact, except for the activations."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """Estimated."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def plan_memory(cfg: Run, workload: Workload, mesh: Mesh) -> MemoryPlan:
+    """Build this rank's share of the model without memory, and count."""
+    shapes_only = Mesh(torch.device("meta"), mesh.axes, mesh.device_mesh)
+    parts = workload.parallelize(workload.build_model(cfg), shapes_only, cfg)
+    trainer = workload.build_trainer(parts, shapes_only, cfg)
+    return MemoryPlan(
+        weights=_bytes(trainer.weights().values()),
+        gradients=_bytes(p for part in parts for p in part.parameters()),
+        optimizer=_bytes(trainer.state_dict().values()),
+        activations=workload.activation_bytes(cfg),
+    )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def check_fits(plan: MemoryPlan, available: int, name: str, where: str) -> None:
+    """Refuse, before anything is allocated, a run that cannot fit."""
+    if plan.total > available:
+        raise InputError(
+            f"{name} does not fit: it needs {plan.total / GIB:.1f} GiB (weights "
+            f"{plan.weights / GIB:.1f}, gradients {plan.gradients / GIB:.1f}, optimiser "
+            f"{plan.optimizer / GIB:.1f}, activations about {plan.activations / GIB:.1f}), and "
+            f"{where} has {available / GIB:.1f} GiB free. Use a larger device, smaller tables "
+            "(a higher frequency threshold) or a smaller micro_batch."
+        )

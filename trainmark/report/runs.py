@@ -1,0 +1,148 @@
+"""What the verbs about runs print: lists, configurations, plans, results."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from trainmark import workloads
+from trainmark.config import SYNTHETIC, Run, TrainOptions, resolve, to_plain
+from trainmark.errors import InputError
+from trainmark.hardware import Cluster
+
+GIB = 2**30
+
+
+def runs_table() -> Table:
+    """Every named run in a line."""
+    table = Table(box=None, header_style="bold")
+    for column in ("run", "parameters", "tables GiB", "data", "target", "from"):
+        table.add_column(column, justify="right" if column in _NUMBERS else "left")
+    for name, make in workloads.named_runs().items():
+        cfg = make()
+        runs = workloads.runs_module(cfg.workload)
+        sizes = runs.sizes(cfg)
+        target = f"{runs.METRIC} {cfg.target:g}" if cfg.target else f"{runs.METRIC}, from the data"
+        needs = "none needed" if cfg.data == SYNTHETIC else "--data DIR | synthetic"
+        parameters, gib = _count(sizes["parameters"]), f"{sizes.get('tables GiB', 0):.2f}"
+        origin = (make.__doc__ or "").splitlines()[0]
+        table.add_row(name, parameters, gib, needs, target, origin)
+    return table
+
+
+_NUMBERS = ("parameters", "tables GiB")
+
+
+def _count(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return str(number)
+
+
+def resolved_run(cfg: Run, cluster: str) -> RenderableType:
+    """The configuration with everything filled in, and the model's size."""
+    resolved = resolve_for_show(cfg, Cluster.parse(cluster))
+    fields = Table(box=None, header_style="bold", title=f"{cfg.name} on {cluster}")
+    fields.add_column("field")
+    fields.add_column("value", overflow="fold")
+    for name, value in _flatten(to_plain(resolved)):
+        fields.add_row(name, json.dumps(value))
+    sizes = Table(box=None, show_header=False)
+    for name, number in workloads.runs_module(cfg.workload).sizes(resolved).items():
+        sizes.add_row(name, f"{number:,.2f}" if isinstance(number, float) else f"{number:,}")
+    return Group(fields, "", sizes)
+
+
+def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
+    """Resolve; a run whose data is still to be given is shown with its own table sizes."""
+    resolved = resolve(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
+    return dataclasses.replace(resolved, data=cfg.data)
+
+
+def _flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat = []
+    for name, value in data.items():
+        if isinstance(value, dict):
+            flat += _flatten(value, f"{prefix}{name}.")
+        else:
+            flat.append((prefix + name, value))
+    return flat
+
+
+def dry_run(cfg: Run, cluster: str) -> None:
+    """Print the bytes per device that a run would need."""
+    from trainmark import runner
+
+    parsed = Cluster.parse(cluster)
+    resolved, plan = runner.dry_run(
+        dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu"), parsed
+    )
+    table = Table(box=None, title=f"{resolved.name} on {cluster}, per device", header_style="bold")
+    table.add_column("what")
+    table.add_column("GiB", justify="right")
+    for name in ("weights", "gradients", "optimizer", "activations"):
+        note = " (estimated)" if name == "activations" else ""
+        table.add_row(name + note, f"{getattr(plan, name) / GIB:,.3f}")
+    table.add_row("total", f"{plan.total / GIB:,.3f}", style="bold")
+    Console().print(table)
+
+
+def train(cfg: Run, options: TrainOptions, started: float) -> int:
+    """Train, then print the table for people and one JSON line for programs."""
+    import torch
+
+    from trainmark import runner
+    from trainmark.loop import Interrupted
+    from trainmark.report.tables import result_table
+
+    try:
+        finished = runner.train(cfg, options, started)
+    except Interrupted as stop:
+        print(f"trainmark: {stop}", file=sys.stderr)
+        return stop.exit_code
+    except torch.OutOfMemoryError as error:
+        sentence = str(error).splitlines()[0]
+        raise InputError(f"Out of memory ({sentence}). Use a smaller micro_batch.") from None
+    results = [result for result, _ in finished]
+    console = Console()
+    console.print(result_table(results))
+    if len(results) > 1:
+        console.print(runner.spread(results))
+    for result, folder in finished:
+        headline = {
+            "result": str(folder / "result.json"),
+            "run": result.run,
+            "case": result.case,
+            "p_train": result.throughput.p_train,
+            result.quality.metric: result.quality.value,
+            "target": result.quality.target,
+            "reached": result.quality.reached,
+        }
+        print(json.dumps(headline))
+    return 0
+
+
+def evaluate(folder: Path, *, data: str | None, device: str) -> None:
+    """Evaluate a run's newest checkpoint and print what came out."""
+    from trainmark import runner
+
+    evaluation = runner.evaluate(folder, data=data, device=device)
+    table = Table(box=None, header_style="bold", title=f"{evaluation['checkpoint']}")
+    splits = evaluation["splits"]
+    table.add_column("metric")
+    for split in splits:
+        table.add_column(split, justify="right")
+    for name in next(iter(splits.values())):
+        values = [found[name] for found in splits.values()]
+        table.add_row(name, *("undefined" if v is None else f"{v:.6f}" for v in values))
+    console = Console()
+    console.print(table)
+    if evaluation["best_auc"]:
+        console.print(
+            f"best possible auc {evaluation['best_auc']:.6f}, target {evaluation['target']:.6f}"
+        )

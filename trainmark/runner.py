@@ -1,0 +1,379 @@
+"""Around the loop: from a configuration to a checked output folder, a run, and its result."""
+
+import dataclasses
+import json
+import os
+import resource
+import statistics
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainmark import checkpoint, hardware, metrics, result, workloads
+from trainmark.config import (
+    EXTENSION,
+    OBSERVATION,
+    AnyRun,
+    Run,
+    TrainOptions,
+    changed_fields,
+    differences,
+    resolve,
+    to_plain,
+)
+from trainmark.distributed import mesh as meshes
+from trainmark.distributed.mesh import Mesh
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.hardware import Cluster
+from trainmark.loop import CHECKPOINTS, Training, build_trainer
+from trainmark.monitor import Monitor
+from trainmark.planner.memory import MemoryPlan, check_fits, plan_memory
+from trainmark.precision import set_matmul_precision
+from trainmark.result import Result
+from trainmark.validation import parse
+from trainmark.workloads import Workload
+
+CONFIG_FILE = "config.json"
+EVALUATION_FILE = "evaluation.json"
+
+
+# --- train
+
+
+def train(cfg: Run, options: TrainOptions, started: float) -> list[tuple[Result, Path]]:
+    """Train a run (or several seeds of it) and write its results."""
+    mesh = _join(cfg)
+    cfg = resolve(dataclasses.replace(cfg, device=mesh.device.type), _this_cluster(mesh))
+    output = options.output or Path("runs") / cfg.name
+    if options.repeats < 1:
+        raise InputError(f"repeats must be at least 1. Received: {options.repeats}.")
+    if options.repeats == 1:
+        return [(_train_one(cfg, options, mesh, output, started), output)]
+    finished = []
+    for repeat in range(options.repeats):
+        seeded = dataclasses.replace(cfg, seed=cfg.seed + repeat)
+        folder = output / str(repeat)
+        finished.append((_train_one(seeded, options, mesh, folder, started), folder))
+        started = time.perf_counter()
+    return finished
+
+
+def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, started: float) -> Result:
+    workload = workloads.load(cfg.workload)
+    set_matmul_precision(cfg.precision)
+    _check_memory(cfg, workload, mesh)
+    weights = _find_checkpoint(options.weights_from) if options.weights_from else None
+    if mesh.is_main:
+        _claim(output, cfg, fresh=options.fresh, started_from=weights)
+    mesh.barrier()
+    began = datetime.now(UTC)
+    training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
+    with Monitor(mesh.device) as monitor:
+        training.run()
+    if not training.made_progress and (output / result.FILE_NAME).exists():
+        training.log.say(f"{output} is finished already; nothing was done.")
+        return result.read(output)
+    finished = _make_result(training, monitor.summary(), began)
+    if mesh.is_main:
+        finished.write(output)
+        training.log.finished(finished)
+    return finished
+
+
+def _join(cfg: Run) -> Mesh:
+    """Find this process's device, and its ranks where a launcher started several."""
+    kind = cfg.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
+    device = meshes.local_device(kind)
+    ranks = meshes.launched_ranks()
+    if ranks > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    return meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
+
+
+def _this_cluster(mesh: Mesh) -> Cluster:
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(mesh.world_size)))
+    key = hardware.identify(mesh.device).key
+    return Cluster(key, mesh.world_size // per_node, per_node)
+
+
+def _check_memory(cfg: Run, workload: Workload, mesh: Mesh) -> None:
+    import psutil
+
+    plan = plan_memory(cfg, workload, mesh)
+    if mesh.device.type == "cpu":
+        available = min(psutil.virtual_memory().available, hardware.host_memory_bytes())
+        check_fits(plan, available, cfg.name, "this machine")
+    else:
+        available, _ = torch.cuda.mem_get_info(mesh.device)
+        check_fits(plan, available, cfg.name, hardware.identify(mesh.device).name)
+
+
+# --- the output folder
+
+
+def _claim(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
+    """Make `output` this run's folder, or refuse it."""
+    contents = list(output.iterdir()) if output.is_dir() else []
+    if output.exists() and not output.is_dir():
+        raise InputError(f"Output {output} is a file; give a folder.")
+    if fresh and contents:
+        raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
+    config_file = output / CONFIG_FILE
+    if config_file.exists():
+        _check_same_run(read_config(output), cfg, output)
+    elif contents:
+        raise InputError(
+            f"Output {output} is not empty and is not the folder of a run. Give another --output."
+        )
+    if started_from and checkpoint.latest(output / CHECKPOINTS):
+        raise InputError(
+            f"--from starts a new run, but {output} has a checkpoint to continue. "
+            "Give another --output."
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(config_file, json.dumps(to_plain(cfg), indent=2) + "\n")
+
+
+def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
+    if earlier.name != cfg.name:
+        raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
+    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION)
+    if changed:
+        raise InputError(
+            f"{output} holds a run with another configuration ({', '.join(changed)} differ). "
+            "Use the same flags to continue it, or another --output to start a new run."
+        )
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration that a run's folder was made with."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        kind = type(workloads.named_run(str(data["name"])))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}).") from None
+    return parse(kind, data, str(path))
+
+
+def _find_checkpoint(path: Path) -> Path:
+    """A checkpoint's folder, given itself or the folder of its run."""
+    if (path / CHECKPOINTS).is_dir():
+        newest = checkpoint.latest(path / CHECKPOINTS)
+        if newest is None:
+            raise InputError(f"{path} has no complete checkpoint.")
+        return newest
+    if not path.is_dir():
+        raise InputError(f"Checkpoint {path} does not exist.")
+    return path
+
+
+# --- the result
+
+
+def _make_result(training: Training, monitor: dict[str, Any], began: datetime) -> Result:
+    cfg, mesh, progress = training.cfg, training.mesh, training.progress
+    cluster = _this_cluster(mesh)
+    totals = dataclasses.replace(training.clocks.totals, **training.global_counts())
+    machine, software = hardware.environment(mesh.device)
+    measured = totals.samples - totals.samples_warmup
+    tokens = totals.tokens or None
+    times = _times(training)
+    runs = workloads.runs_module(cfg.workload)
+    changed = changed_fields(workloads.named_run(cfg.name), cfg, runs.closed(cfg))
+    mfu, mfu_reason = _mfu(training, measured, totals.tokens - totals.tokens_warmup, times.train)
+    return Result(
+        run=cfg.name,
+        workload=cfg.workload,
+        case=str(cluster),
+        precision=cfg.precision,
+        parallel=dict(mesh.axes),
+        division="open" if changed else "closed",
+        changed=changed,
+        samples=totals.samples,
+        samples_measured=measured,
+        tokens=tokens,
+        steps=result.Steps(all=totals.steps, warmup=totals.steps_warmup, skipped=progress.skipped),
+        time_s=times,
+        throughput=result.Throughput(
+            p_whole=metrics.throughput(totals.samples, times.whole),
+            p_train=metrics.throughput(measured, times.train),
+            p_core=metrics.throughput(measured, times.core),
+        ),
+        tokens_per_device_s=metrics.throughput(
+            totals.tokens - totals.tokens_warmup, times.train * mesh.world_size
+        ),
+        mfu=mfu,
+        mfu_reason=mfu_reason,
+        quality=_quality(training),
+        evaluations=progress.evaluations,
+        memory=_memory(mesh, monitor),
+        loss=result.Loss(first=progress.first_loss, last=progress.last_loss),
+        notes=_notes(training),
+        config=to_plain(cfg),
+        hardware={**machine, "monitor": monitor},
+        software=software,
+        started=began.isoformat(timespec="seconds"),
+    )
+
+
+def _times(training: Training) -> result.Times:
+    totals = training.clocks.totals
+    names = [field.name for field in dataclasses.fields(result.Times)]
+    slowest = training.mesh.max_over_ranks([getattr(totals, name) for name in names])
+    return result.Times(**dict(zip(names, slowest, strict=True)))
+
+
+def _mfu(
+    training: Training, samples: int, tokens: int, seconds: float
+) -> tuple[list[result.Mfu], str | None]:
+    cfg, mesh = training.cfg, training.mesh
+    peak = hardware.peak_flops(hardware.identify(mesh.device), cfg.precision)
+    if isinstance(peak, hardware.Unknown):
+        return [], peak.reason
+    if samples == 0:
+        return [], "the run was too short to measure: all of its steps were warm-up"
+    needed = training.workload.flops(cfg, samples, tokens)
+    return [
+        result.Mfu(
+            convention=convention,
+            value=metrics.mfu(flops, seconds, mesh.world_size, peak.flops),
+            peak_flops=peak.flops,
+            peak_dtype=peak.dtype,
+            peak_source=peak.source,
+        )
+        for convention, flops in needed.items()
+    ], None
+
+
+def _quality(training: Training) -> result.Quality:
+    cfg, workload = training.cfg, training.workload
+    judged = [e for e in training.progress.evaluations if e.split == cfg.quality_split]
+    values = [(e.metrics[workload.metric], e) for e in judged]
+    reaching = [e for v, e in values if metrics.reached(v, cfg.target, workload.better)]
+    last = values[-1][0] if values else None
+    return result.Quality(
+        metric=workload.metric,
+        split=cfg.quality_split,
+        value=last,
+        target=cfg.target,
+        better=workload.better,
+        reached=None if cfg.target is None else bool(reaching),
+        at_sample=reaching[0].at_sample if reaching else None,
+        at_s=training.progress.reached_at_s,
+    )
+
+
+def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
+    host_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    total = hardware.identify(mesh.device).memory_bytes
+    if mesh.device.type == "cpu":
+        peak, allocated = host_peak, None
+    else:
+        allocated = torch.cuda.max_memory_allocated(mesh.device)
+        seen = (monitor.get("memory_bytes") or {}).get("max") or 0
+        # The device's own figure includes the context and the cache; sampling may miss a peak.
+        peak = max(int(seen), torch.cuda.max_memory_reserved(mesh.device))
+    peaks = mesh.max_over_ranks([peak, allocated or 0, host_peak])
+    return result.Memory(
+        peak_bytes=int(peaks[0]),
+        allocated_peak_bytes=int(peaks[1]) if allocated is not None else None,
+        total_bytes=total,
+        host_peak_bytes=int(peaks[2]),
+    )
+
+
+def _notes(training: Training) -> list[str]:
+    cfg, totals = training.cfg, training.clocks.totals
+    notes = []
+    if totals.steps_partial:
+        notes.append(f"{totals.steps_partial} step(s) had fewer samples than a global batch.")
+    if training.progress.skipped:
+        notes.append(
+            f"{training.progress.skipped} step(s) were skipped: their gradient overflowed."
+        )
+    if totals.sessions > 1:
+        notes.append(
+            f"Continued {totals.sessions - 1} time(s) from a checkpoint; time between the "
+            "checkpoint and the stop is not counted."
+        )
+    if cfg.data == "synthetic":
+        notes.append("Synthetic data: the quality says nothing about real click logs.")
+    if torch.is_anomaly_enabled():
+        notes.append("torch.autograd anomaly detection was on.")
+    if cfg.profile:
+        notes.append(f"Steps {cfg.profile} ran under torch.profiler.")
+    if training.weights_from:
+        notes.append(f"Started from the weights of {training.weights_from}.")
+    return notes
+
+
+def spread(results: list[Result]) -> str:
+    """One sentence on the repeats of a run."""
+    quality = [r.quality.value for r in results if r.quality.value is not None]
+    speed = [r.throughput.p_train for r in results if r.throughput.p_train is not None]
+    parts = [
+        f"{name} {statistics.mean(values):.6g} +- {statistics.stdev(values):.2g}"
+        for name, values in ((results[0].quality.metric, quality), ("p_train", speed))
+        if len(values) > 1
+    ]
+    return f"{len(results)} repeats: " + ", ".join(parts)
+
+
+# --- dry run
+
+
+def dry_run(cfg: AnyRun, cluster: Cluster) -> tuple[AnyRun, MemoryPlan]:
+    """Resolve and build on the meta device; needs no device."""
+    cfg = resolve(cfg, cluster)
+    axes = workloads.runs_module(cfg.workload).mesh_axes(cfg, cluster.world)
+    with meshes.fake(axes) as mesh:
+        return cfg, plan_memory(cfg, workloads.load(cfg.workload), mesh)
+
+
+# --- evaluate
+
+
+def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
+    """The newest checkpoint of a run on its held-out data; writes `evaluation.json`."""
+    cfg = read_config(folder)
+    cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data)
+    mesh = _join(cfg)
+    cfg = resolve(dataclasses.replace(cfg, device=mesh.device.type), _this_cluster(mesh))
+    workload = workloads.load(cfg.workload)
+    path = _find_checkpoint(folder)
+    _check_memory(cfg, workload, mesh)
+    trainer = build_trainer(cfg, workload, mesh)
+    state = checkpoint.load(
+        path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
+    )
+    found = {
+        split: workload.evaluate(
+            trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+        )
+        for split in workload.held_out_splits(cfg)
+    }
+    evaluation = {
+        "schema": "trainmark.evaluation/1",
+        "run": cfg.name,
+        "checkpoint": str(path),
+        "step": state["progress"]["step"],
+        "samples": state["data"]["samples"],
+        "data": cfg.data,
+        "target": cfg.target,
+        "best_auc": getattr(cfg, "best_auc", None),
+        "splits": found,
+    }
+    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")
+    return evaluation
