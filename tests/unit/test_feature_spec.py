@@ -1,11 +1,15 @@
 """feature_spec.yaml: every rule has its message, every bad file its sentence."""
 
+import contextlib
 import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings, strategies
 
 from trainmark import feature_spec
 from trainmark.errors import InputError
@@ -341,3 +345,39 @@ def test_damaged_files_are_named(name, content, message, dataset) -> None:
 def test_unknown_mapping(dataset) -> None:
     with pytest.raises(InputError, match=r"no mapping 'validation'; there is train, test"):
         feature_spec.count_rows(build(plain()), dataset, "validation")
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=strategies.data())
+def test_no_damage_to_the_file_gives_a_traceback(data: strategies.DataObject) -> None:
+    """Whatever stands in the file: it is accepted, or refused in one sentence."""
+    text = bytearray(yaml.dump(plain()).encode())
+    for _ in range(data.draw(strategies.integers(1, 4))):
+        start = data.draw(strategies.integers(0, len(text)))
+        stop = start + data.draw(strategies.integers(0, 12))
+        text[start:stop] = data.draw(strategies.sampled_from(SHRAPNEL))
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(InputError):
+        path = Path(folder, feature_spec.FILE_NAME)
+        path.write_bytes(text)
+        spec = feature_spec.read(path)
+        feature_spec.check(spec)
+        feature_spec.count_rows(spec, folder, "train")
+
+
+SHRAPNEL = [
+    *(b"", b"\n", b" ", b"- ", b": ", b"[", b"]", b"{}", b"null", b"-1", b"1e99", b"0", b".nan"),
+    *(
+        b"true",
+        b"2001-01-01",
+        b"'",
+        b'"\\0"',
+        b"&a ",
+        b"*a",
+        b"\xff",
+        b"\x00",
+        b"int8",
+        b"O",
+        b"S0",
+    ),
+    *(b"label", b"train", b"numerical", b"cat_0.bin", b"../..", b"9" * 5000, b"!!binary ", b"<<: "),
+]

@@ -7,7 +7,9 @@ Arrow reads well-formed files fast; for a malformed one, a slow second look name
 
 import gzip
 import re
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -112,10 +114,12 @@ for _digit in range(16):
 
 def _explain(path: Path, error: Exception) -> InputError:
     """The error for `path`, with the first bad line if the slow look finds it."""
-    for number, line in enumerate(_lines(path), start=1):
-        problem = _problem(line)
-        if problem:
-            return InputError(f"{path}:{number}: {problem}.")
+    # A damaged archive may fail here, after its first lines; then Arrow's reason has to do.
+    with suppress(OSError, EOFError, zlib.error):
+        for number, line in enumerate(_lines(path), start=1):
+            problem = _problem(line)
+            if problem:
+                return InputError(f"{path}:{number}: {problem}.")
     return InputError(f"{path} is malformed: {error}.")
 
 
