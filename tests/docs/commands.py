@@ -1,0 +1,78 @@
+"""What the documentation tests share: the real flags of every verb, and a parse without a run."""
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from trainmark import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+
+# The verb and the word after it, if it takes one, whose help lists the flags.
+HELP = {
+    "list": ["list"],
+    "show": ["show", "dlrm-demo"],
+    "train": ["train", "dlrm-demo"],
+    "evaluate": ["evaluate"],
+    "report": ["report"],
+    "compare": ["compare"],
+    "prepare criteo": ["prepare", "criteo"],
+    "prepare synthetic": ["prepare", "synthetic"],
+}
+
+
+@cache
+def flags(verb: str) -> frozenset[str]:
+    """The flags of a verb, as its own `--help` prints them."""
+    text = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(text),
+        contextlib.suppress(SystemExit),
+    ):
+        patch.setenv("COLUMNS", "120")
+        cli.main([*HELP[verb], "--help"])
+    # A flag starts its line; flags in the middle of a sentence do not count.
+    lines = re.findall(
+        r"^[│|]? {1,2}(?:-h, )?(--[a-z][\w.-]*(?:, --[a-z][\w.-]*)*)", text.getvalue(), re.M
+    )
+    found = {flag for line in lines for flag in line.split(", ")}
+    if "--compile" in found:  # a pair on the command line, one field with three values below it
+        found.add("--no-compile")
+    return frozenset(found)
+
+
+def verb_of(words: Sequence[str]) -> str:
+    """`prepare criteo` or `train`, whichever the words after `trainmark` start with."""
+    two = " ".join(words[:2])
+    return two if two in HELP else words[0] if words else ""
+
+
+def parses(words: Sequence[str]) -> int:
+    """Exit code of `trainmark WORDS...` with everything after the parsing left out."""
+
+    def nothing(*args: object, **kwargs: object) -> int:
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        for target in (
+            "trainmark.report.runs.train",
+            "trainmark.report.runs.dry_run",
+            "trainmark.report.runs.evaluate",
+            "trainmark.report.runs.resolved_run",
+            "trainmark.report.report",
+            "trainmark.report.compare",
+            "trainmark.clicklog.criteo.prepare",
+            "trainmark.clicklog.synthetic.prepare",
+        ):
+            patch.setattr(target, nothing)
+        try:
+            return cli.main(list(words))
+        except SystemExit as stop:
+            return int(stop.code or 0)
