@@ -20,7 +20,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,38 +116,6 @@ def all_checkpoints(root: Path) -> list[Path]:
 def latest(root: Path) -> Path | None:
     """The newest complete checkpoint under `root`, if there is one."""
     return next(reversed(all_checkpoints(root)), None)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """How often to save: never (both None), every so many steps, or every so many minutes."""
-
-    steps: int | None = None
-    minutes: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "Interval":
-        """Read `never`, `N steps` or `N minutes`."""
-        if text == "never":
-            return cls()
-        match = re.fullmatch(r"(\d+) steps?|(\d+(?:\.\d+)?) minutes?", text, re.ASCII)
-        if match and match[1] and int(match[1]) > 0:
-            return cls(steps=int(match[1]))
-        if match and match[2] and float(match[2]) > 0:
-            return cls(minutes=float(match[2]))
-        raise InputError(
-            f"Cannot read the checkpoint interval {text!r}. "
-            "Write 'never', 'N steps' or 'N minutes', such as '1000 steps'."
-        )
-
-    def due(self, step: int, seconds_since_last: float) -> bool:
-        """Whether to save after `step` steps, the last save being so long ago.
-
-        Clocks differ between ranks: with minutes, let one rank decide for all.
-        """
-        if self.steps is not None:
-            return step > 0 and step % self.steps == 0
-        return self.minutes is not None and seconds_since_last >= 60 * self.minutes
 
 
 # --- around DCP

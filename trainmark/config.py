@@ -7,6 +7,7 @@ by `resolve`, at one place, all problems at once. Nothing here imports torch.
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ class Run:
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
+T = TypeVar("T")
 
 # How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
 OBSERVATION = frozenset(
@@ -128,7 +130,9 @@ def with_file(run: AnyRun, path: Path) -> AnyRun:
     """`run` with the fields that a TOML file or a result.json sets."""
     data = _read_mapping(path)
     if "schema" in data:
-        data = data.get("config", {})
+        if not isinstance(data.get("config"), dict):
+            raise InputError(f"{path} has no 'config': expected the result.json of a run.")
+        data = data["config"]
     for fixed in ("name", "workload"):
         if data.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
             raise InputError(
@@ -145,7 +149,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(f"Configuration file {path} does not exist.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the parsers' errors are ValueErrors
         raise InputError(f"Configuration file {path} cannot be read: {error}.") from None
     if not isinstance(data, dict):
         raise InputError(f"Configuration file {path} must hold a table of fields.")
@@ -204,12 +208,20 @@ def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
     problems = _common_problems(run, cluster)
     run = dataclasses.replace(run, compile=_compiles(run, cluster))
     runs = workloads.runs_module(run.workload)
+    axes = runs.mesh_axes(run, cluster.world)
+    resolved: AnyRun
     resolved, more = runs.resolve(run, cluster)
     problems += more
-    axes = runs.mesh_axes(run, cluster.world)
     resolved, more = _resolve_batches(resolved, axes.get("dp", 1))
     raise_all(problems + more)
     return resolved
+
+
+def filled(value: T | None) -> T:
+    """A field that `resolve` fills in, as what it is after that."""
+    if value is None:
+        raise TypeError("This configuration has not been resolved.")
+    return value
 
 
 def _compiles(run: Run, cluster: Cluster) -> bool:
@@ -220,22 +232,11 @@ def _compiles(run: Run, cluster: Cluster) -> bool:
 
 def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
     """Fields that keep `run` from being comparable with the published results of `named`."""
-    base = to_plain(named)
-    changed = [
-        name
-        for name in differences(named, run, ignore=closed)
-        if name.split(".")[0] != "name" and _lookup(base, name) is not None
-    ]
+    changed = differences(named, run, ignore=closed)
     # Rows that nobody clicked on say nothing about quality.
     if run.data == SYNTHETIC and named.data != SYNTHETIC:
         changed.append("data")
     return changed
-
-
-def _lookup(data: dict[str, Any], dotted: str) -> Any:
-    for part in dotted.split("."):
-        data = data[part]
-    return data
 
 
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:
@@ -286,22 +287,19 @@ class Interval:
         """From `never`, `N steps` or `N minutes`."""
         if text == "never":
             return Interval()
-        number, _, unit = text.partition(" ")
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if value > 0 and unit in ("step", "steps") and value == int(value):
-            return Interval(steps=int(value))
-        if value > 0 and unit in ("minute", "minutes"):
-            return Interval(seconds=60 * value)
+        match = re.fullmatch(r"(\d+) steps?|(\d+(?:\.\d+)?) minutes?", text, re.ASCII)
+        if match and match[1] and int(match[1]) > 0:
+            return Interval(steps=int(match[1]))
+        if match and match[2] and float(match[2]) > 0:
+            return Interval(seconds=60 * float(match[2]))
         raise InputError(
             f"checkpoint_every must be 'never', 'N steps' or 'N minutes'. Received: {text!r}."
         )
 
     def due(self, step: int, seconds_since: float) -> bool:
+        """Whether it is time, after `step` steps, the last time being so long ago."""
         if self.steps is not None:
-            return step % self.steps == 0
+            return step > 0 and step % self.steps == 0
         return self.seconds is not None and seconds_since >= self.seconds
 
 

@@ -37,7 +37,7 @@ class Schedule:
         if self.decay == "cosine":
             shape = 0.5 * (1.0 - math.cos(math.pi * left))
             return self.end_factor + (1.0 - self.end_factor) * shape
-        return max(left**self.decay_power, self.end_factor)
+        return max(math.pow(left, self.decay_power), self.end_factor)
 
     def problems(self) -> list[str]:
         """What is wrong with these numbers, a sentence each."""
@@ -45,6 +45,8 @@ class Schedule:
         for name in ("warmup_steps", "decay_steps"):
             if (value := getattr(self, name)) < 0:
                 found.append(f"schedule.{name} must not be negative. Received: {value}.")
+        if self.decay_start is None and self.decay_steps > 0:
+            found.append("schedule.decay_steps needs schedule.decay_start.")
         if self.decay_start is not None:
             if self.decay_start < self.warmup_steps:
                 found.append(
@@ -57,6 +59,6 @@ class Schedule:
             found.append(
                 f"schedule.end_factor must lie between 0 and 1. Received: {self.end_factor}."
             )
-        if self.decay_power <= 0:
+        if not 0.0 < self.decay_power < math.inf:
             found.append(f"schedule.decay_power must be positive. Received: {self.decay_power}.")
         return found

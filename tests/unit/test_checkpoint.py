@@ -25,7 +25,6 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests import checkpoint_saver
 from trainmark import checkpoint, checkpoint_manifest, checkpoint_storage
-from trainmark.checkpoint import Interval
 from trainmark.checkpoint_manifest import DTYPE_CODES
 from trainmark.errors import InputError
 
@@ -559,42 +558,3 @@ def test_two_ranks_save_and_load_any_sharding(tmp_path: Path) -> None:
     assert_same_bits(loaded, expected)
     with safe_open(path / "rank-00001.safetensors", "pt") as file:
         assert "rows[19:37,0:6]" in file.keys()  # noqa: SIM118  (not a dictionary)
-
-
-# --- intervals
-
-
-@pytest.mark.parametrize(
-    ("text", "interval"),
-    [
-        ("never", Interval()),
-        ("1 step", Interval(steps=1)),
-        ("1000 steps", Interval(steps=1000)),
-        ("30 minutes", Interval(minutes=30)),
-        ("0.5 minutes", Interval(minutes=0.5)),
-    ],
-)
-def test_intervals(text: str, interval: Interval) -> None:
-    assert Interval.parse(text) == interval
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "Never", "never 5 steps", "10", "steps", "5steps", "10  steps", "5 minutes "),
-        *("0 steps", "-1 steps", "1.5 steps", "1e3 steps", "٣ steps"),
-        *("0 minutes", "nan minutes", "5 hours"),
-    ],
-)
-def test_other_intervals_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="Write 'never', 'N steps' or 'N minutes'"):
-        Interval.parse(text)
-
-
-def test_when_a_save_is_due() -> None:
-    assert not Interval().due(1000, 1e9)
-    every_ten = Interval(steps=10)
-    assert [step for step in range(31) if every_ten.due(step, 0)] == [10, 20, 30]
-    half_hour = Interval(minutes=30)
-    assert not half_hour.due(5, 1799.9)
-    assert half_hour.due(5, 1800)

@@ -68,7 +68,8 @@ class LocalEngine(nn.Module):
             return self.weight.index_select(0, ids)
         # On a CPU, faulting in fresh pages for the result costs as much as the gather itself.
         if self._rows_buffer.shape[0] != ids.numel() or self._rows_buffer.device != ids.device:
-            self._rows_buffer = self.weight.new_empty(ids.numel(), self.dim)
+            with torch.inference_mode(False):  # an inference tensor could not be reused in training
+                self._rows_buffer = self.weight.new_empty(ids.numel(), self.dim)
         return torch.index_select(self.weight, 0, ids, out=self._rows_buffer)
 
     # --- update
@@ -83,7 +84,7 @@ class LocalEngine(nn.Module):
         if not looked_up:
             return
         ids = _joined([ids for ids, _ in looked_up])
-        grads = _joined([rows.grad.view(-1, self.dim) for _, rows in looked_up])
+        grads = _joined([_gradient(rows).view(-1, self.dim) for _, rows in looked_up])
         if gate.device.type == "cpu":
             if not gate:  # here asking costs nothing
                 return
@@ -122,6 +123,12 @@ class LocalEngine(nn.Module):
     def _tables(self, tensor: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         bounds = itertools.pairwise(self.starts)
         return {name: tensor[a:b] for name, (a, b) in zip(names, bounds, strict=True)}
+
+
+def _gradient(rows: Tensor) -> Tensor:
+    if rows.grad is None:
+        raise RuntimeError("Rows were looked up in training, but no backward pass reached them.")
+    return rows.grad
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

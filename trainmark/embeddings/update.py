@@ -29,7 +29,7 @@ class UpdateRule(Protocol):
 
 def make_rule(name: str, *, eps: float, beta1: float, beta2: float) -> UpdateRule:
     """The rule of that name, with the settings that it takes."""
-    rules = {
+    rules: dict[str, UpdateRule] = {
         "sgd": Sgd(),
         "adagrad": Adagrad(eps),
         "rowwise_adagrad": RowwiseAdagrad(eps),

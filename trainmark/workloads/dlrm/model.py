@@ -59,20 +59,29 @@ def build_model(cfg: DlrmRun) -> Dlrm:
 @torch.no_grad()
 def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> None:
     """Allocate on `device` and fill in place, each parameter from its own random stream."""
-    (model,) = parts
+    model = whole(parts)
     model.to_empty(device=device)
     model.tables.init_weights(cfg.seed, model.table_names)
-    for name, linear in _linears(model):
+    linears = _linears(model)
+    for name, linear in linears.items():
         random = generator(device, cfg.seed, name)
         is_output = linear is model.top[-1]
         _INITS[cfg.model.init](linear, random, is_output)
     # The columns for the zeros that pad the interaction must not matter.
     width = cfg.model.embedding_dim + len(model.table_names) * (len(model.table_names) + 1) // 2
-    model.top[0].weight[:, width:] = 0
+    linears["top.0"].weight[:, width:] = 0
 
 
-def _linears(model: Dlrm) -> list[tuple[str, nn.Linear]]:
-    return [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+def whole(parts: list[nn.Module]) -> Dlrm:
+    """The model of a rank that owns all of it."""
+    (model,) = parts
+    if not isinstance(model, Dlrm):
+        raise TypeError(f"Expected a Dlrm, received a {type(model).__name__}.")
+    return model
+
+
+def _linears(model: Dlrm) -> dict[str, nn.Linear]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
 
 
 # --- the documented initialisations of the MLPs
