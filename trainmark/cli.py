@@ -6,6 +6,7 @@ imported by the verbs that need them, so that `--help` answers at once.
 
 import contextlib
 import io
+import itertools
 import re
 import sys
 import time
@@ -32,6 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments, started)
     except InputError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"trainmark: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a folder that cannot be written, a full disk
         if debug:
             traceback.print_exc()
         print(f"trainmark: {error}", file=sys.stderr)
@@ -260,8 +266,15 @@ def _first(verb: str, what: str, arguments: list[str], known: list[str]) -> tupl
 
 def _paired_flags(arguments: list[str]) -> list[str]:
     """`--compile` and `--no-compile` for a field that can also be left to the machine."""
-    pairs = {"--compile": ["--compile", "True"], "--no-compile": ["--compile", "False"]}
-    return [word for argument in arguments for word in pairs.get(argument, [argument])]
+    words = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+        if argument == "--no-compile":
+            words += ["--compile", "False"]
+        elif argument == "--compile" and following not in ("True", "False", "None"):
+            words += ["--compile", "True"]
+        else:
+            words.append(argument)
+    return words
 
 
 def _flag_value(arguments: list[str], flag: str) -> str | None:

@@ -64,6 +64,7 @@ class Clocks:
         self._started = started
         self._train_started = started
         self._warmup_left = warmup_steps
+        self._training = False  # between the first batch and the last step
         self._paused = 0.0
         self._synchronize = synchronize
 
@@ -72,6 +73,7 @@ class Clocks:
     def train_starts(self) -> None:
         """The first batch is about to be asked for."""
         self._train_started = time.perf_counter()
+        self._training = True
         self.totals.init = self._earlier.init + self._train_started - self._started
         if self._warmup_left == 0:
             self._end_warmup()
@@ -115,9 +117,10 @@ class Clocks:
     def last_step_done(self) -> None:
         """Wait for the device: the last step ends now, and `whole` with it."""
         self._synchronize()
-        self._update_whole()
         if self._warmup_left:
             self._end_warmup()
+        self._update_whole()
+        self._training = False
 
     def run_ends(self) -> None:
         self.totals.e2e = self.e2e_so_far
@@ -126,14 +129,13 @@ class Clocks:
     def e2e_so_far(self) -> float:
         return self._earlier.e2e + time.perf_counter() - self._started
 
-    @property
-    def whole_so_far(self) -> float:
-        return self._earlier.whole + time.perf_counter() - self._train_started
-
     def _update_whole(self) -> None:
-        self.totals.whole = self.whole_so_far
+        if self._training:
+            session = time.perf_counter() - self._train_started
+            self.totals.whole = self._earlier.whole + session
 
     def _end_warmup(self) -> None:
+        self._warmup_left = 0
         self._synchronize()
         session = time.perf_counter() - self._train_started - self._paused
         self.totals.warmup = self._earlier.warmup + session

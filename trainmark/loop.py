@@ -36,9 +36,10 @@ class Progress:
     step: int = 0
     skipped: int = 0
     evaluations: list[Evaluation] = field(default_factory=list)
+    evaluated_at_s: list[float] = field(default_factory=list)
+    """End-to-end time of each evaluation."""
     first_loss: float | None = None
     last_loss: float | None = None
-    reached_at_s: float | None = None
 
 
 class Interrupted(Exception):  # noqa: N818  (no error: it was asked for)
@@ -52,7 +53,9 @@ class Interrupted(Exception):  # noqa: N818  (no error: it was asked for)
 
 
 class Training:
-    """One run of one workload on this rank.
+    """One run of one workload on this rank: build it, `set_up`, then `run`.
+
+    Nothing is written before `run`: data or weights that cannot be used leave no trace.
 
     Args:
         cfg: a resolved configuration.
@@ -77,17 +80,18 @@ class Training:
         self.weights_from = weights_from
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
         self.progress = Progress()
-        self.made_progress = False
-        self.log = RunLog(output, cfg) if mesh.is_main else SilentLog()
+        self.log = RunLog(output, cfg, started) if mesh.is_main else SilentLog()
+        self.data = self._data("train")
+        splits = (*workload.held_out_splits(cfg), cfg.quality_split)
+        self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
+        self._pending: list[_Pending] = []
+        self._interval = Interval.parse(cfg.checkpoint_every)
+        self._saved_at = time.perf_counter()
 
     def run(self) -> None:
         """Train until the last step or the target, then evaluate, then save."""
-        cfg, clocks, progress = self.cfg, self.clocks, self.progress
+        cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
         with self.log, StopRequest() as stop:
-            self.trainer = build_trainer(cfg, self.workload, self.mesh)
-            self.data = self._data("train")
-            self._start()
-            total_steps = min(cfg.max_steps or math.inf, cfg.epochs * self.data.steps_per_epoch)
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
             self.log.training_starts(step=progress.step, total_steps=total_steps)
             if cfg.initial_evaluation and progress.step == 0:
@@ -96,7 +100,7 @@ class Training:
             clocks.train_starts()
             self.feed = Feed(iter(self.data), self.trainer, clocks, self.mesh.device)
             profiler = Profiler(cfg.profile, self.output)
-            while progress.step < total_steps and not self._target_ends_run():
+            while not self.has_finished:
                 batch = next(self.feed)
                 lr = cfg.lr * cfg.schedule.factor(progress.step)
                 loss, skipped = self.trainer.step(batch, lr)
@@ -110,12 +114,12 @@ class Training:
                     self._look()
                     with clocks.pause("evaluation"):
                         self._evaluate(cfg.quality_split)
-                if self._agreed(stop.requested or self._checkpoint_due()):
+                if self._must_save(stop):
                     self._look()
                     with clocks.pause("checkpoint"):
                         path = self._save()
-                    if self.mesh.any(stop.requested):
-                        raise Interrupted(stop.signal_number, path)
+                    if signal_number := self.mesh.max_over_ranks([stop.signal_number])[0]:
+                        raise Interrupted(int(signal_number), path)
 
             clocks.last_step_done()
             self._look()
@@ -133,22 +137,30 @@ class Training:
     def _data(self, split: str) -> Any:
         return self.workload.build_data(self.cfg, split, self.mesh.dp_rank, self.mesh.dp_size)
 
-    def _start(self) -> None:
-        """Take up the run where its newest checkpoint left it, or begin it."""
-        self._held_out: dict[str, Any] = {}
-        self._pending: list[_Pending] = []
-        self._unsaved = False
-        self._saved_at = time.perf_counter()
-        self._interval = Interval.parse(self.cfg.checkpoint_every)
+    def set_up(self) -> None:
+        """Allocate the model; take up the run where its newest checkpoint left it, or begin it."""
+        self.trainer = build_trainer(self.cfg, self.workload, self.mesh)
         path = checkpoint.latest(self.output / CHECKPOINTS)
+        self._unsaved = path is None
         if path is not None:
             self._restore(path)
         elif self.weights_from is not None:
             checkpoint.load(self.weights_from, self._weights())
             self.log.say(f"Weights from {self.weights_from}.")
 
+    @property
+    def total_steps(self) -> int:
+        """The step that the run ends with, unless it reaches its target before."""
+        all_epochs: int = self.cfg.epochs * self.data.steps_per_epoch
+        return all_epochs if self.cfg.max_steps is None else min(self.cfg.max_steps, all_epochs)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether there is no step left to do."""
+        return self.progress.step >= self.total_steps or self._target_ends_run()
+
     def _restore(self, path: Path) -> None:
-        state = checkpoint.load(path, self._weights() | self._trainer_state())
+        state = checkpoint.load(path, self._weights() | self._trainer_state(), exact=True)
         self.trainer.load_state_dict(state["trainer"])
         restored = parse(Progress, state["progress"], str(path))
         for name, value in vars(restored).items():
@@ -162,7 +174,7 @@ class Training:
 
     def _count(self, batch: Any, lr: float, loss: torch.Tensor, skipped: torch.Tensor) -> None:
         self.progress.step += 1
-        self.made_progress = self._unsaved = True
+        self._unsaved = True
         self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
         # Scalars stay on the device until the next look: reading one would make the host wait.
         self._pending.append(_Pending(self.progress.step, batch.position, lr, loss, skipped))
@@ -175,16 +187,23 @@ class Training:
         skips = torch.stack([p.skipped for p in self._pending]).tolist()
         self.feed.collect_waits()
         pending, self._pending = self._pending, []
-        rows = []
+        rows: list[tuple[int, int, float]] = []
         for at, loss, skipped in zip(pending, losses, skips, strict=True):
             if not math.isfinite(loss) or (skipped and self.cfg.precision != "fp16"):
+                self._note(rows, at.lr)
                 raise self._not_finite(at, loss)
             self.progress.skipped += bool(skipped)
             rows.append((at.step, at.position, loss))
+        self._note(rows, pending[-1].lr)
+
+    def _note(self, rows: list[tuple[int, int, float]], lr: float) -> None:
+        """Keep the losses of good steps, as (step, global samples so far, loss)."""
+        if not rows:
+            return
         self.progress.last_loss = rows[-1][2]
         if self.progress.first_loss is None:
             self.progress.first_loss = rows[0][2]
-        self.log.looked(rows, pending[-1].lr)
+        self.log.looked(rows, lr)
 
     def _not_finite(self, at: "_Pending", loss: float) -> InputError:
         what = "gradient" if math.isfinite(loss) else "loss"
@@ -200,8 +219,6 @@ class Training:
 
     def _evaluate(self, split: str) -> None:
         began = time.perf_counter()
-        if split not in self._held_out:
-            self._held_out[split] = self._data(split)
         found = self.workload.evaluate(self.trainer, self._held_out[split])
         evaluation = Evaluation(
             at_sample=self._global_samples(),
@@ -210,11 +227,11 @@ class Training:
             seconds=time.perf_counter() - began,
         )
         self.progress.evaluations.append(evaluation)
+        self.progress.evaluated_at_s.append(self.clocks.e2e_so_far)
         self.log.evaluated(evaluation, self.progress.step)
-        if self.progress.reached_at_s is None and self._reaches_target(evaluation):
-            self.progress.reached_at_s = self.clocks.e2e_so_far
 
-    def _reaches_target(self, evaluation: Evaluation) -> bool:
+    def reaches_target(self, evaluation: Evaluation) -> bool:
+        """Whether an evaluation is on the quality split and as good as the target."""
         value = evaluation.metrics[self.workload.metric]
         on_quality_split = evaluation.split == self.cfg.quality_split
         return on_quality_split and bool(
@@ -222,7 +239,7 @@ class Training:
         )
 
     def _target_ends_run(self) -> bool:
-        return self.cfg.stop_at_target and any(map(self._reaches_target, self.progress.evaluations))
+        return self.cfg.stop_at_target and any(map(self.reaches_target, self.progress.evaluations))
 
     def _is_evaluated(self, split: str) -> bool:
         """Whether the weights as they are now were evaluated on `split`."""
@@ -240,14 +257,13 @@ class Training:
 
     # --- checkpoints
 
-    def _checkpoint_due(self) -> bool:
-        return self._interval.due(self.progress.step, time.perf_counter() - self._saved_at)
-
-    def _agreed(self, wish: bool) -> bool:
-        """Ranks must save together: they compare their wishes at every look."""
-        if self.mesh.world_size == 1:
-            return wish
-        return self.progress.step % self.cfg.log_every == 0 and self.mesh.any(wish)
+    def _must_save(self, stop: StopRequest) -> bool:
+        """Whether to save now. All ranks must agree, and clocks and signals differ between them:
+        several ranks compare their wishes at every look only, and count steps alike in between."""
+        step, seconds = self.progress.step, time.perf_counter() - self._saved_at
+        if self.mesh.world_size == 1 or step % self.cfg.log_every == 0:
+            return self.mesh.any(stop.requested or self._interval.due(step, seconds))
+        return self._interval.steps is not None and self._interval.due(step, seconds)
 
     def _save(self) -> Path:
         state = {

@@ -163,7 +163,7 @@ def read(folder: Path) -> Result:
         )
     try:
         data = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}).") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         received = data.get("schema") if isinstance(data, dict) else type(data).__name__
@@ -178,11 +178,14 @@ class PerfLog:
         self._stream = stream
         self._rank = rank
 
-    def event(self, name: str, value: dict[str, Any] | None = None, **keys: Any) -> None:
-        record: dict[str, Any] = {"event": name, **keys}
+    def event(
+        self, name: str, value: dict[str, Any] | None = None, at_s: float | None = None
+    ) -> None:
+        """Something that happened now, or at the time `at_s`."""
+        record: dict[str, Any] = {"event": name}
         if value is not None:
             record["value"] = value
-        record["metadata"] = {"time_ms": int(time.time() * 1000), "rank": self._rank}
+        record["metadata"] = {"time_ms": _milliseconds(at_s), "rank": self._rank}
         self._stream.write(f"[PerfLog] {json.dumps(record)}\n")
         self._stream.flush()
 
@@ -194,11 +197,17 @@ class MlLog:
         self._stream = stream
 
     def event(
-        self, key: str, value: Any = None, kind: str = "POINT_IN_TIME", **metadata: Any
+        self,
+        key: str,
+        value: Any = None,
+        kind: str = "POINT_IN_TIME",
+        at_s: float | None = None,
+        **metadata: Any,
     ) -> None:
+        """Something that happened now, or at the time `at_s`."""
         record = {
             "namespace": "",
-            "time_ms": int(time.time() * 1000),
+            "time_ms": _milliseconds(at_s),
             "event_type": kind,
             "key": key,
             "value": value,
@@ -206,6 +215,10 @@ class MlLog:
         }
         self._stream.write(f":::MLLOG {json.dumps(record)}\n")
         self._stream.flush()
+
+
+def _milliseconds(at_s: float | None) -> int:
+    return int(1000 * (time.time() if at_s is None else at_s))
 
 
 def finished_event(result: Result) -> dict[str, Any]:

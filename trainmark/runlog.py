@@ -1,6 +1,7 @@
 """What a run writes while it trains: the loss curve, event logs, and a line for the person."""
 
 import csv
+import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,20 +22,23 @@ _HEADER = ("step", "samples", "loss")
 class RunLog:
     """Opened by the main rank only; the others get a `SilentLog`."""
 
-    def __init__(self, folder: Path, cfg: Run) -> None:
+    def __init__(self, folder: Path, cfg: Run, started: float) -> None:
         self._folder = folder
         self._cfg = cfg
+        self._started_s = time.time() - (time.perf_counter() - started)
         self._stack = ExitStack()
         self._console = Console(stderr=True)
+        self._board_type = _tensorboard_writer() if cfg.tensorboard else None
 
     def __enter__(self) -> "RunLog":
         self._perf = PerfLog(self._append_to("perf.log"))
         self._mlperf = MlLog(self._append_to("mlperf.log"))
-        self._board = _tensorboard(self._folder) if self._cfg.tensorboard else None
-        if self._board:
+        self._board = None
+        if self._board_type:
+            self._board = self._board_type(log_dir=str(self._folder / "tensorboard"))
             self._stack.callback(self._board.close)
-        self._perf.event("INIT_START")
-        self._mlperf.event("init_start", kind="INTERVAL_START")
+        self._perf.event("INIT_START", at_s=self._started_s)
+        self._mlperf.event("init_start", kind="INTERVAL_START", at_s=self._started_s)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -43,7 +47,7 @@ class RunLog:
     # --- the course of a run
 
     def say(self, sentence: str) -> None:
-        self._console.print(sentence, highlight=False)
+        self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def training_starts(self, *, step: int, total_steps: int) -> None:
         self._cut_curve(step)
@@ -113,8 +117,10 @@ class RunLog:
     def _cut_curve(self, step: int) -> None:
         """Start the loss curve, or forget what came after the checkpoint that is continued."""
         path = self._folder / LOSS_FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() and step else []
-        kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= step]
+        text = path.read_text(encoding="utf-8") if path.exists() and step else ""
+        # Whole lines only: the last one may have been cut by whatever ended the run.
+        lines = re.findall(r"^(\d+),(\d+,\S+)\n", text, re.MULTILINE)
+        kept = [f"{at},{rest}" for at, rest in lines if int(at) <= step]
         write_atomically(path, "\n".join([",".join(_HEADER), *kept]) + "\n")
 
     def _start_progress(self, step: int, total_steps: int) -> tuple[Progress, TaskID]:
@@ -153,11 +159,11 @@ class SilentLog:
         return lambda *args, **kwargs: None
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError(
             "--tensorboard needs the tensorboard package: pip install 'trainmark[plots]'."
         ) from None
-    return SummaryWriter(log_dir=str(folder / "tensorboard"))
+    return SummaryWriter

@@ -8,7 +8,7 @@ import statistics
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -47,37 +47,38 @@ EVALUATION_FILE = "evaluation.json"
 
 def train(cfg: Run, options: TrainOptions, started: float) -> list[tuple[Result, Path]]:
     """Train a run (or several seeds of it) and write its results."""
-    mesh = _join(cfg)
-    cfg = resolve(dataclasses.replace(cfg, device=mesh.device.type), _this_cluster(mesh))
-    output = options.output or Path("runs") / cfg.name
     if options.repeats < 1:
         raise InputError(f"repeats must be at least 1. Received: {options.repeats}.")
-    if options.repeats == 1:
-        return [(_train_one(cfg, options, mesh, output, started), output)]
+    mesh = _join(cfg)
+    output = options.output or Path("runs") / cfg.name
     finished = []
     for repeat in range(options.repeats):
-        seeded = dataclasses.replace(cfg, seed=cfg.seed + repeat)
-        folder = output / str(repeat)
+        # Resolved per seed, because synthetic data (and so its target) depends on the seed.
+        seeded = _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+        folder = output / str(repeat) if options.repeats > 1 else output
         finished.append((_train_one(seeded, options, mesh, folder, started), folder))
         started = time.perf_counter()
     return finished
 
 
 def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, started: float) -> Result:
+    began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
     set_matmul_precision(cfg.precision)
-    _check_memory(cfg, workload, mesh)
     weights = _find_checkpoint(options.weights_from) if options.weights_from else None
     if mesh.is_main:
-        _claim(output, cfg, fresh=options.fresh, started_from=weights)
-    mesh.barrier()
-    began = datetime.now(UTC)
-    training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
+        _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
+    _check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor:
+        training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
+        training.set_up()
+        if training.has_finished and (output / result.FILE_NAME).exists():
+            training.log.say(f"{output} is finished already; nothing was done.")
+            return result.read(output)
+        if mesh.is_main:
+            _claim(output, cfg)
+        mesh.barrier()
         training.run()
-    if not training.made_progress and (output / result.FILE_NAME).exists():
-        training.log.say(f"{output} is finished already; nothing was done.")
-        return result.read(output)
     finished = _make_result(training, monitor.summary(), began)
     if mesh.is_main:
         finished.write(output)
@@ -97,6 +98,12 @@ def _join(cfg: Run) -> Mesh:
     if ranks > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     return meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
+
+
+def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
+    """Resolve for the machine that this process runs on."""
+    kind: Literal["cpu", "cuda"] = "cpu" if mesh.device.type == "cpu" else "cuda"
+    return resolve(dataclasses.replace(cfg, device=kind), _this_cluster(mesh))
 
 
 def _this_cluster(mesh: Mesh) -> Cluster:
@@ -120,15 +127,14 @@ def _check_memory(cfg: Run, workload: Workload, mesh: Mesh) -> None:
 # --- the output folder
 
 
-def _claim(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
-    """Make `output` this run's folder, or refuse it."""
-    contents = list(output.iterdir()) if output.is_dir() else []
+def _check_folder(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
+    """Refuse a folder that cannot be this run's; nothing is changed."""
     if output.exists() and not output.is_dir():
         raise InputError(f"Output {output} is a file; give a folder.")
+    contents = list(output.iterdir()) if output.is_dir() else []
     if fresh and contents:
         raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
-    config_file = output / CONFIG_FILE
-    if config_file.exists():
+    if (output / CONFIG_FILE).exists():
         _check_same_run(read_config(output), cfg, output)
     elif contents:
         raise InputError(
@@ -139,8 +145,12 @@ def _claim(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) ->
             f"--from starts a new run, but {output} has a checkpoint to continue. "
             "Give another --output."
         )
+
+
+def _claim(output: Path, cfg: Run) -> None:
+    """Make `output` this run's folder."""
     output.mkdir(parents=True, exist_ok=True)
-    write_atomically(config_file, json.dumps(to_plain(cfg), indent=2) + "\n")
+    write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
 
 
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
@@ -169,14 +179,14 @@ def read_config(folder: Path) -> Any:
 
 def _find_checkpoint(path: Path) -> Path:
     """A checkpoint's folder, given itself or the folder of its run."""
-    if (path / CHECKPOINTS).is_dir():
-        newest = checkpoint.latest(path / CHECKPOINTS)
-        if newest is None:
-            raise InputError(f"{path} has no complete checkpoint.")
-        return newest
     if not path.is_dir():
         raise InputError(f"Checkpoint {path} does not exist.")
-    return path
+    if not (path / CONFIG_FILE).exists():
+        return path
+    newest = checkpoint.latest(path / CHECKPOINTS)
+    if newest is None:
+        raise InputError(f"{path} has no complete checkpoint.")
+    return newest
 
 
 # --- the result
@@ -258,20 +268,21 @@ def _mfu(
 
 
 def _quality(training: Training) -> result.Quality:
-    cfg, workload = training.cfg, training.workload
-    judged = [e for e in training.progress.evaluations if e.split == cfg.quality_split]
-    values = [(e.metrics[workload.metric], e) for e in judged]
-    reaching = [e for v, e in values if metrics.reached(v, cfg.target, workload.better)]
-    last = values[-1][0] if values else None
+    cfg, workload, progress = training.cfg, training.workload, training.progress
+    judged = [e for e in progress.evaluations if e.split == cfg.quality_split]
+    timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
+    at_sample, at_s = next(
+        ((e.at_sample, at_s) for e, at_s in timed if training.reaches_target(e)), (None, None)
+    )
     return result.Quality(
         metric=workload.metric,
         split=cfg.quality_split,
-        value=last,
+        value=judged[-1].metrics[workload.metric] if judged else None,
         target=cfg.target,
         better=workload.better,
-        reached=None if cfg.target is None else bool(reaching),
-        at_sample=reaching[0].at_sample if reaching else None,
-        at_s=training.progress.reached_at_s,
+        reached=None if cfg.target is None else at_sample is not None,
+        at_sample=at_sample,
+        at_s=at_s,
     )
 
 
@@ -350,7 +361,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
     cfg = read_config(folder)
     cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data)
     mesh = _join(cfg)
-    cfg = resolve(dataclasses.replace(cfg, device=mesh.device.type), _this_cluster(mesh))
+    cfg = _resolve_here(cfg, mesh)
     workload = workloads.load(cfg.workload)
     path = _find_checkpoint(folder)
     _check_memory(cfg, workload, mesh)

@@ -26,13 +26,19 @@ class Workload:
     init_weights: Callable[..., None]
     """(parts, cfg, device): allocate and fill in place from (seed, parameter name, global row)."""
     build_data: Callable[..., Any]
-    """(cfg, split, dp_rank, dp_size) -> iterable of batches, one optimiser step's share each."""
+    """(cfg, split, dp_rank, dp_size) -> iterable of batches, one optimiser step's share each, with
+
+    - steps_per_epoch;
+    - restore({"samples": n}): begin after n global samples, before the first batch is asked for;
+    - describe(position): which rows the global batch that ends at `position` holds.
+    """
     build_trainer: Callable[..., Any]
     """(parts, mesh, cfg) -> an object with
 
     - prepare(batch): copy (sort, exchange) a batch, one or more ahead of its step; the result has
       samples, tokens, partial, position (global samples so far) and ready (a device event);
-    - step(prepared, lr) -> loss, skipped: one optimiser step; scalars that stay on the device;
+    - step(prepared, lr) -> loss, skipped: one optimiser step; scalars that stay on the device,
+      the same on all ranks, so that all of them stop at a loss that is not finite;
     - weights() and state_dict(): name -> tensor, filled in place by a checkpoint;
     - host_state() and load_state_dict(host_state): what is no tensor, as JSON.
     """
