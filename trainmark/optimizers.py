@@ -76,6 +76,7 @@ class LossScale:
 
     INITIAL = 65536.0
     GROWTH_INTERVAL = 2000
+    BOUNDS = (2.0**-16, 2.0**24)  # the inverse must stay finite, whatever a run does
 
     def __init__(self, setting: float | str, device: torch.device) -> None:
         self.dynamic = setting == "dynamic"
@@ -90,7 +91,7 @@ class LossScale:
         good = (self.good_steps + 1) * gate
         grow = good >= self.GROWTH_INTERVAL
         factor = torch.where(gate > 0, torch.where(grow, 2.0, 1.0), 0.5)
-        self.scale.mul_(factor)
+        self.scale.mul_(factor).clamp_(*self.BOUNDS)
         self.good_steps.copy_(torch.where(grow, torch.zeros_like(good), good))
 
     def tensors(self) -> dict[str, Tensor]:

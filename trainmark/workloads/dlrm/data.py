@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark import feature_spec
-from trainmark.config import SYNTHETIC
+from trainmark.config import SYNTHETIC, filled
 from trainmark.errors import InputError
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
 from trainmark.workloads.dlrm.runs import DlrmRun
@@ -108,10 +108,12 @@ class ClickData:
     def __init__(
         self, source: RowSource, cfg: DlrmRun, split: str, dp_rank: int, dp_size: int
     ) -> None:
-        self._source, self._cfg, self._split = source, cfg, split
+        self._source, self._cfg, self.split = source, cfg, split
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._training = split == "train"
-        self._batch = cfg.global_batch if self._training else cfg.eval_batch * dp_size
+        self._batch = (
+            filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size
+        )
         self._epochs = cfg.epochs if self._training else 1
         self._position = 0
         self._order_of_epoch: tuple[int, RowOrder] | None = None
@@ -134,11 +136,12 @@ class ClickData:
     def steps_per_epoch(self) -> int:
         return -(-self.rows_per_epoch // self._batch)
 
-    def state(self) -> dict[str, int]:
-        """Position in global samples: another world size can continue from it."""
-        return {"samples": self._position}
-
     def restore(self, state: dict[str, int]) -> None:
+        """Begin after `samples` global samples, whatever the world size that trained on them.
+
+        There is no `state()`: batches are made ahead of the step, and only the loop knows how
+        many samples were trained on.
+        """
         self._position = state["samples"]
 
     def __iter__(self) -> Iterator[ClickBatch]:
@@ -163,13 +166,14 @@ class ClickData:
         )
 
     def _order(self, epoch: int) -> RowOrder:
-        if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
-            shuffle = self._cfg.shuffle if self._training else "none"
-            order = RowOrder(
-                self._source.num_rows, shuffle, self._cfg.shuffle_window, (self._cfg.seed, epoch)
-            )
-            self._order_of_epoch = (epoch, order)
-        return self._order_of_epoch[1]
+        known = self._order_of_epoch  # once: `describe` may be called while the reader runs
+        if known is not None and known[0] == epoch:
+            return known[1]
+        shuffle = self._cfg.shuffle if self._training else "none"
+        key = (self._cfg.seed, epoch)
+        order = RowOrder(self._source.num_rows, shuffle, self._cfg.shuffle_window, key)
+        self._order_of_epoch = (epoch, order)
+        return order
 
     def _read(self, order: RowOrder, start: int, stop: int) -> Columns:
         parts = [self._read_piece(order, w, piece) for w, piece in order.pieces(start, stop)]
@@ -214,7 +218,7 @@ class ClickData:
         rows = np.concatenate([order.rows(w)[piece] for w, piece in order.pieces(start, last + 1)])
         shown = ", ".join(str(row) for row in rows[:8])
         return (
-            f"{len(rows):,} rows of {self._split} between global rows {rows.min()} and "
+            f"{len(rows):,} rows of {self.split} between global rows {rows.min()} and "
             f"{rows.max()}, in this order: {shown}{', ...' if len(rows) > 8 else ''}"
         )
 
@@ -253,14 +257,16 @@ def _in_background(batches: Iterator[ClickBatch]) -> Iterator[ClickBatch]:
 
 def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
     """The batches of `split` for one data-parallel rank."""
-    source = (
-        SyntheticRows(cfg, split) if cfg.data == SYNTHETIC else SplitBinary(Path(cfg.data), split)
+    data = filled(cfg.data)
+    source: RowSource = (
+        SyntheticRows(cfg, split) if data == SYNTHETIC else SplitBinary(Path(data), split)
     )
     return ClickData(source, cfg, split, dp_rank, dp_size)
 
 
 def held_out_splits(cfg: DlrmRun) -> tuple[str, ...]:
     """`test`, and `validation` where the dataset has one."""
-    if cfg.data != SYNTHETIC and not feature_spec.path_of(cfg.data, "validation").exists():
+    data = filled(cfg.data)
+    if data != SYNTHETIC and not feature_spec.path_of(data, "validation").exists():
         return ("test",)
     return ("test", "validation")

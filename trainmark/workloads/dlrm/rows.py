@@ -50,12 +50,12 @@ class SplitBinary:
     def __init__(self, folder: Path, split: str) -> None:
         path = feature_spec.path_of(folder, split)
         self._spec = feature_spec.read(path)
-        feature_spec.check(self._spec, mappings=_mappings(split))
+        feature_spec.check(self._spec, mappings=_mappings(split), source=str(path))
         self.num_rows = feature_spec.count_rows(self._spec, folder, split)
         self._split = split
         self._folder = folder
         files = self._spec.files(split)
-        self._labels = self._open(files[self._spec.label], "bool")
+        self._labels = self._open(files[self._spec.label], "uint8")
         self._ids = [
             self._open(files[name], str(self._spec.feature_spec[name].dtype))
             for name in self._spec.categorical
@@ -71,13 +71,23 @@ class SplitBinary:
         return np.memmap(self._folder / file, dtype=np.dtype(dtype), mode="r")
 
     def read(self, start: int, stop: int) -> Columns:
+        labels = np.asarray(self._labels[start:stop])
+        if labels.size and labels.max() > 1:
+            bad = int(np.argmax(labels > 1))
+            raise InputError(
+                f"{self._path(self._spec.label)}: row {start + bad} has label {labels[bad]}; "
+                "0 or 1 is expected."
+            )
         columns = Columns(
             np.asarray(self._numerical[start:stop]),
-            np.asarray(self._labels[start:stop]),
+            labels.view(np.bool_),
             [np.asarray(column[start:stop]) for column in self._ids],
         )
         self._check_ids(columns, start)
         return columns
+
+    def _path(self, feature: str) -> Path:
+        return self._folder / self._spec.files(self._split)[feature]
 
     def _check_ids(self, columns: Columns, start: int) -> None:
         """An id outside its table would read, and later write, another table's rows."""
@@ -87,8 +97,8 @@ class SplitBinary:
             if ids.size and (ids.min() < 0 or ids.max() >= rows):
                 bad = int(np.argmax((ids < 0) | (ids >= rows)))
                 raise InputError(
-                    f"{self._folder / self._spec.files(self._split)[name]}: row {start + bad} has "
-                    f"id {int(ids[bad])}; {name} has ids 0 to {rows - 1} in feature_spec.yaml. "
+                    f"{self._path(name)}: row {start + bad} has id {int(ids[bad])}; {name} has "
+                    f"ids 0 to {rows - 1} in feature_spec.yaml. "
                     "Prepare the data again, or correct the cardinality."
                 )
 
@@ -116,7 +126,7 @@ class SyntheticRows:
         self._blocks: dict[int, Columns] = {}
 
     def read(self, start: int, stop: int) -> Columns:
-        parts = []
+        parts: list[Columns] = []
         while start < stop or not parts:
             row = self._first + start % self.DISTINCT_ROWS
             block, offset = divmod(row, BLOCK_ROWS)

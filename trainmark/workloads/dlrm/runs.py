@@ -2,14 +2,17 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from trainmark import feature_spec, planted
 from trainmark.config import OBSERVATION, SYNTHETIC, Run
-from trainmark.errors import InputError
+from trainmark.errors import InputError, raise_all
 from trainmark.hardware import Cluster
 from trainmark.metrics import share_of_excess
 from trainmark.schedule import Schedule
@@ -77,7 +80,7 @@ class DlrmRun(Run):
     """Training rows of `--data synthetic`."""
     synthetic_ids: Literal["uniform", "planted"] = "uniform"
     """Synthetic ids: uniform, or by a power law with clicks from a hidden model (`planted`)."""
-    best_auc: float | None = None
+    best_auc: Annotated[float | None, tyro.conf.Suppress] = None
     """Best possible AUC on this data, where it is known (set from planted data)."""
 
 
@@ -273,7 +276,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
         except InputError as error:
             problems.append(str(error))
     problems += _model_problems(cfg)
-    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems and cfg.seed >= 0:
         best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
         cfg = _with_best_auc(cfg, best)
     return cfg, problems
@@ -281,7 +284,13 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
 
 def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     spec = feature_spec.read(folder)
-    feature_spec.check(spec)
+    feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
+    raise_all(
+        f"{folder}: categorical feature {name!r} has hotness {spec.feature_spec[name].hotness}; "
+        "this version trains on one id per feature and sample."
+        for name in spec.categorical
+        if spec.feature_spec[name].hotness != 1
+    )
     model = dataclasses.replace(
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
@@ -336,6 +345,8 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
         problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
-    if cfg.optimizer.eps < 0:
-        problems.append(f"optimizer.eps must not be negative. Received: {cfg.optimizer.eps}.")
+    if not 0 <= cfg.optimizer.eps < math.inf:
+        problems.append(
+            f"optimizer.eps must be a finite number of at least 0. Received: {cfg.optimizer.eps}."
+        )
     return problems

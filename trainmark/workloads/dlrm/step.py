@@ -1,7 +1,6 @@
 """DLRM's optimiser step: forward, loss, backward, sparse and dense update, or nothing."""
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
+from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
 from trainmark.optimizers import (
     LossScale,
@@ -20,7 +21,8 @@ from trainmark.optimizers import (
 )
 from trainmark.precision import autocast
 from trainmark.transfer import Copier
-from trainmark.workloads.dlrm.data import ClickBatch
+from trainmark.workloads.dlrm.data import ClickBatch, ClickData
+from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
@@ -41,7 +43,7 @@ class Prepared:
 class DlrmTrainer:
     """Trains one whole model on one device."""
 
-    def __init__(self, model: nn.Module, mesh: Mesh, cfg: DlrmRun) -> None:
+    def __init__(self, model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> None:
         self.model, self.mesh, self.cfg = model, mesh, cfg
         self._copy = Copier(mesh.device)
         self._table_starts = torch.tensor(model.tables.starts[:-1], device=mesh.device)
@@ -107,7 +109,7 @@ class DlrmTrainer:
         return loss, gate == 0
 
     def _micro_batches(self, prepared: Prepared) -> list[Prepared]:
-        size = self.cfg.micro_batch
+        size = filled(self.cfg.micro_batch)
         if prepared.samples <= size:
             return [prepared]
         return [
@@ -178,11 +180,10 @@ class DlrmTrainer:
 
 
 def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrainer:
-    (model,) = parts
-    return DlrmTrainer(model, mesh, cfg)
+    return DlrmTrainer(whole(parts), mesh, cfg)
 
 
-def evaluate(trainer: DlrmTrainer, data: Iterable[ClickBatch]) -> dict[str, float | None]:
+def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
     """AUC, log loss, accuracy and calibration over all rows of a split."""
     logits, labels = [], []
     for batch in data:
@@ -191,4 +192,12 @@ def evaluate(trainer: DlrmTrainer, data: Iterable[ClickBatch]) -> dict[str, floa
             prepared.ready.wait()
         logits.append(trainer.predict(prepared))
         labels.append(prepared.labels_B > 0)
-    return binary_metrics(torch.cat(logits), torch.cat(labels))
+    joined = torch.cat(logits)
+    bad = (~joined.isfinite()).nonzero()
+    if len(bad):
+        raise InputError(
+            f"{len(bad):,} of {len(joined):,} predictions for the {data.split} split are not "
+            f"finite, the first for row {int(bad[0])}. Check the values of that row; if all rows "
+            "are affected, the weights have grown without bound: lower lr."
+        )
+    return binary_metrics(joined, torch.cat(labels))
