@@ -1,0 +1,7 @@
+"""What all tests share."""
+
+import os
+
+# One thread each: two test processes with two threads each on two cores wait for one another.
+# Set before torch is imported, and inherited by the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
