@@ -23,7 +23,7 @@ METRIC, BETTER = "auc", "higher"
 _CLOSED = OBSERVATION | {
     "data", "seed", "device", "precision", "loss_scale", "compile", "eager", "micro_batch",
     "accumulate", "eval_batch", "last_batch", "evals_per_epoch", "initial_evaluation",
-    "stop_at_target", "warmup_clock", "best_auc",
+    "stop_at_target", "warmup_clock", "best_auc", "synthetic_rows", "synthetic_ids",
 }  # fmt: skip
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
