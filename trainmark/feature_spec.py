@@ -109,15 +109,26 @@ def default_spec(
     num_numerical: int,
     metadata: Mapping[str, Any] | None = None,
     mappings: Iterable[str] = ("train", "test"),
+    hotness: Sequence[int] = (),
 ) -> FeatureSpec:
-    """The specification that preparation writes, with the published names and file layout."""
+    """The specification that preparation writes, with the published names and file layout.
+
+    Args:
+        cardinalities: number of ids of each categorical feature.
+        num_numerical: number of numerical features.
+        metadata: facts to keep with the dataset.
+        mappings: the splits it describes.
+        hotness: ids per example of each categorical feature; one each if empty.
+    """
     numerical = tuple(f"num_{i}" for i in range(num_numerical))
     # The ".bin" is part of the feature's name: existing tools expect it.
     categorical = tuple(f"cat_{i}.bin" for i in range(len(cardinalities)))
     features = {name: Feature(dtype="float16") for name in numerical}
     features["label"] = Feature(dtype="bool")
-    for name, cardinality in zip(categorical, cardinalities, strict=True):
-        features[name] = Feature(dtype=dtype_for(cardinality), cardinality=cardinality)
+    hotness = hotness or (1,) * len(categorical)
+    for name, cardinality, hot in zip(categorical, cardinalities, hotness, strict=True):
+        dtype = dtype_for(cardinality)
+        features[name] = Feature(dtype=dtype, cardinality=cardinality, hotness=hot)
 
     def chunks(mapping: str) -> tuple[Chunk, ...]:
         contents = [("numerical.bin", numerical)] if numerical else []

@@ -56,7 +56,10 @@ class Writer:
         numerical: NDArray[np.float16],
         categorical: Iterable[NDArray[np.integer]],
     ) -> None:
-        """Write rows: `labels` [rows], `numerical` [rows, columns], `categorical` per column."""
+        """Write rows: `labels` [rows], `numerical` [rows, columns], `categorical` per column.
+
+        A feature with several ids per example has [rows, hotness] of them.
+        """
         self.rows += len(labels)
         _write(self._label, labels, "bool")
         if self._numerical is not None:
@@ -70,10 +73,14 @@ def _write(file: Any, values: NDArray[Any], dtype: Any) -> None:
 
 
 def write_specs(
-    folder: Path, cardinalities: Sequence[int], num_numerical: int, metadata: Mapping[str, Any]
+    folder: Path,
+    cardinalities: Sequence[int],
+    num_numerical: int,
+    metadata: Mapping[str, Any],
+    hotness: Sequence[int] = (),
 ) -> None:
     """Write `feature_spec.yaml` (train, test) and `feature_spec_validation.yaml` (validation)."""
     for mappings in (("train", "test"), ("validation",)):
-        spec = feature_spec.default_spec(cardinalities, num_numerical, metadata, mappings)
+        spec = feature_spec.default_spec(cardinalities, num_numerical, metadata, mappings, hotness)
         feature_spec.check(spec, mappings)
         feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))
