@@ -1,0 +1,177 @@
+"""The README's commands run, and the pages name only what exists."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import HELP, PAGES, ROOT, flags, parses, verb_of
+from trainmark import cli, feature_spec, workloads
+from trainmark.result import read
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language ('' for those without)."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    return [text for of, text in fenced if of == language]
+
+
+def commands(page: str) -> list[list[str]]:
+    """The commands of a page's shell blocks, as words."""
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def trainmark_commands(page: str) -> list[list[str]]:
+    """The words after `trainmark`."""
+    return [words[1:] for words in commands(page) if words[0] == "trainmark"]
+
+
+ALL = [(page, words) for page in PAGES for words in trainmark_commands(page)]
+
+
+def test_flags_are_found() -> None:
+    """The other tests compare with these sets: they must not be empty, nor accept anything."""
+    assert {"--lr", "--model.table-rows", "--no-eager", "--no-compile", "--from"} <= flags("train")
+    assert {"--input", "--frequency-threshold"} <= flags("prepare criteo")
+    assert "--batch-size" not in flags("train")
+    assert parses(["train", "dlrm-demo", "--lr", "0.1"]) == 0
+    assert parses(["train", "dlrm-demo", "--batch-size", "1"]) == 2
+    assert parses(["train", "dlrm-dem"]) == 2
+
+
+def test_pages_were_read() -> None:
+    assert len(PAGES) >= 6
+    assert len(trainmark_commands("README.md")) >= 12
+    assert len(ALL) >= 16
+
+
+@pytest.mark.parametrize(("page", "words"), ALL, ids=lambda value: str(value)[:60])
+def test_command_parses(page: str, words: list[str], tmp_path: Path) -> None:
+    if "--config" in words:  # the file is read while parsing
+        file = tmp_path / "config.toml"
+        file.write_text("seed = 1\n")
+        words = [str(file) if w == words[words.index("--config") + 1] else w for w in words]
+    assert parses(words) == 0, page
+
+
+def test_make_demo_parses() -> None:
+    """`make -n demo` prints commands of make's own and trainmark's; the latter parse."""
+    done = subprocess.run(
+        ["make", "--always-make", "-n", "demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [shlex.split(line) for line in done.stdout.splitlines() if line.strip()]
+    own = [words[1:] for words in lines if Path(words[0]).name == "trainmark"]
+    assert [verb_of(words) for words in own] == [
+        "prepare synthetic", "prepare criteo", "train", "evaluate", "report"
+    ]  # fmt: skip
+    others = {Path(words[0]).name for words in lines} - {"trainmark"}
+    assert others <= {"python", "python3", "touch"}, others
+    for words in own:
+        assert parses(words) == 0, words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_flags_exist(page: str) -> None:
+    """Every --flag in backticks or after a trainmark command is a flag of some verb."""
+    if page == "docs/coming_from.md":
+        return  # names the flags of others; has a test of its own
+    text = (ROOT / page).read_text()
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    known = frozenset().union(*map(flags, HELP))
+    for span in spans:
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", span):
+            assert flag in known, f"{page}: {span}"
+        words = span.split()
+        if words[0] == "trainmark" and len(words) > 1:
+            assert words[1] in cli.VERBS or words[1].startswith("--"), f"{page}: {span}"
+        if words[0] == "make" and len(words) == 2:
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), span
+        if re.fullmatch(r"dlrm-[\w-]+", span):
+            assert span in workloads.named_runs(), f"{page}: {span}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    home = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in target:
+            assert (home / target).exists(), f"{page} links to {target}"
+    for path in re.findall(r"`((?:trainmark|tests|docs|benchmarks)/[\w./]+)`", text):
+        assert (ROOT / path).exists(), f"{page} names {path}"
+
+
+def test_file_map() -> None:
+    """Every file of the map exists and has a comment."""
+    (block,) = [block for block in blocks("README.md", "") if "trainmark/loop.py" in block]
+    rows = [re.split(r" {2,}", line, maxsplit=1) for line in block.splitlines()]
+    assert len(rows) >= 25
+    for path, comment in rows:
+        assert (ROOT / path).exists(), path
+        assert comment.strip()
+
+
+def test_the_specification_in_the_docs_is_valid(tmp_path: Path) -> None:
+    (text,) = blocks("docs/data.md", "yaml")
+    (tmp_path / "feature_spec.yaml").write_text(text)
+    spec = feature_spec.read(tmp_path)
+    feature_spec.check(spec)
+    assert spec.cardinalities == (7912889,)
+
+
+def test_cheap_commands_run(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`list` and `show`, in this process, and the dry run that the README gives."""
+    monkeypatch.setenv("COLUMNS", "120")
+    cheap = [
+        words
+        for words in trainmark_commands("README.md")
+        if words[0] in ("list", "show") or "--dry-run" in words
+    ]
+    assert len(cheap) == 3
+    for words in cheap:
+        assert cli.main(words) == 0
+    printed = capfd.readouterr().out
+    assert "dlrm-mlperfx2" in printed
+    assert "32,709,138" in printed  # rows of dlrm-small's tables
+    assert "weights" in printed
+
+
+SMALLER = {
+    "prepare synthetic": ["--rows", "90000"],
+    "train": ["--max-steps", "12", "--global-batch", "2048"],
+}
+
+
+def test_the_full_run(tmp_path: Path) -> None:
+    """The README's demo chain as a newcomer types it, with fewer rows and steps."""
+    chain = [words for words in trainmark_commands("README.md") if "demo/" in " ".join(words)]
+    assert [verb_of(words) for words in chain] == [
+        "prepare synthetic", "prepare criteo", "train", "evaluate", "report"
+    ]  # fmt: skip
+    for words in chain:
+        smaller = [*words, *SMALLER.get(verb_of(words), [])]
+        done = subprocess.run(
+            [sys.executable, "-m", "trainmark", *smaller],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+    result = read(tmp_path / "demo" / "run")
+    assert result.steps.all == 12
+    assert result.samples == 12 * 2048
+    assert {e.split for e in result.evaluations} == {"test", "validation"}
+    page = (tmp_path / "demo" / "run" / "report.html").read_text()
+    assert "<svg" in page
+    assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", page)  # loads nothing
