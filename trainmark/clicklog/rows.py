@@ -1,0 +1,68 @@
+"""Rows between a source and the store: what a log's columns are, and a block of their values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["uint32", "uint64", "int64", "float64", "string"]
+"""What a categorical column's values are; all become unsigned numbers of the same order."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A categorical column."""
+
+    name: str
+    """For people and for per-column settings, such as C20."""
+    kind: Kind = "uint32"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a log besides its label."""
+
+    num_numerical: int
+    categorical: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that breaks the rules of its format."""
+
+    file: str
+    line: int
+    """From 1."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Values:
+    """A categorical column of numbers."""
+
+    numbers: NDArray[Any]
+    """[rows] of the column's kind. What stands in missing rows does not matter."""
+    missing: NDArray[np.bool_] | None = None
+    """[rows], or None where no row is missing."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows, parsed."""
+
+    labels: NDArray[np.bool_]
+    """[rows]"""
+    numerical: NDArray[np.float16]
+    """[rows, num_numerical], transformed as training wants them."""
+    categorical: Sequence[Any]
+    """Per column `Values`, or for kind "string" an Arrow array of strings with nulls."""
+    bad: Sequence[BadRow] = field(default=())
+    """Rows of this block that broke the rules, whether skipped or kept."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
