@@ -111,8 +111,9 @@ class LazyAdam:
         second.addcmul_(grads, grads, value=1 - self.beta2)
         state["first"].index_copy_(0, rows, first)
         state["second"].index_copy_(0, rows, second)
-        # A gated first step would divide 0 by 0 below, and NaN times a gate of 0 is NaN.
-        steps = state["steps"].add_(gate).clamp(min=1)
+        # A gated first step would divide 0 by 0 below, and NaN times a gate of 0 is NaN. In
+        # float32, 1 - 0.999 would be off by 5e-5.
+        steps = state["steps"].add_(gate).clamp(min=1).double()
         scale = -lr * gate * (1 - self.beta2**steps).sqrt() / (1 - self.beta1**steps)
         add_rows(weight, rows, first.div_(second.sqrt_().add_(self.eps)).mul_(scale))
 

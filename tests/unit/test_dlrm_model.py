@@ -1,0 +1,222 @@
+"""DLRM against an independent implementation, sample by sample in float64."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.small import CPU, config, trainer
+from trainmark.embeddings.engine import INIT_BLOCK_ROWS, LocalEngine
+from trainmark.embeddings.update import Sgd
+from trainmark.kernels.interaction import dot_interaction, output_width
+from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
+from trainmark.workloads.dlrm.runs import DlrmRun, Model
+
+
+def build(**changes: object) -> tuple[Dlrm, DlrmRun]:
+    """A model with weights, in float64."""
+    cfg = config()
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **changes))
+    model = build_model(cfg)
+    init_weights([model], cfg, CPU)
+    return model.double(), cfg
+
+
+def sized(numericals: int, tables: int, dim: int) -> tuple[Dlrm, DlrmRun]:
+    rows = tuple(3 + 2 * i for i in range(tables))
+    return build(
+        numerical_features=numericals, table_rows=rows, embedding_dim=dim, bottom_mlp=(5, dim)
+    )
+
+
+def inputs(cfg: DlrmRun, batch: int) -> tuple[Tensor, Tensor]:
+    random = np.random.default_rng(5)
+    numerical = torch.from_numpy(random.standard_normal((batch, cfg.model.numerical_features)))
+    starts = itertools.accumulate(cfg.model.table_rows, initial=0)
+    columns = [
+        start + random.integers(0, rows, batch)
+        for start, rows in zip(starts, cfg.model.table_rows, strict=False)
+    ]
+    return numerical, torch.from_numpy(np.stack(columns, axis=1))
+
+
+def reference_logit(model: Dlrm, x: np.ndarray, ids: np.ndarray) -> float:
+    """One sample through the published definition, in numpy."""
+
+    def linear(name: str, vector: np.ndarray) -> np.ndarray:
+        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return weight @ vector + bias
+
+    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    for layer in range(len(model.bottom) // 2):
+        x = np.maximum(linear(f"bottom.{2 * layer}", x), 0)
+    vectors = [x, *(model.tables.weight[i].numpy() for i in ids)]
+    dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
+    joined = np.concatenate([x, np.array(dots)])
+    joined = np.concatenate([joined, np.zeros(-len(joined) % 8)])
+    last = (len(model.top) + 1) // 2 - 1
+    for layer in range(last):
+        joined = np.maximum(linear(f"top.{2 * layer}", joined), 0)
+    return float(linear(f"top.{2 * last}", joined)[0])
+
+
+SIZES = [(13, 3, 8), (0, 1, 1), (0, 40, 3), (5, 1, 16), (1, 2, 3), (13, 40, 1)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("numericals", "tables", "dim"), SIZES)
+def test_forward_matches_the_definition(numericals: int, tables: int, dim: int) -> None:
+    model, cfg = sized(numericals, tables, dim)
+    numerical, ids = inputs(cfg, 6)
+    found = model(numerical, ids).detach().numpy()
+    expected = [
+        reference_logit(model, x, i) for x, i in zip(numerical.numpy(), ids.numpy(), strict=True)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("numericals", "tables", "dim"), SIZES)
+def test_gradients_match_finite_differences(numericals: int, tables: int, dim: int) -> None:
+    model, cfg = sized(numericals, tables, dim)
+    numerical, ids = inputs(cfg, 4)
+    model(numerical, ids).sum().backward()
+    (rows_gradient,) = model.tables.gradients()
+
+    def output_change(tensor: Tensor, place: tuple[int, ...]) -> float:
+        step, kept = 1e-6, tensor[place].item()
+        values = []
+        with torch.no_grad():
+            for moved in (kept + step, kept - step):
+                tensor[place] = moved
+                values.append(model(numerical, ids).sum().item())
+            tensor[place] = kept
+        return (values[0] - values[1]) / (2 * step)
+
+    random = np.random.default_rng(0)
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            continue
+        place = tuple(int(random.integers(size)) for size in parameter.shape)
+        assert parameter.grad is not None
+        expected = output_change(parameter.data, place)
+        assert parameter.grad[place].item() == pytest.approx(expected, rel=1e-5, abs=1e-7), name
+    # A table's row collects the gradients of every sample that looked it up.
+    for row in {int(ids[0, 0]), int(ids[1, -1])}:
+        summed = rows_gradient[ids == row].sum(0)
+        for column in range(dim):
+            expected = output_change(model.tables.weight, (row, column))
+            assert summed[column].item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+# --- interaction
+
+
+def test_interaction_layout() -> None:
+    x = torch.tensor([[1.0, 2.0]])
+    rows = torch.tensor([[[3.0, 5.0], [7.0, 11.0]]])
+    # [x, row 0 . x, row 1 . x, row 1 . row 0, zeros to a multiple of 8]
+    expected = [[1.0, 2.0, 13.0, 29.0, 76.0, 0.0, 0.0, 0.0]]
+    assert dot_interaction(x, rows).tolist() == expected
+
+
+@pytest.mark.parametrize(("tables", "dim"), [(1, 1), (3, 8), (26, 128), (40, 3)])
+def test_interaction_pads_with_zeros(tables: int, dim: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(2, dim, generator=random)
+    rows = torch.randn(2, tables, dim, generator=random)
+    found = dot_interaction(x, rows)
+    used = dim + tables * (tables + 1) // 2
+    assert found.shape == (2, output_width(tables, dim))
+    assert (found[:, :used] != 0).all()
+    assert (found[:, used:] == 0).all()
+
+
+# --- initial values
+
+
+@pytest.mark.parametrize("init", ["nvidia_tf2", "nvidia_pytorch", "torchrec"])
+def test_initial_distributions(init: str) -> None:
+    model, _ = build(
+        init=init, embedding_dim=64, bottom_mlp=(400, 64), top_mlp=(300, 1), numerical_features=500
+    )
+    weight, bias = model.bottom[0].weight.detach(), model.bottom[0].bias.detach()
+    fan_in, fan_out = 500, 400
+    if init == "torchrec":
+        bound = fan_in**-0.5
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
+        assert bias.abs().max() <= bound
+        assert bias.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+    else:
+        sigma = (2 / (fan_in + fan_out)) ** 0.5
+        assert weight.mean().item() == pytest.approx(0, abs=sigma / 50)
+        assert weight.std().item() == pytest.approx(sigma, rel=0.01)
+        assert bias.std().item() == pytest.approx(fan_out**-0.5, rel=0.15)
+        # Keras truncates at two (wider) sigma, a plain normal does not.
+        limit = 2 * sigma / 0.87962566103423978
+        assert (weight.abs().max() <= limit).item() == (init == "nvidia_tf2")
+    output = model.top[-1].weight.detach()
+    if init == "nvidia_tf2":
+        assert output.std().item() == pytest.approx((2 / 301) ** 0.5, rel=0.15)
+    else:
+        assert output.abs().max() <= 300**-0.5
+        assert output.std().item() == pytest.approx((300 * 3) ** -0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("init", ["nvidia_tf2", "nvidia_pytorch", "torchrec"])
+def test_columns_for_the_padding_are_zero_and_stay_so(init: str) -> None:
+    cfg = config()
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, init=init))
+    built = trainer(cfg)
+    used = 8 + 6
+    first = built.model.top[0].weight
+    assert first.shape[1] == 16
+    assert (first[:, :used] != 0).all()
+    assert (first[:, used:] == 0).all()
+    from trainmark.workloads.dlrm.data import build_data
+
+    for batch in itertools.islice(build_data(cfg, "train", 0, 1), 3):
+        built.step(built.prepare(batch), 0.1)
+    assert (first[:, used:] == 0).all()
+
+
+def test_tables_are_uniform_within_sqrt_of_rows() -> None:
+    model, _ = build(table_rows=(10_000, 4), embedding_dim=16, bottom_mlp=(16,))
+    large, small = model.tables.weight[:10_000], model.tables.weight[10_000:]
+    assert large.abs().max() <= 0.01
+    assert large.std().item() == pytest.approx(0.01 / 3**0.5, rel=0.01)
+    assert 0.1 < small.abs().max() <= 0.5
+
+
+def test_values_do_not_depend_on_how_tables_are_joined() -> None:
+    rows = {"tables.0": 5, "tables.1": INIT_BLOCK_ROWS + 9, "tables.2": 3}
+
+    def values(names: list[str]) -> dict[str, Tensor]:
+        engine = LocalEngine([rows[name] for name in names], 2, Sgd()).to_empty(device=CPU)
+        engine.init_weights(7, names)
+        return engine.table_weights(names)
+
+    together = values(list(rows))
+    for names in (["tables.1"], ["tables.2", "tables.0"]):
+        for name, tensor in values(names).items():
+            assert torch.equal(tensor, together[name])
+    blocks = together["tables.1.weight"]
+    assert not torch.equal(blocks[:9], blocks[INIT_BLOCK_ROWS:])
+
+
+def test_seeds_give_other_values_and_the_same_seed_the_same() -> None:
+    first, again, other = (trainer(config(seed=seed)).weights() for seed in (0, 0, 1))
+    for name, tensor in first.items():
+        assert torch.equal(tensor, again[name])
+        assert not torch.equal(tensor, other[name])
+
+
+def test_the_model_is_built_without_memory() -> None:
+    cfg = config()
+    huge = Model(table_rows=(10**12,), embedding_dim=8, bottom_mlp=(8,), top_mlp=(1,))
+    model = build_model(dataclasses.replace(cfg, model=huge))
+    assert model.tables.weight.is_meta
+    assert all(p.is_meta for p in model.parameters())

@@ -1,0 +1,179 @@
+"""One optimiser step: accumulation, precisions, loss scale, and what is never applied."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.small import config, copies, same_bits, trainer
+from trainmark.optimizers import LossScale, all_finite
+from trainmark.workloads.dlrm.data import ClickBatch, build_data
+from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
+from trainmark.workloads.dlrm.step import DlrmTrainer
+
+OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
+
+
+def batches(cfg: DlrmRun, count: int = 3) -> Iterator[ClickBatch]:
+    return itertools.islice(build_data(cfg, "train", 0, 1), count)
+
+
+def steps(built: DlrmTrainer, cfg: DlrmRun, lr: float = 0.05, count: int = 3) -> list[float]:
+    return [built.step(built.prepare(batch), lr)[0].item() for batch in batches(cfg, count)]
+
+
+def everything(built: DlrmTrainer) -> dict[str, torch.Tensor]:
+    return copies(built.weights() | built.state_dict())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("micro_batch", [256, 128])
+def test_accumulation_equals_one_batch(name: str, micro_batch: int) -> None:
+    cfg = config(optimizer=Optimizer(name=name))
+    split = config(optimizer=Optimizer(name=name), micro_batch=micro_batch)
+    assert split.accumulate == 512 // micro_batch
+    whole, parts = trainer(cfg), trainer(split)
+    assert steps(whole, cfg) == pytest.approx(steps(parts, split), rel=1e-5)
+    for key, tensor in whole.weights().items():
+        torch.testing.assert_close(parts.weights()[key], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_partial_batch_is_weighted_by_its_samples() -> None:
+    """The loss of 416 samples in micro-batches of 200, 200 and 16 is their plain mean."""
+    cfg = config(optimizer=Optimizer(name="sgd"))
+    last = list(build_data(cfg, "train", 0, 1))[-1]
+    assert (last.samples, last.partial) == (416, True)
+    whole = trainer(cfg)
+    parts = trainer(dataclasses.replace(cfg, micro_batch=200))
+    expected, _ = whole.step(whole.prepare(last), 0.5)
+    found, _ = parts.step(parts.prepare(last), 0.5)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    for key, tensor in whole.weights().items():
+        torch.testing.assert_close(parts.weights()[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_low_precision_follows_fp32(precision: str, name: str) -> None:
+    plain = config(optimizer=Optimizer(name=name))
+    cfg = config(optimizer=Optimizer(name=name), precision=precision, loss_scale=1024.0)
+    reference, low = trainer(plain), trainer(cfg)
+    expected, found = steps(reference, plain, count=6), steps(low, cfg, count=6)
+    assert found == pytest.approx(expected, abs=0.02)
+    assert found != expected
+    assert {tensor.dtype for tensor in low.weights().values()} == {torch.float32}
+
+
+# --- loss scale
+
+
+def test_dynamic_scale_halves_on_overflow_and_skips() -> None:
+    cfg = config(precision="fp16")
+    built = trainer(cfg)
+    batch = next(batches(cfg))
+    assert built.state_dict()["loss_scale"] == 65536
+    # A gradient of 2^40 times the loss's overflows fp16 on its way back.
+    built.state_dict()["loss_scale"].fill_(2.0**24)
+    before = everything(built)
+    scales = []
+    while (outcome := built.step(built.prepare(batch), 0.1))[1]:
+        assert math.isfinite(outcome[0].item())
+        scales.append(built.state_dict()["loss_scale"].item())
+        after = everything(built)
+        before["loss_scale"] = after["loss_scale"]
+        assert same_bits(before, after)
+    assert scales
+    assert scales == [2.0 ** (23 - i) for i in range(len(scales))]
+    assert not same_bits(before, everything(built))
+
+
+def test_static_scale_stays() -> None:
+    cfg = config(precision="fp16", loss_scale=2.0**30)
+    built = trainer(cfg)
+    before = everything(built)
+    _, skipped = built.step(built.prepare(next(batches(cfg))), 0.1)
+    assert skipped
+    assert same_bits(before, everything(built))
+    assert built.state_dict()["loss_scale"] == 2.0**30
+
+
+def test_the_scale_does_not_change_the_update() -> None:
+    small, large = (config(precision="fp16", loss_scale=scale) for scale in (64.0, 1024.0))
+    a, b = trainer(small), trainer(large)
+    steps(a, small, count=1), steps(b, large, count=1)
+    for key, tensor in a.weights().items():
+        torch.testing.assert_close(b.weights()[key], tensor, rtol=1e-2, atol=1e-3)
+
+
+def test_scale_grows_after_good_steps_and_stays_in_bounds() -> None:
+    scale = LossScale("dynamic", torch.device("cpu"))
+    good, bad = torch.ones(()), torch.zeros(())
+    for _ in range(LossScale.GROWTH_INTERVAL - 1):
+        scale.update(good)
+    assert scale.scale == 65536
+    scale.update(good)
+    assert (scale.scale.item(), scale.good_steps.item()) == (131072, 0)
+    scale.update(bad)
+    assert (scale.scale.item(), scale.good_steps.item()) == (65536, 0)
+    for _ in range(300):
+        scale.update(bad)
+    assert scale.scale > 0  # else its inverse would turn zero gradients into NaN
+    assert math.isfinite(1 / scale.scale.item())
+
+
+# --- not finite
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_never_applied(name: str, poison: float) -> None:
+    cfg = config(optimizer=Optimizer(name=name), micro_batch=256)
+    built = trainer(cfg)
+    steps(built, cfg)
+    batch = next(batches(cfg))
+    batch.numerical[300, 4] = poison
+    before = everything(built)
+    loss, skipped = built.step(built.prepare(batch), 0.1)
+    assert skipped
+    assert not math.isfinite(loss.item())
+    assert same_bits(before, everything(built))
+    good, skipped = built.step(built.prepare(next(batches(cfg))), 0.1)
+    assert not skipped
+    assert math.isfinite(good.item())
+    assert not same_bits(before, everything(built))
+
+
+@pytest.mark.parametrize("where", ["dense", "sparse"])
+def test_a_gradient_that_is_not_finite_is_never_applied(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config()
+    built = trainer(cfg)
+    prepared = built.prepare(next(batches(cfg)))
+    before = everything(built)
+    original = DlrmTrainer._finish_gradients
+
+    def poisoned(self: DlrmTrainer, loss: torch.Tensor) -> torch.Tensor:
+        dense = self.model.top[0].weight.grad
+        gradient = dense if where == "dense" else self.model.tables.gradients()[0]
+        assert gradient is not None
+        gradient.view(-1)[3] = float("inf")
+        return original(self, loss)
+
+    monkeypatch.setattr(DlrmTrainer, "_finish_gradients", poisoned)
+    loss, skipped = built.step(prepared, 0.1)
+    assert skipped
+    assert math.isfinite(loss.item())
+    assert same_bits(before, everything(built))
+
+
+def test_all_finite() -> None:
+    ones, empty = torch.ones(3), torch.empty(0)
+    assert all_finite([ones, empty]) == 1
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert all_finite([ones, torch.tensor([1.0, bad])]) == 0
+    both = torch.tensor([float("inf"), -float("inf")])
+    assert all_finite([both]) == 0
