@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
+# TorchRec, to read what we write. Without its dependencies: they would bring another torch. Its
+# test is skipped where this fails.
+TORCHREC := torchrec fbgemm-gpu-cpu iopath lightning-utilities portalocker pyre-extensions \
+            pyvers tensordict torchmetrics tqdm typing-inspect
 
 .PHONY: demo test lint test-slow test-gpu clean
 
@@ -18,6 +22,7 @@ $(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	-$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(TORCHREC)
 	touch $@ $(VENV)/core.stamp
 
 # --- the two commands

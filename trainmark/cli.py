@@ -5,6 +5,7 @@ imported by the verbs that need them, so that `--help` answers at once.
 """
 
 import contextlib
+import importlib
 import io
 import itertools
 import re
@@ -104,14 +105,20 @@ def _show(arguments: list[str], started: float) -> None:
 
 
 def _prepare(arguments: list[str], started: float) -> None:
-    """Raw data to train-ready data: criteo, synthetic."""
-    from trainmark.clicklog import criteo, synthetic
+    """Raw data to train-ready data: criteo, npy, synthetic."""
+    kind, rest = _first("prepare", "KIND", arguments, list(PREPARATIONS))
+    if kind not in PREPARATIONS:
+        raise unknown("kind of data", kind, PREPARATIONS)
+    module = importlib.import_module(PREPARATIONS[kind])
+    module.prepare(_parse(module.Options, rest, f"prepare {kind}"))
 
-    kinds = {"criteo": criteo, "synthetic": synthetic}
-    kind, rest = _first("prepare", "KIND", arguments, list(kinds))
-    if kind not in kinds:
-        raise unknown("kind of data", kind, kinds)
-    kinds[kind].prepare(_parse(kinds[kind].Options, rest, f"prepare {kind}"))
+
+PREPARATIONS = {
+    "criteo": "trainmark.clicklog.criteo",
+    "npy": "trainmark.clicklog.npy",
+    "synthetic": "trainmark.clicklog.synthetic",
+}
+"""Kinds of data -> the module with their `Options` and `prepare`."""
 
 
 def _train(arguments: list[str], started: float) -> int:

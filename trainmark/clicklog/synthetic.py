@@ -21,6 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from trainmark.clicklog import folder, split_binary
+from trainmark.clicklog.npy_files import DayWriter
 from trainmark.errors import InputError, raise_all
 from trainmark.numerical import MISSING, log_transform
 from trainmark.planted import CARDINALITIES, MAX_COUNT, NUM_NUMERICAL, BestAuc, PlantedClicks, Rows
@@ -215,24 +216,13 @@ class _NpyWriter:
         self.log = log
 
     def __call__(self, partial: Path, piece: Piece, blocks: Iterable[Rows]) -> None:
-        size = piece.stop - piece.start
-
-        def create(kind: str, dtype: str, width: int) -> NDArray[Any]:
-            path = partial / f"{piece.name}_{kind}.npy"
-            return np.lib.format.open_memmap(path, "w+", dtype, (size, width), version=(1, 0))
-
-        dense = create("dense", "<f4", self.log.num_numerical)
-        sparse = create("sparse", "<i4", len(self.log.cardinalities))
-        labels = create("labels", "<i4", 1)
-        done = 0
+        shape = (self.log.num_numerical, len(self.log.cardinalities))
+        day = int(piece.name.removeprefix("day_"))
+        writer = DayWriter(partial, day, piece.stop - piece.start, *shape)
         for rows in blocks:
-            here = slice(done, done + len(rows))
             # TorchRec takes a missing integer for a 0, so that it is ln 3 there, not 0.
             counts = np.where(rows.numerical == MISSING, 0, rows.numerical)
-            dense[here] = np.log(counts + np.float32(3))
-            sparse[here] = rows.categorical.T
-            labels[here] = rows.labels[:, None]
-            done += len(rows)
+            writer.append(rows.labels, np.log(counts + np.float32(3)), rows.categorical)
 
 
 class _SplitBinaryWriter:

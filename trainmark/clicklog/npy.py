@@ -1,0 +1,243 @@
+"""`trainmark prepare npy`: TorchRec's day files -> the dataset that `trainmark train` reads.
+
+What TorchRec's loader does is done here once, with the same result:
+
+- The last day is for evaluation. Its first half (rounded up) is the validation split and the rest
+  the test split; all earlier days are the training split. Rows keep their order.
+- With `--max-rows`, ids are folded into each table by the remainder (numpy's `%`, never negative).
+  Files written before October 2024 hold hashes in int32, where those of 2**31 and above have
+  become negative; they are folded as they are, as TorchRec does. (So an int32 and an int64 file of
+  the same log give those hashes different ids.)
+- Without it the ids must be table rows already: not negative, and each table gets the largest id
+  plus one.
+
+Numbers are stored as float16, as everywhere in `split_binary`. Those that are not finite (older
+TorchRec took ln(x + 3) of -3 and less) become 0.0, as in NVIDIA's preparation, and are counted.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from trainmark.clicklog import folder, npy_files, per_column, split_binary
+from trainmark.clicklog.npy_files import Block, Day
+from trainmark.errors import InputError, raise_all
+
+MANIFEST = "prepare.json"
+MOST_IDS = 2**31 - 2
+"""As many as `split_binary` can number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Turn TorchRec's day_N_dense, _sparse and _labels files into a dataset for training."""
+
+    input: Path
+    """Folder with day_N_{dense,sparse,labels}.npy, or sparse_multi_hot.npz."""
+    output: Path
+    """Folder to write; it appears when everything is written."""
+    max_rows: str | None = None
+    """Fold ids into tables of at most so many rows, also per column: 40000000,C3=100."""
+    first_half: Literal["validation", "test"] = "validation"
+    """Which split the first half of the last day is (TorchRec: validation); the rest: the other."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def prepare(options: Options) -> None:
+    """Write the dataset, unless the folder already holds it."""
+    days = npy_files.find_days(options.input)
+    settings = {
+        "input": [[path.name, path.stat().st_size] for day in days for path in day.paths()],
+        "max_rows": options.max_rows,
+        "first_half": options.first_half,
+    }
+    if folder.is_finished(options.output, MANIFEST, settings):
+        print(f"{options.output} already holds this dataset; nothing to do.")
+    else:
+        _build(options, days, settings)
+    _show(options.output, folder.read_json(options.output / MANIFEST))
+
+
+def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
+    started = time.perf_counter()
+    hotness = days[0].hotness
+    caps: list[int | None] = [None] * len(hotness)
+    if options.max_rows is not None:
+        caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
+    splits = _split(days, options.first_half)
+    total = sum(day.rows for day in days)
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("Finding the largest ids", total=2 * total)
+
+        def watched(split: "Split") -> Iterator[Block]:
+            for block in split.blocks():
+                yield block
+                bar.advance(task, len(block))
+
+        cardinalities = _cardinalities([watched(split) for split in splits], caps, options.input)
+        bar.update(task, description="Writing")
+        with folder.building(options.output) as partial:
+            writers = [
+                _write(partial, split, watched(split), cardinalities, caps) for split in splits
+            ]
+            shape = (cardinalities, days[0].num_numerical)
+            split_binary.write_specs(partial, *shape, metadata={}, hotness=hotness)
+            folder.write_json(
+                partial / MANIFEST,
+                {
+                    "schema": "trainmark.prepare/1",
+                    "settings": settings,
+                    "rows": {split.name: split.rows for split in splits},
+                    "click_rate": {
+                        split.name: clicks / max(split.rows, 1)
+                        for split, (clicks, _) in zip(splits, writers, strict=True)
+                    },
+                    "not_finite": sum(not_finite for _, not_finite in writers),
+                    "cardinalities": cardinalities,
+                    "hotness": list(hotness),
+                    "seconds": round(time.perf_counter() - started, 3),
+                },
+            )
+
+
+# --- splits
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of whole days, or a part of one."""
+
+    name: str
+    days: list[Day]
+    start: int
+    stop: int
+    """Which rows of `days` together."""
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    def blocks(self) -> Iterator[Block]:
+        """The split's rows, in order."""
+        first = 0
+        for day in self.days:
+            for block in day.blocks():
+                part = block[max(self.start - first, 0) : max(self.stop - first, 0)]
+                if len(part):
+                    yield part
+                first += len(block)
+
+
+def _split(days: list[Day], first_half: str) -> list[Split]:
+    """Train, test and validation."""
+    *earlier, last = days
+    train = sum(day.rows for day in earlier)
+    if not train or last.rows < 2:
+        raise InputError(
+            f"The input has {train} rows to train on and {last.rows} in its last day; at least 1 "
+            "and 2 are needed. Two or more days are expected."
+        )
+    middle = (last.rows + 1) // 2
+    halves = {True: (0, middle), False: (middle, last.rows)}
+    return [
+        Split("train", earlier, 0, train),
+        Split("test", [last], *halves[first_half == "test"]),
+        Split("validation", [last], *halves[first_half == "validation"]),
+    ]
+
+
+# --- ids
+
+
+def _cardinalities(
+    splits: list[Iterator[Block]], caps: list[int | None], source: Path
+) -> list[int]:
+    """Number of ids of each feature after folding; an `InputError` if that cannot be."""
+    least, most = [0] * len(caps), [-1] * len(caps)
+    for split in splits:
+        for block in split:
+            for number, ids in enumerate(block.ids):
+                least[number] = min(least[number], int(ids.min()))
+                most[number] = max(most[number], int(ids.max()))
+    raise_all(
+        f"{source}: categorical column {number + 1} has ids from {low} to {high}: hashes, not "
+        "rows of a table. Give --max-rows to fold them."
+        for number, (low, high, cap) in enumerate(zip(least, most, caps, strict=True))
+        if cap is None and (low < 0 or high >= MOST_IDS)
+    )
+    return [
+        # Folding changes nothing where all ids are below the cap.
+        high + 1 if cap is None or (low >= 0 and high < cap) else cap
+        for low, high, cap in zip(least, most, caps, strict=True)
+    ]
+
+
+def _write(
+    partial: Path,
+    split: Split,
+    blocks: Iterator[Block],
+    cardinalities: list[int],
+    caps: list[int | None],
+) -> tuple[int, int]:
+    """Write a split; returns its clicks, and how many numbers were not finite."""
+    clicks, not_finite, row = 0, 0, 0
+    num_numerical = split.days[0].num_numerical
+    with split_binary.Writer(partial, split.name, cardinalities, num_numerical) as writer:
+        for block in blocks:
+            labels = _labels(block, split, row)
+            numbers, odd = _numbers(block, split, row)
+            ids = [
+                column if cap is None else column % np.int64(cap)
+                for column, cap in zip(block.ids, caps, strict=True)
+            ]
+            writer.append(labels, numbers, ids)
+            clicks += int(labels.sum())
+            not_finite += odd
+            row += len(block)
+    return clicks, not_finite
+
+
+def _labels(block: Block, split: Split, row: int) -> NDArray[np.bool_]:
+    wrong = (block.labels != 0) & (block.labels != 1)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise InputError(
+            f"Row {row + place} of {split.name} has label {int(block.labels[place])}; 0 or 1 is "
+            "expected. (TorchRec writes -1 for Kaggle's test file, which has no labels.)"
+        )
+    return block.labels.astype(np.bool_)
+
+
+def _numbers(block: Block, split: Split, row: int) -> tuple[NDArray[np.float16], int]:
+    finite = np.isfinite(block.dense)
+    numbers = np.where(finite, block.dense, np.float32(0))
+    large = np.abs(numbers) > np.finfo(np.float16).max
+    if large.any():
+        place, column = (int(i) for i in np.argwhere(large)[0])
+        raise InputError(
+            f"Row {row + place} of {split.name} has {numbers[place, column]} in numerical column "
+            f"{column + 1}, too large for float16. TorchRec's files hold logarithms; take them."
+        )
+    return numbers.astype(np.float16), int(finite.size - finite.sum())
+
+
+def _show(output: Path, manifest: dict[str, Any]) -> None:
+    console = Console()
+    table = Table("split", "rows", "click rate", title=str(output))
+    for name, rows in manifest["rows"].items():
+        table.add_row(name, f"{rows:,}", f"{manifest['click_rate'][name]:.4f}")
+    console.print(table)
+    cardinalities, hotness = manifest["cardinalities"], max(manifest["hotness"], default=1)
+    several = f", up to {hotness} ids per feature" if hotness > 1 else ""
+    console.print(f"{len(cardinalities)} tables, {sum(cardinalities):,} rows together{several}")
+    if manifest["not_finite"]:
+        console.print(f"{manifest['not_finite']:,} numbers were not finite and became 0.0")
