@@ -1,0 +1,285 @@
+"""The reader: every row once an epoch, in a repeatable order, from any position, for any ranks."""
+
+import dataclasses
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.small import config, write_dataset
+from trainmark.errors import InputError
+from trainmark.workloads.dlrm.data import ClickBatch, ClickData, build_data, held_out_splits
+from trainmark.workloads.dlrm.rows import Columns, SplitBinary, SyntheticRows
+
+
+class NumberedRows:
+    """Rows whose only id is their number."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+
+    def read(self, start: int, stop: int) -> Columns:
+        rows = np.arange(start, stop)
+        numerical = (rows[:, None] % 1000).astype(np.float16)
+        return Columns(numerical, rows % 2 == 1, [rows.astype(np.int32), rows.astype(np.int32)])
+
+
+def data(
+    num_rows: int, *, split: str = "train", rank: int = 0, ranks: int = 1, **changes: Any
+) -> ClickData:
+    cfg = dataclasses.replace(config(), **changes)
+    return ClickData(NumberedRows(num_rows), cfg, split, rank, ranks)
+
+
+def rows_of(batch: ClickBatch) -> list[int]:
+    rows = batch.groups[0].ids[0].tolist()
+    assert batch.samples == len(rows) == len(batch.labels) == len(batch.numerical)
+    assert batch.labels.tolist() == [row % 2 == 1 for row in rows]
+    assert batch.numerical[:, 0].tolist() == [row % 1000 for row in rows]
+    return rows
+
+
+def batches_of(source: ClickData) -> list[list[int]]:
+    return [rows_of(batch) for batch in source._batches()]
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "num_rows": st.integers(1, 130),
+        "global_batch": st.integers(1, 50),
+        "shuffle": st.sampled_from(["none", "batches", "rows"]),
+        "shuffle_window": st.integers(1, 140),
+        "seed": st.integers(0, 5),
+        "epochs": st.integers(1, 3),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHAPES)
+def test_every_row_once_an_epoch(shape: dict[str, Any]) -> None:
+    source = data(**shape)
+    batches = batches_of(source)
+    rows = [row for batch in batches for row in batch]
+    num_rows, epochs, size = shape["num_rows"], shape["epochs"], shape["global_batch"]
+    assert len(batches) == epochs * source.steps_per_epoch
+    for epoch in range(epochs):
+        of_epoch = rows[epoch * num_rows : (epoch + 1) * num_rows]
+        assert sorted(of_epoch) == list(range(num_rows))
+        if shape["shuffle"] == "none":
+            assert of_epoch == sorted(of_epoch)
+    # Batches are full but for an epoch's last.
+    partial = [batch.partial for batch in source._batches()]
+    assert partial == [len(batch) < size for batch in batches]
+    assert sum(partial) == (epochs if num_rows % size else 0)
+    assert batches == batches_of(data(**shape))
+
+
+@settings(max_examples=100, deadline=None)
+@given(SHAPES, st.integers(0, 400))
+def test_resuming_at_any_batch_gives_the_rest(shape: dict[str, Any], place: int) -> None:
+    whole = list(data(**shape)._batches())
+    place %= len(whole)
+    done = whole[place].position - whole[place].samples
+    source = data(**shape)
+    source.restore({"samples": done})
+    rest = list(source._batches())
+    assert [rows_of(batch) for batch in rest] == [rows_of(batch) for batch in whole[place:]]
+    assert [batch.position for batch in rest] == [batch.position for batch in whole[place:]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(2, 5))
+def test_ranks_share_every_global_batch(shape: dict[str, Any], ranks: int) -> None:
+    alone = list(data(**shape)._batches())
+    shares = [list(data(**shape, rank=rank, ranks=ranks)._batches()) for rank in range(ranks)]
+    for batch, *parts in zip(alone, *shares, strict=True):
+        assert [row for part in parts for row in rows_of(part)] == rows_of(batch)
+        assert {part.position for part in parts} == {batch.position}
+        assert {part.partial for part in parts} == {batch.partial}
+        sizes = [part.samples for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_orders_differ_between_epochs_and_seeds_and_windows_stay_together() -> None:
+    orders = {}
+    for shuffle in ("batches", "rows"):
+        source = data(100, global_batch=100, shuffle=shuffle, shuffle_window=10, epochs=2)
+        first, second = batches_of(source)
+        (other,) = batches_of(
+            data(100, global_batch=100, shuffle=shuffle, shuffle_window=10, seed=9)
+        )
+        assert first != second
+        assert first != other
+        for start in range(0, 100, 10):
+            window = first[start : start + 10]
+            assert sorted(window) == list(range(min(window), min(window) + 10))
+            assert (window == sorted(window)) == (shuffle == "batches")
+        orders[shuffle] = first
+    assert orders["batches"] != orders["rows"]
+
+
+def test_dropping_the_last_batch() -> None:
+    source = data(100, global_batch=30, last_batch="drop", epochs=2, shuffle="rows")
+    batches = batches_of(source)
+    assert [len(batch) for batch in batches] == [30] * 6
+    assert source.steps_per_epoch == 3
+    assert max(Counter(row for batch in batches[:3] for row in batch).values()) == 1
+    with pytest.raises(InputError, match="fewer than one global batch"):
+        data(29, global_batch=30, last_batch="drop")
+
+
+def test_held_out_rows_come_once_as_stored_however_often_they_are_asked_for() -> None:
+    source = data(70, split="test", eval_batch=32, shuffle="rows", epochs=3, last_batch="drop")
+    for _ in range(2):
+        rows = [rows_of(batch) for batch in source]
+        assert [len(batch) for batch in rows] == [32, 32, 6]
+        assert sum(rows, []) == list(range(70))
+
+
+def test_no_rows() -> None:
+    with pytest.raises(InputError, match="The train split has no rows"):
+        data(0)
+
+
+def test_which_rows_a_position_names() -> None:
+    source = data(100, global_batch=30, shuffle="rows", shuffle_window=25, epochs=2)
+    for batch in source._batches():
+        rows = rows_of(batch)
+        text = source.describe(batch.position)
+        assert text.startswith(f"{len(rows)} rows of train between global rows {min(rows)} and")
+        assert f"in this order: {', '.join(map(str, rows[:8]))}" in text
+
+
+# --- the thread
+
+
+def test_the_thread_gives_the_same_batches_and_ends() -> None:
+    import threading
+
+    source = data(100, global_batch=7, shuffle="rows")
+    assert [rows_of(batch) for batch in source] == batches_of(source)
+    reading = iter(source)
+    next(reading)
+    assert any(t.name == "click-reader" for t in threading.enumerate())
+    reading.close()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 5
+    while any(t.name == "click-reader" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for() -> None:
+    class Broken(NumberedRows):
+        def read(self, start: int, stop: int) -> Columns:
+            if start >= 30:
+                raise InputError("row 30 is broken")
+            return super().read(start, stop)
+
+    source = ClickData(Broken(100), config(global_batch=10), "train", 0, 1)
+    reading = iter(source)
+    assert [rows_of(next(reading))[0] for _ in range(3)] == [0, 10, 20]
+    with pytest.raises(InputError, match="row 30 is broken"):
+        next(reading)
+
+
+# --- files
+
+
+def on_disk(folder: Path, **changes: Any) -> ClickData:
+    return build_data(config(data=str(folder), **changes), "train", 0, 1)
+
+
+def test_rows_arrive_as_they_were_written(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "d", train_rows=1000, cardinalities=(40_000, 7, 200))
+    batches = list(on_disk(folder, global_batch=300))
+    assert [batch.samples for batch in batches] == [300, 300, 300, 100]
+    groups = [(group.features, group.ids.dtype) for group in batches[0].groups]
+    assert groups == [([1], torch.int8), ([2], torch.int16), ([0], torch.int32)]
+    ids = torch.cat([batch.groups[2].ids[0] for batch in batches])
+    assert ids.tolist() == list(range(1000))
+    numerical = torch.cat([batch.numerical for batch in batches])
+    stored = np.fromfile(folder / "train/numerical.bin", np.float16).reshape(-1, 3)
+    assert np.array_equal(numerical.numpy(), stored)
+    labels = torch.cat([batch.labels for batch in batches])
+    assert np.array_equal(labels.numpy(), np.fromfile(folder / "train/label.bin", bool))
+
+
+def test_bytes_per_row(tmp_path: Path) -> None:
+    """Rows travel in the types they are stored in."""
+    folder = write_dataset(tmp_path / "d", cardinalities=(40_000, 7, 200))
+    batch = next(iter(on_disk(folder)))
+    tensors = [batch.numerical, batch.labels, *(group.ids for group in batch.groups)]
+    assert sum(t.nbytes for t in tensors) / batch.samples == 3 * 2 + 1 + (4 + 1 + 2)
+
+
+def test_without_numerical_features(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "d", num_numerical=0)
+    batch = next(iter(on_disk(folder)))
+    assert batch.numerical.shape == (512, 0)
+
+
+def test_splits(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "with", validation_rows=50)
+    cfg = config(data=str(folder))
+    assert held_out_splits(cfg) == ("test", "validation")
+    assert sum(batch.samples for batch in build_data(cfg, "validation", 0, 1)) == 50
+    without = config(data=str(write_dataset(tmp_path / "without")))
+    assert held_out_splits(without) == ("test",)
+
+
+@pytest.mark.parametrize("bad", [-1, 7, 100])
+def test_an_id_outside_its_table_is_named(tmp_path: Path, bad: int) -> None:
+    folder = write_dataset(tmp_path / "d")
+    path = folder / "train/cat_1.bin"
+    ids = np.fromfile(path, np.int8)
+    ids[777] = bad
+    ids.tofile(path)
+    source = SplitBinary(folder, "train")
+    source.read(0, 777)
+    with pytest.raises(InputError, match=rf"cat_1\.bin: row 777 has id {bad}; .* ids 0 to 6"):
+        source.read(700, 800)
+
+
+def test_a_label_that_is_neither_0_nor_1_is_named(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "d")
+    path = folder / "train/label.bin"
+    labels = np.fromfile(path, np.uint8)
+    labels[5] = 2
+    labels.tofile(path)
+    with pytest.raises(InputError, match=r"label\.bin: row 5 has label 2; 0 or 1 is expected"):
+        SplitBinary(folder, "train").read(0, 10)
+
+
+# --- made in memory
+
+
+@pytest.mark.parametrize("ids", ["uniform", "planted"])
+def test_synthetic_rows_are_a_function_of_the_seed_and_the_row(ids: str) -> None:
+    cfg = config(synthetic_ids=ids, synthetic_rows=70_000)
+    source = SyntheticRows(cfg, "train")
+    whole = source.read(65_000, 66_000)  # across the border of two blocks
+    again = SyntheticRows(cfg, "train").read(65_500, 65_600)
+    for a, b in zip([whole.numerical, whole.labels, *whole.ids],
+                    [again.numerical, again.labels, *again.ids], strict=True):  # fmt: skip
+        assert np.array_equal(a[500:600], b)
+    assert all(c.max() < rows for c, rows in zip(whole.ids, (50, 7, 3), strict=True))
+    other = SyntheticRows(config(synthetic_ids=ids, synthetic_rows=70_000, seed=1), "train")
+    assert not np.array_equal(other.read(0, 1000).ids[0], source.read(0, 1000).ids[0])
+    test = SyntheticRows(cfg, "test")
+    assert test.num_rows == 70_000
+    assert not np.array_equal(test.read(0, 1000).ids[0], source.read(0, 1000).ids[0])
+
+
+def test_a_long_synthetic_split_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SyntheticRows, "DISTINCT_ROWS", 100)
+    source = SyntheticRows(config(), "train")
+    rows = source.read(50, 350).ids[0]
+    assert np.array_equal(rows[:100], rows[100:200])
+    assert np.array_equal(rows[:100], rows[200:300])
