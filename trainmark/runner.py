@@ -40,6 +40,7 @@ from trainmark.workloads import Workload
 
 CONFIG_FILE = "config.json"
 EVALUATION_FILE = "evaluation.json"
+MODEL_FOLDER = "model"
 
 
 # --- train
@@ -73,14 +74,18 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
         training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
-            training.log.say(f"{output} is finished already; nothing was done.")
-            return result.read(output)
+            earlier = result.read(output)
+            if earlier.quality.target == cfg.target:  # else it is judged anew
+                training.log.say(f"{output} is finished already; nothing was done.")
+                return earlier
         if mesh.is_main:
             _claim(output, cfg)
         mesh.barrier()
         training.run()
     finished = _make_result(training, monitor.summary(), began)
     if mesh.is_main:
+        if workload.save_model:
+            workload.save_model(training.trainer, output / MODEL_FOLDER)
         finished.write(output)
         training.log.finished(finished)
     return finished
@@ -320,14 +325,14 @@ def _notes(training: Training) -> list[str]:
             "checkpoint and the stop is not counted."
         )
     if cfg.data == "synthetic":
-        notes.append("Synthetic data: the quality says nothing about real click logs.")
+        notes.append("Synthetic data: the quality says nothing about real data.")
     if torch.is_anomaly_enabled():
         notes.append("torch.autograd anomaly detection was on.")
     if cfg.profile:
         notes.append(f"Steps {cfg.profile} ran under torch.profiler.")
     if training.weights_from:
         notes.append(f"Started from the weights of {training.weights_from}.")
-    return notes
+    return notes + training.workload.notes(cfg)
 
 
 def spread(results: list[Result]) -> str:

@@ -1,0 +1,194 @@
+"""The clocks, with time under control."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from trainmark import clocks as module
+from trainmark.clocks import Clocks, DeviceWaits, HostWaits
+from trainmark.feed import Feed
+
+
+class Time:
+    """Stands for the `time` module: it passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    fake = Time()
+    monkeypatch.setattr(module, "time", fake)
+    return fake
+
+
+def step(clocks: Clocks, time: Time, seconds: float, samples: int = 10) -> None:
+    time.passes(seconds)
+    clocks.step_done(samples=samples, tokens=2 * samples, partial=samples < 10)
+
+
+def session(clocks: Clocks, time: Time) -> None:
+    """3 s of init; two steps of warm-up with an evaluation between; three measured ones."""
+    time.passes(3)
+    clocks.train_starts()
+    step(clocks, time, 5)
+    with clocks.pause("evaluation"):
+        time.passes(7)
+    step(clocks, time, 4)
+    step(clocks, time, 1)
+    clocks.input_waited(0.25)
+    with clocks.pause("checkpoint"):
+        time.passes(2)
+    step(clocks, time, 1)
+    with clocks.pause("evaluation"):
+        time.passes(6)
+    step(clocks, time, 1, samples=4)
+    clocks.last_step_done()
+
+
+def test_one_session(time: Time) -> None:
+    clocks = Clocks(time.now, warmup_steps=2)
+    session(clocks, time)
+    time.passes(11)  # the final evaluation
+    clocks.state()  # a checkpoint after it must not move the end of training
+    time.passes(1)
+    clocks.run_ends()
+    totals = clocks.totals
+    assert (totals.init, totals.whole, totals.e2e) == (3, 27, 42)
+    assert (totals.evaluation, totals.checkpoint, totals.warmup) == (13, 2, 9)
+    assert (totals.train, totals.core) == (3, 2.75)
+    assert (totals.samples, totals.samples_warmup) == (44, 20)
+    assert (totals.tokens, totals.tokens_warmup) == (88, 40)
+    assert (totals.steps, totals.steps_warmup, totals.steps_partial) == (5, 2, 1)
+
+
+def test_a_continued_run_adds_up(time: Time) -> None:
+    first = Clocks(time.now, warmup_steps=2)
+    session(first, time)
+    state = first.state()
+    time.passes(1000)  # between the sessions nothing is counted
+    second = Clocks(time.now, warmup_steps=2)
+    second.restore(state)
+    session(second, time)
+    second.run_ends()
+    totals = second.totals
+    assert (totals.init, totals.whole, totals.e2e) == (6, 54, 60)
+    assert (totals.train, totals.core, totals.warmup) == (6, 5.5, 18)
+    assert (totals.samples, totals.steps_warmup, totals.sessions) == (88, 4, 2)
+
+
+def test_a_checkpoint_during_warmup_counts_it_as_warmup(time: Time) -> None:
+    clocks = Clocks(time.now, warmup_steps=5)
+    clocks.train_starts()
+    step(clocks, time, 4)
+    with clocks.pause("evaluation"):
+        time.passes(2)
+    step(clocks, time, 4)
+    state = clocks.state()
+    assert (state["whole"], state["evaluation"], state["warmup"]) == (10, 2, 8)
+
+
+@pytest.mark.parametrize("warmup_steps", [3, 4, 100])
+def test_a_run_of_warmup_only_has_no_train_time(time: Time, warmup_steps: int) -> None:
+    clocks = Clocks(time.now, warmup_steps)
+    clocks.train_starts()
+    for _ in range(3):
+        step(clocks, time, 2)
+    clocks.last_step_done()
+    assert (clocks.totals.whole, clocks.totals.warmup, clocks.totals.train) == (6, 6, 0)
+    assert clocks.totals.samples == clocks.totals.samples_warmup
+
+
+def test_without_warmup_everything_is_measured(time: Time) -> None:
+    clocks = Clocks(time.now, 0)
+    clocks.train_starts()
+    step(clocks, time, 2)
+    clocks.last_step_done()
+    assert (clocks.totals.warmup, clocks.totals.train, clocks.totals.samples_warmup) == (0, 2, 0)
+
+
+def test_the_device_is_waited_for_at_every_border(time: Time) -> None:
+    """Work that was launched but not done must not slip into the next interval."""
+
+    def finish() -> None:
+        time.passes(launched.pop() if launched else 0)
+
+    launched: list[float] = []
+    clocks = Clocks(time.now, 1, synchronize=finish)
+    clocks.train_starts()
+    launched.append(5)
+    step(clocks, time, 0)  # the warm-up ends: 5 s
+    launched.append(3)
+    step(clocks, time, 0)
+    with clocks.pause("evaluation"):
+        launched.append(10)
+    launched.append(2)
+    step(clocks, time, 0)
+    clocks.last_step_done()
+    totals = clocks.totals
+    assert (totals.warmup, totals.evaluation, totals.train, totals.whole) == (5, 10, 5, 20)
+
+
+# --- input wait
+
+
+def test_host_waits_leave_out_the_warmup() -> None:
+    clocks = Clocks(0.0, 1)
+    waits = HostWaits(clocks)
+    waits.fetched(5)
+    clocks.step_done(samples=1, tokens=0, partial=False)
+    waits.fetched(2)
+    assert clocks.totals.input_wait == 2
+
+
+class Event:
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def elapsed_time(self, other: "Event") -> float:
+        return other.at_ms - self.at_ms
+
+    def wait(self) -> None: ...
+
+
+def test_device_waits_are_the_time_between_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(0.0, 0)
+    waits = DeviceWaits(clocks, None)
+    stamps = iter([10.0, 30.0, 100.0, 105.0])
+    monkeypatch.setattr(waits, "_record", lambda: Event(next(stamps)))
+    for _ in range(2):
+        waits.begin()
+        waits.fetched(99)
+        waits.until(Event(0))
+    assert clocks.totals.input_wait == 0
+    waits.collect()
+    assert clocks.totals.input_wait == pytest.approx(0.025)
+    waits.collect()
+    assert clocks.totals.input_wait == pytest.approx(0.025)
+
+
+def test_the_feed_prepares_one_batch_ahead_and_waits_for_the_reader_only() -> None:
+    from types import SimpleNamespace
+
+    prepared: list[int] = []
+
+    class Trainer:
+        def prepare(self, batch: int) -> SimpleNamespace:
+            prepared.append(batch)
+            return SimpleNamespace(number=batch, ready=None)
+
+    def batches() -> Iterator[int]:
+        yield from range(4)
+
+    feed = Feed(batches(), Trainer(), Clocks(0.0, 0), SimpleNamespace(type="cpu"))
+    seen = []
+    for batch in feed:
+        seen.append((batch.number, list(prepared)))
+    assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2, 3]), (3, [0, 1, 2, 3])]
