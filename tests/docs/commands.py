@@ -9,22 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from trainmark import cli
+from trainmark import cli, workloads
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
 
-# The verb and the word after it, if it takes one, whose help lists the flags.
-HELP = {
-    "list": ["list"],
-    "show": ["show", "dlrm-demo"],
-    "train": ["train", "dlrm-demo"],
-    "evaluate": ["evaluate"],
-    "report": ["report"],
-    "compare": ["compare"],
-    "prepare criteo": ["prepare", "criteo"],
-    "prepare synthetic": ["prepare", "synthetic"],
-}
+RUN = {name: next(iter(workloads.runs_module(name).RUNS)) for name in workloads.NAMES}
+"""A run of each workload: their flags differ."""
+
+
+def _help() -> dict[str, list[list[str]]]:
+    """What to type before `--help` to see all flags of a verb (of all workloads, all kinds)."""
+    words = {verb: [[verb]] for verb in cli.VERBS if verb != "prepare"}
+    words |= {verb: [[verb, run] for run in RUN.values()] for verb in ("show", "train")}
+    return words | {f"prepare {kind}": [["prepare", kind]] for kind in cli.PREPARATIONS}
+
+
+HELP = _help()
 
 
 @cache
@@ -34,10 +35,11 @@ def flags(verb: str) -> frozenset[str]:
     with (
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(text),
-        contextlib.suppress(SystemExit),
     ):
         patch.setenv("COLUMNS", "120")
-        cli.main([*HELP[verb], "--help"])
+        for words in HELP[verb]:
+            with contextlib.suppress(SystemExit):
+                cli.main([*words, "--help"])
     # A flag starts its line; flags in the middle of a sentence do not count.
     lines = re.findall(
         r"^[│|]? {1,2}(?:-h, )?(--[a-z][\w.-]*(?:, --[a-z][\w.-]*)*)", text.getvalue(), re.M
@@ -68,8 +70,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.runs.resolved_run",
             "trainmark.report.report",
             "trainmark.report.compare",
-            "trainmark.clicklog.criteo.prepare",
-            "trainmark.clicklog.synthetic.prepare",
+            *(f"{module}.prepare" for module in cli.PREPARATIONS.values()),
         ):
             patch.setattr(target, nothing)
         try:
