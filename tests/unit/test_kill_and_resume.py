@@ -1,0 +1,145 @@
+"""A run that is killed at any moment and started again ends, bit for bit, where it would have."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.small import FLAGS, newest, result, saved
+from trainmark import checkpoint
+
+
+class Victims:
+    """Trains in processes that can be killed."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.victims"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, output: Path, *flags: str) -> int:
+        """Begin a run; its process id."""
+        return self._ask(["train", "dlrm-demo", *FLAGS, "--output", str(output), *flags])
+
+    def end(self) -> int:
+        """Wait until the run is over; its exit code, negative where a signal killed it."""
+        return self._ask(None)
+
+    def _ask(self, request: list[str] | None) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+@pytest.fixture(scope="module")
+def victims() -> Iterator[Victims]:
+    made = Victims()
+    made._ask(["--version"])  # wait for its imports
+    assert made.end() == 0
+    yield made
+    made.close()
+
+
+def half_written(output: Path) -> bool:
+    return any((output / "checkpoints").glob(".writing-*"))
+
+
+EVERY_STEP = ("--checkpoint-every", "1 steps", "--log-every", "3", "--evals-per-epoch", "3")
+
+
+def test_killed_at_random_moments(victims: Victims, tmp_path: Path) -> None:
+    flags = (*EVERY_STEP, "--epochs", "2", "--shuffle", "rows", "--shuffle-window", "700")
+    flags += ("--optimizer.name", "adam", "--precision", "fp16")
+    began = time.monotonic()
+    victims.start(tmp_path / "undisturbed", *flags)
+    assert victims.end() == 0
+    whole = time.monotonic() - began
+    randomly = random.Random(0)
+    output, kills, torn = tmp_path / "killed", 0, 0
+    for attempt in range(8):
+        victim = victims.start(output, *flags)
+        time.sleep(randomly.uniform(0, whole * 0.5))
+        if attempt % 2:  # in the middle of writing a checkpoint
+            deadline = time.monotonic() + whole
+            while not half_written(output) and time.monotonic() < deadline:
+                time.sleep(0.001)
+        os.kill(victim, signal.SIGKILL)
+        kills += victims.end() == -signal.SIGKILL
+        torn += half_written(output)
+    victims.start(output, *flags)
+    assert victims.end() == 0
+    assert kills >= 3
+    assert torn
+    assert saved(newest(output)) == saved(newest(tmp_path / "undisturbed"))
+    curves = [(tmp_path / name / "loss.csv").read_bytes() for name in ("killed", "undisturbed")]
+    assert curves[0] == curves[1]
+    found, expected = result(output), result(tmp_path / "undisturbed")
+    for key in ("samples", "loss", "config"):
+        assert found[key] == expected[key]
+    metrics = [[(e["at_sample"], e["split"], e["metrics"]) for e in r["evaluations"]]
+               for r in (found, expected)]  # fmt: skip
+    assert metrics[0] == metrics[1]
+    assert found["steps"]["all"] == expected["steps"]["all"] == 16
+    for path in checkpoint.all_checkpoints(output / "checkpoints"):
+        checkpoint.verify(path)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_asked_to_stop_it_saves_first(
+    victims: Victims, tmp_path: Path, number: int, code: int
+) -> None:
+    output = tmp_path / "stopped"
+    flags = ("--epochs", "10000", "--log-every", "2", "--evals-per-epoch", "0")
+    victim = victims.start(output, *flags)
+    deadline = time.monotonic() + 60
+    while not (output / "loss.csv").exists() or (output / "loss.csv").stat().st_size < 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(victim, number)
+    assert victims.end() == code
+    step = checkpoint.read_state(newest(output))["progress"]["step"]
+    assert 0 < step < 80000
+    assert not (output / "result.json").exists()
+    flags += ("--max-steps", str(step + 3))
+    for folder in (output, tmp_path / "undisturbed"):
+        victims.start(folder, *flags)
+        assert victims.end() == 0
+    assert saved(newest(output)) == saved(newest(tmp_path / "undisturbed"))
+    assert result(output)["steps"]["all"] == step + 3
+    notes = " ".join(result(output)["notes"])
+    assert "Continued 1 time(s)" in notes
+
+
+def test_a_flipped_byte_is_named_and_the_checkpoint_before_it_offered(
+    victims: Victims, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.small import train
+
+    output = tmp_path / "run"
+    assert train(output, "--max-steps", "4", "--checkpoint-every", "2 steps") == 0
+    data = newest(output) / "rank-00000.safetensors"
+    content = bytearray(data.read_bytes())
+    content[-10] ^= 1
+    data.write_bytes(content)
+    capsys.readouterr()
+    assert train(output, "--max-steps", "6", "--checkpoint-every", "2 steps") == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "step-00000004" in message
+    assert "step-00000002, which is intact" in message
