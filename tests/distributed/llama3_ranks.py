@@ -1,0 +1,129 @@
+"""A Llama so small that twenty steps take a second, and the ranks that train it.
+
+    python -m tests.distributed.llama3_ranks RANK WORLD STORE FOLDER
+
+runs every split of WORLD ranks in one process group, started once: importing torch takes longer
+than all of them together.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainmark import checkpoint, workloads
+from trainmark.config import resolve
+from trainmark.distributed import mesh as meshes
+from trainmark.distributed.mesh import Mesh
+from trainmark.hardware import Cluster
+from trainmark.loop import build_trainer
+from trainmark.workloads.llama3 import runs
+from trainmark.workloads.llama3.runs import LlamaRun, Model
+
+STEPS = 20
+SAVED_AT = 10
+CPU = torch.device("cpu")
+
+SPLITS: dict[int, dict[str, dict[str, Any]]] = {
+    1: {"one": {}},
+    2: {
+        "TP2": {"parallel": "PP1DP1TP2"},
+        "DP2": {"parallel": "PP1DP2TP1"},
+        "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
+        "PP2": {"parallel": "PP2DP1TP1"},
+        "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
+        "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
+    },
+    4: {
+        "PP2xTP2": {"parallel": "PP2DP1TP2"},
+        "DP2xTP2": {"parallel": "PP1DP2TP2"},
+        "PP2xDP2": {"parallel": "PP2DP2TP1"},
+    },
+}
+"""By world size: the splits that must train like one process."""
+
+
+def config(world: int = 1, **changes: Any) -> LlamaRun:
+    """The small run, resolved for `world` ranks."""
+    run = LlamaRun(
+        name="llama3-demo",
+        data="synthetic",
+        device="cpu",
+        model=Model(
+            layers=4, hidden=32, ffn=64, heads=4, kv_heads=2, vocab=64, rope_theta=10_000.0,
+            init_std=0.05,
+        ),
+        sequence=16,
+        global_batch=8,
+        micro_batch=2,
+        lr=5e-3,
+        max_steps=STEPS,
+        schedule=runs.llama3_demo().schedule,
+        seed=3,
+    )  # fmt: skip
+    return resolve(dataclasses.replace(run, **changes), Cluster("cpu", 1, world))
+
+
+def train(
+    cfg: LlamaRun,
+    mesh: Mesh,
+    *,
+    start: Path | None = None,
+    save_to: Path | None = None,
+    stop: int = STEPS,
+) -> list[float]:
+    """Losses of the steps that were taken; saves after `SAVED_AT` of them, like the loop."""
+    workload = workloads.load("llama3")
+    trainer = build_trainer(cfg, workload, mesh)
+    data = workload.build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
+    step = 0
+    if start is not None:
+        step = checkpoint.load(start, _tensors(trainer), exact=True)["step"]
+        data.restore({"samples": step * cfg.global_batch})
+    losses = []
+    for batch in data:
+        loss, skipped = trainer.step(
+            trainer.prepare(batch), cfg.lr * cfg.schedule.factor(step + 30)
+        )
+        assert not skipped
+        step += 1
+        losses.append(loss.item())
+        if save_to is not None and step == SAVED_AT:
+            checkpoint.save(save_to, step, _tensors(trainer), {"step": step}, keep=1)
+        if step == stop:
+            break
+    losses.append(workload.evaluate(trainer, workload.build_data(cfg, "test", mesh.dp_rank, mesh.dp_size))["loss"])
+    return losses
+
+
+def _tensors(trainer: Any) -> dict[str, torch.Tensor]:
+    weights = {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
+    return weights | {f"trainer.{name}": t for name, t in trainer.state_dict().items()}
+
+
+def _main(rank: int, world: int, store: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
+    results = {}
+    try:
+        for name, changes in SPLITS[world].items():
+            cfg = config(world, **changes)
+            mesh = meshes.build(CPU, runs.mesh_axes(cfg, world))
+            from_one = next((folder / "one").glob("step-*"))
+            results[name] = {
+                "whole": train(cfg, mesh, save_to=folder / name),
+                "continued": train(cfg, mesh, start=from_one),
+            }
+        if rank == 0:
+            (folder / f"ranks-{world}.json").write_text(json.dumps(results))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
