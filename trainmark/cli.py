@@ -105,7 +105,7 @@ def _show(arguments: list[str], started: float) -> None:
 
 
 def _prepare(arguments: list[str], started: float) -> None:
-    """Raw data to train-ready data: criteo, npy, synthetic."""
+    """Raw data to train-ready data: criteo, npy, synthetic, sst2."""
     kind, rest = _first("prepare", "KIND", arguments, list(PREPARATIONS))
     if kind not in PREPARATIONS:
         raise unknown("kind of data", kind, PREPARATIONS)
@@ -117,6 +117,7 @@ PREPARATIONS = {
     "criteo": "trainmark.clicklog.criteo",
     "npy": "trainmark.clicklog.npy",
     "synthetic": "trainmark.clicklog.synthetic",
+    "sst2": "trainmark.corpus.sst2",
 }
 """Kinds of data -> the module with their `Options` and `prepare`."""
 

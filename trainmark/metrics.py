@@ -64,6 +64,13 @@ def binary_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | None]:
     }
 
 
+def classification_metrics(correct: float, loss: float, count: float) -> dict[str, float | None]:
+    """Accuracy and mean loss from sums over all samples."""
+    if count == 0:
+        return {"accuracy": None, "loss": None}
+    return {"accuracy": correct / count, "loss": loss / count}
+
+
 def auc(scores: Tensor, labels: Tensor) -> float | None:
     """Exact area under the ROC curve, on the tensors' device; None if there is one class only.
 

@@ -17,3 +17,8 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     if precision not in _AUTOCAST:
         return nullcontext()
     return torch.autocast(device.type, dtype=_AUTOCAST[precision])
+
+
+def compute_dtype(precision: str) -> torch.dtype:
+    """The type of activations in a model that casts its weights itself, without autocast."""
+    return _AUTOCAST.get(precision, torch.float32)

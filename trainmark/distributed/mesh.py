@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainmark.errors import InputError
 
@@ -70,6 +71,11 @@ class Mesh:
         tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, group=self.group("dp"))
         return tensor.tolist()
+
+    def add_over_dp(self, tensor: Tensor) -> None:
+        """Replace a tensor on the device by its sum over data-parallel ranks."""
+        if self.device_mesh is not None and self.dp_size > 1:
+            dist.all_reduce(tensor, group=self.group("dp"))
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes."""

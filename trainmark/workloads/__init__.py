@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmark.errors import unknown
 
-NAMES = ("dlrm",)
+NAMES = ("dlrm", "distilbert")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,10 @@ class Workload:
     """(cfg, samples, tokens) -> floating-point operations of training, per convention."""
     activation_bytes: Callable[..., int]
     """(cfg) -> estimated bytes of activations on one device."""
+    notes: Callable[..., list[str]] = lambda cfg: []
+    """(cfg) -> sentences that a reader of the result must know."""
+    save_model: Callable[..., None] | None = None
+    """(trainer, folder): write the trained model for other software, at the end of a run."""
 
 
 def runs_module(name: str) -> ModuleType:
@@ -79,7 +83,14 @@ def load(name: str) -> Workload:
         better=runs_module(name).BETTER,
         flops=modules["flops"].flops,
         activation_bytes=modules["flops"].activation_bytes,
+        **_optional(runs_module(name), "notes"),
+        **_optional(modules["step"], "save_model"),
     )
+
+
+def _optional(module: ModuleType, function: str) -> dict[str, Any]:
+    found = getattr(module, function, None)
+    return {} if found is None else {function: found}
 
 
 def named_runs() -> dict[str, Callable[[], Any]]:

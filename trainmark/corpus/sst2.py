@@ -1,0 +1,249 @@
+"""`trainmark prepare sst2`: a table of sentences and labels -> tokenised sentences.
+
+The tokens are those of the published preparation: [CLS] words [SEP], cut at 512 tokens.
+"""
+
+import csv
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from trainmark.clicklog import folder
+from trainmark.corpus import sentences
+from trainmark.corpus.sentences import Sentences
+from trainmark.errors import InputError, raise_all
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json",
+)  # fmt: skip
+_SHOWN = 5  # how many bad rows an error names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Tokenise SST-2, or any table of sentences and labels, for DistilBERT."""
+
+    train: Path
+    """Training table with columns sentence and label: .tsv (as GLUE has it), .csv or .parquet."""
+    dev: Path
+    """Held-out table, with the same columns."""
+    tokenizer: Path
+    """Folder with a Hugging Face tokenizer: tokenizer.json, or vocab.txt."""
+    output: Path
+    """Folder to write; it appears when everything is written."""
+    labels: int = 2
+    """Number of classes; labels are 0 to labels - 1."""
+    sequence_length: int = 512
+    """Tokens at which a sentence is cut, and to which the published form pads."""
+    npz: bool = True
+    """Also write the published .npz files (padded; the packed form is always written)."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def prepare(options: Options) -> None:
+    """Write the dataset, unless the folder already holds it."""
+    settings = {
+        "train": _identity(options.train),
+        "dev": _identity(options.dev),
+        "tokenizer": str(options.tokenizer),
+        "labels": options.labels,
+        "sequence_length": options.sequence_length,
+        "npz": options.npz,
+    }
+    if folder.is_finished(options.output, "prepare.json", settings):
+        print(f"{options.output} already holds this dataset; nothing to do.")
+        return
+    tokenizer = load_tokenizer(options.tokenizer, options.sequence_length)
+    tables = {
+        split: read_table(path, options.labels)
+        for split, path in zip(sentences.SPLITS, (options.train, options.dev), strict=True)
+    }
+    with folder.building(options.output) as partial:
+        counts = {}
+        for split, (texts, labels) in tables.items():
+            found = tokenise(tokenizer, texts, labels)
+            sentences.save_packed(partial, split, found)
+            if options.npz:
+                sentences.save_npz(partial, split, found, texts, options.sequence_length)
+            counts[split] = _counts(found, options.sequence_length)
+        manifest = {"schema": sentences.SCHEMA, "splits": counts}
+        folder.write_json(partial / "packed" / sentences.MANIFEST, manifest)
+        copy_tokenizer(options.tokenizer, partial / sentences.MODEL_FOLDER)
+        folder.write_json(partial / "prepare.json", {"settings": settings})
+    _print_counts(counts)
+
+
+def _identity(path: Path) -> list[Any]:
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; expected a table of sentences and labels.")
+    return [path.name, path.stat().st_size]
+
+
+def _counts(found: Sentences, width: int) -> dict[str, int]:
+    return {
+        "sentences": len(found),
+        "tokens": len(found.tokens),
+        "longest": found.longest,
+        # [SEP] ends a sentence that was cut as well, so this may count one that just fitted.
+        "at_full_length": int((found.lengths == width).sum()),
+    }
+
+
+def _print_counts(counts: dict[str, dict[str, int]]) -> None:
+    table = Table(box=None, header_style="bold")
+    table.add_column("split")
+    for column in next(iter(counts.values())):
+        table.add_column(column.replace("_", " "), justify="right")
+    for split, row in counts.items():
+        table.add_row(split, *(f"{value:,}" for value in row.values()))
+    Console().print(table)
+
+
+# --- the table
+
+
+def read_table(path: Path, labels: int) -> tuple[list[str], list[int]]:
+    """Sentences and labels, or everything that is wrong with them."""
+    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
+    texts, numbers = [str(text or "") for text, _ in rows], [_label(v) for _, v in rows]
+    problems = []
+    if not rows:
+        problems.append(f"{path} has no rows.")
+    empty = [i for i, text in enumerate(texts) if not text.strip()]
+    if empty:
+        problems.append(f"{path}: empty sentences in {_places(empty)}.")
+    wrong = [i for i, number in enumerate(numbers) if number is None or not 0 <= number < labels]
+    if wrong:
+        received = ", ".join(repr(rows[i][1]) for i in wrong[:_SHOWN])
+        problems.append(
+            f"{path}: labels must be 0 to {labels - 1}; received {received} in {_places(wrong)}. "
+            "Give --labels for more classes."
+        )
+    raise_all(problems)
+    return texts, [int(number) for number in numbers if number is not None]
+
+
+def _label(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _places(rows: list[int]) -> str:
+    """Data rows as an editor counts lines: the header is line 1."""
+    shown = ", ".join(str(row + 2) for row in rows[:_SHOWN])
+    more = f" and {len(rows) - _SHOWN:,} more" if len(rows) > _SHOWN else ""
+    return f"line(s) {shown}{more}"
+
+
+def _read_text(path: Path) -> list[tuple[Any, Any]]:
+    # GLUE's tab-separated files know no quoting: a quotation mark is part of the sentence.
+    style: dict[str, Any] = (
+        {} if path.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    )
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, **style)
+            _check_columns(path, list(reader.fieldnames or []))
+            return [(row["sentence"], row["label"]) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read as a table: {error}.") from None
+
+
+def _read_parquet(path: Path) -> list[tuple[Any, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{path} cannot be read as Parquet: {error}.") from None
+    _check_columns(path, table.column_names)
+    return list(zip(table["sentence"].to_pylist(), table["label"].to_pylist(), strict=True))
+
+
+def _check_columns(path: Path, columns: list[str]) -> None:
+    missing = [name for name in ("sentence", "label") if name not in columns]
+    if missing:
+        raise InputError(
+            f"{path} has no column {' and no column '.join(missing)}; its header has: "
+            f"{', '.join(columns) or 'nothing'}. Expected sentence and label."
+        )
+
+
+# --- the tokenizer
+
+
+def load_tokenizer(path: Path, sequence_length: int) -> Any:
+    """A `tokenizers.Tokenizer` that adds [CLS] and [SEP] and cuts, but does not pad."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise InputError(
+            "Preparing text needs the 'tokenizers' package: pip install 'trainmark[text]'."
+        ) from None
+    if (path / "tokenizer.json").is_file():
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # the library raises bare exceptions for a bad file
+            raise InputError(f"{path / 'tokenizer.json'} cannot be read: {error}.") from None
+    elif (path / "vocab.txt").is_file():
+        tokenizer = tokenizers.BertWordPieceTokenizer(
+            str(path / "vocab.txt"), lowercase=_setting(path, "do_lower_case", True)
+        )._tokenizer
+    else:
+        raise InputError(f"{path} is no tokenizer folder: no tokenizer.json, no vocab.txt.")
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(sequence_length)
+    _check_tokenizer(tokenizer, path)
+    return tokenizer
+
+
+def _setting(path: Path, name: str, default: Any) -> Any:
+    return folder.read_json(path / "tokenizer_config.json").get(name, default)
+
+
+def _check_tokenizer(tokenizer: Any, path: Path) -> None:
+    special = [tokenizer.token_to_id(token) for token in ("[PAD]", "[CLS]", "[SEP]")]
+    if None in special or tokenizer.encode("").ids != special[1:]:
+        raise InputError(
+            f"{path} is not a BERT-style tokenizer: it must know [PAD], [CLS] and [SEP] and put "
+            "the last two around a sentence."
+        )
+    vocabulary, expected = tokenizer.get_vocab_size(), _model_vocabulary(path)
+    if expected is not None and vocabulary > expected:
+        raise InputError(
+            f"{path}: the tokenizer has {vocabulary:,} tokens, but the model in its config.json "
+            f"has a vocabulary of {expected:,}. Give the tokenizer that belongs to the model."
+        )
+
+
+def _model_vocabulary(path: Path) -> int | None:
+    return folder.read_json(path / "config.json").get("vocab_size")
+
+
+def tokenise(tokenizer: Any, texts: list[str], labels: list[int]) -> Sentences:
+    """All sentences as token ids, one after another."""
+    encoded = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    lengths = [len(ids) for ids in encoded]
+    return Sentences(
+        tokens=np.concatenate([np.array(ids, np.int64) for ids in encoded]),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        labels=np.array(labels, np.int64),
+    )
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """The tokenizer's files, so that a dataset and a trained model carry their own."""
+    found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if found:
+        target.mkdir(parents=True, exist_ok=True)
+    for path in found:
+        shutil.copyfile(path, target / path.name)

@@ -1,0 +1,91 @@
+"""Attention within sentences that lie one after another in one tensor.
+
+Tokens [bounds[i], bounds[i+1]) are segment i: a sentence, or tokens that only fill up a shape.
+Every token attends to the tokens of its own segment. In a padded batch every sentence has a row of
+`row_length` tokens: its own segment is the first, the padding behind it the second.
+
+Shapes: N tokens, H heads, D width of a head, R rows, L tokens per row.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def attend(
+    qkv_N3HD: Tensor,
+    bounds: Tensor,
+    *,
+    longest: int,
+    row_length: int | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """[N, 3, H, D] -> [N, H, D].
+
+    Args:
+        bounds: [segments + 1] int32, where each segment begins; the last one is N.
+        longest: no segment has more tokens.
+        row_length: tokens per row of a padded batch; None for a packed one.
+        dropout: probability of dropping an attention weight.
+    """
+    if qkv_N3HD.is_cuda and qkv_N3HD.dtype in _HALVES:
+        return _flash(qkv_N3HD, bounds, longest, dropout)
+    if row_length is not None:
+        return _attend_in_rows(qkv_N3HD, bounds, row_length, dropout)
+    return _attend_by_padding(qkv_N3HD, bounds, longest, dropout)
+
+
+# --- plain torch
+
+
+def _attend_in_rows(qkv_N3HD: Tensor, bounds: Tensor, row_length: int, dropout: float) -> Tensor:
+    """Padded batches: rows as they are, with the padding masked."""
+    lengths_R = bounds[1::2] - bounds[:-1:2]
+    real_RL = torch.arange(row_length, device=bounds.device) < lengths_R[:, None]
+    q, k, v = qkv_N3HD.unflatten(0, (-1, row_length)).permute(2, 0, 3, 1, 4).unbind(0)
+    return _masked(q, k, v, real_RL, dropout).transpose(1, 2).flatten(0, 1)
+
+
+def _attend_by_padding(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
+    """Packed batches: give every segment a row, and take the rows apart again."""
+    tokens = torch.arange(qkv_N3HD.shape[0], device=bounds.device, dtype=bounds.dtype)
+    row_N = torch.searchsorted(bounds[1:], tokens, right=True)
+    column_N = tokens - bounds[row_N]
+    lengths_R = bounds.diff()
+    rows = qkv_N3HD.new_zeros(lengths_R.numel(), longest, *qkv_N3HD.shape[1:])
+    rows = rows.index_put((row_N, column_N), qkv_N3HD)
+    q, k, v = rows.permute(2, 0, 3, 1, 4).unbind(0)
+    real_RL = torch.arange(longest, device=bounds.device) < lengths_R[:, None]
+    return _masked(q, k, v, real_RL, dropout).transpose(1, 2)[row_N, column_N]
+
+
+def _masked(
+    q_RHLD: Tensor, k_RHLD: Tensor, v_RHLD: Tensor, real_RL: Tensor, dropout: float
+) -> Tensor:
+    """Attention to the real tokens of a row only."""
+    # An empty row attends to its first token: a softmax over nothing would not be a number.
+    real_RL = real_RL | pad(real_RL.new_ones(1, 1), (0, real_RL.shape[1] - 1))
+    mask_R11L = real_RL[:, None, None, :]
+    if not q_RHLD.is_cuda:
+        return scaled_dot_product_attention(q_RHLD, k_RHLD, v_RHLD, mask_R11L, dropout)
+    # fp32 on a GPU: the fused kernels leave TF32 tensor cores nearly idle, plain products do not.
+    scores_RHLL = (q_RHLD * q_RHLD.shape[-1] ** -0.5) @ k_RHLD.transpose(-1, -2)
+    weights_RHLL = scores_RHLL.masked_fill(~mask_R11L, -torch.inf).softmax(-1)
+    return drop(weights_RHLL, dropout, training=dropout > 0) @ v_RHLD
+
+
+# --- FlashAttention
+
+
+def _flash(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
+    """PyTorch's variable-length FlashAttention.
+
+    The operator behind `torch.nn.attention.varlen`, which does not offer its dropout.
+    """
+    q, k, v = qkv_N3HD.unbind(1)
+    return torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds, bounds, longest, longest, dropout, False, False
+    )[0]

@@ -1,0 +1,200 @@
+"""DistilBERT's optimiser step: forward, loss, backward, gradients of all ranks, AdamW."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
+
+from trainmark.config import SYNTHETIC
+from trainmark.corpus.sentences import MODEL_FOLDER
+from trainmark.distributed.gradients import FlatGradients
+from trainmark.distributed.mesh import Mesh
+from trainmark.kernels.graph import Graphed
+from trainmark.metrics import classification_metrics
+from trainmark.optimizers import (
+    LossScale,
+    all_finite,
+    create_moments,
+    gated_step,
+    optimizer_tensors,
+)
+from trainmark.seeding import stream_seed
+from trainmark.transfer import Copier
+from trainmark.workloads.distilbert import weights
+from trainmark.workloads.distilbert.data import SentenceBatch
+from trainmark.workloads.distilbert.model import SentenceClassifier
+from trainmark.workloads.distilbert.runs import DistilbertRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A batch on the device: ids, positions, bounds, first tokens, labels, weights."""
+
+    tensors: list[Tensor]
+    samples: int
+    tokens: int
+    position: int
+    partial: bool
+    ready: Any
+
+    def micro_batches(self) -> Iterable[tuple[Tensor, ...]]:
+        return zip(*self.tensors, strict=True)
+
+
+class SentenceTrainer:
+    """Trains one whole model on each rank."""
+
+    def __init__(self, model: SentenceClassifier, mesh: Mesh, cfg: DistilbertRun) -> None:
+        self.model, self.mesh, self.cfg = model, mesh, cfg
+        self._copy = Copier(mesh.device)
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._gradients = FlatGradients(model.parameters(), mesh)
+        self._optimizer = _make_optimizer(model, cfg)
+        self._loss_scale = (
+            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
+        )
+        if cfg.compile:
+            model.compile_parts()
+        on_gpu = mesh.device.type == "cuda"
+        self._graphed = (
+            Graphed(self._micro_step, [self._gradients.buffer])
+            if on_gpu and not cfg.eager
+            else None
+        )
+
+    # --- input
+
+    def prepare(self, batch: SentenceBatch) -> Prepared:
+        """Copy a batch to the device."""
+        tensors, ready = self._copy(batch.tensors, lambda copies: copies)
+        return Prepared(
+            tensors=tensors,
+            samples=batch.samples,
+            tokens=batch.tokens,
+            position=batch.position,
+            partial=batch.partial,
+            ready=ready,
+        )
+
+    # --- training
+
+    def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
+        """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
+        self.model.train()
+        self._gradients.zero()
+        micro_batches = list(prepared.micro_batches())
+        if self._graphed and micro_batches:
+            self._graphed.capture(micro_batches[0])
+        self._seed_dropout(prepared.position)
+        for micro_batch in micro_batches:
+            if self._graphed:
+                self._graphed(micro_batch)
+            else:
+                self._micro_step(*micro_batch)
+        self._gradients.reduce()
+        loss = self._gradients.loss.clone()
+        gate = self._finish_gradients()
+        gated_step(self._optimizer, lr, gate)
+        return loss, gate == 0
+
+    def _seed_dropout(self, position: int) -> None:
+        """Dropout is a function of (seed, position, rank): a continued run drops the same."""
+        torch.manual_seed(stream_seed(self.cfg.seed, "dropout", position, self.mesh.dp_rank))
+
+    def _micro_step(
+        self, ids: Tensor, positions: Tensor, bounds: Tensor, first: Tensor, labels: Tensor,
+        weights: Tensor,
+    ) -> None:  # fmt: skip
+        """Add a micro-batch's gradients and loss to those of the step."""
+        logits_SC = self.model(ids, positions, bounds, first)
+        loss = cross_entropy(logits_SC, labels, reduction="none") @ weights
+        scaled = loss if self._loss_scale is None else loss * self._loss_scale.scale
+        scaled.backward()
+        self._gradients.loss.add_(loss.detach())
+
+    def _finish_gradients(self) -> Tensor:
+        """Undo the loss scale. Returns the gate: 1 if loss and gradients are finite, else 0."""
+        gate = all_finite([self._gradients.buffer])
+        if self._loss_scale is not None:
+            self._gradients.buffer.mul_(1 / self._loss_scale.scale)
+            self._loss_scale.update(gate)
+        return gate
+
+    # --- prediction
+
+    @torch.no_grad()
+    def predict(self, prepared: Prepared) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """Logits, labels and weights of each micro-batch."""
+        self.model.eval()
+        # A few hundred held-out sentences do not repay another compilation.
+        with torch.compiler.set_stance("force_eager"):
+            for *tokens, labels, weights in prepared.micro_batches():
+                yield self.model(*tokens), labels, weights
+
+    # --- state
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight by its global name."""
+        return {name: parameter.detach() for parameter, name in self._names.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Optimiser and loss scale; dropout needs no state."""
+        state = optimizer_tensors(self._optimizer, self._names)
+        return state | (self._loss_scale.tensors() if self._loss_scale else {})
+
+    def host_state(self) -> dict[str, Any]:
+        """Nothing: all state is tensors."""
+        return {}
+
+    def load_state_dict(self, host_state: dict[str, Any]) -> None:
+        """The checkpoint has filled the tensors already."""
+
+
+def _make_optimizer(model: nn.Module, cfg: DistilbertRun) -> AdamW:
+    """AdamW that decays matrices and embeddings, but neither biases nor LayerNorm."""
+    settings, parameters = cfg.optimizer, list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    fused = not parameters[0].is_meta  # PyTorch refuses to fuse what only has a shape
+    betas = (settings.beta1, settings.beta2)
+    optimizer = AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=fused)
+    create_moments(optimizer)
+    return optimizer
+
+
+def build_trainer(
+    parts: list[SentenceClassifier], mesh: Mesh, cfg: DistilbertRun
+) -> SentenceTrainer:
+    (model,) = parts
+    return SentenceTrainer(model, mesh, cfg)
+
+
+def evaluate(trainer: SentenceTrainer, data: Iterable[SentenceBatch]) -> dict[str, float | None]:
+    """Accuracy and mean loss over a split, each sentence counted once at any world size."""
+    sums = torch.zeros(3, dtype=torch.float64, device=trainer.mesh.device)
+    for batch in data:
+        prepared = trainer.prepare(batch)
+        if prepared.ready is not None:
+            prepared.ready.wait()
+        for logits_SC, labels_S, weights_S in trainer.predict(prepared):
+            real_S = weights_S > 0  # not a stand-in
+            right_S = (logits_SC.argmax(1) == labels_S) & real_S
+            losses_S = cross_entropy(logits_SC, labels_S, reduction="none") * real_S
+            sums += torch.stack([right_S.sum(), losses_S.double().sum(), real_S.sum()])
+    trainer.mesh.add_over_dp(sums)
+    return classification_metrics(*sums.tolist())
+
+
+def save_model(trainer: SentenceTrainer, folder: Path) -> None:
+    """The trained weights as a Hugging Face folder, with the tokenizer where it is known."""
+    cfg = trainer.cfg
+    beside_data = Path(cfg.data or "") / MODEL_FOLDER
+    places = [Path(cfg.weights or "")] + ([] if cfg.data == SYNTHETIC else [beside_data])
+    weights.save(folder, cfg.model, trainer.weights(), places)
