@@ -187,11 +187,11 @@ def write(spec: FeatureSpec, path: str | Path) -> None:
     import yaml
 
     # NVIDIA's writer ends the file with an empty line; ours does, to stay comparable byte by byte.
-    text = yaml.dump(_plain(spec)) + "\n"
+    text = yaml.dump(plain(spec)) + "\n"
     write_atomically(Path(path), text)
 
 
-def _plain(spec: FeatureSpec) -> dict[str, Any]:
+def plain(spec: FeatureSpec) -> dict[str, Any]:
     """Dictionaries and lists for YAML, without the values that say nothing."""
 
     def feature(f: Feature) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def check(
 def _problems(spec: FeatureSpec, mappings: Sequence[str]) -> Iterator[str]:
     for name, feature in spec.feature_spec.items():
         yield from _dtype_problems(name, feature)
-    yield from _channel_problems(spec)
+    yield from channel_problems(spec)
     # The other rules speak of channels; with missing channels they would only repeat the above.
     if set(spec.channel_spec) != set(CHANNELS):
         return
@@ -258,7 +258,8 @@ def _dtype_problems(name: str, feature: Feature) -> Iterator[str]:
         yield f"feature {name!r} has hotness {feature.hotness}; at least 1 is expected."
 
 
-def _channel_problems(spec: FeatureSpec) -> Iterator[str]:
+def channel_problems(spec: FeatureSpec) -> Iterator[str]:
+    """What is wrong with the channels: their names, and which features are in them."""
     if set(spec.channel_spec) != set(CHANNELS):
         yield (
             f"channel_spec should have exactly the channels {_names(CHANNELS)}; "
