@@ -316,15 +316,20 @@ def _parse(
 
 
 def _sentence(box: str, prog: str) -> str:
-    """The text of tyro's error box: its first section, and the nearest flag if it names one."""
+    """The text of tyro's error box: its first section, and the nearest flag if it names one.
+
+    The box has a frame where the terminal can show one, and rules of hyphens where it cannot.
+    """
     sections: list[str] = [""]
     for line in box.splitlines():
         text = line.strip("│╭╮╰╯ ")
-        if set(text) <= {"─"} or line.startswith("╭"):
+        if line.startswith("╭") or (text and set(text) <= {"─", "-"}):
             sections.append("")
         else:
             sections[-1] += f" {text}"
+    if not box.startswith("╭"):
+        sections[0] = ""  # the title
     message, *others = [" ".join(section.split()) for section in sections if section.strip()]
-    near = re.search(r"similar to .*?: (--[\w.-]+)", " ".join(others))
+    near = re.search(r"(?:similar to .*?|Perhaps you meant): (--[\w.-]+)", " ".join(others))
     hint = f" Did you mean {near.group(1)}?" if near else ""
     return f"{message.rstrip('.')}.{hint} See 'trainmark {prog} --help'."

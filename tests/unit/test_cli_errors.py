@@ -1,0 +1,465 @@
+"""Whatever is wrong with what the user gave: exit code 2, one message, nothing half-written."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.small import FLAGS, config, snapshot, train, write_dataset
+from trainmark.cli import VERBS, main
+from trainmark.config import Interval, parse_profile, to_plain, with_file
+from trainmark.errors import InputError
+from trainmark.workloads import named_run
+
+FUZZ = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], *parts: str, lines: int | None = 1
+) -> str:
+    """`trainmark ARGUMENTS` ends with exit code 2 and one message that has these parts."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    message = printed.err
+    assert message.startswith("trainmark: ")
+    assert message.count("trainmark: ") == 1
+    assert "Traceback" not in message
+    if lines is not None:
+        assert len(message.splitlines()) == lines, message
+    for part in parts:
+        assert part in message
+    return message
+
+
+def small(*flags: str, output: Path | str = "/nonexistent/never") -> list[str]:
+    return ["train", "dlrm-demo", *FLAGS, "--output", str(output), *flags]
+
+
+# --- words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["trian"], ["Unknown verb 'trian'", "Did you mean 'train'?"]),
+        (["train"], ["needs RUN", "dlrm-demo"]),
+        (["show"], ["needs RUN"]),
+        (["train", "dlrm-smal"], ["Unknown run 'dlrm-smal'", "Did you mean 'dlrm-small'?"]),
+        (["show", "nothing-like-it"], ["Unknown run", "Known: dlrm-demo"]),
+        (["prepare", "critoe"], ["Unknown kind of data", "Did you mean 'criteo'?"]),
+        (["prepare"], ["needs KIND"]),
+        (["train", "--lr", "3"], ["needs RUN"]),
+        (["list", "--verbose"], ["--verbose"]),
+        (["evaluate"], ["Missing from trainmark evaluate: PATH"]),
+        (["compare", "one"], ["Missing", "Output folder of another"]),
+        (["evaluate", "/nonexistent"], ["/nonexistent", "config.json"]),
+        (["report", "/nonexistent"], ["/nonexistent"]),
+        (["compare", "/nonexistent", "/nonexistent"], ["/nonexistent"]),
+        (["show", "dlrm-demo", "--cluster", "potato"], ["potato"]),
+        (["show", "dlrm-demo", "--cluster", "h100x0x8"], ["h100x0x8"]),
+    ],
+)
+def test_words(capsys: pytest.CaptureFixture[str], arguments: list[str], parts: list[str]) -> None:
+    refused(capsys, arguments, *parts)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--lr", "fast"], ["--lr", "fast"]),
+        (["--lr"], ["--lr"]),
+        (["--max-steps", "1.5"], ["--max-steps", "1.5"]),
+        (["--max-stepz", "3"], ["--max-stepz", "--max-steps"]),
+        (["--model.table-rows", "5", "x"], ["--model.table-rows"]),
+        (["--precision", "fp8"], ["--precision", "fp8"]),
+        (["--optimizer.name", "sdg"], ["--optimizer.name", "sdg"]),
+        (["--compile", "maybe"], ["maybe"]),
+        (["stray"], ["stray"]),
+        (["--repeats", "0"], ["repeats must be at least 1"]),
+        (["--cluster", "h100x1x8"], ["--cluster is for --dry-run"]),
+        (["--device", "cuda"], ["--device cuda"]),
+        (["--profile", "5:2"], ["START:STOP"]),
+        (["--checkpoint-every", "often"], ["'N minutes'", "'often'"]),
+        (["--data", "/nonexistent"], ["/nonexistent does not exist"]),
+        (["--from", "/nonexistent"], ["Checkpoint /nonexistent does not exist"]),
+        (["--config", "/nonexistent.toml"], ["/nonexistent.toml does not exist"]),
+        (["--output", "/dev/null"], ["/dev/null is a file"]),
+        (["--output", "/dev/null/run"], ["/dev/null/run"]),
+        (["--model.embedding-dim", "100000", "--model.bottom-mlp", "100000",
+          "--model.table-rows", "100000000"], ["does not fit", "GiB"]),
+        (["--precision", "tf32"], ["tf32 needs a GPU"]),
+        (["--seed", "-1"], ["seed must be at least 0"]),
+        (["--seed", "-1", "--synthetic-ids", "planted"], ["seed must be at least 0"]),
+        (["--schedule.decay-steps", "5", "--schedule.decay-start", "None"], ["decay_start"]),
+        (["--schedule.decay-power", "nan", "--schedule.decay-steps", "5",
+          "--schedule.decay-start", "9000"], ["decay_power"]),
+        (["--optimizer.eps", "nan"], ["optimizer.eps"]),
+        (["--lr", "inf"], ["lr must be a finite number"]),
+        (["--quality-split", "validation", "--data", "DATA"], ["feature_spec_validation.yaml"]),
+    ],
+)  # fmt: skip
+def test_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], parts: list[str]
+) -> None:
+    if "DATA" in flags:
+        flags = [str(write_dataset(tmp_path / "data")) if f == "DATA" else f for f in flags]
+    refused(capsys, small(*flags, output=tmp_path / "run")
+            if "--output" not in flags else small(*flags), *parts)  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_problems_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--lr", "-1", "--epochs", "0", "--model.top-mlp", "4", "2", "--log-every", "0"]
+    flags += ["--checkpoint-every", "x", "--global-batch", "7", "--micro-batch", "2"]
+    message = refused(capsys, small(*flags), lines=7)
+    assert "6 problems" in message
+    for name in ("lr", "epochs", "top_mlp", "log_every", "checkpoint_every", "global_batch"):
+        assert name in message
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(small("--lr", "-1", "--debug")) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_unwritable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    tmp_path.chmod(0o500)
+    refused(capsys, small(output=tmp_path / "run"), "Permission denied", lines=None)
+
+
+# --- values
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**40), 2**40),
+    st.sampled_from([0, 1, -1, 2**31 - 1, 2**31, 2**62]),
+    st.floats(allow_nan=True, allow_infinity=True),
+)
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+SCALAR_FLAGS = (
+    *("seed", "lr", "loss-scale", "global-batch", "micro-batch", "accumulate", "eval-batch"),
+    *("epochs", "max-steps", "evals-per-epoch", "target", "warmup-clock", "log-every"),
+    *("keep-checkpoints", "shuffle-window", "synthetic-rows", "profile", "checkpoint-every"),
+    *("model.numerical-features", "model.embedding-dim", "model.init", "model.table-rows"),
+    *("model.bottom-mlp", "model.top-mlp", "optimizer.name", "optimizer.eps"),
+    *("optimizer.beta1", "schedule.warmup-steps", "schedule.decay-start"),
+    *("schedule.decay-steps", "schedule.decay-power", "schedule.end-factor"),
+    *("schedule.first-step", "precision", "device", "data", "compile", "quality-split"),
+)
+
+
+@FUZZ
+@given(
+    st.dictionaries(
+        st.sampled_from(SCALAR_FLAGS), st.one_of(NUMBERS.map(str), TEXTS), min_size=1, max_size=3
+    ),
+    st.sampled_from(["uniform", "planted"]),
+)
+def test_any_flag_values_are_shown_or_refused(
+    capsys: pytest.CaptureFixture[str], flags: dict[str, str], ids: str
+) -> None:
+    words = [f"--{flag}={value}" for flag, value in flags.items()]
+    capsys.readouterr()
+    code = main(["show", "dlrm-demo", *FLAGS, "--synthetic-ids", ids, *words])
+    printed = capsys.readouterr()
+    assert code in (0, 2)
+    if code == 2:
+        assert printed.out == ""
+        assert printed.err.count("trainmark: ") == 1
+        assert "Traceback" not in printed.err
+    else:
+        assert printed.err == ""
+
+
+JSON_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=6,
+)
+FIELDS = sorted(to_plain(named_run("dlrm-demo")))
+
+
+@FUZZ
+@given(st.dictionaries(st.one_of(st.sampled_from(FIELDS), TEXTS), JSON_VALUES, max_size=4))
+def test_any_configuration_file_is_read_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: dict[str, Any]
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(content))
+    capsys.readouterr()
+    code = main(["show", "dlrm-demo", "--config", str(path)])
+    printed = capsys.readouterr()
+    assert code in (0, 2)
+    if code == 2:
+        assert printed.err.count("trainmark: ") == 1
+        assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("a.toml", "lr = ", "cannot be read"),
+        ("a.toml", "lr = 0.1\nlr = 0.2", "cannot be read"),
+        ("a.toml", b"\xff\xfe", "cannot be read"),
+        ("a.toml", "learning_rate = 1", "Unknown field 'learning_rate'"),
+        ("a.toml", "max_step = 1", "Did you mean 'max_steps'?"),
+        ("a.toml", "[model]\nembeding_dim = 1", "Did you mean 'embedding_dim'?"),
+        ("a.toml", "[schedule]\nwarmup_steps = 'long'", "schedule.warmup_steps"),
+        ("a.toml", "model = 3", "model"),
+        ("a.toml", "name = 'dlrm-small'", "configures name 'dlrm-small'"),
+        ("a.json", "{", "cannot be read"),
+        ("a.json", "[1, 2]", "must hold a table"),
+        ("a.json", '{"schema": "trainmark.result/1"}', "has no 'config'"),
+        ("a.json", '{"schema": "trainmark.result/1", "config": 5}', "has no 'config'"),
+        ("a.json", '{"lr": NaN}', "lr must be a finite number"),
+        ("a.json", "[" * 100_000, "cannot be read"),
+    ],
+)
+def test_broken_configuration_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | bytes, part: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    output = tmp_path / "run"
+    refused(capsys, small("--config", str(path), output=output), part, lines=None)
+    assert not output.exists()
+
+
+def test_a_directory_as_configuration_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(capsys, small("--config", str(tmp_path)), "cannot be read")
+
+
+def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("[schedule]\nwarmup_steps = 7\n")
+    before, after = config(), with_file(config(), path)
+    assert after.schedule.warmup_steps == 7
+    assert before.schedule.decay == after.schedule.decay
+    assert to_plain(after) | {"schedule": to_plain(before)["schedule"]} == to_plain(before)
+
+
+# --- datasets
+
+
+def _truncate(folder: Path, file: str) -> None:
+    path = folder / file
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
+
+
+DAMAGES = {
+    "a missing file": (lambda d: (d / "train/cat_1.bin").unlink(), "cat_1.bin does not exist"),
+    "a missing label": (lambda d: (d / "test/label.bin").unlink(), "label.bin does not exist"),
+    "a missing split": (lambda d: shutil.rmtree(d / "test"), "does not exist"),
+    "a truncated numerical file": (lambda d: _truncate(d, "train/numerical.bin"), "truncated"),
+    "a short id file": (lambda d: _truncate(d, "train/cat_1.bin"), "differ in length"),
+    "an empty file": (lambda d: (d / "train/label.bin").write_bytes(b""), "is empty"),
+    "an empty test split": (
+        lambda d: [p.write_bytes(b"") for p in (d / "test").iterdir()],
+        "is empty",
+    ),
+    "an empty specification": (lambda d: (d / "feature_spec.yaml").write_text(""), "nothing"),
+    "no specification": (lambda d: (d / "feature_spec.yaml").unlink(), "does not exist"),
+    "broken YAML": (lambda d: (d / "feature_spec.yaml").write_text("{"), "not readable as YAML"),
+    "several ids a feature": (
+        lambda d: _replace(d / "feature_spec.yaml", "dtype: int8", "dtype: int8\n    hotness: 2"),
+        "hotness 2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_datasets_that_cannot_be_read_leave_no_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    folder, output = write_dataset(tmp_path / "data"), tmp_path / "run"
+    do, part = DAMAGES[damage]
+    do(folder)
+    before = snapshot(folder)
+    refused(capsys, small("--data", str(folder), output=output), part, str(folder), lines=None)
+    assert not output.exists()
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_id_out_of_range_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    folder = write_dataset(tmp_path / "data")
+    path = folder / split / "cat_2.bin"
+    ids = np.fromfile(path, np.int8)
+    ids[250] = 3
+    ids.tofile(path)
+    flags = ("--data", str(folder), "--global-batch", "100")
+    assert train(tmp_path / "run", *flags) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"{path}: row 250 has id 3; cat_2.bin has ids 0 to 2" in message
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+# --- folders of runs
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"name": "nothing"}'),
+        ("config.json", '{"name": "dlrm-demo", "lr": "x"}'),
+        ("result.json", "{"),
+        ("result.json", "[]"),
+        ("result.json", '{"schema": "other/1"}'),
+        ("result.json", '{"schema": "trainmark.result/1"}'),
+    ],
+)
+def test_damaged_run_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    output = tmp_path / "run"
+    assert train(output, "--max-steps", "1") == 0
+    (output / name).write_text(content)
+    before = snapshot(output)
+    refused_by = {"config.json": ["evaluate"], "result.json": ["report"]}[name]
+    for verb in refused_by:
+        refused(capsys, [verb, str(output)], str(output), lines=None)
+    if name == "config.json":
+        refused(capsys, small("--max-steps", "1", output=output), lines=None)
+    assert snapshot(output) == before
+
+
+# --- parsers
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("never", Interval()),
+        ("1 step", Interval(steps=1)),
+        ("1000 steps", Interval(steps=1000)),
+        ("30 minutes", Interval(seconds=1800)),
+        ("0.5 minutes", Interval(seconds=30)),
+    ],
+)
+def test_intervals(text: str, interval: Interval) -> None:
+    assert Interval.parse(text) == interval
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "Never", "never 5 steps", "10", "steps", "5steps", "10  steps", "5 minutes "),
+        *("0 steps", "-1 steps", "1.5 steps", "1e3 steps", "inf steps", "٣ steps"),
+        *("0 minutes", "nan minutes", "inf minutes", "5 hours"),
+    ],
+)
+def test_other_intervals_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="'never', 'N steps' or 'N minutes'"):
+        Interval.parse(text)
+
+
+def test_when_a_save_is_due() -> None:
+    assert not Interval().due(1000, math.inf)
+    assert [step for step in range(31) if Interval(steps=10).due(step, 0)] == [10, 20, 30]
+    half_hour = Interval(seconds=1800)
+    assert not half_hour.due(5, 1799.9)
+    assert half_hour.due(5, 1800)
+
+
+def test_profiles() -> None:
+    assert parse_profile("0:3") == range(3)
+    for text in ("", "3", "3:", ":3", "3:3", "-1:3", "a:b", "1:2:3"):
+        with pytest.raises(InputError, match="START:STOP"):
+            parse_profile(text)
+
+
+# --- a few real processes
+
+
+def trainmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainmark", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_flag_errors_read_the_same_on_any_terminal(encoding: str) -> None:
+    words = [sys.executable, "-m", "trainmark", "train", "dlrm-demo", "--max-stepz", "3"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "60"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    expected = (
+        "trainmark: Unrecognized options: --max-stepz, 3. Did you mean --max-steps? "
+        "See 'trainmark train dlrm-demo --help'.\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+
+def test_exit_codes_of_a_real_process(tmp_path: Path) -> None:
+    wrong = trainmark("train", "dlrm-smal")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("trainmark: Unknown run 'dlrm-smal'")
+    assert trainmark("--version").stdout.startswith("trainmark ")
+
+
+HELP = f"""
+import sys, time
+began = time.perf_counter()
+from trainmark.cli import main
+def help(*words):
+    try:
+        return main([*words, "--help"])
+    except SystemExit as stop:
+        return stop.code
+calls = [(), *((verb,) for verb in {list(VERBS)}), ("train", "dlrm-demo"), ("show", "dlrm-small")]
+codes = [help(*call) for call in calls]
+assert not any(codes), codes
+heavy = {{"torch", "pyarrow", "scipy", "sklearn", "pandas"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_help_of_all_verbs_imports_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for word in ("usage: trainmark VERB", "--evals-per-epoch", "Peak learning rate"):
+        assert word in done.stdout
+
+
+def test_every_flag_has_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    import dataclasses
+    import inspect
+    import re
+
+    from trainmark.config import Run, TrainOptions
+    from trainmark.schedule import Schedule
+    from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
+
+    for kind in (Run, TrainOptions, Schedule, DlrmRun, Model, Optimizer):
+        source = inspect.getsource(kind)
+        own = [f for f in dataclasses.fields(kind) if re.search(rf"^    {f.name}: ", source, re.M)]
+        assert own
+        for field in own:
+            nested = dataclasses.is_dataclass(field.default)
+            overridden = any(field.name in base.__annotations__ for base in kind.__mro__[1:-1])
+            text = rf'^    {field.name}: .*\n    """[A-Z`\d].*'
+            assert nested or overridden or re.search(text, source, re.M), (kind, field.name)
