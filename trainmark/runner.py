@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trainmark import checkpoint, hardware, metrics, result, workloads
+from trainmark.allocator import keep_freed_memory
 from trainmark.config import (
     EXTENSION,
     OBSERVATION,
@@ -66,6 +67,8 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
     set_matmul_precision(cfg.precision)
+    if mesh.device.type == "cpu":
+        keep_freed_memory()
     weights = _find_checkpoint(options.weights_from) if options.weights_from else None
     if mesh.is_main:
         _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
@@ -177,7 +180,7 @@ def read_config(folder: Path) -> Any:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = type(workloads.named_run(str(data["name"])))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}).") from None
     return parse(kind, data, str(path))
 

@@ -45,7 +45,6 @@ class LocalEngine(nn.Module):
         self.interaction = dot_interaction
         self.optimizer_state: State = {}
         self._looked_up: list[tuple[Tensor, Tensor]] = []
-        self._rows_buffer = torch.empty(0)
 
     # --- forward
 
@@ -53,7 +52,7 @@ class LocalEngine(nn.Module):
         """[B, F] rows of `weight` -> [B, F, D]. In training, the result collects the gradient."""
         B, F = ids_BF.shape
         ids = ids_BF.reshape(-1)
-        rows_BFD = self._gather(ids).view(B, F, self.dim)
+        rows_BFD = self.weight.index_select(0, ids).view(B, F, self.dim)
         if torch.is_grad_enabled():
             rows_BFD = rows_BFD.detach().requires_grad_()
             self._looked_up.append((ids, rows_BFD))
@@ -62,15 +61,6 @@ class LocalEngine(nn.Module):
     def lookup_and_interact(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
         """The interaction of the dense vector with the looked-up rows, in the compute dtype."""
         return self.interaction(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
-
-    def _gather(self, ids: Tensor) -> Tensor:
-        if ids.device.type != "cpu":
-            return self.weight.index_select(0, ids)
-        # On a CPU, faulting in fresh pages for the result costs as much as the gather itself.
-        if self._rows_buffer.shape[0] != ids.numel() or self._rows_buffer.device != ids.device:
-            with torch.inference_mode(False):  # an inference tensor could not be reused in training
-                self._rows_buffer = self.weight.new_empty(ids.numel(), self.dim)
-        return torch.index_select(self.weight, 0, ids, out=self._rows_buffer)
 
     # --- update
 
