@@ -20,7 +20,9 @@ from trainmark.hardware import Cluster
 from trainmark.schedule import Schedule
 from trainmark.validation import parse
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+"""What every workload computes in; one that can do more says so in its `runs.PRECISIONS`."""
 SYNTHETIC = "synthetic"
 
 
@@ -205,9 +207,14 @@ def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
     """Fill in and check everything, for one kind of machine; all problems are reported at once."""
     from trainmark import workloads
 
-    problems = _common_problems(run, cluster)
-    run = dataclasses.replace(run, compile=_compiles(run, cluster))
     runs = workloads.runs_module(run.workload)
+    problems = _common_problems(run, cluster)
+    precisions = getattr(runs, "PRECISIONS", PRECISIONS)
+    if run.precision not in precisions:
+        problems.append(
+            f"{run.workload} has no precision {run.precision}; it has {', '.join(precisions)}."
+        )
+    run = dataclasses.replace(run, compile=_compiles(run, cluster))
     axes = runs.mesh_axes(run, cluster.world)
     resolved: AnyRun
     resolved, more = runs.resolve(run, cluster)
@@ -269,10 +276,10 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
 
 def parse_profile(text: str) -> range:
     """`START:STOP` as the range of steps to trace."""
-    start, _, stop = text.partition(":")
-    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text, re.ASCII)
+    if not match or int(match[1]) >= int(match[2]):
         raise InputError(f"profile must be START:STOP with START < STOP. Received: {text!r}.")
-    return range(int(start), int(stop))
+    return range(int(match[1]), int(match[2]))
 
 
 @dataclass(frozen=True)
@@ -287,7 +294,9 @@ class Interval:
         """From `never`, `N steps` or `N minutes`."""
         if text == "never":
             return Interval()
-        match = re.fullmatch(r"(\d+) steps?|(\d+(?:\.\d+)?) minutes?", text, re.ASCII)
+        match = re.fullmatch(
+            r"(\d{1,18}) steps?|(\d{1,18}(?:\.\d{1,18})?) minutes?", text, re.ASCII
+        )
         if match and match[1] and int(match[1]) > 0:
             return Interval(steps=int(match[1]))
         if match and match[2] and float(match[2]) > 0:

@@ -263,10 +263,19 @@ def _mfu(
     if samples == 0:
         return [], "the run was too short to measure: all of its steps were warm-up"
     needed = training.workload.flops(cfg, samples, tokens)
+    # An fp8 run does part of its arithmetic in bf16: its MFU is a range between the two peaks.
+    wider = hardware.peak_flops(hardware.identify(mesh.device), "bf16")
+    high = wider.flops if cfg.precision == "fp8" and isinstance(wider, hardware.Peak) else None
+
+    def over(flops: float, peak_flops: float) -> float:
+        return metrics.mfu(flops, seconds, mesh.world_size, peak_flops)
+
     return [
         result.Mfu(
             convention=convention,
-            value=metrics.mfu(flops, seconds, mesh.world_size, peak.flops),
+            value=over(flops, peak.flops),
+            low=over(flops, peak.flops) if high else None,
+            high=over(flops, high) if high else None,
             peak_flops=peak.flops,
             peak_dtype=peak.dtype,
             peak_source=peak.source,

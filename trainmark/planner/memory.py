@@ -34,6 +34,8 @@ def plan_memory(cfg: Run, workload: Workload, mesh: Mesh) -> MemoryPlan:
     shapes_only = Mesh(torch.device("meta"), mesh.axes, mesh.device_mesh)
     parts = workload.parallelize(workload.build_model(cfg), shapes_only, cfg)
     trainer = workload.build_trainer(parts, shapes_only, cfg)
+    if hasattr(trainer, "device_bytes"):
+        return MemoryPlan(**trainer.device_bytes(), activations=workload.activation_bytes(cfg))
     return MemoryPlan(
         weights=_bytes(trainer.weights().values()),
         gradients=_bytes(p for part in parts for p in part.parameters()),
