@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmark.errors import unknown
 
-NAMES = ("dlrm", "distilbert")
+NAMES = ("dlrm", "distilbert", "llama3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,9 @@ class Workload:
     - step(prepared, lr) -> loss, skipped: one optimiser step; scalars that stay on the device,
       the same on all ranks, so that all of them stop at a loss that is not finite;
     - weights() and state_dict(): name -> tensor, filled in place by a checkpoint;
-    - host_state() and load_state_dict(host_state): what is no tensor, as JSON.
+    - host_state() and load_state_dict(host_state): what is no tensor, as JSON;
+    - device_bytes(), optional: bytes of weights, gradients and optimizer on this device, where
+      they are not those of weights(), the parameters and state_dict().
     """
     evaluate: Callable[..., dict[str, float | None]]
     """(trainer, data) -> metrics, on all ranks, each sample once."""

@@ -1,0 +1,108 @@
+"""A folder of tokens as training sees it: its files, its splits, its vocabulary. No torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainmark.corpus.indexed import IndexedTokens, open_tokens
+from trainmark.corpus.samples import SampledTokens, open_samples
+from trainmark.errors import InputError
+
+SCHEMA = "trainmark.tokens/1"
+SPLITS = ("train", "validation", "test")
+_SCAN = 2**24
+
+
+@dataclass(frozen=True)
+class TokenFolder:
+    """One indexed dataset."""
+
+    tokens: IndexedTokens
+    vocab_size: int
+    """Token ids lie below this."""
+
+    def samples(self, split: str, shares: str, sequence: int) -> int:
+        """How many samples one pass over a split has."""
+        part = self._sequences(split, shares)
+        tokens = int(self.tokens.lengths[part.start : part.stop].sum(dtype=np.int64))
+        return max(0, (tokens - 1) // sequence)
+
+    def open(
+        self, split: str, shares: str, sequence: int, wanted: int | None, seed: int
+    ) -> SampledTokens:
+        """The samples of a split, in order."""
+        part = self._sequences(split, shares)
+        return open_samples(
+            self.tokens, part, split=split, sequence=sequence, wanted=wanted, seed=seed
+        )
+
+    def _sequences(self, split: str, shares: str) -> range:
+        """Consecutive documents, by Megatron's rounding."""
+        parsed = parse_split(shares)
+        before = sum(parsed[name] for name in SPLITS[: SPLITS.index(split)])
+        count = len(self.tokens)
+        return range(round(before * count), round((before + parsed[split]) * count))
+
+
+def parse_split(text: str) -> dict[str, float]:
+    """`98,1,1` as shares of train, validation and test."""
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != 3 or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+        raise InputError(
+            f"split must be three weights for train, validation and test, such as 98,1,1. "
+            f"Received: {text!r}."
+        )
+    return {name: weight / sum(weights) for name, weight in zip(SPLITS, weights, strict=True)}
+
+
+def find(path: Path) -> TokenFolder:
+    """The dataset in a folder, or the one with the prefix `path`."""
+    prefix = _prefix(path)
+    tokens = open_tokens(prefix)
+    return TokenFolder(tokens, _vocab_size(prefix, tokens))
+
+
+def _prefix(path: Path) -> Path:
+    if not path.is_dir():
+        return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    found = sorted(path.glob("*.idx"))
+    if len(found) != 1:
+        names = ", ".join(file.stem for file in found[:5]) or "none"
+        raise InputError(
+            f"{path} must hold one indexed dataset (a .bin and an .idx file); found: {names}. "
+            "Give the path without its extension to choose one."
+        )
+    return found[0].with_suffix("")
+
+
+def _vocab_size(prefix: Path, tokens: IndexedTokens) -> int:
+    """As prepared, or else from the largest id: files made elsewhere do not say it."""
+    known = read_note(prefix)
+    if known is not None:
+        return int(known["vocab_size"])
+    blocks = range(0, len(tokens.tokens), _SCAN)
+    return 1 + max((int(tokens.tokens[i : i + _SCAN].max()) for i in blocks), default=0)
+
+
+def note_path(prefix: Path) -> Path:
+    """What `prepare` says about a dataset, beside it."""
+    return prefix.with_name(f"{prefix.name}.json")
+
+
+def read_note(prefix: Path) -> dict[str, Any] | None:
+    path = note_path(prefix)
+    if not path.is_file():
+        return None
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+        if note["schema"] != SCHEMA or not isinstance(note["vocab_size"], int):
+            raise KeyError("schema")
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is damaged; remove it to read the dataset without it.") from None
+    return dict(note)

@@ -1,0 +1,267 @@
+"""`trainmark prepare tokens`: text or JSON lines -> Megatron's .bin and .idx files.
+
+The input streams through in blocks of whole lines, which several processes tokenise. Every finished
+block is a file of its own until the end: a preparation that was stopped goes on where it was.
+"""
+
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from trainmark.corpus import dataset, tokenizer
+from trainmark.corpus.indexed import token_dtype, write_index
+from trainmark.corpus.tokenizer import Tokenizer
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+
+BLOCK_BYTES = 4 * 2**20
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Tokenise text for Llama-3 (and anything that reads Megatron's indexed datasets)."""
+
+    input: str
+    """Files, as a pattern: .txt (a file is a document) or .jsonl (a line is one), also .gz, .xz."""
+    tokenizer: Path
+    """Folder with tokenizer.json (Hugging Face) or tokenizer.model (tiktoken, Llama-3's own)."""
+    output: Path
+    """Folder to write."""
+    name: str = "corpus"
+    """The files are called NAME_KEY_document.bin and .idx, as Megatron calls them."""
+    json_key: str = "text"
+    """Which field of a JSON line is the text."""
+    append_eod: bool = True
+    """End every document with the tokenizer's end-of-text token."""
+    workers: int = 2
+    """Processes that tokenise."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some lines of one file."""
+
+    number: int
+    path: str
+    first_line: int
+    text: bytes
+    ends_file: bool
+
+
+def prepare(options: Options) -> None:
+    """Tokenise, then join the blocks; does nothing where the same dataset exists already."""
+    paths = sorted(Path(name) for name in glob.glob(options.input, recursive=True))
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        raise InputError(f"No file matches --input {options.input!r}.")
+    if options.workers < 1:
+        raise InputError(f"workers must be at least 1. Received: {options.workers}.")
+    tokens = tokenizer.load(options.tokenizer)
+    if options.append_eod and tokens.end_of_document is None:
+        raise InputError(
+            f"{options.tokenizer} names no end-of-text token; give --no-append-eod to do without."
+        )
+    prefix = options.output / f"{options.name}_{options.json_key}_document"
+    settings = _settings(options, paths, tokens)
+    note = dataset.read_note(prefix)
+    if note is not None and note["settings"] == settings:
+        print(f"{prefix} already holds this dataset; nothing to do.")
+        return
+    parts = options.output / f".{prefix.name}-{_digest(settings)}"
+    parts.mkdir(parents=True, exist_ok=True)
+    count = _tokenise(paths, options, tokens, parts)
+    found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
+    write_atomically(
+        dataset.note_path(prefix),
+        json.dumps(
+            {"schema": dataset.SCHEMA, "vocab_size": tokens.vocab_size, "tokenizer": tokens.name,
+             "end_of_document": tokens.end_of_document, **found, "settings": settings},
+            indent=2,
+        ) + "\n",
+    )  # fmt: skip
+    shutil.rmtree(parts)
+    print(f"{prefix}: {found['documents']:,} documents, {found['tokens']:,} tokens.")
+
+
+def _settings(options: Options, paths: list[Path], tokens: Tokenizer) -> dict[str, Any]:
+    inputs = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    return {
+        "inputs": inputs,
+        "tokenizer": tokens.digest,
+        "json_key": options.json_key,
+        "append_eod": options.append_eod,
+    }
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+
+
+# --- blocks
+
+
+def _blocks(paths: list[Path]) -> Iterator[Block]:
+    """Whole lines, about BLOCK_BYTES of them each; which is a matter of the input alone."""
+    number = 0
+    for path in paths:
+        line = 1
+        with _open(path) as file:
+            text = _read(path, file)
+            while True:
+                following = _read(path, file) if text else b""
+                yield Block(number, str(path), line, text, ends_file=not following)
+                number += 1
+                line += text.count(b"\n")
+                if not following:
+                    break
+                text = following
+
+
+def _read(path: Path, file: BinaryIO) -> bytes:
+    try:
+        return file.read(BLOCK_BYTES) + file.readline()
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise InputError(f"{path} cannot be read: {error}.") from None
+
+
+def _open(path: Path) -> Any:
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    return opener(path, "rb")
+
+
+def _tokenise(paths: list[Path], options: Options, tokens: Tokenizer, parts: Path) -> int:
+    """Write every block's part that is not there yet. Returns how many blocks there are."""
+    known = _Work(options.tokenizer, options.json_key, tokens.end_of_document, options.append_eod)
+    count = 0
+    waiting: list[Future[None]] = []
+    pool = ProcessPoolExecutor(
+        options.workers, get_context("spawn"), initializer=_begin, initargs=(known,)
+    )
+    with Progress(console=Console(stderr=True)) as bar, pool:
+        task = bar.add_task("Tokenising", total=sum(p.stat().st_size for p in paths) or None)
+        try:
+            for block in _blocks(paths):
+                count += 1
+                bar.update(task, advance=len(block.text))
+                if not _part(parts, block.number).exists():
+                    waiting.append(pool.submit(_write_part, block, parts))
+                if len(waiting) >= 4 * options.workers:  # a bound on what is in memory
+                    waiting.pop(0).result()
+            for future in waiting:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return count
+
+
+def _part(parts: Path, number: int) -> Path:
+    return parts / f"{number:08d}.npz"
+
+
+# --- in a worker
+
+
+@dataclass(frozen=True)
+class _Work:
+    tokenizer: Path
+    json_key: str
+    end_of_document: int | None
+    append_eod: bool
+
+
+_STATE: dict[str, Any] = {}
+
+
+def _begin(work: _Work) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
+    _STATE["work"], _STATE["tokens"] = work, tokenizer.load(work.tokenizer)
+
+
+def _write_part(block: Block, parts: Path) -> None:
+    """The block's tokens, the lengths of its pieces, and whether the last one ends a document."""
+    work, tokens = _STATE["work"], _STATE["tokens"]
+    is_json = any(suffix in _JSON_LINES for suffix in Path(block.path).suffixes)
+    texts = _json_texts(block, work.json_key) if is_json else [_decode(block, block.text)]
+    ends = is_json or block.ends_file
+    documents = tokens.encode(texts)
+    if work.append_eod:
+        for place, document in enumerate(documents):
+            if ends or place < len(documents) - 1:
+                document.append(work.end_of_document)
+    path = _part(parts, block.number)
+    temporary = path.with_suffix(".writing.npz")
+    ids = np.array([i for document in documents for i in document], token_dtype(tokens.vocab_size))
+    np.savez(temporary, ids=ids, lengths=np.array([len(d) for d in documents], np.int64), ends=ends)
+    os.replace(temporary, path)
+
+
+def _json_texts(block: Block, key: str) -> list[str]:
+    texts = []
+    for number, line in enumerate(block.text.splitlines(), start=block.first_line):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)[key]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise InputError(
+                f"{block.path}, line {number}: expected a JSON object with a text {key!r}, "
+                f"received {line[:60]!r}."
+            )
+        texts.append(text)
+    return texts
+
+
+def _decode(block: Block, text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = block.first_line + text[: error.start].count(b"\n")
+        raise InputError(f"{block.path}, line {line}: not UTF-8 ({error.reason}).") from None
+
+
+# --- joining
+
+
+def _join(parts: Path, count: int, prefix: Path, dtype: np.dtype[Any]) -> dict[str, int]:
+    """Append the parts in order; the files get their names when they are whole."""
+    lengths: list[int] = []
+    open_document = False  # whether the last piece so far goes on in the next block
+    temporary = {kind: prefix.with_name(f".{prefix.name}.{kind}") for kind in ("bin", "idx")}
+    with open(temporary["bin"], "wb") as file:
+        for number in range(count):
+            with np.load(_part(parts, number)) as part:
+                file.write(part["ids"].astype(dtype).tobytes())
+                pieces, ends = part["lengths"].tolist(), bool(part["ends"])
+            if open_document and pieces:
+                lengths[-1] += pieces.pop(0)
+            lengths += pieces
+            open_document = not ends
+        file.flush()
+        os.fsync(file.fileno())
+    with open(temporary["idx"], "wb") as file:
+        write_index(file, dtype, np.array(lengths, np.int64), range(len(lengths) + 1))
+        file.flush()
+        os.fsync(file.fileno())
+    for kind in ("bin", "idx"):  # the index last: without it there is no dataset
+        os.replace(temporary[kind], prefix.with_name(f"{prefix.name}.{kind}"))
+    return {"documents": len(lengths), "tokens": sum(lengths)}

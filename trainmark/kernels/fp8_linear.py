@@ -1,0 +1,71 @@
+"""Linear layers whose three matrix products run in fp8, with one scale per tensor.
+
+Inputs and weights are e4m3 (more digits), output gradients e5m2 (more range), as in the published
+`hybrid` format. A scale is computed from the tensor itself: no history, nothing to save or resume.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
+_SMALLEST = 1e-12  # a tensor of zeros must not give an infinite scale
+
+
+class Fp8Linear(nn.Linear):
+    """`nn.Linear` without bias, in fp8; weights stay in their own type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_MK = x.reshape(-1, x.shape[-1])
+        y_MN: Tensor = _Fp8Product.apply(x_MK, self.weight)
+        return y_MN.view(*x.shape[:-1], -1)
+
+
+def use_fp8(module: nn.Module) -> None:
+    """Turn the linear layers inside `module` into fp8 ones, in place."""
+    for child in module.modules():
+        if type(child) is nn.Linear and child.bias is None:
+            child.__class__ = Fp8Linear
+
+
+class _Fp8Product(torch.autograd.Function):
+    """y[M, N] = x[M, K] w[N, K]^T. Only fp8 copies are kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MK: Tensor, w_NK: Tensor) -> Tensor:
+        x8_MK, x_scale = _quantize(x_MK, INPUT)
+        w8_NK, w_scale = _quantize(w_NK, INPUT)
+        ctx.save_for_backward(x8_MK, x_scale, w8_NK, w_scale)
+        ctx.dtype = x_MK.dtype
+        return _multiply(x8_MK, w8_NK.t(), x_scale, w_scale, x_MK.dtype, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x8_MK, x_scale, w8_NK, w_scale = ctx.saved_tensors
+        g8_MN, g_scale = _quantize(grads[0], GRADIENT)
+        # The units want the first factor in rows and the second in columns.
+        w8_columns = w8_NK.t().contiguous().t()
+        grad_x = _multiply(g8_MN, w8_columns, g_scale, w_scale, ctx.dtype, fast=False)
+        x8_columns = x8_MK.t().contiguous().t()
+        g8_NM = g8_MN.t().contiguous()
+        grad_w = _multiply(g8_NM, x8_columns, g_scale, x_scale, ctx.dtype, fast=False)
+        return grad_x, grad_w
+
+
+def _quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """fp8 values, and the scale that turns them back."""
+    largest = torch.finfo(dtype).max
+    scale = x.abs().amax().float().clamp(min=_SMALLEST) / largest
+    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
+
+
+def _multiply(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype, fast: bool
+) -> Tensor:
+    if a.is_cuda:
+        return torch._scaled_mm(
+            a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast
+        )
+    # Elsewhere: the same numbers by an ordinary product, for tests of the numerics.
+    return ((a.float() @ b.float()) * (a_scale * b_scale)).to(dtype)

@@ -1,0 +1,129 @@
+"""Llama-3's input: samples of sequence + 1 tokens, from indexed files or a made-up language."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainmark.config import SYNTHETIC, filled
+from trainmark.corpus import dataset
+from trainmark.errors import InputError
+from trainmark.workloads.llama3.chain import Chain
+from trainmark.workloads.llama3.runs import LlamaRun
+
+SYNTHETIC_HELD_OUT = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """One optimiser step's share of a data-parallel rank, in host memory."""
+
+    tokens: Tensor
+    """[B, S + 1] int32"""
+    samples: int
+    position: int
+    """Samples of all ranks up to the end of this batch's global batch."""
+    partial: bool
+
+
+class Samples(Protocol):
+    """Numbered samples of sequence + 1 tokens each; neighbours share their border token."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> NDArray[Any]: ...
+
+
+class SyntheticSamples:
+    """The made-up language; held-out samples follow the training ones."""
+
+    def __init__(self, cfg: LlamaRun, split: str) -> None:
+        self._chain = Chain(cfg.seed, cfg.model.vocab)
+        self._length = cfg.sequence + 1
+        train = filled(cfg.train_samples)
+        places = {"train": 0, "validation": train, "test": train + SYNTHETIC_HELD_OUT}
+        self._start = places[split]
+        self._count = train if split == "train" else SYNTHETIC_HELD_OUT
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        return self._chain.sample(self._start + index, self._length)
+
+
+class TokenData:
+    """Batches of one split for one data-parallel rank. Iterate once; `restore` before that."""
+
+    def __init__(
+        self, samples: Samples, cfg: LlamaRun, split: str, dp_rank: int, dp_size: int
+    ) -> None:
+        self._samples, self._cfg, self.split = samples, cfg, split
+        self._dp_rank, self._dp_size = dp_rank, dp_size
+        self._training = split == "train"
+        size = filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size
+        self._batch = size
+        self._position = 0
+        if self._training and self.steps_per_epoch == 0:
+            raise InputError(
+                f"train_samples ({len(samples):,}) must fill at least one global batch ({size:,})."
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """An epoch is all the samples that were drawn: documents repeat inside it as needed."""
+        return len(self._samples) // self._batch
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Begin after `samples` global samples, whatever the world size that trained on them."""
+        self._position = state["samples"]
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        per_epoch = self.steps_per_epoch * self._batch if self._training else len(self._samples)
+        epochs = self._cfg.epochs if self._training else 1
+        for start in range(self._position, epochs * per_epoch, self._batch):
+            stop = min(start + self._batch, epochs * per_epoch)
+            yield self._read(start, stop, per_epoch)
+
+    def _read(self, start: int, stop: int, per_epoch: int) -> TokenBatch:
+        size = stop - start
+        first = start + size * self._dp_rank // self._dp_size
+        last = start + size * (self._dp_rank + 1) // self._dp_size
+        rows = [self._samples[i % per_epoch] for i in range(first, last)]
+        shape = (last - first, self._cfg.sequence + 1)
+        tokens = torch.from_numpy(np.array(rows, np.int32).reshape(shape))
+        return TokenBatch(
+            tokens=tokens.pin_memory() if self._cfg.device == "cuda" else tokens,
+            samples=last - first,
+            position=stop,
+            partial=size < self._batch,
+        )
+
+    def describe(self, position: int) -> str:
+        """Which samples the global batch that ends at `position` holds, for an error message."""
+        per_epoch = self.steps_per_epoch * self._batch
+        first = (position - self._batch) % per_epoch
+        return f"samples {first} to {first + self._batch - 1} of the {self.split} order"
+
+
+def build_data(cfg: LlamaRun, split: str, dp_rank: int, dp_size: int) -> TokenData:
+    """The batches of `split` for one data-parallel rank."""
+    if cfg.data == SYNTHETIC:
+        return TokenData(SyntheticSamples(cfg, split), cfg, split, dp_rank, dp_size)
+    found = dataset.find(Path(filled(cfg.data)))
+    wanted = filled(cfg.train_samples) if split == "train" else None
+    samples = found.open(split, cfg.split, cfg.sequence, wanted, cfg.seed)
+    return TokenData(samples, cfg, split, dp_rank, dp_size)
+
+
+def held_out_splits(cfg: LlamaRun) -> tuple[str, ...]:
+    """Those that get a share of the data."""
+    if cfg.data == SYNTHETIC:
+        return ("test",) if cfg.evals_per_epoch else ()
+    shares = dataset.parse_split(cfg.split)
+    return tuple(split for split in ("test", "validation") if shares[split])

@@ -1,0 +1,135 @@
+"""Hugging Face's folders: config.json and safetensors, in and out. Our names are theirs."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainmark.errors import InputError
+from trainmark.workloads.llama3.runs import Model
+
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocab": "vocab_size",
+    "norm_eps": "rms_norm_eps",
+}
+SHARD_BYTES = 5 * 2**30
+
+
+def read_model(folder: Path) -> Model:
+    """The network that a Hugging Face folder describes."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} is not a Hugging Face model folder: it has no config.json."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}.") from None
+    if config.get("model_type") != "llama":
+        raise InputError(f"{folder} holds a {config.get('model_type')!r} model; expected 'llama'.")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise InputError(f"{folder}: scaled rotary positions ({rope}) are not supported.")
+    missing = [key for key in _KEYS.values() if key not in config]
+    if missing:
+        raise InputError(f"{path} has no {', '.join(missing)}.")
+    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    return Model(
+        **{field: config[key] for field, key in _KEYS.items()},
+        rope_theta=float(theta),
+        init_std=config.get("initializer_range", 0.02),
+    )
+
+
+def config_json(model: Model, sequence: int, dtype: str) -> dict[str, Any]:
+    """The config.json that `transformers` loads."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{key: getattr(model, field) for field, key in _KEYS.items()},
+        "head_dim": model.head_dim,
+        "rope_theta": model.rope_theta,
+        "max_position_embeddings": sequence,
+        "initializer_range": model.init_std,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+    }
+
+
+def their_name(name: str) -> str:
+    return name if name.startswith("lm_head.") else f"model.{name}"
+
+
+class Weights:
+    """The tensors of a Hugging Face folder, read one at a time."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        index = self._folder / "model.safetensors.index.json"
+        if index.is_file():
+            self._files = json.loads(index.read_text())["weight_map"]
+        else:
+            self._files = dict.fromkeys(self._names("model.safetensors"), "model.safetensors")
+
+    def _names(self, file: str) -> Iterable[str]:
+        from safetensors import safe_open
+
+        path = self._folder / file
+        if not path.is_file():
+            raise InputError(f"{self._folder} has neither model.safetensors nor its index.")
+        with safe_open(path, "pt") as opened:
+            return list(opened.keys())
+
+    def read(self, name: str, device: Any) -> Any:
+        """A whole parameter by our name; a tied head is the embedding."""
+        from safetensors import safe_open
+
+        theirs = their_name(name)
+        if theirs == "lm_head.weight" and theirs not in self._files:
+            theirs = "model.embed_tokens.weight"
+        if theirs not in self._files:
+            raise InputError(f"{self._folder} has no tensor {theirs!r}.")
+        with safe_open(self._folder / self._files[theirs], "pt", device=str(device)) as opened:
+            return opened.get_tensor(theirs)
+
+
+def save(folder: Path, model: Model, sequence: int, tensors: dict[str, Any]) -> None:
+    """Write whole tensors, by our names, as a folder that `transformers` loads."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    shards: list[dict[str, Any]] = [{}]
+    filled = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if filled and filled + size > SHARD_BYTES:
+            shards.append({})
+            filled = 0
+        shards[-1][their_name(name)] = tensor.contiguous().cpu()
+        filled += size
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = (
+            "model.safetensors"
+            if len(shards) == 1
+            else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        )
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    if len(shards) > 1:
+        total = sum(t.numel() * t.element_size() for t in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(config_json(model, sequence, dtype), indent=2) + "\n"
+    )

@@ -1,0 +1,377 @@
+"""Llama-3's configuration and its named runs, after FlagPerf's llama3_8b on Megatron-core."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainmark.config import OBSERVATION, SYNTHETIC, Run
+from trainmark.errors import InputError
+from trainmark.hardware import Cluster
+from trainmark.schedule import Schedule
+from trainmark.workloads.llama3 import chain
+
+METRIC, BETTER = "loss", "lower"
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+# What a vendor may tune while the result stays comparable: not the sequence, the global batch,
+# the model, the optimiser's rule or the data's order.
+_CLOSED = OBSERVATION | {
+    "data", "weights", "seed", "device", "precision", "loss_scale", "compile", "eager",
+    "micro_batch", "accumulate", "eval_batch", "warmup_clock", "evals_per_epoch",
+    "initial_evaluation", "parallel", "pipeline", "data_parallel", "recompute", "attention",
+    "optimizer_states",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The network. With `weights`, it comes from their config.json."""
+
+    layers: int = 32
+    """Transformer blocks."""
+    hidden: int = 4096
+    """Width of a token's vector."""
+    ffn: int = 14336
+    """Width inside a block's SwiGLU."""
+    heads: int = 32
+    """Query heads."""
+    kv_heads: int = 8
+    """Key and value heads; each serves heads / kv_heads query heads."""
+    vocab: int = 128256
+    """Token ids."""
+    rope_theta: float = 500_000.0
+    """Base of the rotary position embedding."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    init_std: float = 0.008
+    """Standard deviation of the initial weights (published: 0.008)."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW, without weight decay on norms, with clipping of the global gradient norm."""
+
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices."""
+    clip: float = 1.0
+    """Largest norm of the whole gradient; 0 turns clipping off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaRun(Run):
+    """A Llama-3 run."""
+
+    workload: str = "llama3"
+    model: Model = Model()
+    optimizer: Optimizer = Optimizer()
+    sequence: int = 8192
+    """Tokens of a sample."""
+    weights: str | None = None
+    """Hugging Face folder of a Llama to start from; default: random weights."""
+    parallel: str | None = None
+    """How the devices are split, such as PP2DP4TP1; default: all of them data-parallel."""
+    pipeline: Literal["1f1b", "interleaved"] = "1f1b"
+    """Pipeline schedule; interleaved gives every rank two stages."""
+    data_parallel: Literal["zero1", "fsdp"] = "zero1"
+    """What data-parallel ranks share out: optimiser states (as published), or weights too."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass: none, all but products, or all."""
+    attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
+    """Back end of scaled dot product attention; auto takes the fastest that can run."""
+    optimizer_states: Literal["fp32", "bf16"] = "fp32"
+    """fp32 keeps master weights and moments in fp32; bf16 has no masters, moments in bf16, and
+    rounds both stochastically: 8 bytes a parameter in all, instead of 16."""
+    train_samples: int | None = None
+    """Samples that the order of the data is drawn for, repeating documents as needed; default:
+    max_steps x global batch, or one pass."""
+    split: str = "100,0,0"
+    """Shares of the documents for training, validation and test."""
+    synthetic_samples: int = 65_536
+    """Training samples of `--data synthetic`."""
+
+
+# --- named runs
+
+_PUBLISHED_STEPS = 300
+
+
+def llama3_8b() -> LlamaRun:
+    """FlagPerf, cases 1x8, 2x8 and 55x8; the real Llama-3-8B.
+
+    Its fix_hp row is --global-batch 1760 --parallel PP1DP220TP2 (55x8).
+    """
+    return LlamaRun(
+        name="llama3-8b",
+        global_batch=512,
+        micro_batch=1,
+        precision="bf16",
+        lr=1e-5,
+        schedule=_cosine(_PUBLISHED_STEPS),
+        max_steps=_PUBLISHED_STEPS,
+        seed=1234,
+        evals_per_epoch=0,
+        warmup_clock=5,
+        log_every=1,
+        checkpoint_every="never",
+    )
+
+
+def llama3_8b_fp8() -> LlamaRun:
+    """FlagPerf's fp8 rows: linear layers of the blocks in fp8."""
+    return dataclasses.replace(llama3_8b(), name="llama3-8b-fp8", precision="fp8")
+
+
+def llama3_1b() -> LlamaRun:
+    """1.5 B parameters: the shape of Llama-3.2-1B with a head of its own."""
+    return dataclasses.replace(
+        llama3_8b(),
+        name="llama3-1b",
+        model=Model(layers=16, hidden=2048, ffn=8192, heads=32, kv_heads=8, init_std=0.02),
+        sequence=2048,
+        global_batch=16,
+        micro_batch=8,
+        lr=3e-4,
+    )
+
+
+def llama3_demo() -> LlamaRun:
+    """A made-up language of known entropy that two CPU cores learn in a minute."""
+    return LlamaRun(
+        name="llama3-demo",
+        data=SYNTHETIC,
+        model=Model(
+            layers=4, hidden=64, ffn=192, heads=4, kv_heads=2, vocab=256, rope_theta=10_000.0,
+            init_std=0.02,
+        ),
+        sequence=128,
+        global_batch=16,
+        micro_batch=16,
+        eval_batch=16,
+        lr=3e-3,
+        schedule=dataclasses.replace(_cosine(270, start=30), warmup_steps=30),
+        max_steps=300,
+        split="98,1,1",
+        stop_at_target=False,
+        log_every=20,
+        synthetic_samples=4_800,
+    )  # fmt: skip
+
+
+def _cosine(steps: int, start: int = 0) -> Schedule:
+    """From the peak to a tenth of it, as published."""
+    return Schedule(decay_start=start, decay_steps=steps, decay="cosine", end_factor=0.1)
+
+
+RUNS: dict[str, Callable[[], LlamaRun]] = {
+    "llama3-demo": llama3_demo,
+    "llama3-1b": llama3_1b,
+    "llama3-8b": llama3_8b,
+    "llama3-8b-fp8": llama3_8b_fp8,
+}
+
+
+def closed(cfg: LlamaRun) -> frozenset[str]:
+    """Top-level fields that may change while a result stays comparable with the named run's."""
+    # The demo's vocabulary is that of whatever text was prepared for it; train_samples follows
+    # from the number of steps unless it is given.
+    return _CLOSED | ({"model", "target"} if cfg.name == "llama3-demo" else set())
+
+
+# --- sizes
+
+
+def block_parameters(model: Model) -> int:
+    """Weights of one block's seven matrices."""
+    attention = 2 * model.hidden * (model.heads + model.kv_heads) * model.head_dim
+    return attention + 3 * model.hidden * model.ffn
+
+
+def parameters(model: Model) -> int:
+    norms = (2 * model.layers + 1) * model.hidden
+    return model.layers * block_parameters(model) + 2 * model.vocab * model.hidden + norms
+
+
+def head_in_layers(model: Model, sequence: int) -> float:
+    """The head's arithmetic as a multiple of one block's: 2.09 for Llama-3-8B at 8192."""
+    attention = 2 * model.hidden * sequence / 2  # causal: half of the square, two products
+    return model.vocab * model.hidden / (block_parameters(model) + attention)
+
+
+def sizes(cfg: LlamaRun) -> dict[str, float]:
+    """What `list` and `show` print about the model."""
+    return {
+        "parameters": parameters(cfg.model),
+        "tokens per step": (cfg.global_batch or 0) * cfg.sequence,
+    }
+
+
+# --- parallel degrees
+
+
+def parse_parallel(text: str) -> dict[str, int]:
+    """`PP2DP4TP1` as the degrees of pipeline, data and tensor parallelism, outermost first."""
+    match = re.fullmatch(r"PP([1-9]\d*)DP([1-9]\d*)TP([1-9]\d*)", text, re.ASCII)
+    if match is None:
+        raise InputError(
+            f"parallel must look like PP2DP4TP1 (pipeline, data and tensor degrees). "
+            f"Received: {text!r}."
+        )
+    return dict(zip(("pp", "dp", "tp"), map(int, match.groups()), strict=True))
+
+
+def mesh_axes(cfg: LlamaRun, world: int) -> dict[str, int]:
+    """The named degrees of parallelism over `world` devices."""
+    if cfg.parallel is None:
+        return {"pp": 1, "dp": world, "tp": 1}
+    axes = parse_parallel(cfg.parallel)
+    if math.prod(axes.values()) != world:
+        product = " x ".join(map(str, axes.values()))
+        raise InputError(
+            f"parallel {cfg.parallel} needs {product} = {math.prod(axes.values())} devices; there "
+            f"are {world}. The three degrees must multiply to the number of devices."
+        )
+    return axes
+
+
+def axes_of(cfg: LlamaRun) -> dict[str, int]:
+    """The degrees of a resolved configuration."""
+    return parse_parallel(cfg.parallel or "PP1DP1TP1")
+
+
+def stages_per_rank(cfg: LlamaRun) -> int:
+    """Parts of the model that a pipeline rank owns."""
+    return 2 if cfg.pipeline == "interleaved" and axes_of(cfg)["pp"] > 1 else 1
+
+
+# --- resolve
+
+
+def resolve(cfg: LlamaRun, cluster: Cluster) -> tuple[LlamaRun, list[str]]:
+    """Fill in the split, the network of `weights`, the vocabulary, and the samples to draw."""
+    axes = mesh_axes(cfg, cluster.world)
+    cfg = dataclasses.replace(
+        cfg, parallel="".join(f"{axis.upper()}{degree}" for axis, degree in axes.items())
+    )
+    if cfg.data is None:
+        return cfg, [
+            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare tokens'), or "
+            "--data synthetic to measure speed without data."
+        ]
+    try:
+        cfg = _with_data(_with_weights(cfg))
+    except InputError as error:
+        return cfg, [str(error)]
+    return cfg, _model_problems(cfg) + _parallel_problems(cfg, axes) + _device_problems(
+        cfg, cluster
+    )
+
+
+def _with_weights(cfg: LlamaRun) -> LlamaRun:
+    if cfg.weights is None:
+        return cfg
+    from trainmark.workloads.llama3 import huggingface
+
+    return dataclasses.replace(cfg, model=huggingface.read_model(Path(cfg.weights)))
+
+
+def _with_data(cfg: LlamaRun) -> LlamaRun:
+    if cfg.data == SYNTHETIC:
+        best = chain.ENTROPY * chain.TARGET if cfg.name == "llama3-demo" else None
+        cfg = dataclasses.replace(cfg, target=cfg.target if cfg.target is not None else best)
+        available = cfg.synthetic_samples
+    else:
+        from trainmark.corpus import dataset
+
+        found = dataset.find(Path(cfg.data or ""))
+        if cfg.name == "llama3-demo":
+            vocab = -(-found.vocab_size // 128) * 128
+            cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab=vocab))
+        elif found.vocab_size > cfg.model.vocab:
+            raise InputError(
+                f"{cfg.data} was prepared for {found.vocab_size:,} token ids, but {cfg.name} has "
+                f"{cfg.model.vocab:,}. Prepare it with the model's tokenizer, or give "
+                f"--model.vocab {-(-found.vocab_size // 128) * 128}."
+            )
+        available = found.samples("train", cfg.split, cfg.sequence)
+    return dataclasses.replace(cfg, train_samples=cfg.train_samples or _wanted(cfg, available))
+
+
+def _wanted(cfg: LlamaRun, available: int) -> int:
+    if cfg.max_steps is None or cfg.global_batch is None:
+        return available
+    return cfg.max_steps * cfg.global_batch
+
+
+def _model_problems(cfg: LlamaRun) -> list[str]:
+    model = cfg.model
+    counts = [(f"model.{f.name}", getattr(model, f.name)) for f in dataclasses.fields(model)]
+    counts += [(name, getattr(cfg, name)) for name in ("sequence", "synthetic_samples")]
+    problems = [
+        f"{name} must be above 0. Received: {value}." for name, value in counts if not value > 0
+    ]
+    if problems:
+        return problems
+    if model.hidden % model.heads or model.heads % model.kv_heads or model.head_dim % 2:
+        problems.append(
+            f"model.heads ({model.heads}) must divide model.hidden ({model.hidden}) into heads of "
+            f"even width, and model.kv_heads ({model.kv_heads}) must divide model.heads."
+        )
+    betas = (cfg.optimizer.beta1, cfg.optimizer.beta2)
+    if not all(0 <= beta < 1 for beta in betas):
+        problems.append(f"optimizer.beta1 and beta2 must lie in [0, 1). Received: {betas}.")
+    if cfg.optimizer_states == "bf16" and cfg.precision not in ("bf16", "fp8"):
+        problems.append(
+            "optimizer_states bf16 keeps the weights in bf16: it needs precision bf16 or fp8. "
+            f"Received: {cfg.precision}."
+        )
+    return problems
+
+
+def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
+    model, tp = cfg.model, axes["tp"]
+    divisible = {
+        "model.kv_heads": model.kv_heads,
+        "model.ffn": model.ffn,
+        "model.vocab": model.vocab,
+        "sequence": cfg.sequence,
+    }
+    problems = [
+        f"TP{tp} cannot split {name} ({value}) evenly."
+        for name, value in divisible.items()
+        if value % tp
+    ]
+    stages = axes["pp"] * stages_per_rank(cfg)
+    if stages > model.layers:
+        problems.append(f"{stages} pipeline stages need at least as many layers ({model.layers}).")
+    rounds, rest = divmod(cfg.accumulate or 0, axes["pp"])
+    if stages_per_rank(cfg) > 1 and cfg.accumulate and (rest or not rounds):
+        problems.append(
+            f"The interleaved schedule needs a multiple of PP ({axes['pp']}) micro-batches. "
+            f"Received: accumulate {cfg.accumulate}."
+        )
+    return problems
+
+
+def _device_problems(cfg: LlamaRun, cluster: Cluster) -> list[str]:
+    problems = []
+    if cfg.precision == "fp8" and axes_of(cfg)["tp"] > 1:
+        problems.append("fp8 runs without tensor parallelism in this version; use TP1.")
+    if cluster.hardware == "cpu" and cfg.attention in ("cudnn", "efficient"):
+        problems.append(f"attention {cfg.attention} needs a GPU; use auto.")
+    if cfg.precision == "fp8" and (cfg.model.hidden % 16 or cfg.model.ffn % 16):
+        problems.append("fp8 needs model.hidden and model.ffn to be multiples of 16.")
+    return problems

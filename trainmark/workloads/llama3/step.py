@@ -1,0 +1,314 @@
+"""Llama-3's optimiser step: micro-batches through one device or a pipeline, then AdamW."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trainmark.adamw import AdamW, local
+from trainmark.config import filled
+from trainmark.distributed.mesh import Mesh
+from trainmark.optimizers import LossScale
+from trainmark.transfer import Copier
+from trainmark.workloads.llama3.data import TokenBatch, TokenData
+from trainmark.workloads.llama3.model import named_parameters
+from trainmark.workloads.llama3.pipeline import Pipeline
+from trainmark.workloads.llama3.runs import LlamaRun
+
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A batch on the device."""
+
+    tokens_BS: Tensor
+    targets_BS: Tensor
+    samples: int
+    tokens: int
+    position: int
+    partial: bool
+    ready: Any
+
+
+class LlamaTrainer:
+    """Trains this rank's parts of the model."""
+
+    def __init__(self, parts: list[nn.Module], mesh: Mesh, cfg: LlamaRun) -> None:
+        self.parts, self.mesh, self.cfg = parts, mesh, cfg
+        self._copy = Copier(mesh.device)
+        self._parameters = dict(named_parameters(parts))
+        rule = cfg.optimizer
+        self._optimizer = AdamW(
+            self._parameters,
+            states=cfg.optimizer_states,
+            seed=cfg.seed,
+            beta1=rule.beta1,
+            beta2=rule.beta2,
+            eps=rule.eps,
+            weight_decay=rule.weight_decay,
+        )
+        self._loss_scale = (
+            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
+        )
+        self._sums = _GradientSums(self._parameters) if self._sums_in_fp32 else None
+        self._weights_may_have_changed = False
+        on_device = mesh.device.type != "meta"
+        piped = on_device and mesh.axes.get("pp", 1) > 1
+        self._pipeline = Pipeline(parts, mesh, cfg) if piped else None
+
+    @property
+    def _sums_in_fp32(self) -> bool:
+        """Many micro-batches must not be added up in 16 bits; FSDP sees to that by itself."""
+        in_16_bits = any(p.dtype != torch.float32 for p in self._parameters.values())
+        return in_16_bits and self.mesh.dp_size == 1 and filled(self.cfg.accumulate) > 1
+
+    # --- input
+
+    def prepare(self, batch: TokenBatch) -> Prepared:
+        """Copy a batch as narrow as it is stored and widen it on the device."""
+        (tokens,), ready = self._copy([batch.tokens], lambda copied: [copied[0].long()])
+        return Prepared(
+            tokens_BS=tokens[:, :-1],
+            targets_BS=tokens[:, 1:],
+            samples=batch.samples,
+            tokens=batch.samples * self.cfg.sequence,
+            position=batch.position,
+            partial=batch.partial,
+            ready=ready,
+        )
+
+    # --- training
+
+    def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
+        """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
+        self._refresh()
+        with self._attention():
+            if self._pipeline is not None:
+                loss = self._pipeline.step(prepared.tokens_BS, prepared.targets_BS, self._scale())
+            else:
+                loss = self._accumulate(prepared)
+        loss = self._mean_over_ranks(loss)
+        gate = self._update(loss, lr)
+        return loss, gate == 0
+
+    def _accumulate(self, prepared: Prepared) -> Tensor:
+        (part,) = self.parts
+        micro = filled(self.cfg.micro_batch)
+        pieces = list(
+            zip(prepared.tokens_BS.split(micro), prepared.targets_BS.split(micro), strict=True)
+        )
+        total = torch.zeros((), device=self.mesh.device)
+        for index, (tokens_BS, targets_BS) in enumerate(pieces):
+            self._is_last_micro_batch(part, index == len(pieces) - 1)
+            loss = part(tokens_BS, targets_BS).sum() * (len(tokens_BS) / prepared.samples)
+            (loss * self._scale()).backward()
+            total += loss.detach()
+        return total
+
+    def _is_last_micro_batch(self, part: nn.Module, last: bool) -> None:
+        """ZeRO-1 adds up whole gradients and exchanges them once, with the last micro-batch."""
+        if isinstance(part, FSDPModule):
+            part.set_is_last_backward(last)
+            if self.cfg.data_parallel == "zero1":
+                part.set_requires_gradient_sync(last)
+                part.set_reshard_after_backward(last)
+
+    def _scale(self) -> Tensor | float:
+        return 1.0 if self._loss_scale is None else self._loss_scale.scale
+
+    def _mean_over_ranks(self, loss: Tensor) -> Tensor:
+        """The same on all ranks; only the last pipeline stage has one to give."""
+        if self.mesh.device_mesh is None:
+            return loss
+        loss = loss / (self.mesh.dp_size * self.mesh.axes.get("tp", 1))
+        dist.all_reduce(loss)
+        return loss
+
+    # --- the update
+
+    @torch.no_grad()
+    def _update(self, loss: Tensor, lr: float) -> Tensor:
+        """Unscale, clip and step. Returns the gate: 1 if loss and gradients are finite, else 0."""
+        gradients = self._gradients()
+        inverse = 1 / self._scale()
+        norm = self._norm(gradients) * inverse
+        gate = torch.isfinite(loss + norm).float()
+        clip = self.cfg.optimizer.clip
+        factor = torch.ones_like(norm) if clip == 0 else (clip / (norm + 1e-6)).clamp(max=1.0)
+        self._optimizer.step(gradients, lr, factor * inverse, gate)
+        if self._loss_scale is not None:
+            self._loss_scale.update(gate)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        if self._sums is not None:
+            self._sums.clear()
+        return gate
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """By name, with the placements of their parameters."""
+        if self._sums is not None:
+            return self._sums.totals
+        found = {}
+        for name, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                raise RuntimeError(f"{name} has no gradient.")
+            found[name] = _placed(gradient, parameter)
+        return found
+
+    def _norm(self, gradients: dict[str, Tensor]) -> Tensor:
+        """The norm of the whole gradient, over all ranks, each element once."""
+        squares = [
+            torch.linalg.vector_norm(local(g), dtype=torch.float32).square() / _copies(g)
+            for g in gradients.values()
+        ]
+        total = torch.stack(squares).sum()
+        if self.mesh.device_mesh is not None:
+            dist.all_reduce(total)
+        return total.sqrt()
+
+    def _attention(self) -> AbstractContextManager[object]:
+        if self.mesh.device.type == "cpu":
+            return nullcontext()
+        if self.cfg.attention != "auto":
+            return sdpa_kernel(_BACKENDS[self.cfg.attention])
+        return sdpa_kernel(list(_BACKENDS.values()), set_priority=True)
+
+    # --- evaluation
+
+    @torch.no_grad()
+    def loss(self, prepared: Prepared) -> Tensor:
+        """The mean loss of a batch, the same on the ranks of a pipeline or tensor group."""
+        self._refresh()
+        with self._attention():
+            if self._pipeline is not None:
+                return self._pipeline.loss(prepared.tokens_BS, prepared.targets_BS)
+            (part,) = self.parts
+            return part(prepared.tokens_BS, prepared.targets_BS).sum()
+
+    # --- state
+
+    def _refresh(self) -> None:
+        if self._weights_may_have_changed:
+            self._optimizer.use_weights()
+            self._weights_may_have_changed = False
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight of this rank by its global name, masters where there are any."""
+        self._weights_may_have_changed = True
+        return self._optimizer.weights()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Optimiser and loss scale."""
+        scale = self._loss_scale.tensors() if self._loss_scale else {}
+        return self._optimizer.tensors() | scale
+
+    def host_state(self) -> dict[str, Any]:
+        """Nothing: all of the state is tensors."""
+        return {}
+
+    def load_state_dict(self, host_state: dict[str, Any]) -> None:
+        """The checkpoint has filled the tensors already."""
+
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes on this device: weights that compute, gradients, masters and moments."""
+        computing = 2 if self.cfg.precision in ("bf16", "fp16", "fp8") else 4
+        gathered = sum(_gathered_numel(p, self.mesh) for p in self._parameters.values())
+        shards = sum(_bytes(p) for p in self._parameters.values())
+        adds_up = filled(self.cfg.accumulate) > 1
+        states = [*self._optimizer.masters.values(), *self._optimizer.tensors().values()]
+        return {
+            "weights": gathered * computing if self.mesh.dp_size > 1 else shards,
+            "gradients": gathered * (4 if adds_up else computing),
+            "optimizer": sum(map(_bytes, states)) + (shards if self.mesh.dp_size > 1 else 0),
+        }
+
+
+class _GradientSums:
+    """Gradients of all micro-batches in fp32; each is freed as soon as it has been added."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.totals = {
+            name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()
+        }
+        for name, parameter in parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._add_to(name))
+
+    def _add_to(self, name: str) -> Any:
+        def add(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                local(self.totals[name]).add_(local(_placed(parameter.grad, parameter)))
+                parameter.grad = None
+
+        return add
+
+    def clear(self) -> None:
+        for total in self.totals.values():
+            local(total).zero_()
+
+
+def _placed(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient that is a sum over ranks still to be made (of a norm, say) is made here."""
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
+
+
+def _copies(tensor: Tensor) -> int:
+    """How many ranks have the same values."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    mesh = tensor.device_mesh
+    sizes = [mesh.size(axis) for axis, p in enumerate(tensor.placements) if p.is_replicate()]
+    return int(torch.Size(sizes).numel())
+
+
+def _gathered_numel(parameter: Tensor, mesh: Mesh) -> int:
+    """Elements of a parameter once FSDP has gathered it: this tensor-parallel rank's part."""
+    split = isinstance(parameter, DTensor) and any(p.is_shard() for p in parameter.placements[-1:])
+    return parameter.numel() // (mesh.axes.get("tp", 1) if split else 1)
+
+
+def _bytes(tensor: Tensor) -> int:
+    part = local(tensor)
+    return part.numel() * part.element_size()
+
+
+def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: LlamaRun) -> LlamaTrainer:
+    return LlamaTrainer(parts, mesh, cfg)
+
+
+def evaluate(trainer: LlamaTrainer, data: TokenData) -> dict[str, float | None]:
+    """The mean loss per token over a split."""
+    sums = [0.0, 0.0]
+    for prepared in _prepared(trainer, data):
+        if prepared.samples:
+            sums[0] += trainer.loss(prepared).item() * prepared.samples
+            sums[1] += prepared.samples
+    mesh = trainer.mesh
+    if mesh.device_mesh is not None and mesh.dp_size > 1:
+        both = torch.tensor(sums, dtype=torch.float64, device=mesh.device)
+        dist.all_reduce(both, group=mesh.group("dp"))
+        sums = both.tolist()
+    return {"loss": sums[0] / sums[1] if sums[1] else None}
+
+
+def _prepared(trainer: LlamaTrainer, data: TokenData) -> Iterator[Prepared]:
+    for batch in data:
+        prepared = trainer.prepare(batch)
+        if prepared.ready is not None:
+            prepared.ready.wait()
+        yield prepared
