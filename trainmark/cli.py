@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"trainmark: {error}", file=sys.stderr)
         return 2
-    except OSError as error:  # a folder that cannot be written, a full disk
+    except (OSError, MemoryError) as error:  # a folder that cannot be written, a full disk
         if debug:
             traceback.print_exc()
         print(f"trainmark: {error}", file=sys.stderr)

@@ -427,6 +427,26 @@ def test_changed_fields_make_a_run_open(tmp_path: Path) -> None:
     assert "warmup_clock" not in found["changed"]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--synthetic-rows", "1"),
+        ("--synthetic-rows", "1", "--synthetic-ids", "planted"),
+        ("--model.table-rows",),
+        ("--model.numerical-features", "0"),
+        ("--model.embedding-dim", "1", "--model.bottom-mlp", "1"),
+        ("--model.top-mlp", "1"),
+        ("--shuffle", "rows", "--shuffle-window", "1"),
+        ("--micro-batch", "7", "--global-batch", "490"),
+    ],
+    ids=" ".join,
+)
+def test_odd_sizes_train(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    assert train(tmp_path / "run", *flags) == 0
+    found = results.read(tmp_path / "run")
+    assert found.samples == found.config["synthetic_rows"]
+
+
 # --- data on disk
 
 

@@ -27,6 +27,7 @@ from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, Synth
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 PREFETCHED_BATCHES = 4
+MOST_WINDOWS = 2**26  # their order is kept in memory
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,11 @@ class ClickData:
         self._shuffled_window: tuple[tuple[RowOrder, int], Columns] | None = None
         if source.num_rows == 0:
             raise InputError(f"The {split} split has no rows.")
+        if source.num_rows / cfg.shuffle_window > MOST_WINDOWS:
+            raise InputError(
+                f"shuffle_window {cfg.shuffle_window} cuts the {source.num_rows:,} rows of {split} "
+                f"into more than {MOST_WINDOWS:,} windows. Raise it."
+            )
         if self.rows_per_epoch == 0:
             raise InputError(
                 f"The {split} split has {source.num_rows:,} rows, fewer than one global batch "

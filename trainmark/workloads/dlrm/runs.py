@@ -29,6 +29,7 @@ _CLOSED = OBSERVATION | {
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
 PLANTED_TARGET = 0.95
 SYNTHETIC_HELD_OUT = 131_072
+MOST_PARAMETERS = 2**58  # bytes are counted in 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +301,8 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
 
 
 def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
+    if not math.isfinite(best):  # too few rows to have clicks and others
+        return cfg
     target = share_of_excess(best, PLANTED_TARGET) if cfg.target is None else cfg.target
     return dataclasses.replace(cfg, best_auc=best, target=target)
 
@@ -343,6 +346,11 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         )
     if not model.top_mlp or model.top_mlp[-1] != 1:
         problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
+    if not problems and table_parameters(model) + mlp_parameters(model) > MOST_PARAMETERS:
+        problems.append(
+            f"The model has {table_parameters(model) + mlp_parameters(model):.2g} parameters; "
+            "no machine can count that far. Check model.table_rows and the widths."
+        )
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
         problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
     if not 0 <= cfg.optimizer.eps < math.inf:

@@ -46,7 +46,9 @@ class DlrmTrainer:
     def __init__(self, model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> None:
         self.model, self.mesh, self.cfg = model, mesh, cfg
         self._copy = Copier(mesh.device)
-        self._table_starts = torch.tensor(model.tables.starts[:-1], device=mesh.device)
+        self._table_starts = torch.tensor(
+            model.tables.starts[:-1], dtype=torch.int64, device=mesh.device
+        )
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         model.tables.create_state()
         optimizer = cfg.optimizer
