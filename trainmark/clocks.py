@@ -66,6 +66,7 @@ class Clocks:
         self._warmup_left = warmup_steps
         self._training = False  # between the first batch and the last step
         self._paused = 0.0
+        self._pauses_since_step: list[tuple[str, float]] = []
         self._synchronize = synchronize
 
     # --- the course of a session
@@ -85,6 +86,7 @@ class Clocks:
         totals.samples += samples
         totals.tokens += tokens
         totals.steps_partial += partial
+        self._pauses_since_step.clear()
         if self._warmup_left:
             totals.steps_warmup += 1
             totals.samples_warmup += samples
@@ -111,16 +113,24 @@ class Clocks:
         finally:
             self._synchronize()
             seconds = time.perf_counter() - began
-            setattr(self.totals, kind, getattr(self.totals, kind) + seconds)
-            self._paused += seconds
+            self._add_pause(kind, seconds)
+            self._pauses_since_step.append((kind, seconds))
 
     def last_step_done(self) -> None:
-        """Wait for the device: the last step ends now, and `whole` with it."""
+        """Wait for the device: the last step has ended, and `whole` with it."""
         self._synchronize()
         if self._warmup_left:
             self._end_warmup()
         self._update_whole()
         self._training = False
+        # An evaluation that ended the run by reaching the target came after the last step.
+        for kind, seconds in self._pauses_since_step:
+            self._add_pause(kind, -seconds)
+            self.totals.whole -= seconds
+
+    def _add_pause(self, kind: str, seconds: float) -> None:
+        setattr(self.totals, kind, getattr(self.totals, kind) + seconds)
+        self._paused += seconds
 
     def run_ends(self) -> None:
         self.totals.e2e = self.e2e_so_far

@@ -106,6 +106,18 @@ def test_a_run_of_warmup_only_has_no_train_time(time: Time, warmup_steps: int) -
     assert clocks.totals.samples == clocks.totals.samples_warmup
 
 
+def test_an_evaluation_that_ends_the_run_is_outside_whole(time: Time) -> None:
+    clocks = Clocks(time.now, 0)
+    clocks.train_starts()
+    step(clocks, time, 2)
+    for _ in range(2):
+        step(clocks, time, 2)
+        with clocks.pause("evaluation"):
+            time.passes(5)
+    clocks.last_step_done()
+    assert (clocks.totals.whole, clocks.totals.evaluation, clocks.totals.train) == (11, 5, 6)
+
+
 def test_without_warmup_everything_is_measured(time: Time) -> None:
     clocks = Clocks(time.now, 0)
     clocks.train_starts()
