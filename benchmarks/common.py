@@ -1,0 +1,34 @@
+"""What every benchmark here shares: how its results are written."""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainmark import hardware
+from trainmark.files import write_atomically
+
+SCHEMA = "trainmark.benchmark/1"
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def write_results(name: str, rows: Sequence[Mapping[str, Any]], device: Any = "cpu") -> Path:
+    """Replace `results/<name>.json` by `rows`, with what they were measured on.
+
+    Every row says in `system` what it measured; ours say `trainmark`.
+    """
+    machine, software = hardware.environment(device)
+    document = {
+        "schema": SCHEMA,
+        "commit": software["commit"],
+        "command": shlex.join(["python", *sys.argv]),
+        "hardware": machine,
+        "software": software,
+        "rows": list(rows),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    write_atomically(path, json.dumps(document, indent=2) + "\n")
+    return path
