@@ -140,7 +140,7 @@ def test_held_out_rows_come_once_as_stored_however_often_they_are_asked_for() ->
     for _ in range(2):
         rows = [rows_of(batch) for batch in source]
         assert [len(batch) for batch in rows] == [32, 32, 6]
-        assert sum(rows, []) == list(range(70))
+        assert [row for batch in rows for row in batch] == list(range(70))
 
 
 def test_no_rows() -> None:
