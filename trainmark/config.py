@@ -24,6 +24,8 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """What every workload computes in; one that can do more says so in its `runs.PRECISIONS`."""
 SYNTHETIC = "synthetic"
+Hidden = Annotated[str, tyro.conf.Suppress]
+"""A field that is no flag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +34,9 @@ class Run:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    name: Annotated[str, tyro.conf.Suppress]
+    name: Hidden
     """The named run that this started as."""
-    workload: Annotated[str, tyro.conf.Suppress]
+    workload: Hidden
     """The workload's folder under `trainmark/workloads/`."""
 
     data: str | None = None

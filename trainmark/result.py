@@ -223,6 +223,7 @@ def _milliseconds(at_s: float | None) -> int:
 
 def finished_event(result: Result) -> dict[str, Any]:
     """The FINISHED event's value: every metric under the names of the published system."""
+    judged = [e for e in result.evaluations if e.split == result.quality.split]
     return {
         "e2e_time": result.time_s.e2e,
         "init_time": result.time_s.init,
@@ -236,6 +237,6 @@ def finished_event(result: Result) -> dict[str, Any]:
         "throughput(ips)_pure_compute": result.throughput.p_core,
         "converged": result.quality.reached,
         f"final_{result.quality.metric}": result.quality.value,
-        "metrics": result.evaluations[-1].metrics if result.evaluations else {},
+        "metrics": next((e.metrics for e in reversed(judged)), {}),
         "mem_gib": result.memory.peak_bytes / 2**30,
     }

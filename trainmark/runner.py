@@ -67,6 +67,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
     set_matmul_precision(cfg.precision)
+    _forget_peaks(mesh)
     if mesh.device.type == "cpu":
         keep_freed_memory()
     weights = _find_checkpoint(options.weights_from) if options.weights_from else None
@@ -118,6 +119,12 @@ def _this_cluster(mesh: Mesh) -> Cluster:
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(mesh.world_size)))
     key = hardware.identify(mesh.device).key
     return Cluster(key, mesh.world_size // per_node, per_node)
+
+
+def _forget_peaks(mesh: Mesh) -> None:
+    """So that one of several repeats does not report the peak of another."""
+    if mesh.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(mesh.device)
 
 
 def _check_memory(cfg: Run, workload: Workload, mesh: Mesh) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainmark.config import OBSERVATION, SYNTHETIC, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
@@ -75,7 +75,7 @@ class Optimizer:
 class DistilbertRun(Run):
     """A DistilBERT run."""
 
-    workload: str = "distilbert"
+    workload: Hidden = "distilbert"
     global_batch: int | None = 256
     lr: float = 5e-5
     quality_split: Literal["test", "validation"] = "validation"

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from trainmark import feature_spec, planted
-from trainmark.config import OBSERVATION, SYNTHETIC, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.errors import InputError, raise_all
 from trainmark.hardware import Cluster
 from trainmark.metrics import share_of_excess
@@ -68,7 +68,7 @@ class Optimizer:
 class DlrmRun(Run):
     """A DLRM run."""
 
-    workload: str = "dlrm"
+    workload: Hidden = "dlrm"
     global_batch: int | None = 65536
     lr: float = 24.0
     model: Model = Model()

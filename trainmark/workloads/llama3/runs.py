@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainmark.config import OBSERVATION, SYNTHETIC, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.errors import InputError
 from trainmark.hardware import Cluster
 from trainmark.schedule import Schedule
@@ -75,7 +75,7 @@ class Optimizer:
 class LlamaRun(Run):
     """A Llama-3 run."""
 
-    workload: str = "llama3"
+    workload: Hidden = "llama3"
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
     sequence: int = 8192
