@@ -18,23 +18,26 @@ GIB = 2**30
 
 
 def runs_table() -> Table:
-    """Every named run in a line."""
+    """Every named run in a line that fits a terminal of 80 columns."""
     table = Table(box=None, header_style="bold")
-    for column in ("run", "parameters", "tables GiB", "data", "target", "from"):
-        table.add_column(column, justify="right" if column in _NUMBERS else "left")
+    table.add_column("run", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("GiB, fp32", justify="right")
+    for column in ("data", "target", "what"):
+        table.add_column(column)
     for name, make in workloads.named_runs().items():
         cfg = make()
         runs = workloads.runs_module(cfg.workload)
-        sizes = runs.sizes(cfg)
-        target = f"{runs.METRIC} {cfg.target:g}" if cfg.target else f"{runs.METRIC}, from the data"
-        needs = "none needed" if cfg.data == SYNTHETIC else "--data DIR | synthetic"
-        parameters, gib = _count(sizes["parameters"]), f"{sizes.get('tables GiB', 0):.2f}"
-        origin = (make.__doc__ or "").splitlines()[0]
-        table.add_row(name, parameters, gib, needs, target, origin)
+        parameters = runs.sizes(cfg)["parameters"]
+        table.add_row(
+            name,
+            _count(parameters),
+            f"{parameters * 4 / GIB:,.2f}",
+            "none" if cfg.data == SYNTHETIC else "--data",
+            f"{runs.METRIC} {'' if cfg.target is None else f'{cfg.target:g}'}",
+            (make.__doc__ or "").splitlines()[0].rstrip("."),
+        )
     return table
-
-
-_NUMBERS = ("parameters", "tables GiB")
 
 
 def _count(number: float) -> str:
