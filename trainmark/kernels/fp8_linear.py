@@ -9,6 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a machine without a GPU
+    triton = None
+
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 _SMALLEST = 1e-12  # a tensor of zeros must not give an infinite scale
 
@@ -45,11 +51,9 @@ class _Fp8Product(torch.autograd.Function):
         x8_MK, x_scale, w8_NK, w_scale = ctx.saved_tensors
         g8_MN, g_scale = _quantize(grads[0], GRADIENT)
         # The units want the first factor in rows and the second in columns.
-        w8_columns = w8_NK.t().contiguous().t()
-        grad_x = _multiply(g8_MN, w8_columns, g_scale, w_scale, ctx.dtype, fast=False)
-        x8_columns = x8_MK.t().contiguous().t()
-        g8_NM = g8_MN.t().contiguous()
-        grad_w = _multiply(g8_NM, x8_columns, g_scale, x_scale, ctx.dtype, fast=False)
+        w8_KN, x8_KM, g8_NM = transpose(w8_NK), transpose(x8_MK), transpose(g8_MN)
+        grad_x = _multiply(g8_MN, w8_KN.t(), g_scale, w_scale, ctx.dtype, fast=False)
+        grad_w = _multiply(g8_NM, x8_KM.t(), g_scale, x_scale, ctx.dtype, fast=False)
         return grad_x, grad_w
 
 
@@ -69,3 +73,45 @@ def _multiply(
         )
     # Elsewhere: the same numbers by an ordinary product, for tests of the numerics.
     return ((a.float() @ b.float()) * (a_scale * b_scale)).to(dtype)
+
+
+# --- transposing bytes
+#
+# An operation of its own, which torch.compile leaves alone: fused into the kernel that normalises
+# or rotates, it would write single bytes far apart, ten times as slow as that kernel.
+
+
+@torch.library.custom_op("trainmark::transpose_bytes", mutates_args=())
+def _transpose_bytes(x_MN: Tensor) -> Tensor:
+    if not x_MN.is_cuda:
+        return x_MN.t().clone(memory_format=torch.contiguous_format)
+    rows, columns = x_MN.shape
+    y_NM = x_MN.new_empty(columns, rows)
+    grid = (-(-rows // TILE), -(-columns // TILE))
+    _transpose_kernel[grid](x_MN, y_NM, rows, columns, TILE=TILE)
+    return y_NM
+
+
+@_transpose_bytes.register_fake
+def _(x_MN: Tensor) -> Tensor:
+    return x_MN.new_empty(x_MN.shape[1], x_MN.shape[0])
+
+
+def transpose(x_MN: Tensor) -> Tensor:
+    """A contiguous transpose of one-byte numbers."""
+    flipped: Tensor = _transpose_bytes(x_MN.view(torch.uint8))
+    return flipped.view(x_MN.dtype)
+
+
+TILE = 128
+
+
+if triton is not None:
+
+    @triton.jit
+    def _transpose_kernel(x, y, rows, columns, TILE: tl.constexpr):
+        row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        inside = (row[:, None] < rows) & (column[None, :] < columns)
+        tile = tl.load(x + row[:, None] * columns + column[None, :], inside)
+        tl.store(y + column[:, None] * rows + row[None, :], tl.trans(tile), tl.trans(inside))
