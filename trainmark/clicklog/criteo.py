@@ -1,39 +1,29 @@
 """`trainmark prepare criteo`: raw Criteo days -> the dataset that `trainmark train` reads.
 
-The semantics are those of NVIDIA's preparation:
-
-- Categorical values are counted over all days. Those seen at least `frequency_threshold` times get
-  the ids 1, 2, ... by falling count (NVIDIA leaves the order of equal counts open; here the smaller
-  32-bit number comes first). Missing, rare and unseen values are 0.
-- Integers become ln(x + 3) in float16, 0.0 where missing or not above -3.
-- All days but the last are the training split, in one random order. The first half of the
-  last day (rounded down) is the test split and the rest the validation split, in input order.
-- A single file, such as Kaggle's train.txt, counts as seven days: its last seventh is the last day.
-
-Everything passes through memory: parse each file to integer columns, count, map to ids, write.
+The recipes are described in recipes.py, the engine in the package's docstring. By default, all days
+but the last train; the first half of the last day (rounded down) is the test split and the
+rest the validation split. A single file, such as Kaggle's train.txt, counts as seven days: its last
+seventh is the last day.
 """
 
 import glob
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+import tyro
 
-from trainmark.clicklog import folder, split_binary, synthetic
-from trainmark.clicklog.columns import NUM_CATEGORICAL, NUM_NUMERICAL, Batch, Categorical
-from trainmark.clicklog.vocabulary import ValueCounts, Vocabulary
+from trainmark.clicklog import engine, folder, per_column, summary, synthetic
+from trainmark.clicklog.criteo_text import NAMES, CriteoSource
+from trainmark.clicklog.engine import MANIFEST, Job
+from trainmark.clicklog.limits import Limits
+from trainmark.clicklog.recipes import RECIPES, Name, Recipe
+from trainmark.clicklog.source import BadRows
+from trainmark.clicklog.splits import LAST_DAY, SplitRule
+from trainmark.clicklog.vocabulary import Rules
 from trainmark.errors import InputError, raise_all
-
-MANIFEST = "prepare.json"
-DAYS_IN_SINGLE_FILE = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,52 +31,105 @@ class Options:
     """Turn raw click logs in Criteo's format into a dataset for training."""
 
     input: str
-    """Raw files: a pattern such as 'raw/day_*' (in quotes), or one file. Days in number order."""
-    output: Path
+    """Raw files: a pattern such as 'raw/day_*' (in quotes), or one file; plain, .gz or .zst. Days
+    in number order."""
+    output: str | Path
     """Folder to write; it appears when everything is written."""
-    frequency_threshold: int = 15
-    """Categorical values seen less often share id 0. 0 keeps all (published: 15, 3 and 0)."""
+    frequency_threshold: str | None = None
+    """Categorical values seen less often are rare and share an id; 0 keeps all. For single columns:
+    15,C20=3. Default: 15 for nvidia (published: 15, 3 and 0), else 0."""
+    recipe: Name = "nvidia"
+    """Whose rules to follow: NVIDIA's, TorchRec's of 2022, or those of the original dlrm."""
+    max_rows: str | None = None
+    """Fold ids into this many per column by modulo; for single columns: 40000000,C20=1000."""
+    holdout: str = LAST_DAY
+    """What is not for training: last-day, or the last rows as a fraction of all, such as 0.1."""
+    test_half: Literal["first", "second"] | None = None
+    """Which half of that is the test split; the other one validates. Default: the recipe's."""
+    vocabulary_from: Literal["all", "train"] = "all"
+    """Count values in all days, as published, or in the training days only."""
+    vocabulary: Path | None = None
+    """A dataset prepared earlier, whose vocabularies to use instead of counting."""
+    bad_rows: BadRows = "stop"
+    """Lines that break the format: stop at the first, skip them, or keep them with the bad fields
+    as missing. Skipped and kept ones are listed in bad_rows.txt."""
     seed: int = 0
     """Seed of the training rows' random order."""
+    memory: str | None = None
+    """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
+    engine: Literal["embedded", "spark"] = "embedded"
+    """What does the work: this process, or Spark (extra `spark`), with the same result. With Spark,
+    input and output may be any Hadoop paths."""
+    master: str | None = None
+    """Where Spark runs: local[2], yarn, spark://host:7077, ...; default local[*]."""
+    spark_conf: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A setting for Spark, K=V; may be given several times."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """Rows of one split as lists of parsed batches."""
+def prepare(options: Options) -> dict[str, float]:
+    """Write the dataset, unless the folder already holds it; seconds of each phase."""
+    if options.engine == "spark":
+        from trainmark.clicklog import spark
 
-    name: str
-    batches: list[Batch]
+        return spark.prepare(options)
+    if options.master or options.spark_conf:
+        raise InputError("--master and --spark-conf are for --engine spark.")
+    job = make_job(options)
+    seconds = engine.prepare(job, Limits.of(options.memory))
+    summary.show(job.output, folder.read_json(job.output / MANIFEST))
+    return seconds
 
-    @property
-    def rows(self) -> int:
-        return sum(len(batch) for batch in self.batches)
 
-
-def prepare(options: Options) -> None:
-    """Write the dataset, unless the folder already holds it."""
-    if options.frequency_threshold < 0:
-        raise InputError(
-            f"--frequency-threshold is {options.frequency_threshold}; 0 or more is expected."
-        )
-    paths = find_days(options.input)
+def make_job(
+    options: Options, source: CriteoSource | None = None, metadata: Mapping[str, Any] | None = None
+) -> Job:
+    """What the options ask of an engine. Without a source, that is the local files they name."""
+    recipe = RECIPES[options.recipe]
+    if options.seed < 0:
+        raise InputError(f"--seed is {options.seed}; 0 or more is expected.")
+    rules = _rules(options, recipe)
+    if source is None:
+        paths = find_days(options.input, options.bad_rows)
+        source, metadata = CriteoSource(paths, recipe, options.bad_rows), _best_auc(paths[0].parent)
+    split = SplitRule(
+        holdout=options.holdout,
+        test_half=options.test_half or recipe.test_half,
+        rounds_up=recipe.rounds_up,
+    )
+    split.check()
+    vocabulary = find_vocabulary(options.vocabulary, recipe)
     settings = {
-        "input": [[path.name, path.stat().st_size] for path in paths],
-        "frequency_threshold": options.frequency_threshold,
+        **source.settings(),
+        "frequency_threshold": _shortest([rule.threshold for rule in rules]),
+        "max_rows": _shortest([rule.max_rows for rule in rules]),
+        "holdout": split.holdout,
+        "test_half": split.test_half,
+        "vocabulary_from": options.vocabulary_from,
+        "vocabulary": str(vocabulary) if vocabulary else None,
+        "bad_rows": options.bad_rows,
         "seed": options.seed,
     }
-    if folder.is_finished(options.output, MANIFEST, settings):
-        print(f"{options.output} already holds this dataset; nothing to do.")
-    else:
-        _build(options, paths, settings)
-    _show(options.output, folder.read_json(options.output / MANIFEST))
+    return Job(
+        source=source,
+        output=Path(options.output),
+        rules=rules,
+        split=split,
+        settings=settings,
+        seed=options.seed,
+        bad_rows=options.bad_rows,
+        vocabulary_from=options.vocabulary_from,
+        vocabulary=vocabulary,
+        metadata=metadata or {},
+    )
 
 
-def find_days(pattern: str) -> list[Path]:
+def find_days(pattern: str, bad_rows: BadRows = "stop") -> list[Path]:
     """The files that match, in the order of the numbers in their names."""
     paths = [Path(path) for path in glob.glob(pattern) if Path(path).is_file()]
     if not paths:
         raise InputError(f"No file matches --input {pattern!r}.")
-    raise_all(f"{path} is empty." for path in paths if path.stat().st_size == 0)
+    if bad_rows == "stop":
+        raise_all(f"{path} is empty." for path in paths if path.stat().st_size == 0)
     return sorted(paths, key=day_order)
 
 
@@ -96,127 +139,54 @@ def day_order(path: Path) -> list[tuple[bool, int, str]]:
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def _build(options: Options, paths: list[Path], settings: dict[str, Any]) -> None:
-    from trainmark.clicklog.criteo_text import parse  # pyarrow, which `--help` need not wait for
+def _rules(options: Options, recipe: Recipe) -> list[Rules]:
+    def parse(text: str | None, flag: str, minimum: int) -> list[int | None]:
+        if text is None:
+            return [None] * len(NAMES)
+        return per_column.parse(str(text), flag, len(NAMES), minimum)
 
-    started = time.perf_counter()
-    metadata = _best_auc(paths[0].parent)
-    days = [parse(path) for path in _progress(paths, "Reading days")]
-    splits = _split(days)
-    vocabularies = _count(days, options.frequency_threshold)
-    cardinalities = [vocabulary.cardinality for vocabulary in vocabularies]
-    order = np.random.default_rng(options.seed).permutation(splits[0].rows)
-    with folder.building(options.output) as partial:
-        for split in splits:
-            with split_binary.Writer(partial, split.name, cardinalities, NUM_NUMERICAL) as writer:
-                _write(split, vocabularies, writer, order if split.name == "train" else None)
-        split_binary.write_specs(partial, cardinalities, NUM_NUMERICAL, metadata)
-        folder.write_json(
-            partial / MANIFEST,
-            {
-                "schema": "trainmark.prepare/1",
-                "settings": settings,
-                "rows": {split.name: split.rows for split in splits},
-                "click_rate": {split.name: _click_rate(split) for split in splits},
-                "cardinalities": cardinalities,
-                "seconds": round(time.perf_counter() - started, 3),
-                **metadata,
-            },
+    thresholds = [
+        recipe.threshold if threshold is None else threshold
+        for threshold in parse(options.frequency_threshold, "--frequency-threshold", 0)
+    ]
+    max_rows = parse(options.max_rows, "--max-rows", 1)
+    if recipe.name == "dlrm" and any(threshold > 1 for threshold in thresholds):
+        raise InputError(
+            "The recipe dlrm keeps all values; --frequency-threshold needs the recipe nvidia or "
+            "torchrec."
         )
+    return [
+        Rules(recipe=recipe, threshold=threshold, max_rows=most)
+        for threshold, most in zip(thresholds, max_rows, strict=True)
+    ]
+
+
+def _shortest(numbers: list[Any]) -> Any:
+    """One number if all columns have the same."""
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def find_vocabulary(path: Path | None, recipe: Recipe) -> Path | None:
+    """The folder with the vocabularies of an earlier preparation."""
+    if path is None:
+        return None
+    for candidate in (path, path / engine.VOCABULARY):
+        facts = folder.read_json(candidate / "vocabulary.json")
+        if facts:
+            break
+    else:
+        raise InputError(
+            f"--vocabulary {path}: there is no vocabulary.json. Expected a dataset that "
+            "`trainmark prepare` wrote, or its folder `vocabulary`."
+        )
+    if facts["recipe"] != recipe.name:
+        raise InputError(
+            f"--vocabulary {path} was made by the recipe {facts['recipe']}, not {recipe.name}."
+        )
+    return candidate.absolute()
 
 
 def _best_auc(raw_folder: Path) -> dict[str, Any]:
     """The best possible AUC, where the log was generated and it is known."""
     known = folder.read_json(raw_folder / synthetic.MANIFEST).get("best_auc")
     return {} if known is None else {"best_auc": known}
-
-
-def _split(days: list[list[Batch]]) -> list[Split]:
-    """Train, test and validation."""
-    *earlier, last = days if len(days) > 1 else _seven_days(days[0])
-    train = [batch for day in earlier for batch in day]
-    rows = sum(map(len, last))
-    if not train or rows < 2:
-        raise InputError(
-            f"The input has {sum(map(len, train))} rows to train on and {rows} in its last day; "
-            "at least 1 and 2 are needed."
-        )
-    test, validation = _cut(last, rows // 2)
-    return [Split("train", train), Split("test", test), Split("validation", validation)]
-
-
-def _seven_days(batches: list[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """A single file as its first six sevenths and its last one."""
-    rows = sum(map(len, batches))
-    return _cut(batches, rows - rows // DAYS_IN_SINGLE_FILE)
-
-
-def _cut(batches: list[Batch], rows: int) -> tuple[list[Batch], list[Batch]]:
-    """The first `rows` rows and the rest."""
-    head, tail = [], []
-    for batch in batches:
-        first, second = batch[: max(rows, 0)], batch[max(rows, 0) :]
-        head += [first] if len(first) else []
-        tail += [second] if len(second) else []
-        rows -= len(batch)
-    return head, tail
-
-
-def _count(days: list[list[Batch]], frequency_threshold: int) -> list[Vocabulary]:
-    """The vocabulary of every categorical column, over all days, the last one included."""
-    counts = [ValueCounts() for _ in range(NUM_CATEGORICAL)]
-    for day in days:
-        for batch in day:
-            for column, total in zip(batch.categorical, counts, strict=True):
-                total.add(column.values, column.counts())
-    return [Vocabulary.of(total, frequency_threshold) for total in counts]
-
-
-def _write(
-    split: Split,
-    vocabularies: list[Vocabulary],
-    writer: split_binary.Writer,
-    order: NDArray[np.int64] | None,
-) -> None:
-    """Map values to ids and write the rows, in `order` if given."""
-
-    def arranged(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        column = np.concatenate(parts)
-        return column if order is None else column[order]
-
-    def ids() -> Iterator[NDArray[np.int32]]:
-        numbered = list(enumerate(vocabularies))
-        for number, vocabulary in _progress(numbered, f"Writing {split.name}"):
-            yield arranged([_ids(b.categorical[number], vocabulary) for b in split.batches])
-
-    writer.append(
-        arranged([batch.labels for batch in split.batches]),
-        arranged([batch.numerical for batch in split.batches]),
-        ids(),
-    )
-
-
-def _ids(column: Categorical, vocabulary: Vocabulary) -> NDArray[np.int32]:
-    # One entry more at the end for code -1, the missing value.
-    id_of_code = np.append(vocabulary.lookup(column.values), np.int32(0))
-    return id_of_code[column.codes]
-
-
-def _click_rate(split: Split) -> float:
-    return sum(int(batch.labels.sum()) for batch in split.batches) / split.rows
-
-
-def _progress(items: Sequence[Any], description: str) -> Iterator[Any]:
-    yield from track(items, description, console=Console(stderr=True))
-
-
-def _show(output: Path, manifest: dict[str, Any]) -> None:
-    table = Table("split", "rows", "click rate", title=str(output))
-    for name, rows in manifest["rows"].items():
-        table.add_row(name, f"{rows:,}", f"{manifest['click_rate'][name]:.4f}")
-    console = Console()
-    console.print(table)
-    cardinalities = manifest["cardinalities"]
-    console.print(f"{len(cardinalities)} tables, {sum(cardinalities):,} rows together")
-    if "best_auc" in manifest:
-        console.print(f"best possible AUC on the last day: {manifest['best_auc']:.4f}")

@@ -30,18 +30,23 @@ def is_finished(output: Path, manifest: str, settings: Mapping[str, Any]) -> boo
         raise InputError(
             f"{output} is not empty and holds no {manifest}. Choose another --output, or remove it."
         )
-    now = json.loads(json.dumps(settings))
-    different = [
-        f"{key}: {_short(made_with.get(key))} there, {_short(now.get(key))} now"
-        for key in sorted({*made_with, *now})
-        if made_with.get(key) != now.get(key)
-    ]
+    different = difference(made_with, settings)
     if different:
         raise InputError(
-            f"{output} was made with other settings ({'; '.join(different)}). "
+            f"{output} was made with other settings ({different}). "
             "Choose another --output, or remove it."
         )
     return True
+
+
+def difference(made_with: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The settings that differ, in words; empty if none do."""
+    now = json.loads(json.dumps(settings))
+    return "; ".join(
+        f"{key}: {_short(made_with.get(key))} there, {_short(now.get(key))} now"
+        for key in sorted({*made_with, *now})
+        if made_with.get(key) != now.get(key)
+    )
 
 
 @contextmanager

@@ -49,6 +49,8 @@ class Values:
     """[rows] of the column's kind. What stands in missing rows does not matter."""
     missing: NDArray[np.bool_] | None = None
     """[rows], or None where no row is missing."""
+    zeros: NDArray[Any] | None = None
+    """Where known: the rows that hold the number 0, rising; missing rows then hold 0 as well."""
 
 
 @dataclass(frozen=True)

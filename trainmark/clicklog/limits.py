@@ -1,0 +1,47 @@
+"""What a preparation may use of the machine. It never changes the result."""
+
+import os
+import re
+from dataclasses import dataclass
+
+import psutil
+
+from trainmark.errors import InputError
+
+LIBRARY_BYTES = 256 << 20
+"""What Python and its libraries take when all are loaded."""
+MIN_DATA_BYTES = 64 << 20
+MAX_PIECE_BYTES = 32 << 20
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds for one run."""
+
+    memory: int
+    """Bytes for the data of all threads together."""
+    threads: int
+    piece_bytes: int
+    """Input that is parsed at a time."""
+
+    @classmethod
+    def of(cls, memory: str | None) -> "Limits":
+        """Limits that keep this process within `memory`; None: a quarter of the machine."""
+        total = num_bytes(memory) if memory else psutil.virtual_memory().total // 4
+        available = total - max(psutil.Process().memory_info().rss, LIBRARY_BYTES)
+        if available < MIN_DATA_BYTES:
+            raise InputError(
+                f"--memory is {total >> 20} MiB; at least "
+                f"{(LIBRARY_BYTES + MIN_DATA_BYTES) >> 20} MiB are needed."
+            )
+        threads = len(os.sched_getaffinity(0))
+        return cls(available, threads, min(available // (8 * threads), MAX_PIECE_BYTES))
+
+
+def num_bytes(text: str) -> int:
+    """Bytes of a size such as 512M or 1.5G."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise InputError(f"--memory is {text!r}; a size such as 512M or 4G is expected.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -1,0 +1,48 @@
+"""Progress on the terminal: rate and remaining time, on standard error."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class _Rate(ProgressColumn):
+    def __init__(self, unit: str, size: float) -> None:
+        super().__init__()
+        self._unit, self._size = unit, size
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed / self._size:,.0f} {self._unit}/s" if speed else "")
+
+
+@contextmanager
+def _bar(name: str, total: float, rate: _Rate) -> Iterator[Callable[[int], None]]:
+    columns = [TextColumn(name), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), rate]
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(name, total=max(total, 1))
+        yield lambda amount: progress.advance(task, amount)
+
+
+def bytes_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """A bar in MB/s; the context gives a function to advance it."""
+    return _bar(name, total, _Rate("MB", 1e6))
+
+
+def rows_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """A bar in million values a second."""
+    return _bar(name, total, _Rate("M values", 1e6))
+
+
+def say(text: str) -> None:
+    Console(stderr=True).print(text, highlight=False)
