@@ -24,6 +24,8 @@ BYTES_PER_ENTRY = {4: 40, 8: 72}
 LARGE_COUNT = 1 << 16
 """Counts from here on are rare enough to be handled one by one."""
 WINDOW_ROWS = 1 << 24
+GROUP_ROWS = 1 << 20
+"""Entries of a row group in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +92,10 @@ def build(reader: ColumnReader, rules: Rules, stop_row: int, memory: int, path: 
         low = counter.high + 1
     if zero is not None:
         parts.add_zero(zero, rules.threshold)
-    with _Writer(path, reader) as writer:
+    with Writer(path, reader.arrow_type()) as writer:
         number = _by_appearance if keyed else _by_count
         for part, ids in number(parts, rules.recipe.first_id):
-            writer.write(part, rules.fold(ids))
+            writer.write(reader.to_arrow(part.values), rules.fold(ids), part.counts)
     parts.remove()
     return Sizes(parts.distinct, parts.kept)
 
@@ -198,31 +200,45 @@ def _within(firsts: Array, start: int) -> Array:
 # --- files
 
 
-class _Writer:
-    """Writes a vocabulary, part by part."""
+class Writer:
+    """Writes a vocabulary. Its bytes do not depend on how the entries come in pieces.
 
-    def __init__(self, path: Path, reader: ColumnReader) -> None:
+    Args:
+        path: the file.
+        value_type: Arrow's type of the values.
+    """
+
+    def __init__(self, path: Path, value_type: Any) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self._reader = reader
-        fields = [("value", reader.arrow_type()), ("id", pa.int32()), ("count", pa.int64())]
+        fields = [("value", value_type), ("id", pa.int32()), ("count", pa.int64())]
         self._schema = pa.schema(fields)
+        self._waiting = self._schema.empty_table()
         self._file = pq.ParquetWriter(
             path, self._schema, compression="none", use_dictionary=False, write_statistics=False
         )
 
-    def __enter__(self) -> "_Writer":
+    def __enter__(self) -> "Writer":
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._write(len(self._waiting))
         self._file.close()
 
-    def write(self, part: Counts, ids: NDArray[np.int32]) -> None:
+    def write(self, values: Any, ids: Any, counts: Any) -> None:
+        """Add entries, by rising value: arrays of numpy or Arrow."""
         import pyarrow as pa
 
-        columns = [self._reader.to_arrow(part.values), pa.array(ids), pa.array(part.counts)]
-        self._file.write_table(pa.table(columns, schema=self._schema), row_group_size=1 << 20)
+        entries = pa.table([values, ids, counts], schema=self._schema)
+        self._waiting = pa.concat_tables([self._waiting, entries])
+        self._write(len(self._waiting) // GROUP_ROWS * GROUP_ROWS)
+
+    def _write(self, rows: int) -> None:
+        if rows:
+            ready = self._waiting.slice(0, rows).combine_chunks()
+            self._file.write_table(ready, row_group_size=GROUP_ROWS)
+            self._waiting = self._waiting.slice(rows)
 
 
 class Vocabulary:

@@ -1,0 +1,173 @@
+"""`--engine spark`: the same bytes as the embedded engine, on Spark in this process (local[2])."""
+
+import gzip
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_prepare_criteo import random_lines, write_day
+from trainmark.clicklog import criteo, spark_session
+from trainmark.errors import InputError
+
+# For a few hundred rows, compiling plans and planning anew cost more than they save.
+SETTINGS = (
+    "spark.sql.shuffle.partitions=2",
+    "spark.sql.adaptive.enabled=false",
+    "spark.sql.codegen.wholeStage=false",
+    "spark.sql.codegen.factoryMode=NO_CODEGEN",
+    "spark.driver.memory=1g",
+    "spark.driver.bindAddress=127.0.0.1",
+    "spark.driver.host=127.0.0.1",
+    "spark.ui.showConsoleProgress=false",
+)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    pytest.importorskip("pyspark", reason="pyspark is not installed (extra `spark`)")
+    version = spark_session.java_version()
+    if version is None or version < spark_session.JAVA_VERSION:
+        pytest.skip(f"no Java {spark_session.JAVA_VERSION} was found; .ci/run installs one")
+    with spark_session.session("local[2]", SETTINGS) as session:
+        yield session
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def prepare(folder: Path, engine: str, **options: Any) -> Path:
+    output = folder / engine
+    criteo.prepare(
+        criteo.Options(input=str(folder / "day_*"), output=output, engine=engine, **options)
+    )
+    return output
+
+
+def assert_same(folder: Path, **options: Any) -> dict[str, bytes]:
+    embedded = contents(prepare(folder, "embedded", **options))
+    distributed = contents(prepare(folder, "spark", **options))
+    assert sorted(distributed) == sorted(embedded)
+    different = [name for name in embedded if distributed[name] != embedded[name]]
+    assert not different
+    return embedded
+
+
+def write_days(folder: Path, rows: int = 120) -> None:
+    """Days in odd order and forms: day_10 is the last; line ends of Windows; compressed."""
+    days = [random_lines(random.Random(seed), rows) for seed in range(3)]
+    write_day(folder / "day_1", days[0])
+    write_day(folder / "day_2", days[1], end="\r\n")
+    text = "".join("\t".join(line) + "\n" for line in days[2])
+    (folder / "day_10.gz").write_bytes(gzip.compress(text[:-1].encode()))
+
+
+def test_same_bytes_with_bad_rows_and_settings_by_column(
+    spark: Any, tmp_path: Path, capsys
+) -> None:
+    write_days(tmp_path)
+    lines = (tmp_path / "day_1").read_bytes().splitlines()
+    lines[3:3] = [b"", b"0\t1", b"2" + lines[0][1:], lines[4] + b"\xff"]
+    lines[50] = lines[50].replace(b"\t", b"\t9223372036854775808", 1)
+    (tmp_path / "day_1").write_bytes(b"\n".join(lines) + b"\n")
+    files = assert_same(
+        tmp_path, frequency_threshold="3,C2=0", max_rows="C5=4", bad_rows="skip", seed=7
+    )
+    assert len(files) == 3 * 28 + 26 + 5
+    assert files["bad_rows.txt"].count(b"\n") == 5
+    # The work folder is gone, and nothing is done twice.
+    assert not list(tmp_path.glob(".*"))
+    before = {path: path.stat() for path in (tmp_path / "spark").rglob("*")}
+    prepare(
+        tmp_path, "spark", frequency_threshold="3,C2=0", max_rows="C5=4", bad_rows="skip", seed=7
+    )
+    assert "already holds this dataset" in capsys.readouterr().out
+    assert before == {path: path.stat() for path in (tmp_path / "spark").rglob("*")}
+    with pytest.raises(InputError, match="made with other settings"):
+        prepare(tmp_path, "spark", frequency_threshold="3", bad_rows="skip")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recipe": "torchrec", "frequency_threshold": "2", "vocabulary_from": "train"},
+        {"recipe": "dlrm", "max_rows": "50"},
+        {"holdout": "0.25", "test_half": "second"},
+    ],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_same_bytes_by_other_rules(spark: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    write_days(tmp_path)
+    assert_same(tmp_path, **options)
+
+
+@pytest.mark.slow
+def test_blocks_partitions_and_resume(spark: Any, tmp_path: Path, monkeypatch) -> None:
+    """Files read in many pieces, written in many; stopped before the last phase, and continued."""
+    from trainmark.clicklog import spark_engine
+
+    write_days(tmp_path, rows=400)
+    monkeypatch.setattr(spark_engine, "ROWS_PER_PARTITION", 100)
+    monkeypatch.setattr(spark_engine, "VOCABULARY_ROWS", 10)
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
+    expected = contents(prepare(tmp_path, "embedded"))
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(spark_engine.SparkEngine, "join_blocks", stop)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(tmp_path, "spark")
+        assert (tmp_path / ".spark.spark" / "files" / "_SUCCESS").exists()
+        with pytest.raises(InputError, match="unfinished work with other settings"):
+            prepare(tmp_path, "spark", seed=1)
+        monkeypatch.setattr(spark_engine.frames, "parse", stop)  # which is done
+        assert contents(prepare(tmp_path, "spark")) == expected
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+
+
+def test_bad_line_is_named(spark: Any, tmp_path: Path) -> None:
+    for day in range(2):
+        write_day(tmp_path / f"day_{day}", random_lines(random.Random(day), 10))
+    text = (tmp_path / "day_1").read_text().splitlines()
+    text[6] = text[6][:-3] + "xyz"
+    (tmp_path / "day_1").write_text("\n".join(text) + "\n")
+    with pytest.raises(InputError, match=r"day_1:7: categorical 26 is '.*xyz', expected up to 8"):
+        prepare(tmp_path, "spark")
+
+
+def test_row_keys_are_those_of_the_embedded_engine(spark: Any) -> None:
+    import numpy as np
+    from pyspark.sql import functions as sql
+
+    from trainmark.clicklog import shuffle
+    from trainmark.clicklog.spark_frames import row_key
+
+    for seed in (0, 7, 2**31):
+        keys = spark.range(5, 1000).select(row_key(seed, sql.col("id"))).toArrow()
+        np.testing.assert_array_equal(keys.column(0).to_numpy(), shuffle.keys(seed, 5, 1000))
+
+
+def test_what_spark_does_not_support(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        prepare(tmp_path, "spark", bad_rows="keep", memory="1G", vocabulary=tmp_path)
+    assert "3 problems" in str(error.value)
+    with pytest.raises(InputError, match="--master and --spark-conf are for --engine spark"):
+        prepare(tmp_path, "embedded", master="yarn")
+
+
+def test_a_setting_that_is_none() -> None:
+    pytest.importorskip("pyspark")
+    with (
+        pytest.raises(InputError, match="--spark-conf is 'x'; expected KEY=VALUE"),
+        spark_session.session(None, ["x"]),
+    ):
+        pass
