@@ -12,7 +12,7 @@ Readers take the packed form where it is there. Nothing here imports torch.
 import json
 import zipfile
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
+    @cached_property
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
 
@@ -50,7 +50,7 @@ class Sentences:
     @property
     def vocabulary(self) -> int:
         """The largest token id plus one."""
-        return int(self.tokens.max(initial=-1)) + 1
+        return int(self.tokens.max()) + 1 if len(self.tokens) else 0
 
 
 def npz_path(folder: Path, split: str) -> Path:

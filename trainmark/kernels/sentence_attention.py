@@ -1,8 +1,9 @@
 """Attention within sentences that lie one after another in one tensor.
 
-Tokens [bounds[i], bounds[i+1]) are segment i: a sentence, or tokens that only fill up a shape.
-Every token attends to the tokens of its own segment. In a padded batch every sentence has a row of
-`row_length` tokens: its own segment is the first, the padding behind it the second.
+Tokens [bounds[i], bounds[i+1]) are segment i: a sentence, or filler, which only makes up a shape.
+Every token attends to the tokens of its own segment. Filler is cut into segments of at most
+`FILLER_LENGTH` tokens. In a padded batch every sentence has a row of `row_length` tokens: its own
+segment first, then its padding as filler.
 
 Shapes: N tokens, H heads, D width of a head, R rows, L tokens per row.
 """
@@ -10,9 +11,16 @@ Shapes: N tokens, H heads, D width of a head, R rows, L tokens per row.
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
+FILLER_LENGTH = 128  # a block of FlashAttention: longer would only cost more
+SHORT = 128  # up to here smaller blocks than FlashAttention's compute less for nothing
 _HALVES = (torch.bfloat16, torch.float16)
+
+
+def segments_per_row(row_length: int) -> int:
+    """Segments of a row in a padded batch: the sentence, and filler for what it may leave."""
+    return 1 + -(-row_length // FILLER_LENGTH)
 
 
 def attend(
@@ -32,7 +40,8 @@ def attend(
         dropout: probability of dropping an attention weight.
     """
     if qkv_N3HD.is_cuda and qkv_N3HD.dtype in _HALVES:
-        return _flash(qkv_N3HD, bounds, longest, dropout)
+        fused = _efficient if longest <= SHORT else _flash
+        return fused(qkv_N3HD, bounds, longest, dropout)
     if row_length is not None:
         return _attend_in_rows(qkv_N3HD, bounds, row_length, dropout)
     return _attend_by_padding(qkv_N3HD, bounds, longest, dropout)
@@ -43,7 +52,8 @@ def attend(
 
 def _attend_in_rows(qkv_N3HD: Tensor, bounds: Tensor, row_length: int, dropout: float) -> Tensor:
     """Padded batches: rows as they are, with the padding masked."""
-    lengths_R = bounds[1::2] - bounds[:-1:2]
+    per_row = segments_per_row(row_length)
+    lengths_R = bounds[1::per_row] - bounds[:-1:per_row]
     real_RL = torch.arange(row_length, device=bounds.device) < lengths_R[:, None]
     q, k, v = qkv_N3HD.unflatten(0, (-1, row_length)).permute(2, 0, 3, 1, 4).unbind(0)
     return _masked(q, k, v, real_RL, dropout).transpose(1, 2).flatten(0, 1)
@@ -52,7 +62,7 @@ def _attend_in_rows(qkv_N3HD: Tensor, bounds: Tensor, row_length: int, dropout: 
 def _attend_by_padding(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
     """Packed batches: give every segment a row, and take the rows apart again."""
     tokens = torch.arange(qkv_N3HD.shape[0], device=bounds.device, dtype=bounds.dtype)
-    row_N = torch.searchsorted(bounds[1:], tokens, right=True)
+    row_N = torch.searchsorted(bounds, tokens, right=True) - 1
     column_N = tokens - bounds[row_N]
     lengths_R = bounds.diff()
     rows = qkv_N3HD.new_zeros(lengths_R.numel(), longest, *qkv_N3HD.shape[1:])
@@ -66,26 +76,31 @@ def _masked(
     q_RHLD: Tensor, k_RHLD: Tensor, v_RHLD: Tensor, real_RL: Tensor, dropout: float
 ) -> Tensor:
     """Attention to the real tokens of a row only."""
-    # An empty row attends to its first token: a softmax over nothing would not be a number.
-    real_RL = real_RL | pad(real_RL.new_ones(1, 1), (0, real_RL.shape[1] - 1))
-    mask_R11L = real_RL[:, None, None, :]
+    # A large number instead of infinity: a softmax over an empty row must be a number too.
+    hidden = torch.finfo(q_RHLD.dtype).min / 2
+    mask_R11L = torch.where(real_RL, 0.0, hidden).to(q_RHLD.dtype)[:, None, None, :]
     if not q_RHLD.is_cuda:
         return scaled_dot_product_attention(q_RHLD, k_RHLD, v_RHLD, mask_R11L, dropout)
     # fp32 on a GPU: the fused kernels leave TF32 tensor cores nearly idle, plain products do not.
     scores_RHLL = (q_RHLD * q_RHLD.shape[-1] ** -0.5) @ k_RHLD.transpose(-1, -2)
-    weights_RHLL = scores_RHLL.masked_fill(~mask_R11L, -torch.inf).softmax(-1)
+    weights_RHLL = (scores_RHLL + mask_R11L).softmax(-1)
     return drop(weights_RHLL, dropout, training=dropout > 0) @ v_RHLD
 
 
-# --- FlashAttention
+# --- fused kernels of PyTorch, for segments of any length
 
 
 def _flash(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
-    """PyTorch's variable-length FlashAttention.
-
-    The operator behind `torch.nn.attention.varlen`, which does not offer its dropout.
-    """
+    """FlashAttention, by the operator behind `torch.nn.attention.varlen`, which has no dropout."""
     q, k, v = qkv_N3HD.unbind(1)
     return torch.ops.aten._flash_attention_forward(
         q, k, v, bounds, bounds, longest, longest, dropout, False, False
     )[0]
+
+
+def _efficient(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
+    """Memory-efficient attention: blocks of 64 tokens, where FlashAttention has 128."""
+    q, k, v = (part.unsqueeze(0) for part in qkv_N3HD.unbind(1))
+    return torch.ops.aten._efficient_attention_forward(
+        q, k, v, None, bounds, bounds, longest, longest, dropout, 0, compute_log_sumexp=True
+    )[0].squeeze(0)

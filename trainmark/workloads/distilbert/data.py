@@ -15,9 +15,8 @@ from torch import Tensor
 
 from trainmark.corpus.sentences import Sentences, shuffled
 from trainmark.errors import InputError
+from trainmark.kernels.sentence_attention import FILLER_LENGTH, segments_per_row
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
-
-FILLER_LENGTH = 128  # tokens that only fill up a shape attend to at most this many of their kind
 
 Ints = NDArray[np.int64]
 
@@ -65,16 +64,18 @@ class SentenceBatch:
 
 
 def padded(sentences: Sentences, rows: Ints, micro: int, length: int) -> Layout:
-    """Every sentence in a row of `length` tokens, its padding a segment of its own."""
+    """Every sentence in a row of `length` tokens, its padding in segments of its own."""
     batches = -(-len(rows) // micro)
     tokens, lengths = _gather(sentences, rows)
     lengths = np.pad(lengths, (0, batches * micro - len(rows)))
     ids = np.zeros((batches * micro, length), np.int64)
     ids[np.arange(length) < lengths[:, None]] = tokens
     starts_KS = np.broadcast_to(np.arange(micro) * length, (batches, micro))
-    middles_KS = starts_KS + lengths.reshape(batches, micro)
+    filler = FILLER_LENGTH * np.arange(segments_per_row(length) - 1)
+    cuts = (starts_KS + lengths.reshape(batches, micro))[..., None] + filler
+    cuts = np.minimum(cuts, starts_KS[..., None] + length)
+    bounds = np.concatenate([starts_KS[..., None], cuts], axis=2).reshape(batches, -1)
     ends = np.full((batches, 1), micro * length)
-    bounds = np.stack([starts_KS, middles_KS], axis=2).reshape(batches, -1)
     positions = np.broadcast_to(np.tile(np.arange(length), micro), (batches, micro * length))
     return Layout(
         ids.reshape(batches, -1), positions, np.concatenate([bounds, ends], axis=1), starts_KS
@@ -84,13 +85,11 @@ def padded(sentences: Sentences, rows: Ints, micro: int, length: int) -> Layout:
 def packed(sentences: Sentences, rows: Ints, micro: int, longest: int, budget: int) -> Layout:
     """Sentences one after another, filled up to a multiple of `budget` tokens."""
     groups = [rows[start : start + micro] for start in range(0, len(rows), micro)]
-    most = max((int(sentences.lengths[group].sum()) for group in groups), default=0)
+    most = max(int(sentences.lengths[group].sum()) for group in groups)
     size = max(1, -(-most // budget)) * budget
     parts = [
         _pack_one(sentences, group, micro, min(longest, FILLER_LENGTH), size) for group in groups
     ]
-    if not parts:
-        return Layout(*(np.zeros((0, 0), np.int64) for _ in range(4)))
     return Layout(*(np.stack(arrays) for arrays in zip(*parts, strict=True)))
 
 
@@ -205,6 +204,8 @@ class SentenceData:
 
     def _lay_out(self, rows: Ints) -> Layout:
         cfg = self._cfg
+        if len(rows) == 0:  # more ranks than sentences, at the end of an epoch
+            return Layout(*(np.zeros((0, 0), np.int64) for _ in range(4)))
         if cfg.mode == "padded":
             return padded(self._sentences, rows, self._micro, cfg.sequence_length)
         # Evaluation is not replayed as a graph: its batches are as long as they are.

@@ -6,24 +6,19 @@ from trainmark.workloads.distilbert.runs import DistilbertRun, encoder_weights
 def flops(cfg: DistilbertRun, samples: int, tokens: int) -> dict[str, float]:
     """Matrix products of the blocks, forward and backward (twice the forward).
 
-    Padded: at sequence_length tokens for every sentence, as the published MFU would count. Packed:
-    the sentences' own tokens, less what the last block leaves out; attention is counted at the mean
-    length, which is a lower bound.
+    Padded: the dense layers at sequence_length tokens for every sentence. Packed: at the sentences'
+    own tokens, less what the last block leaves out. In both, attention is that of real tokens, at
+    their mean length (a lower bound): attention of padding is masked, and counts for nothing.
     """
     model = cfg.model
     if cfg.mode == "padded":
         dense = 2.0 * encoder_weights(model) * samples * cfg.sequence_length
-        attention = attention_flops(cfg, samples, cfg.sequence_length)
-        return {"model": 3.0 * (dense + attention)}
-    last_block = model.hidden**2 + 2 * model.hidden * model.feed_forward
-    dense = 2.0 * (encoder_weights(model) * tokens - last_block * (tokens - samples))
-    attention = attention_flops(cfg, samples, tokens / samples if samples else 0.0)
+    else:
+        last_block = model.hidden**2 + 2 * model.hidden * model.feed_forward
+        dense = 2.0 * (encoder_weights(model) * tokens - last_block * (tokens - samples))
+    length = tokens / samples if samples else 0.0
+    attention = 4.0 * model.layers * model.hidden * samples * length**2
     return {"model": 3.0 * (dense + attention)}
-
-
-def attention_flops(cfg: DistilbertRun, samples: int, length: float) -> float:
-    """Forward: scores and weighted sum, every token with every token of its sentence."""
-    return 4.0 * cfg.model.layers * cfg.model.hidden * samples * length**2
 
 
 def activation_bytes(cfg: DistilbertRun) -> int:

@@ -1,7 +1,7 @@
 """Sentences in a made-up language, with a sentiment that follows a rule. No torch here.
 
-Every word of the vocabulary is good, bad or neutral; the word NOT turns the next word round. A
-sentence is positive if its good words outnumber its bad ones; draws are never uttered.
+Every word of the vocabulary is good, bad or neutral. A sentence is positive if its good words
+outnumber its bad ones; draws are never uttered.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from trainmark.corpus.sentences import Sentences
 
-PAD, CLS, SEP, NOT, FIRST_WORD = range(5)
+PAD, CLS, SEP, FIRST_WORD = range(4)
 HELD_OUT = 2048
-_NOT_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +25,8 @@ class Opinions:
     def polarity(self) -> NDArray[np.int8]:
         """+1, -1 or 0 for every token id."""
         random = np.random.default_rng((self.seed, 0))
-        polarity = random.choice(np.array([1, -1, 0, 0], np.int8), self.vocabulary)
-        polarity[:FIRST_WORD] = 0
-        return polarity
+        words = np.resize(np.array([1, -1, 0, 0], np.int8), self.vocabulary - FIRST_WORD)
+        return np.concatenate([np.zeros(FIRST_WORD, np.int8), random.permutation(words)])
 
     def sentences(self, split: str, count: int, *, mean_tokens: int, longest: int) -> Sentences:
         """`count` sentences of [CLS] words [SEP], of `mean_tokens` / 2 to 3/2 of it."""
@@ -45,10 +43,8 @@ class Opinions:
         lengths = random.integers(least, most + 1, count)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         tokens = random.integers(FIRST_WORD, self.vocabulary, offsets[-1])
-        tokens[random.random(len(tokens)) < _NOT_SHARE] = NOT
         tokens[offsets[:-1]], tokens[offsets[1:] - 1] = CLS, SEP
-        turned = np.concatenate([[False], tokens[:-1] == NOT])
-        opinions = self.polarity()[tokens] * np.where(turned, -1, 1)
+        opinions = self.polarity()[tokens].astype(np.int64)
         return Sentences(tokens, offsets, np.add.reduceat(opinions, offsets[:-1]))
 
 

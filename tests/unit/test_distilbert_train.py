@@ -1,0 +1,65 @@
+"""Whole runs of a small DistilBERT: results, checkpoints, the saved model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.small import newest, result, saved
+from tests.small_distilbert import FLAGS, config, trainer
+from trainmark.cli import main
+from trainmark.workloads.distilbert.data import build_data
+from trainmark.workloads.distilbert.step import evaluate
+
+
+def train(output: Path, *flags: str) -> int:
+    return main(["train", "distilbert-demo", *FLAGS, "--output", str(output), *flags])
+
+
+@pytest.mark.parametrize("mode", ["padded", "packed"])
+def test_a_run_and_its_result(mode: str, tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--mode", mode) == 0
+    found = result(tmp_path / "run")
+    assert found["samples"] == 100
+    assert found["steps"]["all"] == 7
+    assert found["tokens"] > 700
+    assert found["quality"]["metric"] == "accuracy"
+    assert found["quality"]["split"] == "validation"
+    assert any(note.startswith(mode.capitalize()) for note in found["notes"])
+    assert any("from scratch" in note for note in found["notes"])
+    assert ("mode" in found["changed"]) == (mode == "packed")
+    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["dim"] == 16
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert evaluation["splits"]["validation"]["accuracy"] == found["quality"]["value"]
+
+
+def test_a_continued_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    """With dropout on: which tokens drop is a function of the position, not of the process."""
+    assert train(tmp_path / "whole") == 0
+    assert train(tmp_path / "parts", "--max-steps", "3") == 0
+    assert train(tmp_path / "parts") == 0
+    assert saved(newest(tmp_path / "parts")) == saved(newest(tmp_path / "whole"))
+
+
+def test_seeds_differ(tmp_path: Path) -> None:
+    assert train(tmp_path / "a") == 0
+    assert train(tmp_path / "b", "--seed", "1") == 0
+    assert saved(newest(tmp_path / "a")) != saved(newest(tmp_path / "b"))
+
+
+def test_evaluation_counts_every_sentence_once() -> None:
+    """With batches that do not divide the split, and with stand-ins."""
+    found = []
+    for eval_batch in (2048, 100, 7):
+        cfg = config(eval_batch=eval_batch)
+        found.append(evaluate(trainer(cfg), build_data(cfg, "validation", 0, 1)))
+    for other in found[1:]:
+        assert other["accuracy"] == found[0]["accuracy"]
+        assert other["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
+
+
+def test_dry_run_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--dry-run", "--cluster", "a100-40gx2x8"]
+    assert main(["train", "distilbert-sst2", *flags]) == 0
+    assert "activations" in capsys.readouterr().out
