@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmark import hardware
+from trainmark.environment import environment
 from trainmark.files import write_atomically
 
 SCHEMA = "trainmark.benchmark/1"
@@ -19,7 +19,7 @@ def write_results(name: str, rows: Sequence[Mapping[str, Any]], device: Any = "c
 
     Every row says in `system` what it measured; ours say `trainmark`.
     """
-    machine, software = hardware.environment(device)
+    machine, software = environment(device)
     document = {
         "schema": SCHEMA,
         "commit": software["commit"],

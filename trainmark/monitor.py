@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from trainmark.hardware import Nvml, nvml_device
+from trainmark.environment import Nvml, nvml_device
 
 QUANTITIES = ("power_w", "utilisation", "memory_bytes", "host_memory_bytes", "temperature_c")
 

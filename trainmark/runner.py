@@ -28,6 +28,7 @@ from trainmark.config import (
 )
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
+from trainmark.environment import environment
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
@@ -211,7 +212,7 @@ def _make_result(training: Training, monitor: dict[str, Any], began: datetime) -
     cfg, mesh, progress = training.cfg, training.mesh, training.progress
     cluster = _this_cluster(mesh)
     totals = dataclasses.replace(training.clocks.totals, **training.global_counts())
-    machine, software = hardware.environment(mesh.device)
+    machine, software = environment(mesh.device)
     measured = totals.samples - totals.samples_warmup
     tokens = totals.tokens or None
     times = _times(training)

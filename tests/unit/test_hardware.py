@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from trainmark.environment import environment
 from trainmark.errors import InputError
 from trainmark.hardware import (
     ACCELERATORS,
@@ -13,7 +14,6 @@ from trainmark.hardware import (
     Device,
     Peak,
     Unknown,
-    environment,
     identify,
     key_of,
     peak_flops,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainmark import monitor
-from trainmark.hardware import Nvml
+from trainmark.environment import Nvml
 from trainmark.monitor import Monitor
 
 
