@@ -63,16 +63,24 @@ def vocabulary_facts(rules: Sequence[Rules], names: Sequence[str]) -> dict[str, 
     }
 
 
+def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
+    """Print the table of splits."""
+    from rich.console import Console
+    from rich.table import Table
+
+    splits = Table("split", "rows", "click rate", title=str(output))
+    for name, rows in facts["rows"].items():
+        splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
+    Console().print(splits)
+
+
 def show(output: Path, facts: Mapping[str, Any]) -> None:
     """Print the tables."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    splits = Table("split", "rows", "click rate", title=str(output))
-    for name, rows in facts["rows"].items():
-        splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
-    console.print(splits)
+    show_splits(output, facts)
     features = Table("feature", "distinct", "kept", "table rows", "missing", "rare")
     for name, feature in facts["features"].items():
         counts = (f"{feature[key]:,}" for key in ("distinct", "kept", "cardinality"))

@@ -1,0 +1,44 @@
+"""`trainmark prepare csv`: one's own rows, as text -> the dataset that `trainmark train` reads.
+
+Either `--columns` says what the columns of `--input` are (description.py), and the engine gives ids
+to their values; or `--spec` names a feature specification of data that have ids (transcode.py).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainmark.clicklog import described
+from trainmark.clicklog.described import DescribedOptions
+from trainmark.clicklog.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(DescribedOptions):
+    """Turn CSV files of any columns into a dataset for training."""
+
+    delimiter: str = ","
+    """What separates fields; \\t or tab for a tab."""
+    header: bool = True
+    """Whether files start with the names of the columns. Files of --spec never do."""
+
+
+def prepare(options: Options) -> None:
+    """Write the dataset, unless the folder already holds it."""
+    delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter, options.delimiter)
+
+    def transcode_(spec: Path) -> dict[str, Any]:
+        from trainmark.clicklog import transcode  # pyarrow, which `--help` need not wait for
+
+        reader = partial(transcode.read_csv, delimiter=delimiter)
+        return transcode.prepare(spec, options.output, "csv", reader)
+
+    def source(files: list[Path], columns: str) -> Source:
+        from trainmark.clicklog.own_data import CsvSource
+
+        return CsvSource(
+            files, columns, delimiter=delimiter, header=options.header, bad_rows=options.bad_rows
+        )
+
+    described.prepare(options, transcode_, source)

@@ -1,0 +1,33 @@
+"""`trainmark prepare parquet`: one's own rows in Parquet -> a dataset for `trainmark train`.
+
+As `prepare csv`, but the types of the columns come from the files.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmark.clicklog import described
+from trainmark.clicklog.described import DescribedOptions
+from trainmark.clicklog.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(DescribedOptions):
+    """Turn Parquet files of any columns into a dataset for training."""
+
+
+def prepare(options: Options) -> None:
+    """Write the dataset, unless the folder already holds it."""
+
+    def transcode_(spec: Path) -> dict[str, Any]:
+        from trainmark.clicklog import transcode  # pyarrow, which `--help` need not wait for
+
+        return transcode.prepare(spec, options.output, "parquet", transcode.read_parquet)
+
+    def source(files: list[Path], columns: str) -> Source:
+        from trainmark.clicklog.own_data import ParquetSource
+
+        return ParquetSource(files, columns, bad_rows=options.bad_rows)
+
+    described.prepare(options, transcode_, source)
