@@ -13,9 +13,11 @@ import numpy as np
 
 from trainmark.clicklog import primitives, shuffle
 from trainmark.clicklog.checksum import Checksum
-from trainmark.clicklog.primitives import Array
+from trainmark.clicklog.primitives import Array, Scratch
 from trainmark.clicklog.splits import Split
 from trainmark.clicklog.store import Record, Store
+
+_scratch = Scratch()
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,8 @@ class TrainRows:
     def __init__(self, store: Store, stop_row: int, path: Path) -> None:
         self.store, self.stop_row, self.path = store, stop_row, path
         self.records = [record for record in store.records if record.first_row < stop_row]
-        sizes = store.bucket_sizes[: len(self.records)]
-        self._bounds = np.concatenate(
-            [np.zeros((len(sizes), 1), np.int64), np.cumsum(sizes, axis=1)], axis=1
-        )
-        """[blocks, buckets + 1]: where a block's buckets start."""
-        self._bucket_rows = sizes.sum(axis=0)
+        self._bounds = store.bounds[: len(self.records)]
+        self._bucket_rows = np.diff(self._bounds.sum(axis=0, dtype=np.int64))
 
     def groups(self, rows: int) -> Iterator[Buckets]:
         """Buckets in groups of about `rows` rows or fewer, at least one bucket each."""
@@ -92,7 +90,7 @@ class TrainRows:
 
     def joined(self, rows: Array, buckets: Buckets) -> Iterator[tuple[int, Array]]:
         """Each bucket's rows out of those of a group, in input order."""
-        bounds = self._bounds[:, buckets.start : buckets.stop + 1]
+        bounds = self._bounds[:, buckets.start : buckets.stop + 1].astype(np.int64)
         offsets = np.cumsum(bounds[:, -1] - bounds[:, 0]) - (bounds[:, -1] - bounds[:, 0])
         for index, bucket in enumerate(range(buckets.start, buckets.stop)):
             starts = offsets + bounds[:, index] - bounds[:, 0]
@@ -143,7 +141,7 @@ def write_train(rows: TrainRows, field: Field, path: Path, memory: int) -> Check
             read = field.read(rows.parts(buckets))
             for bucket, joined in rows.joined(read, buckets):
                 order = rows.order(bucket)
-                out = np.empty((len(order), *joined.shape[1:]), field.dtype)
+                out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
                 primitives.take(joined, order, out)
                 _write(file, check, field.finish(out))
             del read

@@ -1,6 +1,8 @@
 """A categorical column of the store, as the vocabulary and the encoder want to see it."""
 
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,15 @@ class ColumnReader:
         """Blocks that have rows before `stop_row`."""
         return (record for record in self.store.records if record.first_row < stop_row)
 
-    def _folded(self, numbers: Array) -> Array:
+    def _final(self, record: Record, numbers: Array) -> Array:
+        """Numbers that mean the same in all blocks."""
+        if self.kind == "string":
+            numbers = _block_numbers(self.store.folder, record.index, self.column)[numbers]
         return numbers % self.dtype.type(self.modulus) if self.modulus else numbers
 
     def dictionary(self, record: Record) -> tuple[Array, Array]:
         numbers, counts = self.store.dictionary(record, self.column)
-        return self._folded(numbers), counts
+        return self._final(record, numbers), counts
 
     def codes(self, record: Record, start: int, stop: int) -> Array:
         """Codes of a block's places, where it has a dictionary."""
@@ -44,7 +49,7 @@ class ColumnReader:
         codes = self.codes(record, start, stop)
         if record.columns[self.column].distinct:
             return self.dictionary(record)[0][codes]
-        return self._folded(codes)
+        return self._final(record, codes)
 
     def occurrences(
         self, record: Record, stop_row: int, keyed: bool
@@ -101,16 +106,42 @@ class ColumnReader:
     def arrow_type(self) -> Any:
         import pyarrow as pa
 
-        return {"int64": pa.int64(), "float64": pa.float64(), "string": pa.string()}.get(
-            self.kind, pa.from_numpy_dtype(self.dtype)
-        )
+        types = {"int64": pa.int64(), "float64": pa.float64(), "string": pa.large_string()}
+        return types.get(self.kind) or pa.from_numpy_dtype(self.dtype)
 
     def to_arrow(self, numbers: Array) -> Any:
         """The values that rising numbers of the store stand for."""
-        import pyarrow as pa
+        if self.kind == "string":
+            from trainmark.clicklog import strings
 
-        return pa.array(stores.decode(self.kind, numbers))
+            return strings.of_numbers(self._all_strings(), numbers)
+        return arrow_array(stores.decode(self.kind, numbers))
 
     def from_arrow(self, values: Any) -> Array:
-        """The store's numbers for values."""
+        """The store's numbers for rising values; for a string that does not occur, 0."""
+        if self.kind == "string":
+            from trainmark.clicklog import strings
+
+            return strings.to_numbers(self._all_strings(), values)
         return stores.encode(self.kind, values.to_numpy())
+
+    def _all_strings(self) -> Path:
+        from trainmark.clicklog import strings
+
+        return strings.all_strings_path(self.store.folder, self.column)
+
+
+def arrow_array(values: Array) -> Any:
+    """A numpy array as Arrow's, without the detour over pandas that `pa.array` takes."""
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
+
+
+@lru_cache(maxsize=4)
+def _block_numbers(folder: Path, index: int, column: int) -> Array:
+    from trainmark.clicklog import strings
+
+    return np.fromfile(strings.numbers_path(folder, index, column), np.uint32)

@@ -127,7 +127,7 @@ class HashCounter(Counter):
             self._large = {v: c for v, c in self._large.items() if v <= self.high}
             self._allocate(len(table))
         else:
-            self._allocate(2 * len(table))
+            self._allocate(4 * len(table) if 4 * self._room < self.limit else 2 * len(table))
         bounds = self.dtype.type(self.low), self.dtype.type(self.high)
         self._size = self._kernels.move(table, firsts, self._table, self._firsts, *bounds)
 

@@ -1,5 +1,6 @@
 """The embedded engine: runs the phases that the package's docstring describes."""
 
+import importlib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +123,15 @@ class Engine:
                 piece_bytes=self.limits.piece_bytes,
                 advance=advance,
             )
-            records = parser.run(self.limits.threads)
+            with ThreadPoolExecutor(1) as aside:
+                # Needed soon, and loading it costs a quarter of a second.
+                aside.submit(importlib.import_module, "pyarrow.parquet")
+                records = parser.run(self.limits.threads)
+        for number, column in enumerate(source.schema.categorical):
+            if column.kind == "string":
+                from trainmark.clicklog import strings
+
+                strings.intern(self.work.blocks, [record.index for record in records], number)
         store = Store(self.work.blocks, source.schema, records, job.seed, facts["bits"])
         return store, parse_phase.rows_per_file(records, len(sizes))
 

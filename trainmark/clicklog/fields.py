@@ -8,11 +8,12 @@ from trainmark import feature_spec
 from trainmark.clicklog import primitives
 from trainmark.clicklog.arrange import Part
 from trainmark.clicklog.column_reader import ColumnReader
-from trainmark.clicklog.primitives import Array, Lookup
+from trainmark.clicklog.primitives import Array, Lookup, Scratch
 from trainmark.clicklog.store import Store
 from trainmark.clicklog.vocabulary import Vocabulary
 
 _UNKNOWN = -1
+_scratch = Scratch()
 
 
 class LabelField:
@@ -46,7 +47,7 @@ class NumericalField:
 
     def read(self, parts: Sequence[Part]) -> Array:
         width = self._store.schema.num_numerical
-        out = np.empty((sum(part.rows for part in parts), width), self.dtype)
+        out = _scratch.array("numbers", (sum(part.rows for part in parts), width), self.dtype)
         end = 0
         for part in parts:
             start, end = end, end + part.rows
@@ -68,7 +69,7 @@ class CategoricalField:
         missing_is_zero: whether a missing value has the id of the number 0, not the rare one.
     """
 
-    row_bytes = 16
+    row_bytes = 12
 
     def __init__(
         self,
@@ -88,7 +89,8 @@ class CategoricalField:
         self.rare = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
-        ids = np.full(sum(part.rows for part in parts), _UNKNOWN, np.int32)
+        ids = _scratch.array("ids", sum(part.rows for part in parts), self.dtype)
+        ids.fill(_UNKNOWN)
         for number, lookup in enumerate(self._vocabulary.lookups()):
             end = 0
             for part in parts:

@@ -220,3 +220,12 @@ def group(origin: Any, first_row: int, bits: int, keys: Any, order: Any, bounds:
         bucket = keys[row] >> shift
         order[ends[bucket]] = row
         ends[bucket] += 1
+
+
+@_compiled
+def count_equal(values: Any, value: int) -> int:
+    """How many of `values` are `value`."""
+    found = 0
+    for place in range(len(values)):
+        found += values[place] == value
+    return found

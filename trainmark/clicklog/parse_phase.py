@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trainmark.clicklog import checksum, store
+from trainmark.clicklog import store
 from trainmark.clicklog.source import BadRows, Piece, Position, Source
 from trainmark.clicklog.store import Record
 from trainmark.clicklog.work import Work
@@ -23,13 +23,12 @@ def finished_blocks(work: Work, bad_rows: BadRows) -> list[Record]:
         good = (
             data["index"] == next_index
             and (not data["bad"] or data["bad_rows"] == bad_rows)
-            and checksum.matches(store.path_of(work.blocks, next_index), data["check"])
+            and store.intact(work.blocks, data)
         )
         next_index = next_index + 1 if good else -1
         return good
 
     # Blocks may have been finished out of order.
-    work.block_log.keep(lambda data: True)
     records = sorted(work.block_log.read(), key=lambda data: data["index"])
     kept = {data["index"] for data in records if wanted(data)}
     records = work.block_log.keep(lambda data: data["index"] in kept)

@@ -40,6 +40,13 @@ class Scratch(threading.local):
 _scratch = Scratch()
 
 
+def count(values: Array, value: int) -> int:
+    """How many of `values` are `value`."""
+    if FAST:
+        return int(_kernels().count_equal(values, value))
+    return int(np.count_nonzero(values == value))
+
+
 def take(source: Array, order: Array, out: Array) -> None:
     """out[i] = source[order[i]], with a cast to a narrower type that holds all values."""
     if FAST:
@@ -120,10 +127,10 @@ class Lookup:
         else:
             self.values, self.ids = values, ids
 
-    def __call__(self, values: Array, ids: NDArray[np.int32]) -> None:
-        """Set `ids` where a value is known; leave the others."""
+    def __call__(self, values: Array, ids: Array) -> None:
+        """Set `ids`, of any integer type that holds them, where a value is known."""
         if FAST:
-            _kernels().look_up(self.table, values, ids.view(np.uint32))
+            _kernels().look_up(self.table, values, ids)
         elif len(self.values):
             where = np.searchsorted(self.values, values).clip(max=len(self.values) - 1)
             known = self.values[where] == values

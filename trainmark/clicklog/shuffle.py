@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainmark.clicklog import primitives
 
 KEY_BITS = 40
-BUCKET_ROWS = 1 << 20
+BUCKET_ROWS = 1 << 18
 """Rows of a bucket, roughly: its part of a column should stay in the processor's cache."""
 MAX_BUCKET_BITS = 10
 

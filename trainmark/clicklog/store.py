@@ -28,7 +28,7 @@ from trainmark.clicklog.primitives import Array, Scratch
 from trainmark.clicklog.rows import Block, Column, Kind, Schema, Values
 from trainmark.clicklog.source import Position
 
-DICTIONARY_SHARE = 8
+DICTIONARY_SHARE = 4
 """A dictionary may have one entry for this many rows; with more it would save too little."""
 
 _scratch = Scratch()
@@ -58,6 +58,8 @@ class Record:
     stop: Position
     check: list[Any]
     columns: list[Stored]
+    strings: dict[str, list[Any]]
+    """Checksums of the dictionaries of string columns, by file name."""
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
@@ -97,11 +99,20 @@ def write(
     parts += [_taken("numerical", block.numerical.view(np.uint16), order)]
     place_of: Array | None = None
     columns = []
+    dictionaries = {}
     offset = sum(part.nbytes for part in parts)
     for number, (column, values) in enumerate(
         zip(schema.categorical, block.categorical, strict=True)
     ):
-        numbers, zeros = _numbers(column, values)
+        if column.kind == "string":
+            from trainmark.clicklog import strings
+
+            path = strings.dictionary_path(folder, record["index"], number)
+            numbers, dictionary = strings.number_block(values)
+            zeros = np.empty(0, np.int64)
+            dictionaries[path.name] = strings.write_dictionary(path, dictionary)
+        else:
+            numbers, zeros = _numbers(column, values)
         if len(zeros) and place_of is None:
             place_of = np.empty(len(order), np.uint32)
             place_of[order] = np.arange(len(order), dtype=np.uint32)
@@ -117,7 +128,12 @@ def write(
             check.update(part)
             file.write(part.data)
     return Record(
-        rows=len(block), bad=len(block.bad), check=check.value(), columns=columns, **record
+        rows=len(block),
+        bad=len(block.bad),
+        check=check.value(),
+        columns=columns,
+        strings=dictionaries,
+        **record,
     )
 
 
@@ -125,6 +141,12 @@ def _taken(name: str, source: Array, order: Array, dtype: Any = None) -> Array:
     out = _scratch.array(name, (len(order), *source.shape[1:]), dtype or source.dtype)
     primitives.take(source, order, out)
     return out
+
+
+def intact(folder: Path, data: dict[str, Any]) -> bool:
+    """Whether the files of a block (its record as JSON) are as they were written."""
+    files = data["strings"] | {path_of(folder, data["index"]).name: data["check"]}
+    return all(checksum.matches(folder / name, check) for name, check in files.items())
 
 
 def _numbers(column: Column, values: Values) -> tuple[Array, Array]:
@@ -205,9 +227,10 @@ class Store:
         self.folder, self.schema, self.records = folder, schema, list(records)
         self.seed, self.bits = seed, bits
         self.rows = sum(record.rows for record in self.records)
-        sizes = [self._read(record, 0, 1 << bits, np.uint32) for record in self.records]
-        self.bucket_sizes = np.array(sizes, np.int64).reshape(len(self.records), 1 << bits)
-        """[blocks, buckets]"""
+        self.bounds = np.zeros((len(self.records), (1 << bits) + 1), np.uint32)
+        """[blocks, buckets + 1]: the places where each bucket of a block starts, and its end."""
+        for bounds, record in zip(self.bounds, self.records, strict=True):
+            np.cumsum(self._read(record, 0, 1 << bits, np.uint32), out=bounds[1:])
 
     def _read(self, record: Record, offset: int, count: int, dtype: Any) -> Array:
         out = np.empty(count, dtype)

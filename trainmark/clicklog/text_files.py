@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainmark.clicklog import primitives
 from trainmark.clicklog.primitives import Scratch
 from trainmark.clicklog.source import Piece, Position
 from trainmark.errors import InputError
@@ -156,8 +157,5 @@ def count_lines(text: Any) -> int:
     """Lines of an array of bytes; the last need not be ended."""
     if not len(text):
         return 0
-    newlines = sum(
-        text[start : start + (1 << 20)].tobytes().count(b"\n")
-        for start in range(0, len(text), 1 << 20)
-    )
-    return newlines + (text[-1] != ord("\n"))
+    newlines = primitives.count(text, ord("\n"))
+    return newlines + int(text[-1] != ord("\n"))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.clicklog import counting, primitives
-from trainmark.clicklog.column_reader import ColumnReader
+from trainmark.clicklog.column_reader import ColumnReader, arrow_array
 from trainmark.clicklog.counting import Counts
 from trainmark.clicklog.primitives import NO_KEYS, Array, Lookup
 from trainmark.clicklog.recipes import Recipe
@@ -95,7 +95,8 @@ def build(reader: ColumnReader, rules: Rules, stop_row: int, memory: int, path: 
     with Writer(path, reader.arrow_type()) as writer:
         number = _by_appearance if keyed else _by_count
         for part, ids in number(parts, rules.recipe.first_id):
-            writer.write(reader.to_arrow(part.values), rules.fold(ids), part.counts)
+            entries = (part.values, rules.fold(ids), part.counts)
+            writer.write(reader.to_arrow(entries[0]), *map(arrow_array, entries[1:]))
     parts.remove()
     return Sizes(parts.distinct, parts.kept)
 
@@ -256,7 +257,9 @@ class Vocabulary:
         self._only: Lookup | None = None
 
     def zero_id(self) -> int | None:
-        """The id of the number 0, if it has one."""
+        """The id of the number 0, if it has one. No string has the number 0."""
+        if self._reader.kind == "string":
+            return None
         for values, ids in self._batches(1):
             return int(ids[0]) if len(values) and values[0] == 0 else None
         return None
