@@ -105,7 +105,7 @@ def _show(arguments: list[str], started: float) -> None:
 
 
 def _prepare(arguments: list[str], started: float) -> None:
-    """Raw data to train-ready data: criteo, npy, synthetic, sst2."""
+    """Raw data to train-ready data: criteo, csv, parquet, npy, synthetic, tokens, sst2."""
     kind, rest = _first("prepare", "KIND", arguments, list(PREPARATIONS))
     if kind not in PREPARATIONS:
         raise unknown("kind of data", kind, PREPARATIONS)
@@ -115,9 +115,12 @@ def _prepare(arguments: list[str], started: float) -> None:
 
 PREPARATIONS = {
     "criteo": "trainmark.clicklog.criteo",
+    "csv": "trainmark.clicklog.csv_data",
+    "parquet": "trainmark.clicklog.parquet_data",
     "npy": "trainmark.clicklog.npy",
     "synthetic": "trainmark.clicklog.synthetic",
     "sst2": "trainmark.corpus.sst2",
+    "tokens": "trainmark.corpus.tokens",
 }
 """Kinds of data -> the module with their `Options` and `prepare`."""
 
@@ -163,6 +166,44 @@ def _compare(arguments: list[str], started: float) -> None:
     Console().print(report.compare(options.first, options.second))
 
 
+def _align(arguments: list[str], started: float) -> int:
+    """Whether a run's loss curve agrees with a reference."""
+    from trainmark.report import alignment
+
+    options = _parse(AlignOptions, arguments, "align")
+    found, page = alignment.align(options.folder, options.reference)
+    print(alignment.sentence(found))
+    print(page)
+    return 0 if found.passed else 1
+
+
+def _sweep(arguments: list[str], started: float) -> None:
+    """One run per value of a field; an out-of-memory is a row of the table."""
+    from rich.console import Console
+
+    from trainmark import sweep
+
+    cfg, options = _parse_run("sweep", arguments, SweepOptions)
+    field, values = sweep.parse_over(options.over)
+    flags = _without(arguments[1:], ("--over", "--output", "--devices"))
+    runs = {
+        value: _parse_run("train", [cfg.name, *flags, f"--{field}", value], TrainOptions)[0]
+        for value in values
+    }
+    if options.dry_run:
+        Console().print(sweep.dry_runs(runs, field, options.cluster or "cpux1x1"))
+        return
+    plan = sweep.Sweep(
+        run=cfg.name,
+        field=field,
+        values=values,
+        flags=flags,
+        output=options.output or Path("runs") / f"{cfg.name}-sweep",
+        devices=options.devices,
+    )
+    Console().print(sweep.sweep(plan))
+
+
 VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "list": _list,
     "show": _show,
@@ -171,6 +212,8 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "evaluate": _evaluate,
     "report": _report,
     "compare": _compare,
+    "align": _align,
+    "sweep": _sweep,
 }
 
 
@@ -232,6 +275,28 @@ class CompareOptions:
     """Show the traceback of an error."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AlignOptions:
+    """Compare a loss curve with a reference; exit code 1 where they do not agree."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Output folder of a run (or its loss.csv)."""
+    reference: Annotated[Path, tyro.conf.Positional]
+    """Another run's folder, a loss.csv, a Megatron log or an MLPerf log."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(TrainOptions):
+    """How to sweep; the flags of `train` hold for every run of it."""
+
+    over: str = ""
+    """FIELD=V1,V2,...: the field to vary and its values."""
+    devices: int = 1
+    """Devices of this machine to run each value on."""
+
+
 # --- parsing
 
 
@@ -283,6 +348,18 @@ def _paired_flags(arguments: list[str]) -> list[str]:
         else:
             words.append(argument)
     return words
+
+
+def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:
+    """The arguments without some flags and their values."""
+    kept, skip = [], False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if skip or name in names:
+            skip = not skip and not equals
+        else:
+            kept.append(argument)
+    return kept
 
 
 def _flag_value(arguments: list[str], flag: str) -> str | None:

@@ -1,9 +1,9 @@
 """A Llama so small that twenty steps take a second, and the ranks that train it.
 
-    python -m tests.distributed.llama3_ranks RANK WORLD STORE FOLDER
+    python -m tests.distributed.llama3_ranks RANK GROUP FOLDER
 
-runs every split of WORLD ranks in one process group, started once: importing torch takes longer
-than all of them together.
+runs every split of a group in one process group, started once: importing torch takes as long as
+several of them.
 """
 
 import dataclasses
@@ -28,23 +28,33 @@ STEPS = 20
 SAVED_AT = 10
 CPU = torch.device("cpu")
 
-SPLITS: dict[int, dict[str, dict[str, Any]]] = {
-    1: {"one": {}},
-    2: {
-        "TP2": {"parallel": "PP1DP1TP2"},
-        "DP2": {"parallel": "PP1DP2TP1"},
-        "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
-        "PP2": {"parallel": "PP2DP1TP1"},
-        "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
-        "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
-    },
-    4: {
-        "PP2xTP2": {"parallel": "PP2DP1TP2"},
-        "DP2xTP2": {"parallel": "PP1DP2TP2"},
-        "PP2xDP2": {"parallel": "PP2DP2TP1"},
-    },
+SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
+    "two": (
+        2,
+        {
+            "TP2": {"parallel": "PP1DP1TP2"},
+            "DP2": {"parallel": "PP1DP2TP1"},
+            "PP2": {"parallel": "PP2DP1TP1"},
+        },
+    ),
+    "two-variants": (
+        2,
+        {
+            "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
+            "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
+            "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
+        },
+    ),
+    "four": (
+        4,
+        {
+            "PP2xTP2": {"parallel": "PP2DP1TP2"},
+            "DP2xTP2": {"parallel": "PP1DP2TP2"},
+            "PP2xDP2": {"parallel": "PP2DP2TP1"},
+        },
+    ),
 }
-"""By world size: the splits that must train like one process."""
+"""Groups of splits that must train like one process: (world size, changes by name)."""
 
 
 def config(world: int = 1, **changes: Any) -> LlamaRun:
@@ -76,7 +86,7 @@ def train(
     save_to: Path | None = None,
     stop: int = STEPS,
 ) -> list[float]:
-    """Losses of the steps that were taken; saves after `SAVED_AT` of them, like the loop."""
+    """Losses of the steps, and of held-out data last; saves after `SAVED_AT` steps."""
     workload = workloads.load("llama3")
     trainer = build_trainer(cfg, workload, mesh)
     data = workload.build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
@@ -96,7 +106,8 @@ def train(
             checkpoint.save(save_to, step, _tensors(trainer), {"step": step}, keep=1)
         if step == stop:
             break
-    losses.append(workload.evaluate(trainer, workload.build_data(cfg, "test", mesh.dp_rank, mesh.dp_size))["loss"])
+    held_out = workload.build_data(cfg, "test", mesh.dp_rank, mesh.dp_size)
+    losses.append(workload.evaluate(trainer, held_out)["loss"])
     return losses
 
 
@@ -105,25 +116,27 @@ def _tensors(trainer: Any) -> dict[str, torch.Tensor]:
     return weights | {f"trainer.{name}": t for name, t in trainer.state_dict().items()}
 
 
-def _main(rank: int, world: int, store: Path, folder: Path) -> None:
+def _main(rank: int, group: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
+    world, splits = SPLITS[group]
+    store = f"file://{folder / f'store-{group}'}"
+    dist.init_process_group("gloo", store, rank=rank, world_size=world)
     results = {}
     try:
-        for name, changes in SPLITS[world].items():
+        for name, changes in splits.items():
             cfg = config(world, **changes)
             mesh = meshes.build(CPU, runs.mesh_axes(cfg, world))
             from_one = next((folder / "one").glob("step-*"))
             results[name] = {
                 "whole": train(cfg, mesh, save_to=folder / name),
-                "continued": train(cfg, mesh, start=from_one),
+                "continued": train(cfg, mesh, start=from_one, stop=SAVED_AT + 4),
             }
         if rank == 0:
-            (folder / f"ranks-{world}.json").write_text(json.dumps(results))
+            (folder / f"{group}.json").write_text(json.dumps(results))
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    _main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -145,6 +145,7 @@ def llama3_1b() -> LlamaRun:
         global_batch=16,
         micro_batch=8,
         lr=3e-4,
+        schedule=dataclasses.replace(_cosine(_PUBLISHED_STEPS - 20, start=20), warmup_steps=20),
     )
 
 

@@ -63,6 +63,8 @@ class LlamaTrainer:
         self._loss_scale = (
             LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
         )
+        copies = [_copies(p) for p in self._parameters.values()]
+        self._copies = torch.tensor(copies, device=mesh.device)
         self._sums = _GradientSums(self._parameters) if self._sums_in_fp32 else None
         self._weights_may_have_changed = False
         on_device = mesh.device.type != "meta"
@@ -171,11 +173,9 @@ class LlamaTrainer:
 
     def _norm(self, gradients: dict[str, Tensor]) -> Tensor:
         """The norm of the whole gradient, over all ranks, each element once."""
-        squares = [
-            torch.linalg.vector_norm(local(g), dtype=torch.float32).square() / _copies(g)
-            for g in gradients.values()
-        ]
-        total = torch.stack(squares).sum()
+        parts = [local(gradient) for gradient in gradients.values()]
+        norms = torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float32))
+        total = (norms.square() / self._copies).sum()
         if self.mesh.device_mesh is not None:
             dist.all_reduce(total)
         return total.sqrt()

@@ -1,0 +1,109 @@
+"""Every split of Llama-3 trains like one process, and continues what one process began."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.llama3_ranks import CPU, SAVED_AT, SPLITS, STEPS, config, train
+from trainmark import checkpoint
+from trainmark.distributed.mesh import single
+
+ALL_SPLITS = [
+    pytest.param(group, name, marks=[] if group == "two" else [pytest.mark.slow])
+    for group, (_, splits) in SPLITS.items()
+    for name in splits
+]
+TOLERANCE = 1e-4
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one process has trained, and saved half-way; ranks write beside it."""
+    path = tmp_path_factory.mktemp("llama3")
+    losses = train(config(), single(CPU), save_to=path / "one")
+    (path / "one.json").write_text(json.dumps(losses))
+    return path
+
+
+def run_ranks(folder: Path, group: str) -> dict[str, Any]:
+    """What the splits of a group gave; its ranks are started once."""
+    results = folder / f"{group}.json"
+    if not results.exists():
+        command = [sys.executable, "-m", "tests.distributed.llama3_ranks"]
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank), group, str(folder)],
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(SPLITS[group][0])
+        ]
+        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
+        assert all(rank.returncode == 0 for rank in ranks), errors[0][-3000:]
+    data: dict[str, Any] = json.loads(results.read_text())
+    return data
+
+
+def one_process(folder: Path) -> list[float]:
+    losses: list[float] = json.loads((folder / "one.json").read_text())
+    return losses
+
+
+near = partial(pytest.approx, abs=TOLERANCE, rel=0)
+
+
+def test_one_process_learns(folder: Path) -> None:
+    losses = one_process(folder)
+    assert len(losses) == STEPS + 1
+    assert losses[-2] < losses[0] - 1
+
+
+@pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
+def test_a_split_follows_one_process(folder: Path, group: str, name: str) -> None:
+    found = run_ranks(folder, group)[name]
+    assert found["whole"] == near(one_process(folder))
+
+
+@pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
+def test_a_split_continues_one_process(folder: Path, group: str, name: str) -> None:
+    found = run_ranks(folder, group)[name]["continued"]
+    assert found[:4] == near(one_process(folder)[SAVED_AT : SAVED_AT + 4])
+
+
+@pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
+def test_one_process_continues_a_split(folder: Path, group: str, name: str) -> None:
+    run_ranks(folder, group)
+    start = checkpoint.latest(folder / name)
+    assert start is not None
+    losses = train(config(), single(CPU), start=start, stop=SAVED_AT + 3)
+    assert losses[:3] == near(one_process(folder)[SAVED_AT : SAVED_AT + 3])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16"},
+        {"precision": "bf16", "optimizer_states": "bf16"},
+        {"precision": "fp8", "optimizer_states": "bf16"},
+        {"precision": "fp16"},
+        {"recompute": "selective"},
+    ],
+    ids=lambda changes: "-".join(changes.values()) or "fp32",
+)
+def test_one_process_resumes_bit_for_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+    cfg = dataclasses.replace(config(**changes))
+    whole = train(cfg, single(CPU), save_to=tmp_path, stop=SAVED_AT + 4)
+    start = checkpoint.latest(tmp_path)
+    assert start is not None
+    assert train(cfg, single(CPU), start=start, stop=SAVED_AT + 4) == whole[SAVED_AT:]
+    # Every precision trains: the curve is near fp32's.
+    assert whole[SAVED_AT] == pytest.approx(3.2956, rel=0.02)

@@ -1,0 +1,186 @@
+"""`trainmark align`: whether a loss curve agrees with a reference.
+
+The published rule: from step 21 on, the mean relative error of the loss is below 2 %.
+"""
+
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trainmark import result
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.metrics import mean_relative_error
+from trainmark.report.charts import Series, line_chart
+from trainmark.report.curves import HEADER, thin
+from trainmark.report.markup import Markup, tag
+from trainmark.runlog import LOSS_FILE
+
+FIRST_STEP = 21
+TOLERANCE = 0.02
+FILE_NAME, PAGE_NAME = "alignment.json", "alignment.html"
+
+_MEGATRON = re.compile(r"iteration\s+(\d+)/\s*\d+ \|.*?lm loss: ([-+.\deE]+|nan|inf)")
+_MLLOG_KEYS = ("train_loss", "loss", "reduced_train_loss", "lm loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment:
+    """How near a curve is to its reference."""
+
+    reference: str
+    first_step: int
+    steps: int
+    """How many steps both curves have, from the first one that counts."""
+    error: float
+    tolerance: float
+    passed: bool
+
+
+def align(folder: Path, reference: Path) -> tuple[Alignment, Path]:
+    """Compare, write `alignment.json` and a page with both curves, and note it in the result."""
+    ours, theirs = read_curve(folder), read_curve(reference)
+    found = compare(ours, theirs, str(reference))
+    home = folder if folder.is_dir() else folder.parent
+    write_atomically(home / FILE_NAME, json.dumps(dataclasses.asdict(found), indent=2) + "\n")
+    page = home / PAGE_NAME
+    write_atomically(page, _page(found, ours, theirs))
+    if (home / result.FILE_NAME).is_file():
+        known = result.read(home)
+        aligned = result.Aligned(reference=found.reference, error=found.error, passed=found.passed)
+        dataclasses.replace(known, aligned=aligned).write(home)
+    return found, page
+
+
+def compare(ours: dict[int, float], theirs: dict[int, float], reference: str) -> Alignment:
+    """By step, where both have one."""
+    steps = sorted(step for step in ours.keys() & theirs.keys() if step >= FIRST_STEP)
+    if not steps:
+        raise InputError(
+            f"The two curves have no step from {FIRST_STEP} on in common: one ends at "
+            f"{max(ours)}, {reference} at {max(theirs)}."
+        )
+    if any(theirs[step] == 0 for step in steps):
+        raise InputError(f"{reference} has a loss of 0: no error is relative to that.")
+    error = mean_relative_error([ours[s] for s in steps], [theirs[s] for s in steps])
+    return Alignment(
+        reference=reference,
+        first_step=FIRST_STEP,
+        steps=len(steps),
+        error=error,
+        tolerance=TOLERANCE,
+        passed=error < TOLERANCE,
+    )
+
+
+# --- reading
+
+
+def read_curve(path: Path) -> dict[int, float]:
+    """Loss by step: a run's folder, a loss.csv, a Megatron log or an MLPerf log."""
+    file = path / LOSS_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{file} does not exist: expected a loss curve.")
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    if lines and lines[0].strip() == ",".join(HEADER):
+        curve = dict(_from_csv(file, lines))
+    elif any(line.lstrip().startswith(":::MLLOG") for line in lines):
+        curve = dict(_from_mllog(lines))
+    else:
+        matches = map(_MEGATRON.search, lines)
+        curve = {int(match[1]): float(match[2]) for match in matches if match}
+    if not curve:
+        raise InputError(
+            f"{file} has no loss: expected a {LOSS_FILE}, a Megatron log ('iteration 1/ 300 | ... "
+            "lm loss: ...') or an MLPerf log (':::MLLOG' with train_loss)."
+        )
+    return curve
+
+
+def _from_csv(file: Path, lines: list[str]) -> Iterator[tuple[int, float]]:
+    for number, row in enumerate(csv.reader(lines[1:]), start=2):
+        try:
+            step, _, loss = row
+            yield int(step), float(loss)
+        except ValueError:
+            raise InputError(
+                f"{file}, line {number}: expected step,samples,loss, received {row}."
+            ) from None
+
+
+def _from_mllog(lines: list[str]) -> Iterator[tuple[int, float]]:
+    """Losses with their step, or with the samples so far and the global batch."""
+    batch = 0
+    for line in lines:
+        _, marker, text = line.partition(":::MLLOG")
+        try:
+            event = json.loads(text) if marker else {}
+        except ValueError:
+            continue  # a line that was cut
+        if event.get("key") == "global_batch_size":
+            batch = int(event["value"])
+        loss = _loss_of(event)
+        step = _step_of(event.get("metadata") or {}, batch)
+        if loss is not None and step is not None:
+            yield step, loss
+
+
+def _loss_of(event: dict[str, Any]) -> float | None:
+    value = event.get("value")
+    if event.get("key") in _MLLOG_KEYS and isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, dict):  # tracked_stats
+        found = next((value[key] for key in _MLLOG_KEYS if key in value), None)
+        return float(found) if isinstance(found, int | float) else None
+    return None
+
+
+def _step_of(metadata: dict[str, Any], batch: int) -> int | None:
+    for key in ("step", "step_num", "iteration"):
+        if isinstance(metadata.get(key), int):
+            return int(metadata[key])
+    samples = metadata.get("samples_count", metadata.get("epoch_num"))
+    return int(samples) // batch if isinstance(samples, int) and batch else None
+
+
+# --- the page
+
+
+def _page(found: Alignment, ours: dict[int, float], theirs: dict[int, float]) -> str:
+    chart = line_chart(
+        [
+            Series("this run", thin(sorted((float(s), y) for s, y in ours.items())), colour=0),
+            Series(
+                found.reference,
+                thin(sorted((float(s), y) for s, y in theirs.items())),
+                colour=1,
+                dashed=True,
+            ),
+        ],
+        "step",
+        "loss",
+    )
+    style = Markup(resources.files(__package__).joinpath("style.css").read_text())
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", "Loss alignment · Trainmark"),
+        tag("style", style),
+    )
+    body = tag("body", tag("main", tag("h1", "Loss alignment"), tag("p", sentence(found)), chart))
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def sentence(found: Alignment) -> str:
+    verdict = "aligned" if found.passed else "not aligned"
+    return (
+        f"Mean relative error {found.error:.4%} over {found.steps} steps from step "
+        f"{found.first_step} on (limit {found.tolerance:.0%}): {verdict} with {found.reference}."
+    )

@@ -1,0 +1,174 @@
+"""`trainmark sweep`: one run (or dry run) per value of a field; an out-of-memory is a row.
+
+Each value is a process of its own, in a folder of its own: what one leaves behind, no other sees,
+and a sweep that was stopped goes on where it was.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from trainmark import result
+from trainmark.config import SYNTHETIC, Run
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.hardware import Cluster
+from trainmark.report.numbers import GIB
+from trainmark.report.tables import NOT_APPLICABLE, Grid, result_grid
+
+FILE_NAME = "sweep.json"
+OUT_OF_MEMORY = "OOM"
+_SIGNS = ("Out of memory", "does not fit", "OutOfMemoryError")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What to vary, and how to run each value."""
+
+    run: str
+    field: str
+    values: list[str]
+    flags: list[str]
+    """Flags of `train` that all values share."""
+    output: Path
+    devices: int = 1
+
+
+def parse_over(text: str) -> tuple[str, list[str]]:
+    """`FIELD=V1,V2,...`"""
+    field, equals, values = text.partition("=")
+    parts = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or not field.strip() or not parts:
+        raise InputError(f"--over must look like parallel=PP2DP4TP1,PP4DP2TP1. Received: {text!r}.")
+    return field.strip().replace("_", "-"), list(dict.fromkeys(parts))
+
+
+def sweep(plan: Sweep) -> RenderableType:
+    """Run every value that has no outcome yet; the table of all of them."""
+    known = _read(plan)
+    for value in plan.values:
+        if value not in known:
+            known[value] = _run_one(plan, value)
+            _write(plan, known)
+    return _table(plan, known)
+
+
+def _folder(plan: Sweep, value: str) -> Path:
+    return plan.output / f"{plan.field}={value}".replace("/", "_")
+
+
+def _run_one(plan: Sweep, value: str) -> str:
+    """`done`, `OOM`, or the sentence that the run ended with."""
+    Console(stderr=True).print(f"{plan.run} with {plan.field} {value}", highlight=False)
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.devices}"]
+        if plan.devices > 1
+        else []
+    )
+    train = ["-m", "trainmark", "train", plan.run, f"--{plan.field}", value, *plan.flags]
+    command = [sys.executable, *launcher, *train, "--output", str(_folder(plan, value))]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    if ended.returncode == 0:
+        return "done"
+    if ended.returncode in (130, 143):
+        raise KeyboardInterrupt
+    if any(sign in ended.stderr for sign in _SIGNS):
+        return OUT_OF_MEMORY
+    sentences = [line for line in ended.stderr.splitlines() if line.startswith("trainmark: ")]
+    last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+    return (sentences[-1] if sentences else last).removeprefix("trainmark: ")
+
+
+# --- what is known already
+
+
+def _identity(plan: Sweep) -> dict[str, object]:
+    return {"run": plan.run, "field": plan.field, "flags": plan.flags, "devices": plan.devices}
+
+
+def _read(plan: Sweep) -> dict[str, str]:
+    path = plan.output / FILE_NAME
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        outcomes = dict(data["outcomes"])
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path} is damaged; remove it to sweep again.") from None
+    if data["sweep"] != _identity(plan):
+        raise InputError(f"{plan.output} holds another sweep. Give another --output.")
+    # What failed for another reason than memory is worth another try.
+    return {value: found for value, found in outcomes.items() if found in ("done", OUT_OF_MEMORY)}
+
+
+def _write(plan: Sweep, outcomes: dict[str, str]) -> None:
+    plan.output.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"sweep": _identity(plan), "outcomes": outcomes}, indent=2)
+    write_atomically(plan.output / FILE_NAME, text + "\n")
+
+
+# --- the table
+
+
+def _table(plan: Sweep, outcomes: dict[str, str]) -> Table:
+    done = [value for value in plan.values if outcomes[value] == "done"]
+    grid = result_grid([result.read(_folder(plan, value)) for value in done])
+    rows = dict(zip(done, grid.rows, strict=True))
+    table = Table(title=f"{plan.run} over {plan.field}")
+    table.add_column(plan.field)
+    for header, numeric in zip(grid.headers, grid.numeric, strict=True):
+        table.add_column(header, justify="right" if numeric else "left")
+    if not grid.headers or len(done) < len(plan.values):
+        table.add_column("outcome")
+    for value in plan.values:
+        cells = rows.get(value) or _failed(grid, outcomes[value])
+        outcome = [outcomes[value]] if len(table.columns) > len(grid.headers) + 1 else []
+        table.add_row(value, *cells, *outcome)
+    return table
+
+
+def _failed(grid: Grid, outcome: str) -> list[str]:
+    mark = OUT_OF_MEMORY if outcome == OUT_OF_MEMORY else NOT_APPLICABLE
+    return [mark if header == "mem" else NOT_APPLICABLE for header in grid.headers]
+
+
+# --- without running
+
+
+def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> Table:
+    """Bytes per device for every value; more than the device has is marked OOM."""
+    from trainmark import hardware
+
+    parsed = Cluster.parse(cluster)
+    known = hardware.ACCELERATORS.get(parsed.hardware)
+    table = Table(title=f"{cluster}: GiB per device, activations estimated")
+    table.add_column(field)
+    for header in ("weights", "gradients", "optimizer", "activations", "mem"):
+        table.add_column(header, justify="right")
+    for value, run in runs.items():
+        table.add_row(value, *_dry_cells(run, parsed, known))
+    return table
+
+
+def _dry_cells(run: Run, cluster: Cluster, device: Any) -> list[str]:
+    from trainmark import runner
+
+    synthetic = dataclasses.replace(run, data=run.data or SYNTHETIC, device="cpu")
+    try:
+        _, plan = runner.dry_run(synthetic, cluster)
+    except InputError as error:
+        return [*[NOT_APPLICABLE] * 4, str(error)]
+    parts = (plan.weights, plan.gradients, plan.optimizer, plan.activations)
+    total = f"{plan.total / GIB:.1f}"
+    if device is not None:
+        fits = plan.total <= device.memory_bytes
+        total = f"{total}/{device.memory_gib}" + ("" if fits else f" {OUT_OF_MEMORY}")
+    return [*(f"{part / GIB:.1f}" for part in parts), total]
