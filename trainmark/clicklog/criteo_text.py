@@ -257,7 +257,7 @@ class Slow:
 
 
 def _integer(text: bytes) -> int | None:
-    if not re.fullmatch(rb"-?[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
+    if not re.fullmatch(rb"-?0*[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
         return None
     return int(text)
 

@@ -17,6 +17,7 @@ from trainmark.errors import InputError
 PADDING = 16
 """Zero bytes behind the text of a piece, so that parsers may look ahead."""
 MAX_LINE_BYTES = 1 << 20
+DECOMPRESS_BYTES = 1 << 16
 
 _scratch = Scratch()
 
@@ -78,9 +79,11 @@ class TextFile:
     def read_into(self, buffer: Any) -> int:
         """Fill `buffer` as far as the text goes, or until it turns out damaged."""
         view = memoryview(buffer)
+        # What is read together with damaged data is lost, so take little at a time.
+        step = len(view) if self._file is self._raw else DECOMPRESS_BYTES
         done = 0
         try:
-            while done < len(view) and (count := self._file.readinto(view[done:])):
+            while done < len(view) and (count := self._file.readinto(view[done : done + step])):
                 done += count
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self.damage = str(error)

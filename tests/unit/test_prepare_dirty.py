@@ -1,0 +1,154 @@
+"""Dirty input of `prepare criteo`: named, skipped or kept, and never silent."""
+
+import gzip
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.criteo_oracle import Oracle, random_lines
+from tests.unit.test_prepare_criteo import BAD_LINES
+from tests.unit.test_prepare_engine import ROOMY, TIGHT, assert_agrees, files, prepare
+from trainmark.clicklog import primitives
+from trainmark.errors import InputError
+
+
+def write_dirty(folder: Path) -> tuple[list[list[list[str]]], list[str]]:
+    """Two days with every kind of bad line; the good lines by day, and where the bad ones are."""
+    rng = random.Random(3)
+    good_days, places = [], []
+    for day in range(2):
+        good = random_lines(rng, 120)
+        lines = ["\t".join(line) for line in good]
+        texts = list(enumerate(BAD_LINES.values()))[day::2]
+        for number, (line, message) in texts:
+            lines.insert(5 * number + 3, line)
+            places.append(f"day_{day}:{5 * number + 4}: {message}")
+        (folder / f"day_{day}").write_text("\n".join(lines) + "\n")
+        good_days.append(good)
+    return good_days, places
+
+
+def listed(output: Path) -> list[str]:
+    text = (output / "bad_rows.txt").read_text()
+    return [line.rpartition("/")[2] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_skip(fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primitives, "FAST", fast)
+    days, places = write_dirty(tmp_path)
+    output = prepare(
+        tmp_path / "day_*", tmp_path / "out", TIGHT, bad_rows="skip", frequency_threshold="0"
+    )
+    assert_agrees(output, Oracle(days))
+    report = listed(output)
+    assert len(report) == len(places)
+    assert all(line.startswith(place) for line, place in zip(report, places, strict=True))
+
+
+def repaired(line: str) -> list[str]:
+    """What `keep` makes of a line: bad fields are missing, lacking ones too, surplus ones go."""
+    fields = (line.split("\t") + [""] * 40)[:40]
+
+    def good(number: int, field: str) -> bool:
+        try:
+            int(field, 10 if number < 14 else 16)
+        except ValueError:
+            return False
+        if number < 14:
+            return -(2**63) <= int(field) < 2**63
+        return len(field) <= 8
+
+    return fields[:1] + [f if good(n, f) else "" for n, f in enumerate(fields[1:], start=1)]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_keep(fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primitives, "FAST", fast)
+    _, places = write_dirty(tmp_path)
+    days = []
+    for day in range(2):
+        lines = [repaired(line) for line in (tmp_path / f"day_{day}").read_text().split("\n")[:-1]]
+        days.append([line for line in lines if line[0] in ("0", "1")])
+    output = prepare(
+        tmp_path / "day_*", tmp_path / "out", ROOMY, bad_rows="keep", frequency_threshold="0"
+    )
+    assert_agrees(output, Oracle(days))
+    assert len(listed(output)) == len(places)
+
+
+def test_stopped_runs_go_on_with_another_choice(tmp_path: Path) -> None:
+    write_dirty(tmp_path)
+    whole = prepare(tmp_path / "day_*", tmp_path / "whole", bad_rows="skip")
+    with pytest.raises(InputError, match=r"day_0:4: 39 tab-separated fields.*--bad-rows skip"):
+        prepare(tmp_path / "day_*", tmp_path / "out", TIGHT)
+    with pytest.raises(InputError, match="fraction"):
+        prepare(tmp_path / "day_*", tmp_path / "out", TIGHT, holdout="2")
+    kept = prepare(tmp_path / "day_*", tmp_path / "out", TIGHT, bad_rows="skip")
+    assert files(kept) == files(whole)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_damaged_archive(kind: str, tmp_path: Path) -> None:
+    lines = random_lines(random.Random(1), 3000)
+    text = "".join("\t".join(line) + "\n" for line in lines).encode()
+    data = gzip.compress(text) if kind == "gz" else pa.compress(text, "zstd", asbytes=True)
+    (tmp_path / f"day_0.{kind}").write_bytes(data[: len(data) * 2 // 3])
+    (tmp_path / "day_1").write_bytes(text[:4000].rpartition(b"\n")[0])
+    with pytest.raises(InputError, match=rf"day_0\.{kind}:\d+: the compressed data is damaged"):
+        prepare(tmp_path / "day_*", tmp_path / "out")
+    output = prepare(tmp_path / "day_*", tmp_path / "out", bad_rows="skip")
+    (line,) = listed(output)
+    assert line.startswith(f"day_0.{kind}:")
+    assert "damaged" in line
+
+
+def test_empty_file_among_others(tmp_path: Path) -> None:
+    days = [random_lines(random.Random(1), 50), [], random_lines(random.Random(2), 20)]
+    for number, lines in enumerate(days):
+        text = "".join("\t".join(line) + "\n" for line in lines)
+        (tmp_path / f"day_{number}").write_text(text)
+    with pytest.raises(InputError, match="day_1 is empty"):
+        prepare(tmp_path / "day_*", tmp_path / "out")
+    output = prepare(tmp_path / "day_*", tmp_path / "out", bad_rows="skip", frequency_threshold="0")
+    assert listed(output) == ["day_1:1: the file is empty"]
+    assert_agrees(output, Oracle(days))
+
+
+ODD_FIELDS: dict[str, Any] = {
+    "space": (5, " 5"),
+    "plus": (5, "+5"),
+    "prefix": (5, "0x5"),
+    "minus alone": (5, "-"),
+    "two minus": (5, "--5"),
+    "lone CR": (20, "ab\rcd"),
+    "zero byte": (20, "ab\x00cd"),
+    "float": (5, "1e5"),
+    "wide digits": (20, "１２"),
+    "above 64 bits": (1, "99999999999999999999"),
+    "NaN": (13, "nan"),
+    "8 digits and more": (39, "1234567g"),
+    "CR before the end": (39, "12\r34"),
+}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("case", ODD_FIELDS)
+def test_odd_fields_are_bad_for_every_parser(case: str, fast: bool, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(primitives, "FAST", fast)
+    lines = random_lines(random.Random(4), 30)
+    field, text = ODD_FIELDS[case]
+    lines[17][field] = text
+    raw = "".join("\t".join(line) + "\n" for line in lines)
+    (tmp_path / "day_0").write_bytes(raw.encode())
+    with pytest.raises(InputError, match="day_0:18: "):
+        prepare(tmp_path / "day_*", tmp_path / "out")
+
+
+def test_a_file_without_lines_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "day_0").write_bytes(b"x" * (3 << 20))
+    with pytest.raises(InputError, match="longer than 1,048,576 bytes"):
+        prepare(tmp_path / "day_0", tmp_path / "out", ROOMY)

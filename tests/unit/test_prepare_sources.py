@@ -1,0 +1,120 @@
+"""The engine with other columns than Criteo's: strings, 64-bit numbers, floating-point numbers."""
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainmark.clicklog import engine, primitives, strings
+from trainmark.clicklog.engine import Job
+from trainmark.clicklog.limits import Limits
+from trainmark.clicklog.recipes import RECIPES
+from trainmark.clicklog.rows import Block, Column, Schema, Values
+from trainmark.clicklog.source import Piece, Position
+from trainmark.clicklog.splits import SplitRule
+from trainmark.clicklog.vocabulary import Rules
+
+KINDS = ("string", "int64", "float64", "uint64", "uint32")
+
+
+class ListSource:
+    """Rows from a list, some at a time."""
+
+    def __init__(self, rows: list[tuple[Any, ...]], rows_per_piece: int) -> None:
+        self.rows, self.rows_per_piece = rows, rows_per_piece
+        self.schema = Schema(0, tuple(Column(kind, kind) for kind in KINDS))
+        self.files = [Path("list")]
+
+    def settings(self) -> dict[str, Any]:
+        return {"rows": len(self.rows)}
+
+    def sizes(self) -> list[int]:
+        return [len(self.rows)]
+
+    def bytes_per_row(self) -> float:
+        return 1.0
+
+    def pieces(self, start: Position, piece_bytes: int) -> Any:
+        for offset in range(start.offset, len(self.rows), self.rows_per_piece):
+            rows = self.rows[offset : offset + self.rows_per_piece]
+            last = offset + len(rows) == len(self.rows)
+            stop = Position(file=1) if last else Position(offset=offset + len(rows))
+            yield Piece(Position(offset=offset), stop, rows, len(rows))
+            if last:
+                return
+
+    def parse(self, piece: Piece) -> Block:
+        columns = list(zip(*piece.raw, strict=True))
+        categorical: list[Any] = [pa.array(columns[0], pa.string())]
+        for kind, values in zip(KINDS[1:], columns[1:], strict=True):
+            missing = np.array([value is None for value in values])
+            numbers = np.array([value or 0 for value in values], kind)
+            categorical.append(Values(numbers, missing))
+        labels = np.arange(len(piece.raw)) % 2 == 0
+        return Block(labels, np.empty((len(labels), 0), np.float16), categorical)
+
+
+def random_rows(count: int) -> list[tuple[Any, ...]]:
+    rng = random.Random(8)
+    words = ["", "a", "b", "ä", "z" * 40, "日本", "A", *(f"word {i}" for i in range(300))]
+    pools: list[list[Any]] = [
+        words,
+        [-(2**63), 2**63 - 1, -1, 0, 1, *range(-50, 50)],
+        [0.0, -0.0, -1.5, 1.5, float("inf"), -float("inf"), 1e300, *(i / 7 for i in range(40))],
+        [0, 1, 2**64 - 1, 2**63, *range(60)],
+        [0, 2**32 - 1, *range(60)],
+    ]
+    return [
+        tuple(None if rng.random() < 0.1 else rng.choice(pool) for pool in pools)
+        for _ in range(count)
+    ]
+
+
+def expected_ids(values: list[Any], threshold: int) -> dict[Any, int]:
+    counts = Counter(value for value in values if value is not None)
+
+    def rank(value: Any) -> tuple[int, Any]:
+        return -counts[value], value.encode() if isinstance(value, str) else value
+
+    kept = sorted((value for value in counts if counts[value] >= threshold), key=rank)
+    return {value: number for number, value in enumerate(kept, start=1)}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(primitives, "FAST", fast)
+    monkeypatch.setattr(strings, "BATCH_ROWS", 16)
+    rows = random_rows(1500)
+    rules = [Rules(recipe=RECIPES["nvidia"], threshold=3) for _ in KINDS]
+
+    def run(name: str, rows_per_piece: int, memory: int) -> Path:
+        source = ListSource(rows, rows_per_piece)
+        job = Job(
+            source=source,
+            output=tmp_path / name,
+            rules=rules,
+            split=SplitRule(holdout="0.4"),
+            settings=source.settings(),
+        )
+        engine.prepare(job, Limits(memory=memory, threads=2, piece_bytes=1))
+        return job.output
+
+    output = run("roomy", 400, 1 << 26)
+    for column in range(len(KINDS)):
+        ids = expected_ids([row[column] for row in rows], 3)
+        got = np.fromfile(output / "test" / f"cat_{column}.bin", _dtype(len(ids) + 1)).tolist()
+        assert got == [ids.get(row[column], 0) for row in rows[900:1200]], KINDS[column]
+        table = pq.read_table(output / "vocabulary" / f"cat_{column}.parquet").to_pydict()
+        assert dict(zip(table["value"], table["id"], strict=True)) == ids
+    tight = run("tight", 90, 1 << 13)
+    for path in output.rglob("*.*"):
+        assert path.read_bytes() == (tight / path.relative_to(output)).read_bytes(), path
+
+
+def _dtype(cardinality: int) -> str:
+    return "int8" if cardinality < 127 else "int16"
