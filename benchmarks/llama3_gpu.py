@@ -147,9 +147,17 @@ def _row(case: Case, cfg: runs.LlamaRun, seconds: list[float], tokens: int) -> d
         "mfu_published": metrics.mfu(needed["6N"], mean, 1, peak.flops),
         "mfu_palm": metrics.mfu(needed["palm"], mean, 1, peak.flops),
         "mfu_peak": f"{peak.dtype} {peak.flops:.4g}",
+        # Against the fp8 peak, the lower end of the published range; null for other precisions.
+        "mfu_published_fp8_peak": _against_fp8(needed["6N"], mean, cfg.precision),
         "memory_gib": torch.cuda.max_memory_reserved() / 2**30,
         "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
     }
+
+
+def _against_fp8(needed: float, seconds: float, precision: str) -> float | None:
+    peak = hardware.peak_flops("h200", "fp8")
+    assert isinstance(peak, hardware.Peak)
+    return metrics.mfu(needed, seconds, 1, peak.flops) if precision == "fp8" else None
 
 
 def release() -> None:
