@@ -14,7 +14,6 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
 FILLER_LENGTH = 128  # a block of FlashAttention: longer would only cost more
-SHORT = 128  # up to here smaller blocks than FlashAttention's compute less for nothing
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -40,8 +39,7 @@ def attend(
         dropout: probability of dropping an attention weight.
     """
     if qkv_N3HD.is_cuda and qkv_N3HD.dtype in _HALVES:
-        fused = _efficient if longest <= SHORT else _flash
-        return fused(qkv_N3HD, bounds, longest, dropout)
+        return _flash(qkv_N3HD, bounds, longest, dropout)
     if row_length is not None:
         return _attend_in_rows(qkv_N3HD, bounds, row_length, dropout)
     return _attend_by_padding(qkv_N3HD, bounds, longest, dropout)
@@ -62,6 +60,7 @@ def _attend_in_rows(qkv_N3HD: Tensor, bounds: Tensor, row_length: int, dropout: 
 def _attend_by_padding(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
     """Packed batches: give every segment a row, and take the rows apart again."""
     tokens = torch.arange(qkv_N3HD.shape[0], device=bounds.device, dtype=bounds.dtype)
+    # Not bounds[1:]: on a GPU the compiler of torch 2.11 searches the whole tensor for a view.
     row_N = torch.searchsorted(bounds, tokens, right=True) - 1
     column_N = tokens - bounds[row_N]
     lengths_R = bounds.diff()
@@ -87,7 +86,7 @@ def _masked(
     return drop(weights_RHLL, dropout, training=dropout > 0) @ v_RHLD
 
 
-# --- fused kernels of PyTorch, for segments of any length
+# --- FlashAttention
 
 
 def _flash(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
@@ -96,11 +95,3 @@ def _flash(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Te
     return torch.ops.aten._flash_attention_forward(
         q, k, v, bounds, bounds, longest, longest, dropout, False, False
     )[0]
-
-
-def _efficient(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
-    """Memory-efficient attention: blocks of 64 tokens, where FlashAttention has 128."""
-    q, k, v = (part.unsqueeze(0) for part in qkv_N3HD.unbind(1))
-    return torch.ops.aten._efficient_attention_forward(
-        q, k, v, None, bounds, bounds, longest, longest, dropout, 0, compute_log_sumexp=True
-    )[0].squeeze(0)

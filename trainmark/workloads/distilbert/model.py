@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, gelu, layer_norm, linear
 
 from trainmark.kernels.sentence_attention import attend
-from trainmark.kernels.tf32_linear import tf32_linear
 from trainmark.precision import compute_dtype
 from trainmark.seeding import generator
 from trainmark.workloads.distilbert import weights
@@ -24,8 +23,6 @@ class Linear(nn.Linear):
     """A linear layer that computes in its input's type."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and x.dtype == torch.float32:
-            return tf32_linear(x, self.weight, self.bias)
         return linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
 
 
