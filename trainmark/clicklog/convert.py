@@ -59,7 +59,8 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[Use]) -> Converted:
             expected = f"{use.reading} or nothing"
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
-            problems.setdefault(row, f"{use.column} is {found!r:.60}, expected {expected}")
+            received = "missing" if found is None else f"{found!r:.60}"
+            problems.setdefault(row, f"{use.column} is {received}, expected {expected}")
     rows = len(columns[0])
     matrix = np.stack(numerical, axis=1) if numerical else np.empty((rows, 0), np.float16)
     return Converted(labels, matrix, categorical, problems, unlabelled)

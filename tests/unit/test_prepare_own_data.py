@@ -1,0 +1,291 @@
+"""`prepare csv` and `prepare parquet` with --columns: any types, headers, files, and bad rows."""
+
+import datetime
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tests.unit.test_prepare_npy import read
+from trainmark import cli
+from trainmark.clicklog import csv_data, parquet_data
+from trainmark.clicklog.description import parse
+from trainmark.errors import InputError
+
+COLUMNS = (
+    "label=clicked numerical=age,visits:log categorical=user:int64,city,score:float64,tag:hex "
+    "timestamp=seen"
+)
+Row = dict[str, Any]
+
+
+def random_rows(count: int, seed: int = 0) -> list[Row]:
+    """Rows with missing fields, texts that need quotes, large ids, and ties."""
+    rng = random.Random(seed)
+
+    def maybe(value: Any) -> Any:
+        return None if rng.random() < 0.1 else value
+
+    start = datetime.datetime(2024, 2, 28, 22)
+    return [
+        {
+            "clicked": rng.randrange(2),
+            "unused": "anything",
+            "age": maybe(rng.choice([0.0, 1.5, -7.25, 90.0])),
+            "visits": maybe(rng.choice([0, 3, -3, 12_000_000])),
+            "user": maybe(rng.choice([-(2**63), 2**63 - 1, 0, 7, rng.randrange(30) << 40])),
+            "city": maybe(rng.choice(["Zürich", "São, Paulo", 'the "O"', "a", "b", "東京"])),
+            "score": maybe(rng.choice([0.5, -0.5, 1e300, 0.0])),
+            "tag": maybe(rng.choice(["ff", "00FF", "deadbeef", "0"])),
+            "seen": maybe(start + datetime.timedelta(minutes=rng.randrange(5000))),
+        }
+        for _ in range(count)
+    ]
+
+
+def slow_ids(rows: list[Row], threshold: int = 0) -> list[tuple[int, ...]]:
+    """Ids of every row: by falling count, then by rising value; 0 for rare and missing."""
+
+    def key(name: str) -> list[Any]:
+        if name == "tag":
+            return [None if r["tag"] is None else int(r["tag"], 16) for r in rows]
+        if name in ("hour", "weekday"):
+            return [
+                None
+                if r["seen"] is None
+                else r["seen"].hour
+                if name == "hour"
+                else r["seen"].weekday()
+                for r in rows
+            ]
+        return [r[name] for r in rows]
+
+    columns = []
+    for name in ("user", "city", "score", "tag", "hour", "weekday"):
+        values = key(name)
+        counts = Counter(value for value in values if value is not None)
+        kept = [value for value, count in counts.items() if count >= threshold]
+        order = (lambda v: v.encode()) if name == "city" else (lambda v: v)
+        kept.sort(key=lambda value, c=counts, o=order: (-c[value], o(value)))
+        ids = {value: rank for rank, value in enumerate(kept, 1)}
+        columns.append([ids.get(value, 0) for value in values])
+    return list(zip(*columns, strict=True))
+
+
+def slow_numbers(rows: list[Row]) -> np.ndarray:
+    def log(x: Any) -> float:
+        return float(np.log(x + 3)) if x is not None and x > -3 else 0.0
+
+    return np.array([[r["age"] or 0.0, log(r["visits"])] for r in rows]).astype(np.float16)
+
+
+def write_csv(path: Path, rows: list[Row], header: bool = True, delimiter: str = ",") -> None:
+    def field(value: Any) -> str:
+        text = "" if value is None else str(value)
+        return '"' + text.replace('"', '""') + '"' if delimiter in text or '"' in text else text
+
+    lines = [delimiter.join(rows[0])] if header else []
+    lines += [delimiter.join(field(value) for value in row.values()) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def write_parquet(path: Path, rows: list[Row]) -> None:
+    pa.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=17)
+
+
+def assert_rows(output: Path, rows: list[Row], threshold: int = 0) -> None:
+    """The last seventh is held out; its first half is the test split."""
+    held_out = len(rows) // 7
+    bounds = {
+        "train": (0, len(rows) - held_out),
+        "test": (len(rows) - held_out, len(rows) - held_out + held_out // 2),
+        "validation": (len(rows) - held_out + held_out // 2, len(rows)),
+    }
+    ids, numbers = slow_ids(rows, threshold), slow_numbers(rows)
+    for mapping, (start, stop) in bounds.items():
+        found = read(output, mapping)
+        got = [
+            (bool(label), tuple(number), tuple(row))
+            for label, number, row in zip(
+                found["labels"],
+                found["numerical"].tolist(),
+                zip(*found["ids"], strict=True),
+                strict=True,
+            )
+        ]
+        want = [
+            (bool(rows[i]["clicked"]), tuple(numbers[i].tolist()), ids[i])
+            for i in range(start, stop)
+        ]
+        assert (sorted(got) == sorted(want)) if mapping == "train" else got == want
+
+
+def prepare(kind: str, tmp_path: Path, pattern: str, **options: Any) -> Path:
+    module = {"csv": csv_data, "parquet": parquet_data}[kind]
+    output = tmp_path / "data"
+    options = {"columns": COLUMNS} | options
+    module.prepare(module.Options(input=str(tmp_path / pattern), output=output, **options))
+    return output
+
+
+@pytest.mark.parametrize("threshold", [0, 5])
+def test_csv(threshold: int, tmp_path: Path) -> None:
+    rows = random_rows(280)
+    write_csv(tmp_path / "log.csv", rows)
+    output = prepare("csv", tmp_path, "log.csv", frequency_threshold=str(threshold))
+    assert_rows(output, rows, threshold)
+
+
+@pytest.mark.parametrize("threshold", [0, 5])
+def test_parquet(threshold: int, tmp_path: Path) -> None:
+    rows = random_rows(280)
+    write_parquet(tmp_path / "log.parquet", rows)
+    columns = COLUMNS.replace("user:int64", "user").replace("score:float64", "score")
+    output = prepare(
+        "parquet", tmp_path, "log.parquet", columns=columns, frequency_threshold=str(threshold)
+    )
+    assert_rows(output, rows, threshold)
+
+
+def test_without_header_and_in_several_files(tmp_path: Path) -> None:
+    """The last file is held out, like a last day; log_10 comes after log_2."""
+    rows = random_rows(90)
+    for name, part in (("log_1", rows[:40]), ("log_2", rows[40:70]), ("log_10", rows[70:])):
+        write_csv(tmp_path / f"{name}.tsv", part, header=False, delimiter="\t")
+    columns = "label=1 numerical=3,4:log categorical=5:int64,6,7:float64,8:hex timestamp=9"
+    output = prepare("csv", tmp_path, "log_*.tsv", columns=columns, header=False, delimiter="tab")
+    found = np.stack(read(output, "test")["ids"], 1).tolist()
+    assert [tuple(row) for row in found] == slow_ids(rows)[70:80]
+
+
+def test_timestamps_are_hour_and_weekday(tmp_path: Path) -> None:
+    """One instant in every form; 29 February 2024 was a Thursday."""
+    instant = datetime.datetime(2024, 2, 29, 23, 30, tzinfo=datetime.UTC)
+    seconds = int(instant.timestamp())
+    forms = {
+        "plain": "2024-02-29 23:30:00",
+        "zone": "2024-03-01T01:30:00+02:00",
+        "unix": str(seconds),
+        "ms": str(seconds * 1000),
+        "before": str(-3600),
+    }
+    text = "y," + ",".join(forms) + "\n" + ("1," + ",".join(forms.values()) + "\n") * 14
+    (tmp_path / "t.csv").write_text(text)
+    columns = "label=y timestamp=plain,zone,unix:unix,ms:unix_ms,before:unix"
+    output = prepare("csv", tmp_path, "t.csv", columns=columns)
+    values = [
+        pa.parquet.read_table(output / "vocabulary" / f"cat_{i}.parquet")["value"].to_pylist()
+        for i in range(10)
+    ]
+    assert values == [[23], [3]] * 4 + [[23], [2]]  # an hour before 1970, a Thursday, began
+
+
+def test_labels_by_comparison(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text(
+        "rating,item\n" + "".join(f"{i % 5 + 1},x\n" for i in range(70))
+    )
+    output = prepare("csv", tmp_path, "r.csv", columns="label=rating>=4 categorical=item")
+    summary = json.loads((output / "prepare.json").read_text())
+    assert summary["click_rate"]["train"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("bad_rows", ["stop", "skip", "keep"])
+def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
+    rows = random_rows(70)
+    write_csv(tmp_path / "log.csv", rows)
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    lines[10:10] = [
+        "1,x,1,1,12x,a,0.5,ff,2024-01-01 00:00:00",
+        "1,x,1,1",
+        "",
+        "maybe,x,1,1,1,a,0.5,ff,2024-01-01 00:00:00",
+        "1,x,70000,1,1,a,0.5,ff,2024-01-01 00:00:00",
+        "1,x,1,1,1,a,0.5,fg,yesterday",
+    ]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    if bad_rows == "stop":
+        with pytest.raises(
+            InputError, match=r"log.csv:11: user is '12x', expected int64 or nothing"
+        ):
+            prepare("csv", tmp_path, "log.csv")
+        return
+    output = prepare("csv", tmp_path, "log.csv", bad_rows=bad_rows)
+    report = (output / "bad_rows.txt").read_text().splitlines()
+    assert [line.split("log.csv:")[1] for line in report] == [
+        "11: user is '12x', expected int64 or nothing",
+        "12: 4 fields, expected 9",
+        "13: clicked is missing, expected 0 or 1",
+        "14: clicked is 'maybe', expected 0 or 1",
+        "15: age is '70000', expected a number within float16",
+        "16: tag is 'fg', expected hex or nothing",
+    ]
+    summary = json.loads((output / "prepare.json").read_text())
+    assert summary["bad_rows"] == 6
+    assert sum(summary["rows"].values()) == 70 + (3 if bad_rows == "keep" else 0)
+    if bad_rows == "skip":
+        assert_rows(output, rows)
+
+
+def test_second_run_and_new_data_with_the_old_vocabulary(tmp_path: Path, capsys) -> None:
+    rows = random_rows(140)
+    write_csv(tmp_path / "log.csv", rows)
+    output = prepare("csv", tmp_path, "log.csv")
+    prepare("csv", tmp_path, "log.csv")
+    assert "already holds this dataset" in capsys.readouterr().out
+    with pytest.raises(InputError, match="other settings"):
+        prepare("csv", tmp_path, "log.csv", seed=5)
+    (tmp_path / "new").mkdir()
+    write_csv(tmp_path / "new" / "log.csv", rows[70:])
+    again = prepare("csv", tmp_path / "new", "log.csv", vocabulary=output, holdout="0.5")
+    found = np.stack(read(again, "test")["ids"], 1).tolist()
+    assert [tuple(row) for row in found] == slow_ids(rows)[105:122]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected roles with their columns"),
+        ("label=clicked", "names no categorical column"),
+        ("label=clicked categorical=usr", "Unknown column of log.csv 'usr'. Did you mean 'user'"),
+        ("categorical=user", "names 0 labels; exactly one"),
+        ("label=clicked categorical=user,user", "names 'user' twice"),
+        ("label=clicked categorical=user:int32", "Unknown way to read the categorical column user"),
+    ],
+)
+def test_bad_descriptions(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse(text, ["clicked", "user", "city:token"], "log.csv")
+
+
+def test_descriptions() -> None:
+    names = ["y", "a:b", "C1", "C2", "x y"]
+    uses = parse("label=y categorical=C*,a:b:int64 numerical=x y", names, "log.csv")
+    assert [(use.role, use.column, use.reading) for use in uses] == [
+        ("label", "y", None),
+        ("categorical", "C1", None),
+        ("categorical", "C2", None),
+        ("categorical", "a:b", "int64"),
+        ("numerical", "x y", None),
+    ]
+    numbered = [str(i) for i in range(1, 6)]
+    spans = parse("label=1 categorical=2-4:int64", numbered, "log.csv")
+    assert [use.column for use in spans] == ["1", "2", "3", "4"]
+    with pytest.raises(InputError, match=r"names 4-9; log\.csv has columns 1 to 5"):
+        parse("label=1 categorical=4-9", numbered, "log.csv")
+
+
+def test_the_command_line(tmp_path: Path, capsys) -> None:
+    assert cli.main(["prepare", "csv", "--output", str(tmp_path / "x")]) == 2
+    assert "Give --input with --columns, or --spec" in capsys.readouterr().err
+    write_parquet(tmp_path / "log.parquet", random_rows(70))
+    flags = ["--input", str(tmp_path / "log.parquet"), "--output", str(tmp_path / "data")]
+    assert (
+        cli.main(["prepare", "parquet", *flags, "--columns", "label=clicked categorical=city"]) == 0
+    )
+    assert "city" in capsys.readouterr().out
