@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import tyro
 
-from trainmark.clicklog import engine, folder, per_column, summary, synthetic
+from trainmark.clicklog import engine, folder, per_column, summary, synthetic, to_npy
 from trainmark.clicklog.criteo_text import NAMES, CriteoSource
 from trainmark.clicklog.engine import MANIFEST, Job
 from trainmark.clicklog.limits import Limits
@@ -57,6 +57,8 @@ class Options:
     """Seed of the training rows' random order."""
     memory: str | None = None
     """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
+    to: Literal["split_binary", "npy"] = "split_binary"
+    """npy: write TorchRec's day_N_{dense,sparse,labels}.npy too, into the folder npy of the output."""
     engine: Literal["embedded", "spark"] = "embedded"
     """What does the work: this process, or Spark (extra `spark`), with the same result. With Spark,
     input and output may be any Hadoop paths."""
@@ -77,6 +79,8 @@ def prepare(options: Options) -> dict[str, float]:
     job = make_job(options)
     seconds = engine.prepare(job, Limits.of(options.memory))
     summary.show(job.output, folder.read_json(job.output / MANIFEST))
+    if options.to == "npy":
+        to_npy.write(job.output, days=max(len(job.source.files), 2))
     return seconds
 
 

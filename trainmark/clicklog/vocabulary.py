@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.clicklog import counting, primitives
-from trainmark.clicklog.column_reader import ColumnReader, arrow_array
+from trainmark.clicklog.column_reader import ColumnReader, arrow_array, numpy_array
 from trainmark.clicklog.counting import Counts
 from trainmark.clicklog.primitives import NO_KEYS, Array, Lookup
 from trainmark.clicklog.recipes import Recipe
@@ -215,7 +215,7 @@ class Writer:
 
         fields = [("value", value_type), ("id", pa.int32()), ("count", pa.int64())]
         self._schema = pa.schema(fields)
-        self._waiting = self._schema.empty_table()
+        self._waiting: list[Any] = []
         self._file = pq.ParquetWriter(
             path, self._schema, compression="none", use_dictionary=False, write_statistics=False
         )
@@ -224,22 +224,24 @@ class Writer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._write(len(self._waiting))
+        self._write(sum(map(len, self._waiting)))
         self._file.close()
 
     def write(self, values: Any, ids: Any, counts: Any) -> None:
-        """Add entries, by rising value: arrays of numpy or Arrow."""
+        """Add entries, by rising value: arrays of Arrow's."""
         import pyarrow as pa
 
-        entries = pa.table([values, ids, counts], schema=self._schema)
-        self._waiting = pa.concat_tables([self._waiting, entries])
-        self._write(len(self._waiting) // GROUP_ROWS * GROUP_ROWS)
+        self._waiting.append(pa.Table.from_arrays([values, ids, counts], schema=self._schema))
+        self._write(sum(map(len, self._waiting)) // GROUP_ROWS * GROUP_ROWS)
 
     def _write(self, rows: int) -> None:
+        import pyarrow as pa
+
         if rows:
-            ready = self._waiting.slice(0, rows).combine_chunks()
+            waiting = pa.concat_tables(self._waiting)
+            ready = waiting.slice(0, rows).combine_chunks()
             self._file.write_table(ready, row_group_size=GROUP_ROWS)
-            self._waiting = self._waiting.slice(rows)
+            self._waiting = [waiting.slice(rows)]
 
 
 class Vocabulary:
@@ -288,10 +290,10 @@ class Vocabulary:
         with pq.ParquetFile(self._path) as file:
             if file.metadata.num_rows <= size:
                 table = file.read(["value", "id"], use_threads=False)
-                yield self._numbers(table.column(0)), table.column(1).to_numpy()
+                yield self._numbers(table.column(0)), numpy_array(table.column(1))
                 return
             for batch in file.iter_batches(size, columns=["value", "id"], use_threads=False):
-                yield self._numbers(batch.column(0)), batch.column(1).to_numpy()
+                yield self._numbers(batch.column(0)), numpy_array(batch.column(1))
 
     def _numbers(self, values: Any) -> Array:
         return self._reader.from_arrow(values)
