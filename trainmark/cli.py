@@ -177,6 +177,14 @@ def _align(arguments: list[str], started: float) -> int:
     return 0 if found.passed else 1
 
 
+def _export(arguments: list[str], started: float) -> None:
+    """A run's newest checkpoint in the layout of other software."""
+    from trainmark.export import export
+
+    options = _parse(ExportOptions, arguments, "export")
+    print(export(options.folder, options.format, options.output))
+
+
 def _sweep(arguments: list[str], started: float) -> None:
     """One run per value of a field; an out-of-memory is a row of the table."""
     from rich.console import Console
@@ -212,6 +220,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "evaluate": _evaluate,
     "report": _report,
     "compare": _compare,
+    "export": _export,
     "align": _align,
     "sweep": _sweep,
 }
@@ -283,6 +292,20 @@ class AlignOptions:
     """Output folder of a run (or its loss.csv)."""
     reference: Annotated[Path, tyro.conf.Positional]
     """Another run's folder, a loss.csv, a Megatron log or an MLPerf log."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Export the newest checkpoint in a run's folder."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Output folder of a run."""
+    format: Literal["safetensors"] = "safetensors"
+    """safetensors: a folder that Hugging Face's transformers loads."""
+    output: Path | None = None
+    """Folder to write; default export in the run's folder."""
     debug: bool = False
     """Show the traceback of an error."""
 

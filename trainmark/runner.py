@@ -71,7 +71,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     _forget_peaks(mesh)
     if mesh.device.type == "cpu":
         keep_freed_memory()
-    weights = _find_checkpoint(options.weights_from) if options.weights_from else None
+    weights = find_checkpoint(options.weights_from) if options.weights_from else None
     if mesh.is_main:
         _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
     _check_memory(cfg, workload, mesh)
@@ -193,7 +193,7 @@ def read_config(folder: Path) -> Any:
     return parse(kind, data, str(path))
 
 
-def _find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: Path) -> Path:
     """A checkpoint's folder, given itself or the folder of its run."""
     if not path.is_dir():
         raise InputError(f"Checkpoint {path} does not exist.")
@@ -388,7 +388,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
     mesh = _join(cfg)
     cfg = _resolve_here(cfg, mesh)
     workload = workloads.load(cfg.workload)
-    path = _find_checkpoint(folder)
+    path = find_checkpoint(folder)
     _check_memory(cfg, workload, mesh)
     trainer = build_trainer(cfg, workload, mesh)
     state = checkpoint.load(

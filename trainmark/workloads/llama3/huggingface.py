@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError
-from trainmark.workloads.llama3.runs import Model
+from trainmark.workloads.llama3.runs import LlamaRun, Model
 
 _KEYS = {
     "layers": "num_hidden_layers",
@@ -133,3 +133,21 @@ def save(folder: Path, model: Model, sequence: int, tensors: dict[str, Any]) -> 
     (folder / "config.json").write_text(
         json.dumps(config_json(model, sequence, dtype), indent=2) + "\n"
     )
+
+
+def export(cfg: LlamaRun, checkpoint_path: Path, folder: Path) -> None:
+    """A checkpoint of a run, whatever ranks wrote it, as a folder that `transformers` loads."""
+    import torch
+
+    from trainmark import checkpoint
+    from trainmark.checkpoint_manifest import DTYPES, read_manifest
+
+    entries = read_manifest(checkpoint_path).tensors
+    tensors = {
+        name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        for name, entry in entries.items()
+        if name.startswith("model.")
+    }
+    checkpoint.load(checkpoint_path, tensors)
+    ours = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save(folder, cfg.model, cfg.sequence, ours)

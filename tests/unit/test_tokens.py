@@ -1,0 +1,308 @@
+"""Indexed token files byte for byte, samples in Megatron's order, and `prepare tokens`."""
+
+import itertools
+import json
+import lzma
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from trainmark.cli import main
+from trainmark.corpus import dataset, indexed, samples, tokenizer, tokens
+from trainmark.errors import InputError
+
+DOCUMENTS = [np.array(d) for d in ([1, 2, 3], [], [4], [5, 6, 7, 8, 9, 10, 11], [12, 13])]
+TYPES = [np.dtype(np.uint16), np.dtype(np.int32)]
+
+
+# --- files
+
+
+def expected_index(code: int, width: int) -> bytes:
+    """The .idx of DOCUMENTS, written down by the documented layout."""
+    lengths = [len(document) for document in DOCUMENTS]
+    starts = [width * sum(lengths[:i]) for i in range(len(lengths))]
+    return b"".join(
+        [
+            b"MMIDIDX\x00\x00",
+            struct.pack("<QB", 1, code),
+            struct.pack("<QQ", len(lengths), len(lengths) + 1),
+            struct.pack(f"<{len(lengths)}i", *lengths),
+            struct.pack(f"<{len(lengths)}q", *starts),
+            struct.pack(f"<{len(lengths) + 1}q", *range(len(lengths) + 1)),
+        ]
+    )
+
+
+@pytest.mark.parametrize(("dtype", "code"), list(zip(TYPES, (8, 4), strict=True)))
+def test_the_bytes_are_megatrons(tmp_path: Path, dtype: np.dtype, code: int) -> None:
+    indexed.write_tokens(tmp_path / "x", DOCUMENTS, dtype)
+    assert (tmp_path / "x.idx").read_bytes() == expected_index(code, dtype.itemsize)
+    assert (tmp_path / "x.bin").read_bytes() == np.concatenate(DOCUMENTS).astype(dtype).tobytes()
+    assert indexed.HEADER_BYTES == 34
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("modes", [b"", bytes(len(DOCUMENTS))])
+def test_what_was_written_is_read(tmp_path: Path, dtype: np.dtype, modes: bytes) -> None:
+    indexed.write_tokens(tmp_path / "x", DOCUMENTS, dtype)
+    with open(tmp_path / "x.idx", "ab") as file:
+        file.write(modes)
+    found = indexed.open_tokens(tmp_path / "x")
+    assert [found.read(i).tolist() for i in range(len(found))] == [d.tolist() for d in DOCUMENTS]
+    assert found.read(3, 2, 5).tolist() == [7, 8, 9]
+
+
+def test_the_type_follows_the_vocabulary() -> None:
+    assert indexed.token_dtype(65_499) == np.uint16
+    assert indexed.token_dtype(65_500) == np.int32
+
+
+@pytest.mark.parametrize("cut", [0, 8, 33, 40, 60, 100, 141])
+def test_a_truncated_index_is_named_with_the_offset(tmp_path: Path, cut: int) -> None:
+    indexed.write_tokens(tmp_path / "x", DOCUMENTS, TYPES[0])
+    whole = (tmp_path / "x.idx").read_bytes()
+    assert len(whole) == 142
+    (tmp_path / "x.idx").write_bytes(whole[:cut])
+    with pytest.raises(InputError, match=rf"x\.idx is truncated.* ends at {cut}"):
+        indexed.open_tokens(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (0, b"X", "byte 0: expected"),
+        (9, b"\x02", "byte 9: expected version 1"),
+        (17, b"\x07", "byte 17: 7 is not the code"),
+        (25, b"\xff", "byte 18: .* cannot be in a file"),
+        (34, b"\xff\xff\xff\x7f", "byte 54: sequence 0 .* does not lie inside"),
+        (54 + 8, b"\x01", "byte 62: sequence 1"),
+        (94, b"\x01", "byte 94: document boundaries"),
+    ],
+)
+def test_a_corrupt_index_is_named_with_the_offset(
+    tmp_path: Path, offset: int, value: bytes, message: str
+) -> None:
+    indexed.write_tokens(tmp_path / "x", DOCUMENTS, TYPES[0])
+    raw = bytearray((tmp_path / "x.idx").read_bytes())
+    raw[offset : offset + len(value)] = value
+    (tmp_path / "x.idx").write_bytes(raw)
+    with pytest.raises(InputError, match=message):
+        indexed.open_tokens(tmp_path / "x")
+
+
+def test_a_truncated_bin_is_noticed(tmp_path: Path) -> None:
+    indexed.write_tokens(tmp_path / "x", DOCUMENTS, TYPES[0])
+    (tmp_path / "x.bin").write_bytes((tmp_path / "x.bin").read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"sequence 4 .* does not lie inside x\.bin"):
+        indexed.open_tokens(tmp_path / "x")
+
+
+# --- samples
+
+
+def slow_sample_index(
+    lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, count: int
+) -> list[list[int]]:
+    """The documented walk, one document at a time."""
+    found, place, offset = [[0, 0]], 0, 0
+    for _ in range(count):
+        remaining = sequence + 1
+        while remaining:
+            available = int(lengths[documents[place]]) - offset
+            remaining -= available
+            if remaining <= 0:
+                offset += remaining + available - 1
+                remaining = 0
+            else:
+                place, offset = place + 1, 0
+        found.append([place, offset])
+    return found
+
+
+@pytest.mark.parametrize("wanted", [None, 3, 20, 45, 60, 100])
+def test_indices_are_the_documented_ones(wanted: int | None) -> None:
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 30, 40).astype(np.int32)
+    found = samples.build(lengths, range(5, 40), 13, wanted, seed=1234)
+    per_epoch = int(lengths[5:].sum())
+    epochs = len(found.documents) // 35
+    count = (epochs * per_epoch - 1) // 13
+    assert found.samples.tolist() == slow_sample_index(lengths, found.documents, 13, count)
+    assert sorted(found.shuffle.tolist()) == list(range(count))
+    assert sorted(found.documents.tolist()) == sorted(list(range(5, 40)) * epochs)
+    assert wanted is None or (count >= wanted and ((epochs - 1) * per_epoch - 1) // 13 < wanted)
+    again = samples.build(lengths, range(5, 40), 13, wanted, seed=1234)
+    assert np.array_equal(found.shuffle, again.shuffle)
+
+
+def test_a_last_epoch_that_is_hardly_needed_is_shuffled_apart() -> None:
+    lengths = np.full(10, 100, np.int32)
+    found = samples.build(lengths, range(10), 10, 120, seed=0)  # 99 a pass: 20 % of the second
+    assert sorted(found.documents[:10].tolist()) == list(range(10))
+    assert sorted(found.shuffle[:99].tolist()) == list(range(99))
+    together = samples.build(lengths, range(10), 10, 190, seed=0)
+    assert sorted(together.documents[:10].tolist()) != list(range(10))
+
+
+def test_the_document_order_is_numpys_legacy_shuffle() -> None:
+    expected = np.arange(6, dtype=np.int32)
+    np.random.RandomState(7).shuffle(expected)
+    found = samples.build(np.full(6, 50, np.int32), range(6), 10, None, seed=7)
+    assert found.documents.tolist() == expected.tolist()
+
+
+def test_samples_overlap_by_one_token_and_are_cached(tmp_path: Path) -> None:
+    documents = [np.arange(i * 100, i * 100 + 37) for i in range(9)]
+    indexed.write_tokens(tmp_path / "x", documents, TYPES[0])
+    folder = dataset.find(tmp_path)
+    found = folder.open("train", "100,0,0", 16, 20, 1)
+    assert all(len(found[i]) == 17 for i in range(len(found)))
+    stream = np.concatenate([documents[i] for i in found._indices.documents])
+    starts = [int(found._indices.shuffle[i]) * 16 for i in range(20)]
+    assert all((found[i] == stream[s : s + 17]).all() for i, s in enumerate(starts))
+    cached = sorted((tmp_path / "cache/GPTDataset_indices").iterdir())
+    assert [path.name.split("-GPTDataset-")[1] for path in cached] == [
+        "description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy",
+    ]  # fmt: skip
+    again = dataset.find(tmp_path).open("train", "100,0,0", 16, 20, 1)
+    assert np.array_equal(again[7], found[7])
+    cached[2].write_bytes(b"damaged")
+    assert np.array_equal(dataset.find(tmp_path).open("train", "100,0,0", 16, 20, 1)[7], found[7])
+
+
+def test_splits_share_out_documents(tmp_path: Path) -> None:
+    indexed.write_tokens(tmp_path / "x", [np.full(100, i) for i in range(10)], TYPES[0])
+    folder = dataset.find(tmp_path / "x")
+    assert folder.vocab_size == 10
+    parts = [folder._sequences(split, "80,10,10") for split in dataset.SPLITS]
+    assert parts == [range(8), range(8, 9), range(9, 10)]
+    assert len(folder.open("test", "100,0,0", 16, None, 0)) == 0
+    with pytest.raises(InputError, match="three weights"):
+        dataset.parse_split("98,2")
+
+
+# --- tokenizers
+
+
+def bytes_tokenizer(folder: Path) -> Path:
+    """Every byte is a token, and so is the end of a document."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: i for i, character in enumerate(alphabet)}
+    encoder = Tokenizer(models.BPE(vocab, []))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.add_special_tokens(["<|endoftext|>"])
+    folder.mkdir(exist_ok=True)
+    encoder.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def tiktoken_file(path: Path) -> dict[bytes, int]:
+    import base64
+
+    ranks = {bytes([i]): i for i in range(256)}
+    for token in (b"he", b"ll", b"llo", b"hello", b" w", b" wor", b"ld"):
+        ranks[token] = len(ranks)
+    lines = [f"{base64.b64encode(t).decode()} {rank}" for t, rank in ranks.items()]
+    path.write_text("\n".join(lines) + "\n")
+    return ranks
+
+
+def slow_bpe(word: bytes, ranks: dict[bytes, int]) -> list[int]:
+    if word in ranks:
+        return [ranks[word]]
+    parts = [word[i : i + 1] for i in range(len(word))]
+    while True:
+        pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts))
+                 if a + b in ranks]  # fmt: skip
+        if not pairs:
+            return [ranks[part] for part in parts]
+        _, i = min(pairs)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def test_a_tiktoken_file_is_encoded_by_its_ranks(tmp_path: Path) -> None:
+    ranks = tiktoken_file(tmp_path / "tokenizer.model")
+    loaded = tokenizer.load(tmp_path)
+    assert (loaded.vocab_size, loaded.end_of_document) == (len(ranks) + 256, len(ranks) + 1)
+    words = ["hello", " world", " hell", " yellow", "\n\n", "123", "4", " Ünïcode"]
+    expected = [i for word in words for i in slow_bpe(word.encode(), ranks)]
+    assert loaded.encode(["".join(words)])[0] == expected
+    assert loaded.encoder.decode(loaded.encode(["hello world, été"])[0]) == "hello world, été"
+
+
+def test_a_bad_tiktoken_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_text("aGU= 0\nnot-base64! 1\n")
+    with pytest.raises(InputError, match="line 2"):
+        tokenizer.load(tmp_path)
+
+
+# --- prepare
+
+
+def prepare(tmp_path: Path, pattern: str, *flags: str) -> int:
+    return main(
+        ["prepare", "tokens", "--input", str(tmp_path / pattern), "--tokenizer",
+         str(bytes_tokenizer(tmp_path / "tok")), "--output", str(tmp_path / "out"), "--workers",
+         "1", *flags]
+    )  # fmt: skip
+
+
+def documents_of(tmp_path: Path) -> list[bytes]:
+    found = dataset.find(tmp_path / "out").tokens
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = {tokenizer._BYTE_NAMES[byte]: byte for byte in range(256)}
+    table = {i: bytes([names[c]]) for i, c in enumerate(alphabet)} | {256: b"$"}
+    return [b"".join(table[int(t)] for t in found.read(i)) for i in range(len(found))]
+
+
+def test_json_lines_become_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"text": f"line {i} é", "id": i} for i in range(50)]
+    with lzma.open(tmp_path / "a.jsonl.xz", "wt") as file:
+        file.write("\n".join(map(json.dumps, lines)))
+    monkeypatch.setattr(tokens, "BLOCK_BYTES", 200)
+    assert prepare(tmp_path, "*.jsonl.xz") == 0
+    assert documents_of(tmp_path) == [f"line {i} é$".encode() for i in range(50)]
+    assert (tmp_path / "out" / "corpus_text_document.idx").exists()
+    assert prepare(tmp_path, "*.jsonl.xz") == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_text_file_is_one_document_and_a_stopped_preparation_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"line {i}\n" for i in range(300))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(name + text)
+    monkeypatch.setattr(tokens, "BLOCK_BYTES", 500)
+    stop_at = tokens._join
+    monkeypatch.setattr(tokens, "_join", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(tmp_path, "?.txt")
+    (parts,) = (tmp_path / "out").glob(".corpus*")
+    done = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
+    assert len(done) >= 10
+    (parts / "00000003.npz").unlink()
+    seen = []
+    monkeypatch.setattr(tokens, "_join", lambda *args: seen.append(_times(parts)) or stop_at(*args))
+    assert prepare(tmp_path, "?.txt") == 0
+    assert {n for n, t in seen[0].items() if done[n] != t} == {"00000003.npz"}
+    assert documents_of(tmp_path) == [f"{name}{text}$".encode() for name in ("a", "b")]
+    assert not parts.exists()
+
+
+def _times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"body": "bad"}\n')
+    assert prepare(tmp_path, "a.jsonl") == 2
+    assert "a.jsonl, line 2: expected a JSON object" in capsys.readouterr().err
+    assert prepare(tmp_path, "none*.txt") == 2
