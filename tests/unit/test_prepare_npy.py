@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from trainmark import feature_spec
-from trainmark.clicklog import npy, npy_files, synthetic
+from trainmark.clicklog import criteo, npy, npy_files, synthetic
 from trainmark.errors import InputError
 
 
@@ -84,9 +84,9 @@ def test_the_other_half_and_a_second_run(tmp_path: Path, capsys) -> None:
     days = [random_day(rows, rows) for rows in (8, 5)]
     for number, day in enumerate(days):
         write_day(tmp_path / "npy", number, **day)
-    output = prepare(tmp_path / "npy", first_half="test")
+    output = prepare(tmp_path / "npy", test_half="first")
     np.testing.assert_array_equal(np.stack(read(output, "test")["ids"], 1), days[1]["sparse"][:3])
-    prepare(tmp_path / "npy", first_half="test")
+    prepare(tmp_path / "npy", test_half="first")
     assert "already holds this dataset" in capsys.readouterr().out
     with pytest.raises(InputError, match="other settings"):
         prepare(tmp_path / "npy")
@@ -187,11 +187,35 @@ def test_generated_days_are_the_generated_dataset(tmp_path: Path) -> None:
     for form in ("npy", "split_binary"):
         options = synthetic.Options(output=tmp_path / form, format=form, rows=3000, days=3)
         synthetic.prepare(options)
-    output = prepare(tmp_path / "npy", first_half="test")
+    output = prepare(tmp_path / "npy", test_half="first")
     for mapping in ("train", "test", "validation"):
         through, direct = read(output, mapping), read(tmp_path / "split_binary", mapping)
         np.testing.assert_array_equal(through["labels"], direct["labels"])
         np.testing.assert_array_equal(np.stack(through["ids"]), np.stack(direct["ids"]))
+
+
+@pytest.mark.parametrize("recipe", ["nvidia", "torchrec"])
+def test_prepared_days_come_back(recipe: str, tmp_path: Path, capsys) -> None:
+    """Raw text to a dataset and to day files; and these to the same dataset."""
+    synthetic.prepare(synthetic.Options(output=tmp_path / "raw", rows=3001, days=3))
+    options = criteo.Options(
+        input=str(tmp_path / "raw" / "day_*"),
+        output=tmp_path / "data",
+        recipe=recipe,
+        to="npy",
+    )
+    criteo.prepare(options)
+    days = tmp_path / "data" / "npy"
+    assert len(list(days.glob("day_*.npy"))) == 9
+    before = {path: path.stat() for path in days.iterdir()}
+    criteo.prepare(options)
+    assert before == {path: path.stat() for path in days.iterdir()}
+    again = prepare(days)
+    for mapping in ("train", "test", "validation"):
+        direct, through = read(tmp_path / "data", mapping), read(again, mapping)
+        for name in ("labels", "numerical"):
+            np.testing.assert_array_equal(direct[name], through[name])
+        np.testing.assert_array_equal(np.stack(direct["ids"]), np.stack(through["ids"]))
 
 
 # --- TorchRec itself

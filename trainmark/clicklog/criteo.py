@@ -58,7 +58,7 @@ class Options:
     memory: str | None = None
     """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
     to: Literal["split_binary", "npy"] = "split_binary"
-    """npy: write TorchRec's day_N_{dense,sparse,labels}.npy too, into the folder npy of the output."""
+    """npy: TorchRec's day_N_{dense,sparse,labels}.npy too, in the folder npy of the output."""
     engine: Literal["embedded", "spark"] = "embedded"
     """What does the work: this process, or Spark (extra `spark`), with the same result. With Spark,
     input and output may be any Hadoop paths."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainmark.clicklog import criteo, engine, folder, per_column, summary
+from trainmark.clicklog import criteo, engine, folder, per_column, summary, to_npy
 from trainmark.clicklog.engine import MANIFEST, Job
 from trainmark.clicklog.limits import Limits
 from trainmark.clicklog.recipes import RECIPES
@@ -52,6 +52,8 @@ class DescribedOptions:
     """Seed of the training rows' random order."""
     memory: str | None = None
     """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
+    to: Literal["split_binary", "npy"] = "split_binary"
+    """npy: TorchRec's day_N_{dense,sparse,labels}.npy too, in the folder npy of the output."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -65,6 +67,8 @@ def prepare(
     if options.spec is not None:
         if options.input is not None or options.columns is not None:
             raise InputError("--spec says where the data are; --input and --columns go without it.")
+        if options.to == "npy":
+            raise InputError("--to npy needs a validation split, which data of --spec lack.")
         manifest = transcode(options.spec)
         summary.show_splits(options.output, manifest)
         return
@@ -73,6 +77,8 @@ def prepare(
     source = open_source(criteo.find_days(options.input, options.bad_rows), options.columns)
     engine.prepare(make_job(options, source), Limits.of(options.memory))
     summary.show(options.output, folder.read_json(options.output / MANIFEST))
+    if options.to == "npy":
+        to_npy.write(options.output, days=max(len(source.files), 2))
 
 
 def make_job(options: DescribedOptions, source: Source) -> Job:

@@ -46,8 +46,8 @@ class Options:
     """Folder to write; it appears when everything is written."""
     max_rows: str | None = None
     """Fold ids into tables of at most so many rows, also per column: 40000000,C3=100."""
-    first_half: Literal["validation", "test"] = "validation"
-    """Which split the first half of the last day is (TorchRec: validation); the rest: the other."""
+    test_half: Literal["first", "second"] = "second"
+    """Which half of the last day is the test split (TorchRec: the second); the other validates."""
     debug: bool = False
     """Show the traceback of an error."""
 
@@ -58,7 +58,7 @@ def prepare(options: Options) -> None:
     settings = {
         "input": [[path.name, path.stat().st_size] for day in days for path in day.paths()],
         "max_rows": options.max_rows,
-        "first_half": options.first_half,
+        "test_half": options.test_half,
     }
     if folder.is_finished(options.output, MANIFEST, settings):
         print(f"{options.output} already holds this dataset; nothing to do.")
@@ -73,7 +73,7 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     caps: list[int | None] = [None] * len(hotness)
     if options.max_rows is not None:
         caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
-    splits = _split(days, options.first_half)
+    splits = _split(days, options.test_half)
     total = sum(day.rows for day in days)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Finding the largest ids", total=2 * total)
@@ -137,7 +137,7 @@ class Split:
                 first += len(block)
 
 
-def _split(days: list[Day], first_half: str) -> list[Split]:
+def _split(days: list[Day], test_half: str) -> list[Split]:
     """Train, test and validation."""
     *earlier, last = days
     train = sum(day.rows for day in earlier)
@@ -147,11 +147,14 @@ def _split(days: list[Day], first_half: str) -> list[Split]:
             "and 2 are needed. Two or more days are expected."
         )
     middle = (last.rows + 1) // 2
-    halves = {True: (0, middle), False: (middle, last.rows)}
+    halves = [(0, middle), (middle, last.rows)]
+    if test_half == "second":
+        halves.reverse()
+    test, validation = halves
     return [
         Split("train", earlier, 0, train),
-        Split("test", [last], *halves[first_half == "test"]),
-        Split("validation", [last], *halves[first_half == "validation"]),
+        Split("test", [last], *test),
+        Split("validation", [last], *validation),
     ]
 
 

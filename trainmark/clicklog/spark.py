@@ -38,6 +38,8 @@ def _unsupported(options: "criteo.Options") -> list[str]:
     problems = []
     if options.bad_rows == "keep":
         problems.append("--engine spark knows --bad-rows stop and skip, not keep.")
+    if options.to != "split_binary":
+        problems.append("--engine spark writes split_binary; --to npy is for the embedded engine.")
     if options.vocabulary is not None:
         problems.append("--engine spark builds its vocabularies; it does not take --vocabulary.")
     if options.memory is not None:
