@@ -75,7 +75,7 @@ def _run_one(plan: Sweep, value: str) -> str:
     )
     train = ["-m", "trainmark", "train", plan.run, f"--{plan.field}", value, *plan.flags]
     command = [sys.executable, *launcher, *train, "--output", str(_folder(plan, value))]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    ended = _start(command)
     if ended.returncode == 0:
         return "done"
     if ended.returncode in (130, 143):
@@ -85,6 +85,10 @@ def _run_one(plan: Sweep, value: str) -> str:
     sentences = [line for line in ended.stderr.splitlines() if line.startswith("trainmark: ")]
     last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
     return (sentences[-1] if sentences else last).removeprefix("trainmark: ")
+
+
+def _start(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
 # --- what is known already

@@ -187,9 +187,12 @@ RUNS: dict[str, Callable[[], LlamaRun]] = {
 
 def closed(cfg: LlamaRun) -> frozenset[str]:
     """Top-level fields that may change while a result stays comparable with the named run's."""
-    # The demo's vocabulary is that of whatever text was prepared for it; train_samples follows
-    # from the number of steps unless it is given.
-    return _CLOSED | ({"model", "target"} if cfg.name == "llama3-demo" else set())
+    fields = set(_CLOSED)
+    if cfg.train_samples == (cfg.max_steps or 0) * (cfg.global_batch or 0):
+        fields.add("train_samples")  # filled in, not chosen
+    if cfg.name == "llama3-demo":
+        fields |= {"model", "target"}  # those of whatever text was prepared for it
+    return frozenset(fields)
 
 
 # --- sizes

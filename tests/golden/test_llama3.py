@@ -1,0 +1,99 @@
+"""Numbers that FlagPerf's Llama-3 results fix: MFU, batches, learning rates, memory, splits."""
+
+import dataclasses
+
+import pytest
+
+from trainmark import hardware, metrics, workloads
+from trainmark.config import resolve
+from trainmark.distributed import mesh as meshes
+from trainmark.hardware import Cluster
+from trainmark.planner.memory import GIB, plan_memory
+from trainmark.report import published
+from trainmark.workloads.llama3 import runs
+from trainmark.workloads.llama3.flops import flops
+
+LLAMA3 = workloads.load("llama3")
+
+
+def mfu(tokens_per_s: float, device: str, precision: str = "bf16") -> float:
+    """The published convention for one device."""
+    peak = hardware.peak_flops(device, precision)
+    assert isinstance(peak, hardware.Peak)
+    needed = flops(runs.llama3_8b(), 0, 1_000_000)["6N"] / 1_000_000
+    return 100 * metrics.mfu(needed * tokens_per_s, 1.0, 1, peak.flops)
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens_per_s", "percent"),
+    [
+        ("a100-80g", 3698.7, 56.90), ("a100-80g", 3409.2, 52.45), ("a100-80g", 3006.1, 46.25),
+        ("a100-80g", 2690.3, 41.39), ("a100-80g", 2451.2, 37.71), ("a100-80g", 3042.7, 46.81),
+        ("a100-80g", 3306.5, 50.87),  # printed as 50.0
+        ("h100", 8103, 39.33), ("h100", 7914, 38.41), ("h100", 7047, 34.20),
+    ],
+)  # fmt: skip
+def test_published_mfu(device: str, tokens_per_s: float, percent: float) -> None:
+    assert mfu(tokens_per_s, device) == pytest.approx(percent, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "low", "high"), [(10486, 25.43, 50.89), (10280, 24.93, 49.89)]
+)
+def test_published_mfu_of_fp8_is_a_range(tokens_per_s: float, low: float, high: float) -> None:
+    assert mfu(tokens_per_s, "h100", "fp8") == pytest.approx(low, abs=0.006)
+    assert mfu(tokens_per_s, "h100") == pytest.approx(high, abs=0.006)
+
+
+def test_palm_counts_matrices_and_attention() -> None:
+    per_token = flops(runs.llama3_8b(), 0, 1)
+    assert per_token["6N"] == 48e9
+    assert per_token["palm"] == pytest.approx(57.9e9, rel=2e-3)  # NeMo until 25.07
+    assert per_token["palm-causal"] == pytest.approx(51.5e9, rel=2e-3)  # NeMo since 25.09
+    other = flops(runs.llama3_1b(), 0, 1)["6N"]
+    assert other == 6 * runs.parameters(runs.llama3_1b().model)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "parallel", "global_batch", "accumulate"),
+    [(1, "PP2DP4TP1", 512, 128), (1, "PP1DP4TP2", 512, 128), (2, "PP1DP8TP2", 512, 64),
+     (55, "PP1DP220TP2", 1760, 8)],
+)  # fmt: skip
+def test_published_batches(nodes: int, parallel: str, global_batch: int, accumulate: int) -> None:
+    run = dataclasses.replace(
+        runs.llama3_8b(), data="synthetic", parallel=parallel, global_batch=global_batch
+    )
+    resolved = resolve(run, Cluster("h100", nodes, 8))
+    assert (resolved.micro_batch, resolved.accumulate) == (1, accumulate)
+
+
+def test_published_learning_rates() -> None:
+    run = runs.llama3_8b()
+    rates = [run.lr * run.schedule.factor(step) for step in (0, 150, 300, 400)]
+    assert rates == pytest.approx([1e-5, 5.5e-6, 1e-6, 1e-6])
+
+
+def test_published_arguments() -> None:
+    run = runs.llama3_8b()
+    assert (run.seed, run.max_steps, run.global_batch, run.sequence) == (1234, 300, 512, 8192)
+    rule = run.optimizer
+    assert (rule.beta1, rule.beta2, rule.weight_decay, rule.clip) == (0.9, 0.95, 0.1, 1.0)
+    model = run.model
+    assert (model.layers, model.hidden, model.ffn, model.heads, model.kv_heads) == (
+        32, 4096, 14336, 32, 8,
+    )  # fmt: skip
+    assert (model.vocab, model.norm_eps, model.init_std) == (128_256, 1e-5, 0.008)
+
+
+def test_the_plan_agrees_with_the_published_ablation() -> None:
+    """Eight A100 of 80 GiB: what ran fits, what ran out of memory does not."""
+    rows = published.for_run("llama3-8b")
+    splits = {row.parallel for row in rows if row.parallel and row.case == "a100-80gx1x8"}
+    splits.add("PP1DP8TP1")
+    assert len(splits) == 8, [row.case for row in rows]
+    for split in splits:
+        run = dataclasses.replace(runs.llama3_8b(), data="synthetic", parallel=split)
+        cfg = resolve(run, Cluster("a100-80g", 1, 8))
+        with meshes.fake(runs.mesh_axes(cfg, 8)) as mesh:
+            total = plan_memory(cfg, LLAMA3, mesh).total / GIB
+        assert (total > 80) == (split == "PP1DP8TP1"), (split, total)

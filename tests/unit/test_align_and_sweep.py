@@ -1,0 +1,144 @@
+"""`align` reads what the field writes; `sweep` goes on after an out-of-memory and after a stop."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trainmark import sweep
+from trainmark.cli import main
+from trainmark.errors import InputError
+from trainmark.report.alignment import FIRST_STEP, compare, read_curve, sentence
+
+MEGATRON = (
+    " [2024-05-01 10:00:00] iteration {step:8d}/{total:8d} | consumed samples: {samples:12d} | "
+    "elapsed time per iteration (ms): 1234.5 | learning rate: 1.000000E-05 | global batch size:   "
+    "512 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:"
+    "   0 | number of nan iterations:   0 |"
+)
+
+
+def write_csv(path: Path, losses: dict[int, float]) -> Path:
+    lines = ["step,samples,loss", *(f"{s},{s * 512},{loss!r}" for s, loss in losses.items())]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def curve(factor: float = 1.0) -> dict[int, float]:
+    return {step: factor * (10 - step / 10) for step in range(1, 51)}
+
+
+# --- align
+
+
+def test_every_kind_of_reference_gives_the_same_curve(tmp_path: Path) -> None:
+    wanted = curve()
+    lines = [MEGATRON.format(step=s, total=300, samples=512 * s, loss=y) for s, y in wanted.items()]
+    (tmp_path / "megatron.log").write_text("training ...\n" + "\n".join(lines))
+    events = [{"key": "global_batch_size", "value": 512, "metadata": {}}]
+    events += [
+        {"key": "train_loss", "value": y, "metadata": {"samples_count": 512 * s}}
+        for s, y in wanted.items()
+    ]
+    stats = [
+        {"key": "tracked_stats", "value": {"train_loss": y}, "metadata": {"step": s}}
+        for s, y in wanted.items()
+    ]
+    for name, found in (("mlperf.log", events), ("stats.log", stats)):
+        text = "\n".join(f":::MLLOG {json.dumps(event)}" for event in found)
+        (tmp_path / name).write_text(f"start\n{text}\n:::MLLOG {{cut")
+    write_csv(tmp_path / "loss.csv", wanted)
+    for name in ("megatron.log", "mlperf.log", "stats.log", "loss.csv", "."):
+        assert read_curve(tmp_path / name) == pytest.approx(wanted, rel=1e-6), name
+
+
+def test_the_rule_is_the_published_one() -> None:
+    early = curve() | dict.fromkeys(range(1, FIRST_STEP), 99.0)  # does not count
+    assert compare(early, curve(), "x").error == 0
+    assert compare(curve(1.0199), curve(), "x").passed
+    above = compare(curve(1.0201), curve(), "x")
+    assert not above.passed
+    assert above.error == pytest.approx(0.0201)
+    assert above.steps == 30
+    assert "not aligned" in sentence(above)
+
+
+def test_align_writes_a_page_and_exits_by_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_csv(folder / "loss.csv", curve())
+    good = write_csv(tmp_path / "good.csv", curve(1.01))
+    bad = write_csv(tmp_path / "bad.csv", curve(1.1))
+    assert main(["align", str(folder), str(good)]) == 0
+    assert "aligned with" in capsys.readouterr().out
+    assert "<svg" in (folder / "alignment.html").read_text()
+    assert json.loads((folder / "alignment.json").read_text())["passed"] is True
+    assert main(["align", str(folder), str(bad)]) == 1
+
+
+def test_align_says_what_it_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "empty.log").write_text("nothing here\n")
+    for path, message in ((tmp_path / "empty.log", "has no loss"), (tmp_path / "x", "not exist")):
+        with pytest.raises(InputError, match=message):
+            read_curve(path)
+    with pytest.raises(InputError, match="no step from 21"):
+        compare({5: 1.0}, curve(), "x")
+    (tmp_path / "bad.csv").write_text("step,samples,loss\n1,2\n")
+    with pytest.raises(InputError, match="line 2"):
+        read_curve(tmp_path / "bad.csv")
+
+
+# --- sweep
+
+
+def test_over() -> None:
+    assert sweep.parse_over("micro_batch=1,2, 2") == ("micro-batch", ["1", "2"])
+    for bad in ("", "parallel", "=1", "parallel="):
+        with pytest.raises(InputError, match="--over must look like"):
+            sweep.parse_over(bad)
+
+
+def test_a_dry_sweep_marks_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    splits = "parallel=PP2DP4TP1,PP1DP8TP1,PP3DP1TP1"
+    flags = ["--dry-run", "--cluster", "a100-80gx1x8"]
+    assert main(["sweep", "llama3-8b", "--over", splits, *flags]) == 0
+    rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "DP" in line}
+    assert "/80" in rows["PP2DP4TP1"]
+    assert "OOM" not in rows["PP2DP4TP1"]
+    assert "OOM" in rows["PP1DP8TP1"]  # as published
+    assert "must multiply to the number of devices" in rows["PP3DP1TP1"]
+
+
+def test_a_sweep_goes_on_after_a_failure_and_after_a_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    started = []
+
+    def start(command: list[str]) -> subprocess.CompletedProcess[str]:
+        """`train` in this process; a micro-batch of 8 does not fit."""
+        arguments = command[command.index("train") :]
+        started.append(arguments[arguments.index("--micro-batch") + 1])
+        if started[-1] == "8":
+            sentence = "trainmark: Out of memory (CUDA out of memory). Use a smaller micro_batch."
+            return subprocess.CompletedProcess(command, 2, "", sentence)
+        return subprocess.CompletedProcess(command, main(arguments), "", "trainmark: failed")
+
+    monkeypatch.setattr(sweep, "_start", start)
+    flags = ["--max-steps", "2", "--device", "cpu", "--evals-per-epoch", "0", "--warmup-clock", "0"]
+    flags += ["--checkpoint-every", "never", "--output", str(tmp_path / "s")]
+    assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8", *flags]) == 0
+    assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8,16,5", *flags]) == 0
+    assert started == ["4", "8", "16", "5"]  # what is known is not run again
+    rows = capsys.readouterr().out.splitlines()
+    table = {line.split()[1]: line for line in rows if line.startswith("│")}
+    assert "OOM" in table["8"]
+    assert "llama3-demo" in table["16"]
+    assert "failed" in table["5"]
+    assert main(["sweep", "llama3-demo", "--over", "lr=1", *flags]) == 2
