@@ -21,7 +21,7 @@ RUN = {name: next(iter(workloads.runs_module(name).RUNS)) for name in workloads.
 def _help() -> dict[str, list[list[str]]]:
     """What to type before `--help` to see all flags of a verb (of all workloads, all kinds)."""
     words = {verb: [[verb]] for verb in cli.VERBS if verb != "prepare"}
-    words |= {verb: [[verb, run] for run in RUN.values()] for verb in ("show", "train")}
+    words |= {verb: [[verb, run] for run in RUN.values()] for verb in ("show", "train", "sweep")}
     return words | {f"prepare {kind}": [["prepare", kind]] for kind in cli.PREPARATIONS}
 
 

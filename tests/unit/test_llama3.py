@@ -256,6 +256,45 @@ def test_other_workloads_have_no_fp8(capsys: pytest.CaptureFixture[str]) -> None
     assert "dlrm has no precision fp8" in capsys.readouterr().err
 
 
+# --- real text
+
+TEXT = Path(__file__).resolve().parents[3] / "shared" / "data" / "text" / "tinyshakespeare.txt"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TEXT.exists(), reason="no text on this machine")
+def test_real_text_is_learned_like_transformers_learns_it(tmp_path: Path) -> None:
+    """The demo's network on Shakespeare: the same weights, batches and rule, 300 steps."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    from trainmark.report.alignment import compare, read_curve
+
+    encoder = Tokenizer(models.BPE())
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    encoder.train(
+        [str(TEXT)],
+        trainers.BpeTrainer(
+            vocab_size=1024, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet,
+            show_progress=False,
+        ),
+    )  # fmt: skip
+    encoder.save(str(tmp_path / "tokenizer.json"))
+    where = ["--tokenizer", str(tmp_path), "--output", str(tmp_path / "data")]
+    assert main(["prepare", "tokens", "--input", str(TEXT), *where]) == 0
+
+    run = dataclasses.replace(runs.llama3_demo(), data=str(tmp_path / "data"), device="cpu")
+    cfg = resolve(run, Cluster("cpu", 1, 1))
+    saved(tmp_path / "start", cfg)
+    theirs = transformers_curve(hugging_face(tmp_path / "start"), cfg, 300)
+    flags = ["--data", str(tmp_path / "data"), "--device", "cpu", "--output", str(tmp_path / "r")]
+    assert main(["train", "llama3-demo", *flags]) == 0
+    found = compare(read_curve(tmp_path / "r"), dict(enumerate(theirs, start=1)), "transformers")
+    print(f"first {theirs[0]:.3f}, last {theirs[-1]:.3f}, error {found.error:.2e}")
+    assert found.error < 0.005
+    assert theirs[-1] < 4.3  # from 6.9, the logarithm of the vocabulary
+
+
 # --- the demo
 
 
@@ -264,7 +303,7 @@ def test_the_demo_learns_its_language(tmp_path: Path) -> None:
     assert main(["train", "llama3-demo", "--device", "cpu", "--output", str(tmp_path / "r")]) == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert result["quality"]["reached"] is True
-    assert ENTROPY < result["quality"]["value"] < 1.03 * ENTROPY
+    assert ENTROPY < result["quality"]["value"] < 1.05 * ENTROPY
 
 
 def test_every_recompute_gives_the_same_losses() -> None:
