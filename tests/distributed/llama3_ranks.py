@@ -43,6 +43,8 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
             "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
             "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
+            "TP2-fp8": {"parallel": "PP1DP1TP2", "precision": "fp8"},
+            "DP2-bf16": {"parallel": "PP1DP2TP1", "precision": "bf16"},
         },
     ),
     "four": (

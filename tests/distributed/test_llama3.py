@@ -60,6 +60,11 @@ def one_process(folder: Path) -> list[float]:
 near = partial(pytest.approx, abs=TOLERANCE, rel=0)
 
 
+def near_for(name: str, losses: list[float]) -> Any:
+    """fp32 follows exactly; in lower precision a curve is only like it."""
+    return pytest.approx(losses, rel=0.02) if "8" in name or "16" in name else near(losses)
+
+
 def test_one_process_learns(folder: Path) -> None:
     losses = one_process(folder)
     assert len(losses) == STEPS + 1
@@ -69,13 +74,13 @@ def test_one_process_learns(folder: Path) -> None:
 @pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
 def test_a_split_follows_one_process(folder: Path, group: str, name: str) -> None:
     found = run_ranks(folder, group)[name]
-    assert found["whole"] == near(one_process(folder))
+    assert found["whole"] == near_for(name, one_process(folder))
 
 
 @pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
 def test_a_split_continues_one_process(folder: Path, group: str, name: str) -> None:
     found = run_ranks(folder, group)[name]["continued"]
-    assert found[:4] == near(one_process(folder)[SAVED_AT : SAVED_AT + 4])
+    assert found[:4] == near_for(name, one_process(folder)[SAVED_AT : SAVED_AT + 4])
 
 
 @pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
@@ -84,7 +89,7 @@ def test_one_process_continues_a_split(folder: Path, group: str, name: str) -> N
     start = checkpoint.latest(folder / name)
     assert start is not None
     losses = train(config(), single(CPU), start=start, stop=SAVED_AT + 3)
-    assert losses[:3] == near(one_process(folder)[SAVED_AT : SAVED_AT + 3])
+    assert losses[:3] == near_for(name, one_process(folder)[SAVED_AT : SAVED_AT + 3])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Shard
 
 try:
     import triton
@@ -23,9 +24,9 @@ class Fp8Linear(nn.Linear):
     """`nn.Linear` without bias, in fp8; weights stay in their own type."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x_MK = x.reshape(-1, x.shape[-1])
-        y_MN: Tensor = _Fp8Product.apply(x_MK, self.weight)
-        return y_MN.view(*x.shape[:-1], -1)
+        if isinstance(self.weight, DTensor):
+            return _split_product(x, self.weight)
+        return _product(x, self.weight)
 
 
 def use_fp8(module: nn.Module) -> None:
@@ -33,6 +34,22 @@ def use_fp8(module: nn.Module) -> None:
     for child in module.modules():
         if type(child) is nn.Linear and child.bias is None:
             child.__class__ = Fp8Linear
+
+
+def _product(x: Tensor, w_NK: Tensor) -> Tensor:
+    y_MN: Tensor = _Fp8Product.apply(x.reshape(-1, x.shape[-1]), w_NK)
+    return y_MN.view(*x.shape[:-1], -1)
+
+
+def _split_product(x: Any, weight: DTensor) -> Tensor:
+    """The same with a weight that tensor-parallel ranks share out; each scales its own part."""
+    (placement,) = weight.placements
+    by_rows = placement.is_shard(0)
+    # By rows of the weight: all of x, a part of y. By columns: a part of x, a term of y.
+    x_here = x.to_local(grad_placements=[Partial()]) if by_rows else x.to_local()
+    y_here = _product(x_here, weight.to_local())
+    kind = Shard(y_here.dim() - 1) if by_rows else Partial()
+    return DTensor.from_local(y_here, weight.device_mesh, [kind], run_check=False)
 
 
 class _Fp8Product(torch.autograd.Function):

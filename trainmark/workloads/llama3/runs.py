@@ -372,10 +372,11 @@ def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
 
 def _device_problems(cfg: LlamaRun, cluster: Cluster) -> list[str]:
     problems = []
-    if cfg.precision == "fp8" and axes_of(cfg)["tp"] > 1:
-        problems.append("fp8 runs without tensor parallelism in this version; use TP1.")
     if cluster.hardware == "cpu" and cfg.attention in ("cudnn", "efficient"):
         problems.append(f"attention {cfg.attention} needs a GPU; use auto.")
-    if cfg.precision == "fp8" and (cfg.model.hidden % 16 or cfg.model.ffn % 16):
-        problems.append("fp8 needs model.hidden and model.ffn to be multiples of 16.")
+    tp = axes_of(cfg)["tp"]
+    if cfg.precision == "fp8" and (cfg.model.hidden % 16 or cfg.model.ffn % (16 * tp)):
+        problems.append(
+            "fp8 needs model.hidden and each rank's part of model.ffn to be multiples of 16."
+        )
     return problems
