@@ -19,6 +19,7 @@ SETTINGS = (
     "spark.sql.codegen.wholeStage=false",
     "spark.sql.codegen.factoryMode=NO_CODEGEN",
     "spark.driver.memory=1g",
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.bindAddress=127.0.0.1",
     "spark.driver.host=127.0.0.1",
     "spark.ui.showConsoleProgress=false",
@@ -141,6 +142,12 @@ def test_bad_line_is_named(spark: Any, tmp_path: Path) -> None:
     text[6] = text[6][:-3] + "xyz"
     (tmp_path / "day_1").write_text("\n".join(text) + "\n")
     with pytest.raises(InputError, match=r"day_1:7: categorical 26 is '.*xyz', expected up to 8"):
+        prepare(tmp_path, "spark")
+
+
+def test_zst_is_refused(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "day_0.zst").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"day_0\.zst: --engine spark reads plain and \.gz files"):
         prepare(tmp_path, "spark")
 
 

@@ -47,8 +47,6 @@ def _unsupported(options: "criteo.Options") -> list[str]:
             "--memory is for the embedded engine; Spark's is --spark-conf spark.driver.memory=... "
             "and spark.executor.memory=..."
         )
-    if str(options.input).endswith(".zst"):
-        problems.append("--engine spark reads plain and .gz files, not .zst.")
     return problems
 
 
@@ -87,6 +85,11 @@ class _Run:
         if not days:
             raise InputError(f"No file matches --input {options.input!r}.")
         raise_all(f"{_plain(day.path)} is empty." for day in days if day.num_bytes == 0)
+        raise_all(
+            f"{_plain(day.path)}: --engine spark reads plain and .gz files, not .zst."
+            for day in days
+            if day.name.endswith(".zst")
+        )
         return sorted(days, key=lambda day: criteo.day_order(Path(day.name)))
 
     def run(self) -> dict[str, float]:
