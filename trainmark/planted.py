@@ -17,6 +17,7 @@ the in-memory dataset of training; numpy only.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,8 @@ class PlantedClicks:
         seed: another seed is another hidden model and other rows.
         cardinalities: ids of each categorical column, the missing one included.
         num_numerical: number of integer columns.
+        ids: `power_law`, as in real logs, or `uniform`.
+        signal: without one, every row has the same click probability.
 
     Example:
         >>> log = PlantedClicks(seed=1)
@@ -96,12 +99,15 @@ class PlantedClicks:
         seed: int = 0,
         cardinalities: tuple[int, ...] = CARDINALITIES,
         num_numerical: int = NUM_NUMERICAL,
+        ids: Literal["power_law", "uniform"] = "power_law",
+        signal: bool = True,
     ) -> None:
         self.seed = seed
         self.cardinalities = cardinalities
         self.num_numerical = num_numerical
         rng = self._stream(_MODEL_STREAM)
-        self._columns = [_Column(rng, cardinality) for cardinality in cardinalities]
+        kind = {"power_law": _Column, "uniform": _UniformColumn}[ids]
+        self._columns = [kind(rng, cardinality) for cardinality in cardinalities]
         self._signal_columns = _most_suitable(cardinalities)
         self._vectors = {c: self._columns[c].vectors(rng) for c in self._signal_columns}
         self._terms = [
@@ -109,7 +115,7 @@ class PlantedClicks:
             for c, column in enumerate(self._columns)
         ]
         self._integers = _Integers(rng, num_numerical)
-        self._scales = dict.fromkeys(SHARES, np.float32(1))
+        self._scales = dict.fromkeys(SHARES, np.float32(signal))
         self._bias = np.float32(0)
         self._calibrate()
         self._latest: tuple[int, Rows] | None = None
@@ -204,7 +210,7 @@ class PlantedClicks:
         total = sum(share for name, share in SHARES.items() if spreads[name] > 0)
         for name, spread in spreads.items():
             if spread > 0:
-                self._scales[name] = np.float32(LOGIT_STD * np.sqrt(SHARES[name] / total) / spread)
+                self._scales[name] *= np.float32(LOGIT_STD * np.sqrt(SHARES[name] / total) / spread)
         self._bias = _bias_for(self._logits(terms))
 
     def _stream(self, *key: int) -> np.random.Generator:
@@ -248,10 +254,13 @@ class _Column:
         self.missing = float(rng.choice([0, 0, 0.02, 0.05]))
         self.cardinality = cardinality
         self.hidden = min(cardinality, MAX_HIDDEN_VALUES)
-        ranks = np.arange(1, self.hidden)
         self.weights = np.zeros(self.hidden)
         if cardinality > 1:
-            self.weights[1:] = (1 - self.missing) * np.log1p(1 / ranks) / np.log(cardinality)
+            self.weights[1:] = (1 - self.missing) * self.shares(np.arange(1, self.hidden))
+
+    def shares(self, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """How often the values of these ranks occur among those present."""
+        return np.log1p(1 / ranks) / np.log(self.cardinality)
 
     def draw(self, rng: np.random.Generator, out: NDArray[np.int32]) -> None:
         """Ids by inverting the cumulative distribution: rank = floor(C ** u)."""
@@ -274,6 +283,17 @@ class _Column:
 
     def terms(self, rng: np.random.Generator, size: float) -> NDArray[np.float32]:
         return (size * rng.standard_normal(self.hidden)).astype(np.float32)
+
+
+class _UniformColumn(_Column):
+    """A categorical column whose values are equally frequent."""
+
+    def shares(self, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.full(len(ranks), 1 / (self.cardinality - 1))
+
+    def draw(self, rng: np.random.Generator, out: NDArray[np.int32]) -> None:
+        out[:] = rng.integers(1, max(self.cardinality, 2), len(out), np.int32)
+        out[rng.random(len(out), np.float32) < self.missing] = 0
 
 
 class _Integers:

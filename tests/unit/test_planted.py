@@ -154,3 +154,24 @@ def one_hot(log: PlantedClicks, rows: Rows) -> scipy.sparse.csr_matrix:
     categorical = scipy.sparse.csr_matrix((ones, columns.ravel(), starts), shape)
     numerical = log_transform(rows.numerical).astype(np.float32)
     return scipy.sparse.hstack([categorical, scipy.sparse.csr_matrix(numerical)]).tocsr()
+
+
+@pytest.mark.parametrize("cardinality", [2, 3, 50, 10_000])
+def test_uniform_ids_are_equally_frequent(cardinality: int) -> None:
+    log = PlantedClicks(seed=3, cardinalities=(cardinality, 40, 40), ids="uniform")
+    ids = log.rows(0, 65536).categorical[0]
+    counts = np.bincount(ids, minlength=cardinality)[1:]
+    assert ids.max() < cardinality
+    # A chi-square of a fair draw has mean cardinality - 2 and standard deviation sqrt(2 x that).
+    expected = counts.sum() / len(counts)
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    degrees = len(counts) - 1
+    assert abs(chi_square - degrees) <= 5 * np.sqrt(2 * degrees)
+
+
+def test_without_a_signal_nothing_can_be_learned() -> None:
+    log = PlantedClicks(seed=3, signal=False)
+    rows = log.rows(0, 65536)
+    assert len(np.unique(rows.probability)) == 1
+    assert rows.labels.mean() == pytest.approx(rows.probability[0], abs=0.01)
+    assert log.best_auc(0, 65536) == pytest.approx(0.5)

@@ -150,3 +150,8 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
         prepare(tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"):
         prepare(tmp_path / "file" / "raw")
+
+
+def test_a_log_without_a_signal_sets_no_target(tmp_path: Path) -> None:
+    output = prepare(tmp_path / "log", format="split_binary", ids="uniform", signal=False)
+    assert "best_auc" not in feature_spec.read(output).metadata

@@ -31,7 +31,7 @@ MANIFEST = "synthetic.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Generate a click log with a planted signal and a known best possible AUC."""
+    """Generate a click log; with a planted signal, its best possible AUC is known."""
 
     output: Path
     """Folder to write; it appears when everything is written."""
@@ -47,6 +47,10 @@ class Options:
     """Number of ids of each categorical column."""
     num_numerical: int = NUM_NUMERICAL
     """Number of integer columns."""
+    ids: Literal["power_law", "uniform"] = "power_law"
+    """How categorical values are distributed: a few very frequent ones, or all alike."""
+    signal: bool = True
+    """Draw the labels from a hidden model; without, every row is as likely a click."""
 
 
 def prepare(options: Options) -> None:
@@ -109,7 +113,11 @@ def _pieces(options: Options) -> list[Piece]:
 
 def _generate(options: Options, settings: dict[str, Any]) -> None:
     log = PlantedClicks(
-        seed=options.seed, cardinalities=options.cardinalities, num_numerical=options.num_numerical
+        seed=options.seed,
+        cardinalities=options.cardinalities,
+        num_numerical=options.num_numerical,
+        ids=options.ids,
+        signal=options.signal,
     )
     last_day_start = (options.days - 1) * (options.rows // options.days)
     every_day, last_day = BestAuc(), BestAuc()
@@ -132,13 +140,12 @@ def _generate(options: Options, settings: dict[str, Any]) -> None:
                 "All rows of the last day have the same label, so that no AUC can be measured. "
                 f"Ask for more --rows than {options.rows}, or another --seed."
             )
-        facts = {
-            "click_rate": every_day.click_rate,
-            "best_auc": last_day.value,
-            "best_auc_all_days": every_day.value,
-        }
+        # Without a signal there is nothing to reach, and so no best AUC to set a target by.
+        metadata = {"best_auc": last_day.value} if options.signal else {}
+        facts = {"click_rate": every_day.click_rate} | metadata
+        if options.signal:
+            facts["best_auc_all_days"] = every_day.value
         if options.format == "split_binary":
-            metadata = {"best_auc": last_day.value}
             split_binary.write_specs(
                 partial, options.cardinalities, options.num_numerical, metadata
             )
@@ -152,8 +159,9 @@ def _show(output: Path, manifest: dict[str, Any]) -> None:
     table.add_row("format", f"{settings['format']}, {settings['days']} days")
     table.add_row("rows", f"{settings['rows']:,}")
     table.add_row("click rate", f"{manifest['click_rate']:.4f}")
-    table.add_row("best possible AUC, last day", f"{manifest['best_auc']:.4f}")
-    table.add_row("best possible AUC, all days", f"{manifest['best_auc_all_days']:.4f}")
+    if "best_auc" in manifest:
+        table.add_row("best possible AUC, last day", f"{manifest['best_auc']:.4f}")
+        table.add_row("best possible AUC, all days", f"{manifest['best_auc_all_days']:.4f}")
     Console().print(table)
 
 
