@@ -245,15 +245,11 @@ def killed(part: str, raw: Path, folder: Path) -> dict[str, Any]:
         )
         try:
             child.wait(rng.uniform(0.3, 1) * whole["seconds"])
-            shutil.rmtree(output)  # it was faster; from the start again
+            shutil.rmtree(output)  # done, so from the start again
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGKILL)
             child.wait()
             kills += 1
-            # Every fifth time the next run gets to its end, or nothing would ever be new.
-            if not kills % 5:
-                measure("embedded", raw, folder / "unused")
-                shutil.rmtree(folder / "unused")
     measured = _finish(raw, output)
     same = _digest(calm) == _digest(output)
     shutil.rmtree(calm)

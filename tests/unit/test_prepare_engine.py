@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -315,3 +317,31 @@ def test_summary(log: Path, tmp_path: Path) -> None:
     assert facts["click_rate"]["train"] == sum(line[0] == "1" for line in lines[:800]) / 800
     assert facts["bad_rows"] == 0
     assert facts["model"]["parameters"] == 128 * sum(facts["cardinalities"])
+
+
+@pytest.mark.slow
+def test_two_million_rows_within_their_memory(tmp_path: Path) -> None:
+    """The flag is kept to, and nothing but time depends on it."""
+    from trainmark.clicklog import synthetic
+
+    cardinalities = (3_000_000,) * 4 + synthetic.CARDINALITIES[4:]
+    synthetic.prepare(
+        synthetic.Options(
+            output=tmp_path / "raw", rows=2_000_000, days=4, cardinalities=cardinalities
+        )
+    )
+    script = (
+        "import resource, sys; from pathlib import Path; from trainmark.clicklog import criteo; "
+        "criteo.prepare(criteo.Options(input=sys.argv[1], output=Path(sys.argv[2]), "
+        "frequency_threshold='0', memory=sys.argv[3])); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = {}
+    for memory in ("380M", "4G"):
+        command = [sys.executable, "-c", script, str(tmp_path / "raw" / "day_*")]
+        run = subprocess.run(
+            [*command, str(tmp_path / memory), memory], stdout=subprocess.PIPE, check=True
+        )
+        peaks[memory] = int(run.stdout.split()[-1]) / 1024
+    assert peaks["380M"] < 380 * 1.2
+    assert files(tmp_path / "380M") == files(tmp_path / "4G")

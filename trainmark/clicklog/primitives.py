@@ -85,15 +85,15 @@ def encode(values: Array, most: int) -> tuple[Array, Array, Array] | None:
 
 
 def _encode_slowly(values: Array, most: int) -> tuple[Array, Array, Array] | None:
-    distinct, first, codes, counts = np.unique(
-        values, return_index=True, return_inverse=True, return_counts=True
-    )
-    if len(distinct) > most:
+    import pyarrow as pa
+
+    # Arrow numbers distinct values in order of appearance, too.
+    encoded = pa.array(values).dictionary_encode()
+    if len(encoded.dictionary) > most:
         return None
-    order = np.argsort(first)
-    rank = np.empty(len(order), np.uint16)
-    rank[order] = np.arange(len(order))
-    return rank[codes], distinct[order], counts[order].astype(np.uint32)
+    codes = encoded.indices.to_numpy()
+    counts = np.bincount(codes, minlength=len(encoded.dictionary)).astype(np.uint32)
+    return codes.astype(np.uint16), encoded.dictionary.to_numpy(), counts
 
 
 def number_in_turn(classes: Array, next_id: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -95,8 +95,8 @@ def build(reader: ColumnReader, rules: Rules, stop_row: int, memory: int, path: 
     with Writer(path, reader.arrow_type()) as writer:
         number = _by_appearance if keyed else _by_count
         for part, ids in number(parts, rules.recipe.first_id):
-            entries = (part.values, rules.fold(ids), part.counts)
-            writer.write(reader.to_arrow(entries[0]), *map(arrow_array, entries[1:]))
+            folded, counts = arrow_array(rules.fold(ids)), arrow_array(part.counts)
+            writer.write(reader.to_arrow(part.values), folded, counts)
     parts.remove()
     return Sizes(parts.distinct, parts.kept)
 
