@@ -179,9 +179,9 @@ def _align(arguments: list[str], started: float) -> int:
 
 def _export(arguments: list[str], started: float) -> None:
     """A run's newest checkpoint in the layout of other software."""
+    options = _parse(ExportOptions, arguments, "export")
     from trainmark.export import export
 
-    options = _parse(ExportOptions, arguments, "export")
     print(export(options.folder, options.format, options.output))
 
 

@@ -37,6 +37,8 @@ class Totals:
     steps_warmup: int = 0
     steps_partial: int = 0
     sessions: int = 1
+    slowest_tokens_s: float = 0.0
+    fastest_tokens_s: float = 0.0
 
     @property
     def train(self) -> float:
@@ -66,6 +68,7 @@ class Clocks:
         self._warmup_left = warmup_steps
         self._training = False  # between the first batch and the last step
         self._paused = 0.0
+        self._last_look: tuple[float | None, int] = (None, 0)  # time without pauses, tokens
         self._pauses_since_step: list[tuple[str, float]] = []
         self._synchronize = synchronize
 
@@ -94,6 +97,19 @@ class Clocks:
             self._warmup_left -= 1
             if self._warmup_left == 0:
                 self._end_warmup()
+
+    def looked(self) -> None:
+        """The losses so far were read: the device is done with all steps up to here."""
+        now, tokens = time.perf_counter() - self._paused, self.totals.tokens
+        then, before = self._last_look
+        self._last_look = (now, tokens)
+        # A stretch that began in the warm-up does not count.
+        if then is None or self.in_warmup or tokens == before:
+            self._last_look = (None if self.in_warmup else now, tokens)
+            return
+        rate, totals = (tokens - before) / (now - then), self.totals
+        totals.slowest_tokens_s = min(totals.slowest_tokens_s or rate, rate)
+        totals.fastest_tokens_s = max(totals.fastest_tokens_s, rate)
 
     @property
     def in_warmup(self) -> bool:

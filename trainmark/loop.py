@@ -186,6 +186,7 @@ class Training:
         losses = torch.stack([p.loss.detach().float() for p in self._pending]).tolist()
         skips = torch.stack([p.skipped for p in self._pending]).tolist()
         self.feed.collect_waits()
+        self.clocks.looked()
         pending, self._pending = self._pending, []
         rows: list[tuple[int, int, float]] = []
         for at, loss, skipped in zip(pending, losses, skips, strict=True):

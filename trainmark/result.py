@@ -133,6 +133,8 @@ class Result:
     time_s: Times
     throughput: Throughput
     tokens_per_device_s: float | None
+    tokens_per_device_s_spread: list[float] | None = None
+    """Of the slowest and the fastest stretch between two looks at the loss (`log_every`)."""
     mfu: list[Mfu]
     mfu_reason: str | None = None
     """Why `mfu` is empty."""

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 from trainmark import checkpoint, hardware, metrics, result, workloads
 from trainmark.allocator import keep_freed_memory
+from trainmark.clocks import Totals
 from trainmark.config import (
     EXTENSION,
+    LAYOUT,
     OBSERVATION,
     AnyRun,
     Run,
@@ -172,7 +174,7 @@ def _claim(output: Path, cfg: Run) -> None:
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     if earlier.name != cfg.name:
         raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
-    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION)
+    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION | LAYOUT)
     if changed:
         raise InputError(
             f"{output} holds a run with another configuration ({', '.join(changed)} differ). "
@@ -240,6 +242,7 @@ def _make_result(training: Training, monitor: dict[str, Any], began: datetime) -
         tokens_per_device_s=metrics.throughput(
             totals.tokens - totals.tokens_warmup, times.train * mesh.world_size
         ),
+        tokens_per_device_s_spread=_spread(totals, mesh),
         mfu=mfu,
         mfu_reason=mfu_reason,
         quality=_quality(training),
@@ -252,6 +255,14 @@ def _make_result(training: Training, monitor: dict[str, Any], began: datetime) -
         software=software,
         started=began.isoformat(timespec="seconds"),
     )
+
+
+def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:
+    """The slowest and the fastest stretch between two looks, per device."""
+    if not totals.fastest_tokens_s:
+        return None
+    share = mesh.dp_size / mesh.world_size
+    return [totals.slowest_tokens_s * share, totals.fastest_tokens_s * share]
 
 
 def _times(training: Training) -> result.Times:
@@ -384,7 +395,9 @@ def dry_run(cfg: AnyRun, cluster: Cluster) -> tuple[AnyRun, MemoryPlan]:
 def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
     """The newest checkpoint of a run on its held-out data; writes `evaluation.json`."""
     cfg = read_config(folder)
-    cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data)
+    cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data, accumulate=None)
+    if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
+        cfg = dataclasses.replace(cfg, parallel=None)
     mesh = _join(cfg)
     cfg = _resolve_here(cfg, mesh)
     workload = workloads.load(cfg.workload)

@@ -310,3 +310,13 @@ def test_every_recompute_gives_the_same_losses() -> None:
     plain = train(config(), single(CPU), stop=3)
     for mode in ("selective", "full"):
         assert train(config(recompute=mode), single(CPU), stop=3) == pytest.approx(plain, abs=1e-6)
+
+
+def test_the_result_has_the_spread_of_tokens(tmp_path: Path) -> None:
+    flags = ["--max-steps", "6", "--log-every", "1", "--warmup-clock", "2", "--device", "cpu"]
+    flags += ["--evals-per-epoch", "0", "--checkpoint-every", "never", "--output", str(tmp_path)]
+    assert main(["train", "llama3-demo", *flags]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    slowest, fastest = result["tokens_per_device_s_spread"]
+    assert 0 < slowest <= result["tokens_per_device_s"] * 1.1
+    assert slowest <= fastest

@@ -131,6 +131,11 @@ def launched_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def is_main_process() -> bool:
+    """Whether this is the process that speaks, of those that the launcher started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def local_device(kind: str) -> torch.device:
     """This process's device of the given kind."""
     if kind == "cpu":

@@ -100,6 +100,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     import torch
 
     from trainmark import runner
+    from trainmark.distributed.mesh import is_main_process
     from trainmark.loop import Interrupted
     from trainmark.report.tables import result_table
 
@@ -111,6 +112,8 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     except torch.OutOfMemoryError as error:
         sentence = str(error).splitlines()[0]
         raise InputError(f"Out of memory ({sentence}). Use a smaller micro_batch.") from None
+    if not is_main_process():
+        return 0
     results = [result for result, _ in finished]
     console = Console()
     console.print(result_table(results))
