@@ -131,7 +131,7 @@ def _main(rank: int, group: str, folder: Path) -> None:
             from_one = next((folder / "one").glob("step-*"))
             results[name] = {
                 "whole": train(cfg, mesh, save_to=folder / name),
-                "continued": train(cfg, mesh, start=from_one, stop=SAVED_AT + 4),
+                "continued": train(cfg, mesh, start=from_one, stop=SAVED_AT + 3),
             }
         if rank == 0:
             (folder / f"{group}.json").write_text(json.dumps(results))

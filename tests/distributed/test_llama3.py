@@ -14,11 +14,7 @@ from tests.distributed.llama3_ranks import CPU, SAVED_AT, SPLITS, STEPS, config,
 from trainmark import checkpoint
 from trainmark.distributed.mesh import single
 
-ALL_SPLITS = [
-    pytest.param(group, name, marks=[] if group == "two" else [pytest.mark.slow])
-    for group, (_, splits) in SPLITS.items()
-    for name in splits
-]
+GROUPS = [pytest.param(g, marks=[] if g == "two" else [pytest.mark.slow]) for g in SPLITS]
 TOLERANCE = 1e-4
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,22 +29,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_ranks(folder: Path, group: str) -> dict[str, Any]:
-    """What the splits of a group gave; its ranks are started once."""
-    results = folder / f"{group}.json"
-    if not results.exists():
-        command = [sys.executable, "-m", "tests.distributed.llama3_ranks"]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), group, str(folder)],
-                cwd=ROOT,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(SPLITS[group][0])
-        ]
-        errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-        assert all(rank.returncode == 0 for rank in ranks), errors[0][-3000:]
-    data: dict[str, Any] = json.loads(results.read_text())
+    """What the splits of a group gave."""
+    command = [sys.executable, "-m", "tests.distributed.llama3_ranks"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), group, str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(SPLITS[group][0])
+    ]
+    errors = [rank.communicate(timeout=600)[1] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), errors[0][-3000:]
+    data: dict[str, Any] = json.loads((folder / f"{group}.json").read_text())
     return data
 
 
@@ -71,25 +62,20 @@ def test_one_process_learns(folder: Path) -> None:
     assert losses[-2] < losses[0] - 1
 
 
-@pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
-def test_a_split_follows_one_process(folder: Path, group: str, name: str) -> None:
-    found = run_ranks(folder, group)[name]
-    assert found["whole"] == near_for(name, one_process(folder))
-
-
-@pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
-def test_a_split_continues_one_process(folder: Path, group: str, name: str) -> None:
-    found = run_ranks(folder, group)[name]["continued"]
-    assert found[:4] == near_for(name, one_process(folder)[SAVED_AT : SAVED_AT + 4])
-
-
-@pytest.mark.parametrize(("group", "name"), ALL_SPLITS)
-def test_one_process_continues_a_split(folder: Path, group: str, name: str) -> None:
-    run_ranks(folder, group)
-    start = checkpoint.latest(folder / name)
-    assert start is not None
-    losses = train(config(), single(CPU), start=start, stop=SAVED_AT + 3)
-    assert losses[:3] == near_for(name, one_process(folder)[SAVED_AT : SAVED_AT + 3])
+@pytest.mark.parametrize("group", GROUPS)
+def test_splits_train_like_one_process(folder: Path, group: str) -> None:
+    """One test a group, so that its ranks are started once, whoever runs the tests."""
+    alone, found = one_process(folder), run_ranks(folder, group)
+    assert found.keys() == SPLITS[group][1].keys()
+    for name, losses in found.items():
+        assert losses["whole"] == near_for(name, alone), name
+        # A split continues what one process began, and one process what a split began.
+        following = alone[SAVED_AT : SAVED_AT + 3]
+        assert losses["continued"][:3] == near_for(name, following), name
+        start = checkpoint.latest(folder / name)
+        assert start is not None
+        back = train(config(), single(CPU), start=start, stop=SAVED_AT + 3)
+        assert back[:3] == near_for(name, following), name
 
 
 @pytest.mark.parametrize(

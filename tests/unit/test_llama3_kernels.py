@@ -79,12 +79,13 @@ def test_small_updates_add_up_without_masters() -> None:
 @pytest.mark.parametrize("states", ["fp32", "bf16"])
 def test_the_triton_update_is_the_reference(states: str) -> None:
     torch.manual_seed(0)
-    start, gradient = torch.randn(70_001).bfloat16(), torch.randn(70_001).bfloat16()
+    start = torch.randn(70_001).bfloat16()
+    gradients = [torch.randn(70_001) for _ in range(3)]
     results = []
     for device in ("cpu", "cuda"):
         weights = {"a": start.to(device, copy=True)}
         optimizer = AdamW(weights, states=states, seed=3, **RULE)
-        for _ in range(3):
+        for gradient in gradients:
             optimizer.step({"a": gradient.to(device)}, 1e-2, one(device, 0.5), one(device))
         found = optimizer.weights() | optimizer.tensors()
         results.append({name: t.cpu().float() for name, t in found.items()})

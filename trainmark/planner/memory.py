@@ -55,6 +55,7 @@ def check_fits(plan: MemoryPlan, available: int, name: str, where: str) -> None:
             f"{name} does not fit: it needs {plan.total / GIB:.1f} GiB (weights "
             f"{plan.weights / GIB:.1f}, gradients {plan.gradients / GIB:.1f}, optimiser "
             f"{plan.optimizer / GIB:.1f}, activations about {plan.activations / GIB:.1f}), and "
-            f"{where} has {available / GIB:.1f} GiB free. Use a larger device, smaller tables "
-            "(a higher frequency threshold) or a smaller micro_batch."
+            f"{where} has {available / GIB:.1f} GiB free. Use more or larger devices, a "
+            "smaller micro_batch, smaller tables (DLRM: a higher frequency threshold) or smaller "
+            "states (Llama-3: --optimizer-states bf16)."
         )

@@ -1,5 +1,6 @@
 """Llama-3's optimiser step: micro-batches through one device or a pipeline, then AdamW."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -295,15 +296,22 @@ def evaluate(trainer: LlamaTrainer, data: TokenData) -> dict[str, float | None]:
     """The mean loss per token over a split."""
     sums = [0.0, 0.0]
     for prepared in _prepared(trainer, data):
-        if prepared.samples:
-            sums[0] += trainer.loss(prepared).item() * prepared.samples
-            sums[1] += prepared.samples
+        sums[0] += trainer.loss(_never_empty(prepared)).item() * prepared.samples
+        sums[1] += prepared.samples
     mesh = trainer.mesh
     if mesh.device_mesh is not None and mesh.dp_size > 1:
         both = torch.tensor(sums, dtype=torch.float64, device=mesh.device)
         dist.all_reduce(both, group=mesh.group("dp"))
         sums = both.tolist()
     return {"loss": sums[0] / sums[1] if sums[1] else None}
+
+
+def _never_empty(prepared: Prepared) -> Prepared:
+    """A rank without a sample of the last batch computes a stand-in: the others wait for it."""
+    if prepared.samples:
+        return prepared
+    stand_in = prepared.tokens_BS.new_zeros(1, prepared.tokens_BS.shape[1])
+    return dataclasses.replace(prepared, tokens_BS=stand_in, targets_BS=stand_in)
 
 
 def _prepared(trainer: LlamaTrainer, data: TokenData) -> Iterator[Prepared]:
