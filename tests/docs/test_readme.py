@@ -63,7 +63,7 @@ def test_command_parses(page: str, words: list[str], tmp_path: Path) -> None:
 def test_make_demo_parses() -> None:
     """`make -n demo` prints commands of make's own and trainmark's; the latter parse."""
     done = subprocess.run(
-        ["make", "--always-make", "-n", "demo"],
+        ["make", "--always-make", "--no-print-directory", "-n", "demo"],
         cwd=ROOT,
         capture_output=True,
         text=True,
