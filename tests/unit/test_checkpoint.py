@@ -461,7 +461,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert saver.stdin is not None
     assert saver.stdout is not None
     chance, kills, leftovers, last_step = random.Random(0), 0, 0, 0
-    while kills < 12 or not (leftovers and last_step) and kills < 100:
+    while kills < 12 or (not (leftovers and last_step) and kills < 100):
         kills += 1
         saver.stdin.write("\n")
         saver.stdin.flush()
