@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
+    arguments = [word for word in arguments if word != "--debug"]  # every verb takes it
     try:
         return _dispatch(arguments, started)
     except InputError as error:
@@ -72,7 +73,8 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "trainmark VERB --help shows a verb's flags. Start with: make demo",
+            "trainmark VERB --help shows a verb's flags; --debug shows the traceback of an error.",
+            "Start with: make demo",
         ]
     )
 
@@ -242,8 +244,6 @@ class ShowOptions:
     """Configuration file between the named run and the flags: TOML, or a result.json."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES; default cpux1x1."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +256,6 @@ class EvaluateOptions:
     """Another dataset to evaluate on; default: the run's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to evaluate."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +266,6 @@ class ReportOptions:
     """Output folders of runs."""
     output: Path | None = None
     """Where to write the page; default report.html in the run's folder."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +276,6 @@ class CompareOptions:
     """Output folder of a run."""
     second: Annotated[Path, tyro.conf.Positional]
     """Output folder of another."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +286,6 @@ class AlignOptions:
     """Output folder of a run (or its loss.csv)."""
     reference: Annotated[Path, tyro.conf.Positional]
     """Another run's folder, a loss.csv, a Megatron log or an MLPerf log."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,8 +298,6 @@ class ExportOptions:
     """safetensors: a folder that Hugging Face's transformers loads."""
     output: Path | None = None
     """Folder to write; default export in the run's folder."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,8 +128,6 @@ class TrainOptions:
     """Resolve, build without allocating, and print the bytes per device; needs no device."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default: this machine."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 def with_file(run: AnyRun, path: Path) -> AnyRun:

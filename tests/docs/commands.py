@@ -47,7 +47,7 @@ def flags(verb: str) -> frozenset[str]:
     found = {flag for line in lines for flag in line.split(", ")}
     if "--compile" in found:  # a pair on the command line, one field with three values below it
         found.add("--no-compile")
-    return frozenset(found)
+    return frozenset(found | {"--debug"})  # which `main` takes for every verb
 
 
 def verb_of(words: Sequence[str]) -> str:

@@ -48,8 +48,6 @@ class Options:
     """Fold ids into tables of at most so many rows, also per column: 40000000,C3=100."""
     test_half: Literal["first", "second"] = "second"
     """Which half of the last day is the test split (TorchRec: the second); the other validates."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 def prepare(options: Options) -> None:

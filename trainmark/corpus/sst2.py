@@ -42,8 +42,6 @@ class Options:
     """Tokens at which a sentence is cut, and to which the published form pads."""
     npz: bool = True
     """Also write the published .npz files (padded; the packed form is always written)."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 def prepare(options: Options) -> None:

@@ -50,8 +50,6 @@ class Options:
     """End every document with the tokenizer's end-of-text token."""
     workers: int = 2
     """Processes that tokenise."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 @dataclass(frozen=True)
