@@ -9,42 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.criteo_oracle import Line, random_lines, write_day
 from trainmark import feature_spec
 from trainmark.clicklog import criteo, synthetic
 from trainmark.errors import InputError
-
-Line = list[str]
-"""40 fields."""
-
-
-def random_lines(rng: random.Random, count: int) -> list[Line]:
-    """Lines with few distinct values, so that thresholds and ties matter, in odd spellings."""
-
-    def integer() -> str:
-        kind = rng.random()
-        if kind < 0.2:
-            return ""
-        if kind < 0.3:
-            return str(rng.choice([-1, -2, -3, -4, -100]))
-        return str(rng.choice([0, 1, 2, rng.randrange(1000), 2**31 - 1, 2**40]))
-
-    def value(column: int) -> str:
-        # Values that look like other things: floating-point numbers, infinities, words, nulls.
-        odd = ["1e095050", "00000000", "ffffffff", "deadbeef", "12345678", "0e000001", "80000000"]
-        kind = rng.random()
-        if kind < 0.1:
-            return ""
-        text = rng.choice(odd) if kind < 0.5 else f"{rng.randrange(20 + column) * 7919:08x}"
-        return rng.choice([text, text.upper()])
-
-    return [
-        [str(rng.randrange(2)), *(integer() for _ in range(13)), *(value(c) for c in range(26))]
-        for _ in range(count)
-    ]
-
-
-def write_day(path: Path, lines: list[Line], end: str = "\n") -> None:
-    path.write_bytes("".join("\t".join(line) + end for line in lines).encode())
 
 
 def prepare(tmp_path: Path, threshold: int = 0, pattern: str = "day_*", **options) -> Path:
