@@ -24,7 +24,7 @@ INTEGERS = [f"n{i}" for i in range(1, NUM_NUMERICAL + 1)]
 VALUES = [f"c{i}" for i in range(1, NUM_CATEGORICAL + 1)]
 IDS = [f"id{i}" for i in range(1, NUM_CATEGORICAL + 1)]
 GOOD_LINE = (
-    rf"\A[01](\t(-?[0-9]{{1,19}})?){{{NUM_NUMERICAL}}}"
+    rf"\A[01](\t(-?0*[0-9]{{1,19}})?){{{NUM_NUMERICAL}}}"
     rf"(\t([0-9a-fA-F]{{1,8}})?){{{NUM_CATEGORICAL}}}\z"
 )
 PARTITION_BITS = 33
