@@ -234,7 +234,7 @@ def trainmark_system(cfg: DlrmRun) -> System:
     mesh = Mesh(torch.device("cpu"))
     model = build_model(cfg)
     tables = model.tables
-    tables.init_weights = lambda seed, names: tables.weight.fill_(TABLE_VALUE)
+    tables.init_weights = lambda seed: tables.store.weight.fill_(TABLE_VALUE)
     init_weights([model], cfg, mesh.device)
     trainer = build_trainer([model], mesh, cfg)
     parts = {

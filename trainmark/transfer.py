@@ -1,12 +1,13 @@
 """Copies of a batch to the device, on a stream of their own, ahead of the step."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Convert = Callable[[list[Tensor]], list[Tensor]]
+Result = TypeVar("Result")
 
 
 class Copier:
@@ -31,3 +32,16 @@ class Copier:
         for tensor in converted:
             tensor.record_stream(compute)
         return converted, ready
+
+    def then(self, function: Callable[[], Result]) -> tuple[Result, Any]:
+        """What `function` makes of copies, behind them on their stream, and the event after it.
+
+        Whoever reads the result on the compute stream says so with `record_stream`.
+        """
+        if self._stream is None:
+            return function(), None
+        with self._stream:
+            result = function()
+            done = torch.Event(device=self.device)
+            done.record()
+        return result, done

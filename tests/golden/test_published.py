@@ -91,7 +91,7 @@ def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
     workload = workloads.load("dlrm")
     model = workload.build_model(run)
     assert sum(p.numel() for p in model.parameters()) == runs.mlp_parameters(run.model)
-    assert list(model.tables.weight.shape) == [32_709_138, 128]
+    assert list(model.tables.store.weight.shape) == [32_709_138, 128]
     assert model.top[0].in_features == 480 == output_width(26, 128)
     import torch
 

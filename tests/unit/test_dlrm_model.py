@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.small import CPU, config, trainer
-from trainmark.embeddings.engine import INIT_BLOCK_ROWS, LocalEngine
+from trainmark.embeddings.store import INIT_BLOCK_ROWS, TablePart, TableStore
 from trainmark.embeddings.update import Sgd
 from trainmark.kernels.interaction import dot_interaction, output_width
 from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
@@ -53,7 +53,7 @@ def reference_logit(model: Dlrm, x: np.ndarray, ids: np.ndarray) -> float:
     weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
     for layer in range(len(model.bottom) // 2):
         x = np.maximum(linear(f"bottom.{2 * layer}", x), 0)
-    vectors = [x, *(model.tables.weight[i].numpy() for i in ids)]
+    vectors = [x, *(model.tables.store.weight[i].numpy() for i in ids)]
     dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
     joined = np.concatenate([x, np.array(dots)])
     joined = np.concatenate([joined, np.zeros(-len(joined) % 8)])
@@ -107,7 +107,7 @@ def test_gradients_match_finite_differences(numericals: int, tables: int, dim: i
     for row in {int(ids[0, 0]), int(ids[1, -1])}:
         summed = rows_gradient[ids == row].sum(0)
         for column in range(dim):
-            expected = output_change(model.tables.weight, (row, column))
+            expected = output_change(model.tables.store.weight, (row, column))
             assert summed[column].item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
@@ -185,26 +185,31 @@ def test_columns_for_the_padding_are_zero_and_stay_so(init: str) -> None:
 
 def test_tables_are_uniform_within_sqrt_of_rows() -> None:
     model, _ = build(table_rows=(10_000, 4), embedding_dim=16, bottom_mlp=(16,))
-    large, small = model.tables.weight[:10_000], model.tables.weight[10_000:]
+    large, small = model.tables.store.weight[:10_000], model.tables.store.weight[10_000:]
     assert large.abs().max() <= 0.01
     assert large.std().item() == pytest.approx(0.01 / 3**0.5, rel=0.01)
     assert 0.1 < small.abs().max() <= 0.5
 
 
-def test_values_do_not_depend_on_how_tables_are_joined() -> None:
-    rows = {"tables.0": 5, "tables.1": INIT_BLOCK_ROWS + 9, "tables.2": 3}
+def test_values_do_not_depend_on_what_else_a_store_holds() -> None:
+    """Any rectangle of a table has the values that it has in the whole table."""
+    shape = (INIT_BLOCK_ROWS + 9, 6)
 
-    def values(names: list[str]) -> dict[str, Tensor]:
-        engine = LocalEngine([rows[name] for name in names], 2, Sgd()).to_empty(device=CPU)
-        engine.init_weights(7, names)
-        return engine.table_weights(names)
+    def values(*parts: tuple[str, tuple[int, int], tuple[int, int]]) -> list[Tensor]:
+        held = [TablePart(name=n, shape=shape, rows=r, columns=c) for n, r, c in parts]
+        store = TableStore(held, held[0].width, Sgd()).to_empty(device=CPU)
+        store.init_weights(7)
+        return [rows for _, rows in store.part_weights()]
 
-    together = values(list(rows))
-    for names in (["tables.1"], ["tables.2", "tables.0"]):
-        for name, tensor in values(names).items():
-            assert torch.equal(tensor, together[name])
-    blocks = together["tables.1.weight"]
-    assert not torch.equal(blocks[:9], blocks[INIT_BLOCK_ROWS:])
+    everything = ((0, shape[0]), (0, 6))
+    one, two = values(("one", *everything), ("two", *everything))
+    assert not torch.equal(one, two)
+    assert not torch.equal(two[:9], two[INIT_BLOCK_ROWS:])
+    for rows in [(0, 5), (3, 11), (7, INIT_BLOCK_ROWS), (INIT_BLOCK_ROWS - 2, shape[0])]:
+        for columns in [(0, 6), (2, 5)]:
+            got = values(("two", rows, columns), ("one", rows, columns))
+            assert torch.equal(got[0], two[slice(*rows), slice(*columns)])
+            assert torch.equal(got[1], one[slice(*rows), slice(*columns)])
 
 
 def test_seeds_give_other_values_and_the_same_seed_the_same() -> None:
@@ -218,5 +223,5 @@ def test_the_model_is_built_without_memory() -> None:
     cfg = config()
     huge = Model(table_rows=(10**12,), embedding_dim=8, bottom_mlp=(8,), top_mlp=(1,))
     model = build_model(dataclasses.replace(cfg, model=huge))
-    assert model.tables.weight.is_meta
+    assert model.tables.store.weight.is_meta
     assert all(p.is_meta for p in model.parameters())

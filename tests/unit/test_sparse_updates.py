@@ -16,7 +16,7 @@ RULES = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 def engine(name: str, rows: int = 6, dim: int = 4) -> LocalEngine:
     made = LocalEngine([rows - 2, 2], dim, make_rule(name, **SETTINGS))
     made.to_empty(device="cpu")
-    made.init_weights(3, ["a", "b"])
+    made.init_weights(3)
     made.create_state()
     return made
 
@@ -45,7 +45,7 @@ BATCHES = [
 )
 def test_two_steps_match_torch_optim(name: str, peer: object) -> None:
     tables = engine(name)
-    bag = torch.nn.Embedding(6, 4, sparse=True, _weight=tables.weight.clone())
+    bag = torch.nn.Embedding(6, 4, sparse=True, _weight=tables.store.weight.clone())
     optimizer = peer(bag.parameters())  # type: ignore[operator]
     for ids in BATCHES:
         target = torch.arange(4.0).expand(4, 2, 4)
@@ -53,36 +53,36 @@ def test_two_steps_match_torch_optim(name: str, peer: object) -> None:
         optimizer.zero_grad()
         ((bag(ids) - target) ** 2 / 2).sum().backward()
         optimizer.step()
-    torch.testing.assert_close(tables.weight, bag.weight.detach(), rtol=1e-5, atol=1e-6)
-    assert torch.equal(tables.weight[2], engine(name).weight[2])  # never looked up
+    torch.testing.assert_close(tables.store.weight, bag.weight.detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(tables.store.weight[2], engine(name).store.weight[2])  # never looked up
 
 
 def test_rowwise_adagrad_by_hand() -> None:
     tables = engine("rowwise_adagrad", rows=3, dim=2)
     weight = torch.tensor([[1.0, 3.0], [0.0, 0.0], [5.0, 5.0]])
-    tables.weight.copy_(weight)
+    tables.store.weight.copy_(weight)
     ids, zero = torch.tensor([[0], [0]]), torch.zeros(2, 1, 2)
     # Two samples, each with gradient (1, 3): summed (2, 6), s = (4 + 36) / 2 = 20.
     train_step(tables, ids, zero, lr=0.5)
     after_one = torch.tensor([1.0, 3.0]) - 0.5 * torch.tensor([2.0, 6.0]) / 20**0.5
-    torch.testing.assert_close(tables.weight[0], after_one)
-    assert tables.optimizer_state["sum"].tolist() == [20.0, 0.0, 0.0]
+    torch.testing.assert_close(tables.store.weight[0], after_one)
+    assert tables.store.optimizer_state["sum"].tolist() == [20.0, 0.0, 0.0]
     train_step(tables, ids, zero, lr=0.5)
     gradient = 2 * after_one
     total = 20 + gradient.square().mean()
-    torch.testing.assert_close(tables.weight[0], after_one - 0.5 * gradient / total.sqrt())
-    assert torch.equal(tables.weight[1:], weight[1:])
+    torch.testing.assert_close(tables.store.weight[0], after_one - 0.5 * gradient / total.sqrt())
+    assert torch.equal(tables.store.weight[1:], weight[1:])
 
 
 def test_adagrad_by_hand() -> None:
     tables = engine("adagrad", rows=3, dim=2)
-    tables.weight.copy_(torch.tensor([[1.0, 3.0], [0.0, 0.0], [5.0, 5.0]]))
+    tables.store.weight.copy_(torch.tensor([[1.0, 3.0], [0.0, 0.0], [5.0, 5.0]]))
     ids, zero = torch.tensor([[0], [0]]), torch.zeros(2, 1, 2)
     train_step(tables, ids, zero, lr=0.5)  # g = (2, 6), s = (4, 36), w -= 0.5 g / sqrt(s)
-    torch.testing.assert_close(tables.weight[0], torch.tensor([0.5, 2.5]))
+    torch.testing.assert_close(tables.store.weight[0], torch.tensor([0.5, 2.5]))
     train_step(tables, ids, zero, lr=0.5)  # g = (1, 5), s = (5, 61)
     expected = torch.tensor([0.5 - 0.5 / 5**0.5, 2.5 - 2.5 / 61**0.5])
-    torch.testing.assert_close(tables.weight[0], expected)
+    torch.testing.assert_close(tables.store.weight[0], expected)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -94,7 +94,7 @@ def test_micro_batches_equal_one_batch(name: str) -> None:
         for part in (ids[:1], ids[1:]):
             ((apart.lookup(part) - target[: len(part)]) ** 2 / 2).sum().backward()
         apart.apply_gradients(0.1, ON)
-    torch.testing.assert_close(apart.weight, together.weight, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(apart.store.weight, together.store.weight, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -103,13 +103,13 @@ def test_a_closed_gate_changes_nothing(name: str, first: bool) -> None:
     tables = engine(name)
     if not first:
         train_step(tables, BATCHES[0], torch.ones(4, 2, 4), lr=0.1)
-    weight = tables.weight.clone()
-    state = {key: value.clone() for key, value in tables.optimizer_state.items()}
+    weight = tables.store.weight.clone()
+    state = {key: value.clone() for key, value in tables.store.optimizer_state.items()}
     rows = tables.lookup(BATCHES[0])
     (rows * float("nan")).sum().backward()
     tables.apply_gradients(0.1, OFF)
-    assert torch.equal(tables.weight, weight)
-    assert all(torch.equal(tables.optimizer_state[key], state[key]) for key in state)
+    assert torch.equal(tables.store.weight, weight)
+    assert all(torch.equal(tables.store.optimizer_state[key], state[key]) for key in state)
     assert tables.gradients() == []  # forgotten, not applied later
 
 
@@ -118,13 +118,13 @@ def test_a_rule_with_zero_gradients_and_a_closed_gate_changes_nothing(name: str)
     """What a GPU does instead of asking the gate."""
     tables = engine(name)
     train_step(tables, BATCHES[0], torch.ones(4, 2, 4), lr=0.1)
-    weight, ids = tables.weight.clone(), BATCHES[1].reshape(-1)
-    state = {key: value.clone() for key, value in tables.optimizer_state.items()}
-    tables.rule.update(
-        tables.weight, tables.optimizer_state, ids, torch.zeros(len(ids), 4), 0.1, OFF
+    weight, ids = tables.store.weight.clone(), BATCHES[1].reshape(-1)
+    state = {key: value.clone() for key, value in tables.store.optimizer_state.items()}
+    tables.store.rule.update(
+        tables.store.weight, tables.store.optimizer_state, ids, torch.zeros(len(ids), 4), 0.1, OFF
     )
-    assert torch.equal(tables.weight, weight)
-    assert all(torch.equal(tables.optimizer_state[key], state[key]) for key in state)
+    assert torch.equal(tables.store.weight, weight)
+    assert all(torch.equal(tables.store.optimizer_state[key], state[key]) for key in state)
 
 
 def test_duplicates_are_summed() -> None:
@@ -153,10 +153,10 @@ def test_an_evaluation_first_does_not_disturb_training() -> None:
     tables = engine("sgd")
     with torch.inference_mode():
         evaluated = tables.lookup(BATCHES[0]).clone()
-    before = tables.weight[BATCHES[0]]
+    before = tables.store.weight[BATCHES[0]]
     train_step(tables, BATCHES[0], torch.zeros(4, 2, 4), lr=0.1)
     assert torch.equal(evaluated, before)
-    assert not torch.equal(tables.weight[BATCHES[0]], before)
+    assert not torch.equal(tables.store.weight[BATCHES[0]], before)
 
 
 # --- the dense optimisers

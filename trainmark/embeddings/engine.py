@@ -1,30 +1,43 @@
-"""The embedding engine of one device: all tables in one tensor, looked up and updated sparsely.
+"""The embedding engine of one device: tables looked up and updated sparsely.
 
-An engine offers `lookup`, `lookup_and_interact`, `apply` and `state_dict`; the model calls only
-the second. A fused kernel, a sharded exchange or host-memory tables are other engines, not other
-models.
-
-A step's cost depends on the rows that it touches, never on the rows of a table: the gradient of a
-lookup is kept as (ids, gradient rows), and `apply` updates exactly those rows.
+An engine offers `prepare`, `lookup`, `lookup_and_interact`, `apply_gradients` and its tensors by
+global name; the model calls only `lookup_and_interact`. A fused kernel, a sharded exchange or
+host-memory tables are other engines, not other models. What `prepare` returns is the engine's own:
+the model hands it on unread.
 """
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.update import State, UpdateRule
+from trainmark.embeddings.store import TableStore, whole_table
+from trainmark.embeddings.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.seeding import generator
 
-# Rows that share one random stream. Values depend on (seed, table, row) only, so that a rank that
-# owns part of a table can draw just the blocks it needs, and get what a single process has.
-INIT_BLOCK_ROWS = 65536
+
+@dataclass(frozen=True)
+class IdGroup:
+    """The ids of the categorical features that are stored in one integer type."""
+
+    features: list[int]
+    """Which features, in table order."""
+    ids: Tensor
+    """[features, B]: rows of each feature's own table."""
+
+    def part(self, samples: slice) -> "IdGroup":
+        """The ids of some of the samples."""
+        return IdGroup(self.features, self.ids[:, samples])
+
+
+def table_names(count: int) -> list[str]:
+    """The global names of `count` tables; table i belongs to categorical feature i."""
+    return [f"tables.{i}" for i in range(count)]
 
 
 class LocalEngine(nn.Module):
-    """Tables of one width on one device.
+    """Whole tables of one width on one device.
 
     Args:
         table_rows: rows of each table; categorical feature i looks up table i.
@@ -32,27 +45,43 @@ class LocalEngine(nn.Module):
         rule: how rows are updated.
     """
 
-    weight: Tensor
-
     def __init__(self, table_rows: Sequence[int], dim: int, rule: UpdateRule) -> None:
         super().__init__()
-        self.dim = dim
-        self.rule = rule
-        self.starts = list(itertools.accumulate(table_rows, initial=0))
-        # A buffer, not a parameter: autograd and the dense optimiser never see the tables.
-        weight = torch.empty(self.starts[-1], dim, device="meta")
-        self.register_buffer("weight", weight, persistent=False)
+        names = table_names(len(table_rows))
+        parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
+        self.store = TableStore(parts, dim, rule)
         self.interaction = dot_interaction
-        self.optimizer_state: State = {}
+        self._columns: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self._looked_up: list[tuple[Tensor, Tensor]] = []
 
     # --- forward
 
+    def prepare(self, groups: Sequence[IdGroup]) -> Tensor:
+        """[B, F] rows of the joined tables, ahead of the step."""
+        num_features = sum(len(group.features) for group in groups)
+        ids_BF = groups[0].ids.new_empty(groups[0].ids.shape[1], num_features, dtype=torch.int64)
+        for group in groups:
+            columns, starts = self._columns_of(group)
+            ids_BF[:, columns] = (group.ids + starts[:, None]).t()
+        return ids_BF
+
+    def _columns_of(self, group: IdGroup) -> tuple[Tensor, Tensor]:
+        """A group's features and their tables' first rows, copied to the device only once."""
+        key = tuple(group.features)
+        if key not in self._columns:
+            starts = [self.store.starts[feature] for feature in group.features]
+            self._columns[key] = (
+                torch.tensor(group.features, device=group.ids.device),
+                torch.tensor(starts, device=group.ids.device),
+            )
+        return self._columns[key]
+
     def lookup(self, ids_BF: Tensor) -> Tensor:
-        """[B, F] rows of `weight` -> [B, F, D]. In training, the result collects the gradient."""
-        B, F = ids_BF.shape
+        """[B, F] prepared ids -> [B, F, D]. In training, the result collects the gradient."""
+        if ids_BF.device.type not in ("cpu", "meta"):  # it was made on another stream
+            ids_BF.record_stream(torch.accelerator.current_stream())
         ids = ids_BF.reshape(-1)
-        rows_BFD = self.weight.index_select(0, ids).view(B, F, self.dim)
+        rows_BFD = self.store.gather(ids).view(*ids_BF.shape, self.store.width)
         if torch.is_grad_enabled():
             rows_BFD = rows_BFD.detach().requires_grad_()
             self._looked_up.append((ids, rows_BFD))
@@ -65,61 +94,43 @@ class LocalEngine(nn.Module):
     # --- update
 
     def gradients(self) -> list[Tensor]:
-        """Gradient rows of the lookups since the last `apply`."""
+        """Gradient rows of the lookups since the last update."""
         return [rows.grad for _, rows in self._looked_up if rows.grad is not None]
 
     def apply_gradients(self, lr: float, gate: Tensor) -> None:
         """Update the rows that were looked up, if `gate` is 1, and forget the lookups."""
         looked_up, self._looked_up = self._looked_up, []
-        if not looked_up:
-            return
-        ids = _joined([ids for ids, _ in looked_up])
-        grads = _joined([_gradient(rows).view(-1, self.dim) for _, rows in looked_up])
-        if gate.device.type == "cpu":
-            if not gate:  # here asking costs nothing
-                return
-        else:
-            grads = torch.where(gate > 0, grads, torch.zeros_like(grads))
-        self.rule.update(self.weight, self.optimizer_state, ids, grads, lr, gate)
+        if looked_up:
+            ids = joined([ids for ids, _ in looked_up])
+            grads = joined([gradient(rows).flatten(0, 1) for _, rows in looked_up])
+            self.store.update(ids, grads, lr, gate)
 
     # --- state
 
-    @torch.no_grad()
-    def init_weights(self, seed: int, names: Sequence[str]) -> None:
-        """Fill each table with uniform values within +-sqrt(1 / rows)."""
-        for name, table in self._tables(self.weight, names).items():
-            bound = table.shape[0] ** -0.5
-            for block, rows in enumerate(table.split(INIT_BLOCK_ROWS)):
-                rows.uniform_(-bound, bound, generator=generator(rows.device, seed, name, block))
+    def init_weights(self, seed: int) -> None:
+        """Fill the tables, each from its own random streams."""
+        self.store.init_weights(seed)
 
     def create_state(self) -> None:
         """Allocate the optimiser's state for all rows."""
-        self.optimizer_state = self.rule.new_state(self.weight)
+        self.store.create_state()
 
-    def table_weights(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def table_weights(self) -> dict[str, Tensor]:
         """Each table's rows, by its global name."""
-        return {f"{name}.weight": t for name, t in self._tables(self.weight, names).items()}
+        return {f"{part.name}.weight": rows for part, rows in self.store.part_weights()}
 
-    def table_state(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def table_state(self) -> dict[str, Tensor]:
         """The optimiser's state, per table where it has rows."""
-        state: dict[str, Tensor] = {}
-        for kind, tensor in self.optimizer_state.items():
-            if tensor.dim() == 0:
-                state[f"tables.{kind}"] = tensor
-            else:
-                state |= {f"{n}.{kind}": t for n, t in self._tables(tensor, names).items()}
-        return state
-
-    def _tables(self, tensor: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        bounds = itertools.pairwise(self.starts)
-        return {name: tensor[a:b] for name, (a, b) in zip(names, bounds, strict=True)}
+        state = {f"{part.name}.{kind}": rows for part, kind, rows in self.store.part_state()}
+        return state | {f"tables.{k}": tensor for k, tensor in self.store.scalar_state().items()}
 
 
-def _gradient(rows: Tensor) -> Tensor:
+def gradient(rows: Tensor) -> Tensor:
+    """What the backward pass left for looked-up rows."""
     if rows.grad is None:
         raise RuntimeError("Rows were looked up in training, but no backward pass reached them.")
     return rows.grad
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
+def joined(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -22,22 +22,13 @@ from torch import Tensor
 
 from trainmark import feature_spec
 from trainmark.config import SYNTHETIC, filled
+from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 PREFETCHED_BATCHES = 4
 MOST_WINDOWS = 2**26  # their order is kept in memory
-
-
-@dataclass(frozen=True)
-class IdGroup:
-    """The categorical features that are stored in one integer type."""
-
-    features: list[int]
-    """Which features, in table order."""
-    ids: Tensor
-    """[features, B]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +41,8 @@ class ClickBatch:
     """[B] bool"""
     groups: list[IdGroup]
     samples: int
+    global_samples: int
+    """Samples of all ranks in this step."""
     position: int
     """Samples of all ranks up to the end of this batch's global batch, over all epochs."""
     partial: bool
@@ -161,7 +154,7 @@ class ClickData:
             position += stop - start
             share = self._share(start, stop)
             columns = self._read(self._order(epoch), *share)
-            yield self._assemble(columns, position, partial=stop - start < self._batch)
+            yield self._assemble(columns, stop - start, position)
 
     def _share(self, start: int, stop: int) -> tuple[int, int]:
         """This rank's part of a global batch; parts differ by at most one row."""
@@ -195,7 +188,7 @@ class ClickData:
             self._shuffled_window = ((order, window), columns)
         return self._shuffled_window[1].take(piece)
 
-    def _assemble(self, columns: Columns, position: int, partial: bool) -> ClickBatch:
+    def _assemble(self, columns: Columns, global_samples: int, position: int) -> ClickBatch:
         """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids."""
         groups = []
         for dtype in sorted({ids.dtype for ids in columns.ids}, key=lambda d: d.itemsize):
@@ -207,8 +200,9 @@ class ClickData:
             labels=self._tensor(columns.labels),
             groups=groups,
             samples=len(columns.labels),
+            global_samples=global_samples,
             position=position,
-            partial=partial,
+            partial=global_samples < self._batch,
         )
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:

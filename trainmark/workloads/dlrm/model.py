@@ -6,6 +6,7 @@ Shapes: B samples, N numerical features, F categorical features, D embedding wid
 import itertools
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
 
 
 class Dlrm(nn.Module):
-    """Numerical features and ids in, click logits out.
+    """Numerical features and prepared ids in, click logits out.
 
     Without numerical features the bottom MLP still gives its one vector, a learned constant.
     """
@@ -31,11 +32,11 @@ class Dlrm(nn.Module):
             optimizer.name, eps=optimizer.eps, beta1=optimizer.beta1, beta2=optimizer.beta2
         )
         self.tables = LocalEngine(model.table_rows, model.embedding_dim, rule)
-        self.table_names = [f"tables.{i}" for i in range(len(model.table_rows))]
 
-    def forward(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
+    def forward(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
+        """[B] logits. `lookup` is what the engine prepared for these samples."""
         x_BD = self.bottom(numerical_BN)
-        return self.top(self.tables.lookup_and_interact(ids_BF, x_BD)).squeeze(-1)
+        return self.top(self.tables.lookup_and_interact(lookup, x_BD)).squeeze(-1)
 
     def compile_dense(self) -> None:
         """Compile everything but the lookup, whose gradient is not autograd's business."""
@@ -64,14 +65,15 @@ def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> 
     """Allocate on `device` and fill in place, each parameter from its own random stream."""
     model = whole(parts)
     model.to_empty(device=device)
-    model.tables.init_weights(cfg.seed, model.table_names)
+    model.tables.init_weights(cfg.seed)
     linears = _linears(model)
     for name, linear in linears.items():
         random = generator(device, cfg.seed, name)
         is_output = linear is model.top[-1]
         _INITS[cfg.model.init](linear, random, is_output)
     # The columns for the zeros that pad the interaction must not matter.
-    width = cfg.model.embedding_dim + len(model.table_names) * (len(model.table_names) + 1) // 2
+    features = len(cfg.model.table_rows)
+    width = cfg.model.embedding_dim + features * (features + 1) // 2
     linears["top.0"].weight[:, width:] = 0
 
 

@@ -1,6 +1,6 @@
 """DLRM's optimiser step: forward, loss, backward, sparse and dense update, or nothing."""
 
-import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
+from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
 from trainmark.optimizers import (
@@ -27,16 +28,28 @@ from trainmark.workloads.dlrm.runs import DlrmRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A batch on the device, with wide types and global row ids."""
+class MicroBatch:
+    """Samples that go through the model together, on the device and in wide types."""
 
     numerical_BN: Tensor
-    ids_BF: Tensor
     labels_B: Tensor
+    lookup: Any
+    """What the embedding engine prepared of the ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """One optimiser step's batch."""
+
+    micro_batches: list[MicroBatch]
     samples: int
+    global_samples: int
     position: int
     partial: bool
     ready: Any
+    """The event after which the copies may be read: input ends there."""
+    lookups_ready: Any
+    """The event after which the lookups are prepared: part of the step."""
     tokens: int = 0
 
 
@@ -46,9 +59,6 @@ class DlrmTrainer:
     def __init__(self, model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> None:
         self.model, self.mesh, self.cfg = model, mesh, cfg
         self._copy = Copier(mesh.device)
-        self._table_starts = torch.tensor(
-            model.tables.starts[:-1], dtype=torch.int64, device=mesh.device
-        )
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         model.tables.create_state()
         optimizer = cfg.optimizer
@@ -68,69 +78,63 @@ class DlrmTrainer:
     # --- input
 
     def prepare(self, batch: ClickBatch) -> Prepared:
-        """Copy a batch in its narrow types and widen it on the device."""
+        """Copy a batch in its narrow types, widen it on the device, and prepare the lookups."""
 
         def widen(tensors: list[Tensor]) -> list[Tensor]:
-            numerical, labels, *groups = tensors
-            return [numerical.float(), labels.float(), self._global_ids(batch, groups)]
+            numerical, labels, *ids = tensors
+            return [numerical.float(), labels.float(), *ids]
 
-        (numerical, labels, ids), ready = self._copy(
+        (numerical, labels, *ids), ready = self._copy(
             [batch.numerical, batch.labels, *(group.ids for group in batch.groups)], widen
         )
+        groups = [IdGroup(g.features, i) for g, i in zip(batch.groups, ids, strict=True)]
+        parts = self._parts(batch)
+        lookups, lookups_ready = self._copy.then(
+            lambda: [self.model.tables.prepare([g.part(part) for g in groups]) for part in parts]
+        )
         return Prepared(
-            numerical_BN=numerical,
-            labels_B=labels,
-            ids_BF=ids,
+            micro_batches=[
+                MicroBatch(numerical_BN=numerical[part], labels_B=labels[part], lookup=lookup)
+                for part, lookup in zip(parts, lookups, strict=True)
+            ],
             samples=batch.samples,
+            global_samples=batch.global_samples,
             position=batch.position,
             partial=batch.partial,
             ready=ready,
+            lookups_ready=lookups_ready,
         )
 
-    def _global_ids(self, batch: ClickBatch, groups: list[Tensor]) -> Tensor:
-        """[B, F] rows of the joined tables, from one [features, B] tensor per integer type."""
-        ids_BF = self._table_starts.new_empty(batch.samples, self._table_starts.numel())
-        for group, narrow in zip(batch.groups, groups, strict=True):
-            starts = self._table_starts[group.features]
-            ids_BF[:, group.features] = (narrow + starts[:, None]).t()
-        return ids_BF
+    def _parts(self, batch: ClickBatch) -> list[slice]:
+        """Equal parts of at most `micro_batch` samples, as many on every rank."""
+        largest_share = -(-batch.global_samples // self.mesh.dp_size)
+        count = -(-largest_share // filled(self.cfg.micro_batch))
+        bounds = [batch.samples * i // count for i in range(count + 1)]
+        return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     # --- training
 
     def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
+        _wait_for(prepared.lookups_ready)
         self._optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.mesh.device)
-        for micro in self._micro_batches(prepared):
-            share = micro.samples / prepared.samples
-            micro_loss = self._loss(micro) * share
+        for micro in prepared.micro_batches:
+            micro_loss = self._loss(micro) / prepared.global_samples
             self._scaled(micro_loss).backward()
             loss += micro_loss.detach()
         gate = self._finish_gradients(loss)
         self._update(lr, gate)
         return loss, gate == 0
 
-    def _micro_batches(self, prepared: Prepared) -> list[Prepared]:
-        size = filled(self.cfg.micro_batch)
-        if prepared.samples <= size:
-            return [prepared]
-        return [
-            dataclasses.replace(
-                prepared,
-                numerical_BN=prepared.numerical_BN[start : start + size],
-                ids_BF=prepared.ids_BF[start : start + size],
-                labels_B=prepared.labels_B[start : start + size],
-                samples=min(size, prepared.samples - start),
-            )
-            for start in range(0, prepared.samples, size)
-        ]
+    def _loss(self, batch: MicroBatch) -> Tensor:
+        return binary_cross_entropy_with_logits(
+            self._logits(batch), batch.labels_B, reduction="sum"
+        )
 
-    def _loss(self, batch: Prepared) -> Tensor:
-        return binary_cross_entropy_with_logits(self._logits(batch), batch.labels_B)
-
-    def _logits(self, batch: Prepared) -> Tensor:
+    def _logits(self, batch: MicroBatch) -> Tensor:
         with autocast(self.cfg.precision, self.mesh.device):
-            logits = self.model(batch.numerical_BN, batch.ids_BF)
+            logits = self.model(batch.numerical_BN, batch.lookup)
         return logits.float()
 
     def _scaled(self, loss: Tensor) -> Tensor:
@@ -158,19 +162,21 @@ class DlrmTrainer:
     @torch.inference_mode()
     def predict(self, prepared: Prepared) -> Tensor:
         """[B] click logits."""
-        return self._logits(prepared)
+        _wait_for(prepared.ready)
+        _wait_for(prepared.lookups_ready)
+        return torch.cat([self._logits(micro) for micro in prepared.micro_batches])
 
     # --- state
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight by its global name."""
         dense = {name: p.detach() for p, name in self._names.items()}
-        return dense | self.model.tables.table_weights(self.model.table_names)
+        return dense | self.model.tables.table_weights()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Optimiser and loss scale."""
         state = optimizer_tensors(self._optimizer, self._names)
-        state |= self.model.tables.table_state(self.model.table_names)
+        state |= self.model.tables.table_state()
         return state | (self._loss_scale.tensors() if self._loss_scale else {})
 
     def host_state(self) -> dict[str, Any]:
@@ -179,6 +185,12 @@ class DlrmTrainer:
 
     def load_state_dict(self, host_state: dict[str, Any]) -> None:
         """The checkpoint has filled the tensors already."""
+
+
+def _wait_for(event: Any) -> None:
+    """Let the compute stream wait for work on another; on a CPU there is none."""
+    if event is not None:
+        event.wait()
 
 
 def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrainer:
@@ -190,10 +202,8 @@ def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
     logits, labels = [], []
     for batch in data:
         prepared = trainer.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
         logits.append(trainer.predict(prepared))
-        labels.append(prepared.labels_B > 0)
+        labels += [micro.labels_B > 0 for micro in prepared.micro_batches]
     joined = torch.cat(logits)
     bad = (~joined.isfinite()).nonzero()
     if len(bad):

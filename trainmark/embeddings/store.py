@@ -1,0 +1,125 @@
+"""The rows that one device holds: parts of tables joined in one tensor, with their optimiser state.
+
+A step's cost depends on the rows that it touches, never on the rows of a table.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainmark.embeddings.update import State, UpdateRule
+from trainmark.seeding import generator
+
+# Rows that share one random stream. Values depend on (seed, table, row) only, so that a rank that
+# owns part of a table can draw just the blocks it needs, and get what a single process has.
+INIT_BLOCK_ROWS = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePart:
+    """A rectangle of a table."""
+
+    name: str
+    """The table's global name."""
+    shape: tuple[int, int]
+    """Rows and columns of the whole table."""
+    rows: tuple[int, int]
+    """First row, and the one after the last."""
+    columns: tuple[int, int]
+    """First column, and the one after the last."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def width(self) -> int:
+        return self.columns[1] - self.columns[0]
+
+
+def whole_table(name: str, rows: int, dim: int) -> TablePart:
+    return TablePart(name=name, shape=(rows, dim), rows=(0, rows), columns=(0, dim))
+
+
+class TableStore(nn.Module):
+    """Parts of equal width, one below the other in one tensor.
+
+    Args:
+        parts: what it holds; row r of part i is row `starts[i] + r` of the store.
+        rule: how rows are updated.
+    """
+
+    weight: Tensor
+
+    def __init__(self, parts: Sequence[TablePart], width: int, rule: UpdateRule) -> None:
+        super().__init__()
+        self.parts, self.width, self.rule = list(parts), width, rule
+        self.starts = list(itertools.accumulate((p.num_rows for p in parts), initial=0))
+        # A buffer, not a parameter: autograd and the dense optimiser never see the tables.
+        weight = torch.empty(self.starts[-1], width, device="meta")
+        self.register_buffer("weight", weight, persistent=False)
+        self.optimizer_state: State = {}
+
+    def gather(self, ids: Tensor) -> Tensor:
+        """[n] rows of the store -> [n, width]."""
+        return self.weight.index_select(0, ids)
+
+    def update(self, ids: Tensor, grads: Tensor, lr: float, gate: Tensor) -> None:
+        """Change the rows `ids`, duplicates included, if `gate` is 1. Overwrites `grads`."""
+        if gate.device.type == "cpu":
+            if not gate:  # here asking costs nothing
+                return
+        else:
+            grads = torch.where(gate > 0, grads, torch.zeros_like(grads))
+        self.rule.update(self.weight, self.optimizer_state, ids, grads, lr, gate)
+
+    # --- state
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Fill each part with its table's values, uniform within +-sqrt(1 / rows of the table)."""
+        for part, weight in zip(self.parts, self._split(self.weight), strict=True):
+            _init_part(part, weight, seed)
+
+    def create_state(self) -> None:
+        """Allocate the optimiser's state for all rows."""
+        self.optimizer_state = self.rule.new_state(self.weight)
+
+    def part_weights(self) -> Iterator[tuple[TablePart, Tensor]]:
+        """Each part with its rows."""
+        return zip(self.parts, self._split(self.weight), strict=True)
+
+    def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+        """Each part with each kind of the optimiser's state that has rows."""
+        for kind, tensor in self.optimizer_state.items():
+            if tensor.dim() > 0:
+                for part, rows in zip(self.parts, self._split(tensor), strict=True):
+                    yield part, kind, rows
+
+    def scalar_state(self) -> State:
+        """The optimiser's state that all rows share."""
+        return {k: tensor for k, tensor in self.optimizer_state.items() if tensor.dim() == 0}
+
+    def _split(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor[a:b] for a, b in itertools.pairwise(self.starts)]
+
+
+def _init_part(part: TablePart, weight: Tensor, seed: int) -> None:
+    rows, columns = part.shape
+    bound = rows**-0.5
+    first, last = part.rows
+    for block in range(first // INIT_BLOCK_ROWS, -(-last // INIT_BLOCK_ROWS)):
+        block_first = block * INIT_BLOCK_ROWS
+        block_last = min(block_first + INIT_BLOCK_ROWS, rows)
+        mine = weight[max(block_first - first, 0) : block_last - first]
+        random = generator(weight.device, seed, part.name, block)
+        if mine.shape == (block_last - block_first, columns):
+            mine.uniform_(-bound, bound, generator=random)
+            continue
+        drawn = weight.new_empty(block_last - block_first, columns)
+        drawn.uniform_(-bound, bound, generator=random)
+        inside = slice(max(first - block_first, 0), min(last, block_last) - block_first)
+        mine.copy_(drawn[inside, slice(*part.columns)])
