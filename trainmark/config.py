@@ -107,7 +107,9 @@ OBSERVATION = frozenset(
 # What a continued run may change besides: how far it goes.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target"})
 # How the same arithmetic is laid out over devices: it may be continued on others.
-LAYOUT = frozenset({"micro_batch", "accumulate", "parallel", "pipeline", "data_parallel"})
+LAYOUT = frozenset(
+    {"micro_batch", "accumulate", "parallel", "pipeline", "data_parallel", "sharding"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import tyro
 
 from trainmark import feature_spec, planted
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
-from trainmark.errors import InputError, raise_all
+from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware import Cluster
 from trainmark.metrics import share_of_excess
 from trainmark.schedule import Schedule
@@ -23,12 +23,13 @@ METRIC, BETTER = "auc", "higher"
 _CLOSED = OBSERVATION | {
     "data", "seed", "device", "precision", "loss_scale", "compile", "eager", "micro_batch",
     "accumulate", "eval_batch", "last_batch", "evals_per_epoch", "initial_evaluation",
-    "stop_at_target", "warmup_clock", "best_auc", "synthetic_rows", "synthetic_ids",
+    "stop_at_target", "warmup_clock", "best_auc", "synthetic_rows", "synthetic_ids", "sharding",
 }  # fmt: skip
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
 PLANTED_TARGET = 0.95
 SYNTHETIC_HELD_OUT = 131_072
+PLACEMENTS = ("round_robin", "memory_balanced", "memory_optimized", "greedy")
 MOST_PARAMETERS = 2**58  # bytes are counted in 64 bits
 
 
@@ -65,6 +66,22 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Which device holds which part of which table (`trainmark plan` shows it)."""
+
+    placement: str = "memory_optimized"
+    """round_robin, memory_balanced, memory_optimized, greedy; or a JSON file of `plan --json`."""
+    column_slice_threshold: float | None = None
+    """Elements above which a table is halved by columns, until none has more (published: 5e9)."""
+    data_parallel_threshold: float | None = None
+    """Elements up to which a table lies whole on every device."""
+    host_tables: tuple[int, ...] = ()
+    """Tables to keep in host memory, by number; their rows travel for each batch."""
+    cluster: Annotated[str | None, tyro.conf.Suppress] = None
+    """The devices to place for (set when the run is resolved)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DlrmRun(Run):
     """A DLRM run."""
 
@@ -73,6 +90,7 @@ class DlrmRun(Run):
     lr: float = 24.0
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
+    sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: int = 262_144
@@ -276,7 +294,9 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
             cfg = _with_dataset(cfg, Path(cfg.data))
         except InputError as error:
             problems.append(str(error))
-    problems += _model_problems(cfg)
+    problems += _model_problems(cfg) + _sharding_problems(cfg)
+    sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
+    cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems and cfg.seed >= 0:
         best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
         cfg = _with_best_auc(cfg, best)
@@ -357,4 +377,22 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         problems.append(
             f"optimizer.eps must be a finite number of at least 0. Received: {cfg.optimizer.eps}."
         )
+    return problems
+
+
+def _sharding_problems(cfg: DlrmRun) -> list[str]:
+    sharding, tables = cfg.sharding, len(cfg.model.table_rows)
+    problems = []
+    if sharding.placement not in PLACEMENTS and not sharding.placement.endswith(".json"):
+        error = unknown("placement", sharding.placement, PLACEMENTS)
+        problems.append(f"{error} Or give a .json file that 'trainmark plan --json' wrote.")
+    for name in ("column_slice_threshold", "data_parallel_threshold"):
+        value = getattr(sharding, name)
+        if value is not None and not value >= 1:
+            problems.append(f"{name} must be at least 1 element. Received: {value}.")
+    problems += [
+        f"host_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
+        for table in sharding.host_tables
+        if not 0 <= table < tables
+    ]
     return problems
