@@ -56,10 +56,11 @@ class LocalEngine(nn.Module):
 
     # --- forward
 
-    def prepare(self, groups: Sequence[IdGroup]) -> Tensor:
+    def prepare(self, groups: Sequence[IdGroup], samples: int) -> Tensor:
         """[B, F] rows of the joined tables, ahead of the step."""
-        num_features = sum(len(group.features) for group in groups)
-        ids_BF = groups[0].ids.new_empty(groups[0].ids.shape[1], num_features, dtype=torch.int64)
+        num_features = len(self.store.parts)
+        device = self.store.weight.device
+        ids_BF = torch.empty(samples, num_features, dtype=torch.int64, device=device)
         for group in groups:
             columns, starts = self._columns_of(group)
             ids_BF[:, columns] = (group.ids + starts[:, None]).t()

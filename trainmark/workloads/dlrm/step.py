@@ -77,8 +77,11 @@ class DlrmTrainer:
 
     # --- input
 
-    def prepare(self, batch: ClickBatch) -> Prepared:
-        """Copy a batch in its narrow types, widen it on the device, and prepare the lookups."""
+    def prepare(self, batch: ClickBatch, most_samples: int | None = None) -> Prepared:
+        """Copy a batch in its narrow types, widen it on the device, and prepare the lookups.
+
+        At most `most_samples`, by default a micro-batch, go through the model together.
+        """
 
         def widen(tensors: list[Tensor]) -> list[Tensor]:
             numerical, labels, *ids = tensors
@@ -88,10 +91,8 @@ class DlrmTrainer:
             [batch.numerical, batch.labels, *(group.ids for group in batch.groups)], widen
         )
         groups = [IdGroup(g.features, i) for g, i in zip(batch.groups, ids, strict=True)]
-        parts = self._parts(batch)
-        lookups, lookups_ready = self._copy.then(
-            lambda: [self.model.tables.prepare([g.part(part) for g in groups]) for part in parts]
-        )
+        parts = self._parts(batch, most_samples or filled(self.cfg.micro_batch))
+        lookups, lookups_ready = self._copy.then(lambda: self._lookups(groups, parts))
         return Prepared(
             micro_batches=[
                 MicroBatch(numerical_BN=numerical[part], labels_B=labels[part], lookup=lookup)
@@ -105,10 +106,16 @@ class DlrmTrainer:
             lookups_ready=lookups_ready,
         )
 
-    def _parts(self, batch: ClickBatch) -> list[slice]:
-        """Equal parts of at most `micro_batch` samples, as many on every rank."""
+    def _lookups(self, groups: list[IdGroup], parts: list[slice]) -> list[Any]:
+        return [
+            self.model.tables.prepare([g.part(part) for g in groups], part.stop - part.start)
+            for part in parts
+        ]
+
+    def _parts(self, batch: ClickBatch, most_samples: int) -> list[slice]:
+        """Equal parts of at most `most_samples`, as many on every rank."""
         largest_share = -(-batch.global_samples // self.mesh.dp_size)
-        count = -(-largest_share // filled(self.cfg.micro_batch))
+        count = -(-largest_share // most_samples)
         bounds = [batch.samples * i // count for i in range(count + 1)]
         return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
@@ -201,7 +208,7 @@ def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
     """AUC, log loss, accuracy and calibration over all rows of a split."""
     logits, labels = [], []
     for batch in data:
-        prepared = trainer.prepare(batch)
+        prepared = trainer.prepare(batch, filled(trainer.cfg.eval_batch))
         logits.append(trainer.predict(prepared))
         labels += [micro.labels_B > 0 for micro in prepared.micro_batches]
     joined = torch.cat(logits)
