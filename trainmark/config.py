@@ -124,6 +124,8 @@ class TrainOptions:
     """Start a new run from the weights of this checkpoint (or run folder)."""
     config: Path | None = None
     """Configuration file between the named run and the flags: TOML, or a result.json."""
+    reference: Path | None = None
+    """Loss curve to compare with at the end, as `align` does; the result says if they agree."""
     repeats: int = 1
     """Train this many seeds, into OUTPUT/0, OUTPUT/1, ..."""
     dry_run: bool = False

@@ -38,6 +38,7 @@ from trainmark.loop import CHECKPOINTS, Training, build_trainer
 from trainmark.monitor import Monitor
 from trainmark.planner.memory import MemoryPlan, check_fits, plan_memory
 from trainmark.precision import set_matmul_precision
+from trainmark.report import alignment
 from trainmark.result import Result
 from trainmark.validation import parse
 from trainmark.workloads import Workload
@@ -75,6 +76,8 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
         keep_freed_memory()
     weights = find_checkpoint(options.weights_from) if options.weights_from else None
     if mesh.is_main:
+        if options.reference:  # a bad one is found now, not after the last step
+            alignment.read_curve(options.reference)
         _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
     _check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor:
@@ -93,6 +96,8 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     if mesh.is_main:
         if workload.save_model:
             workload.save_model(training.trainer, output / MODEL_FOLDER)
+        if options.reference:
+            finished = _with_verdict(finished, output, options.reference)
         finished.write(output)
         training.log.finished(finished)
     return finished
@@ -255,6 +260,15 @@ def _make_result(training: Training, monitor: dict[str, Any], began: datetime) -
         software=software,
         started=began.isoformat(timespec="seconds"),
     )
+
+
+def _with_verdict(finished: Result, output: Path, reference: Path) -> Result:
+    """The result with whether its loss curve agrees; one that is too short to tell says so."""
+    try:
+        found, _ = alignment.align(output, reference)
+    except InputError as error:
+        return dataclasses.replace(finished, notes=[*finished.notes, f"Not judged: {error}"])
+    return dataclasses.replace(finished, aligned=alignment.verdict(found))
 
 
 def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from trainmark import sweep
+from trainmark import report, sweep
 from trainmark.cli import main
 from trainmark.errors import InputError
+from trainmark.report import alignment
 from trainmark.report.alignment import FIRST_STEP, compare, read_curve, sentence
+from trainmark.report.tables import result_grid
+from trainmark.result import Aligned
 
 MEGATRON = (
     " [2024-05-01 10:00:00] iteration {step:8d}/{total:8d} | consumed samples: {samples:12d} | "
@@ -75,8 +78,61 @@ def test_align_writes_a_page_and_exits_by_the_verdict(
     assert main(["align", str(folder), str(good)]) == 0
     assert "aligned with" in capsys.readouterr().out
     assert "<svg" in (folder / "alignment.html").read_text()
-    assert json.loads((folder / "alignment.json").read_text())["passed"] is True
+    assert alignment.known(folder) == Aligned(
+        reference=str(good), error=pytest.approx(1 - 1 / 1.01), passed=True
+    )
     assert main(["align", str(folder), str(bad)]) == 1
+    found = alignment.known(folder)
+    assert found is not None
+    assert not found.passed
+    write_csv(folder / "loss.csv", curve(1.1))  # another run in its place: nothing is known of it
+    assert alignment.known(folder) is None
+    (folder / "alignment.json").write_text("{}")
+    with pytest.raises(InputError, match="Run 'trainmark align' again"):
+        alignment.known(folder)
+
+
+FLAGS = ["--device", "cpu", "--evals-per-epoch", "0", "--warmup-clock", "1", "--log-every", "5"]
+FLAGS += ["--checkpoint-every", "never", "--synthetic-samples", "400"]
+
+
+def test_the_verdict_gets_into_the_result_by_train_and_into_the_report_by_both(
+    tmp_path: Path,
+) -> None:
+    """`train` alone writes result.json; `align` leaves it as it is."""
+    run, other = tmp_path / "run", write_csv(tmp_path / "other.csv", curve())
+    assert train(run, "--max-steps", "22") == 0
+    before = (run / "result.json").read_text()
+    assert json.loads(before)["aligned"] is None
+    assert main(["align", str(run), str(other)]) == 1
+    assert (run / "result.json").read_text() == before
+    assert report_says_aligned(run) == "no"
+
+    again = tmp_path / "again"
+    assert train(again, "--max-steps", "22", "--reference", str(run)) == 0
+    assert json.loads((again / "result.json").read_text())["aligned"] == {
+        "reference": str(run), "error": 0.0, "passed": True,
+    }  # fmt: skip
+    assert report_says_aligned(again) == "yes"
+
+
+def train(output: Path, *flags: str) -> int:
+    return main(["train", "llama3-demo", *FLAGS, "--output", str(output), *flags])
+
+
+def report_says_aligned(folder: Path) -> str:
+    grid = result_grid([run.result for run in report._load([folder])])
+    return dict(zip(grid.headers, grid.rows[0], strict=True))["aligned"]
+
+
+def test_a_reference_is_read_first_and_a_short_run_says_so(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--max-steps", "2", "--reference", str(tmp_path / "no")) == 2
+    assert not (tmp_path / "run").exists()
+    reference = write_csv(tmp_path / "loss.csv", curve())
+    assert train(tmp_path / "run", "--max-steps", "2", "--reference", str(reference)) == 0
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert found["aligned"] is None
+    assert any("no step from 21 on in common" in note for note in found["notes"])
 
 
 def test_align_says_what_it_cannot_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Results for people: the HTML page, the comparison of two runs, the published tables."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from rich.console import RenderableType
 from trainmark import result
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
-from trainmark.report import comparison
+from trainmark.report import alignment, comparison
 from trainmark.report.curves import read_loss
 from trainmark.report.html import page
 from trainmark.report.sections import Run
@@ -62,8 +63,15 @@ def _home(folder: Path) -> Path:
     return folder.parent if folder.is_file() else folder
 
 
+def _read(folder: Path) -> result.Result:
+    """A result, with what `trainmark align` has found out about it since."""
+    found = result.read(folder)
+    aligned = alignment.known(_home(folder)) or found.aligned
+    return dataclasses.replace(found, aligned=aligned)
+
+
 def _load(folders: Sequence[Path]) -> list[Run]:
-    results = [result.read(folder) for folder in folders]
+    results = [_read(folder) for folder in folders]
     names = Counter(one.run for one in results)
     return [
         Run(

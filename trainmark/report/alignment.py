@@ -5,6 +5,7 @@ The published rule: from step 21 on, the mean relative error of the loss is belo
 
 import csv
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ from trainmark.report.charts import Series, line_chart
 from trainmark.report.curves import HEADER, thin
 from trainmark.report.markup import Markup, tag
 from trainmark.runlog import LOSS_FILE
+from trainmark.validation import parse
 
+SCHEMA = "trainmark.alignment/1"
 FIRST_STEP = 21
 TOLERANCE = 0.02
 FILE_NAME, PAGE_NAME = "alignment.json", "alignment.html"
@@ -43,19 +46,52 @@ class Alignment:
     passed: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """The content of `alignment.json`."""
+
+    schema: str
+    curve_sha256: str
+    """Of the loss curve that was judged: it says nothing about another one in its place."""
+    alignment: Alignment
+
+
 def align(folder: Path, reference: Path) -> tuple[Alignment, Path]:
-    """Compare, write `alignment.json` and a page with both curves, and note it in the result."""
+    """Compare; write `alignment.json` and a page with both curves beside ours."""
     ours, theirs = read_curve(folder), read_curve(reference)
     found = compare(ours, theirs, str(reference))
-    home = folder if folder.is_dir() else folder.parent
-    write_atomically(home / FILE_NAME, json.dumps(dataclasses.asdict(found), indent=2) + "\n")
-    page = home / PAGE_NAME
+    file = _curve_file(folder)
+    stored = _Stored(schema=SCHEMA, curve_sha256=_digest(file), alignment=found)
+    text = json.dumps(dataclasses.asdict(stored), indent=2)
+    write_atomically(file.with_name(FILE_NAME), text + "\n")
+    page = file.with_name(PAGE_NAME)
     write_atomically(page, _page(found, ours, theirs))
-    if (home / result.FILE_NAME).is_file():
-        known = result.read(home)
-        aligned = result.Aligned(reference=found.reference, error=found.error, passed=found.passed)
-        dataclasses.replace(known, aligned=aligned).write(home)
     return found, page
+
+
+def known(folder: Path) -> result.Aligned | None:
+    """What `align` found out about the curve that the run in `folder` has now."""
+    path, curve = folder / FILE_NAME, folder / LOSS_FILE
+    if not path.is_file() or not curve.is_file():
+        return None
+    try:
+        stored = parse(_Stored, json.loads(path.read_text(encoding="utf-8")), str(path))
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}). Run 'trainmark align' again.") from None
+    return verdict(stored.alignment) if stored.curve_sha256 == _digest(curve) else None
+
+
+def verdict(found: Alignment) -> result.Aligned:
+    """An alignment as a result has it."""
+    return result.Aligned(reference=found.reference, error=found.error, passed=found.passed)
+
+
+def _curve_file(path: Path) -> Path:
+    return path / LOSS_FILE if path.is_dir() else path
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def compare(ours: dict[int, float], theirs: dict[int, float], reference: str) -> Alignment:
@@ -84,7 +120,7 @@ def compare(ours: dict[int, float], theirs: dict[int, float], reference: str) ->
 
 def read_curve(path: Path) -> dict[int, float]:
     """Loss by step: a run's folder, a loss.csv, a Megatron log or an MLPerf log."""
-    file = path / LOSS_FILE if path.is_dir() else path
+    file = _curve_file(path)
     if not file.is_file():
         raise InputError(f"{file} does not exist: expected a loss curve.")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
