@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.small import config, write_dataset
+from trainmark.background import in_background
 from trainmark.errors import InputError
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData, build_data, held_out_splits
 from trainmark.workloads.dlrm.rows import Columns, SplitBinary, SyntheticRows
@@ -22,12 +23,21 @@ class NumberedRows:
     """Rows whose only id is their number."""
 
     def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
+        self.num_rows, self.num_numerical = num_rows, 1
+        self.id_types = [np.dtype(np.int32), np.dtype(np.int32)]
 
-    def read(self, start: int, stop: int) -> Columns:
+    def read(self, start: int, stop: int, into: Columns) -> None:
         rows = np.arange(start, stop)
-        numerical = (rows[:, None] % 1000).astype(np.float16)
-        return Columns(numerical, rows % 2 == 1, [rows.astype(np.int32), rows.astype(np.int32)])
+        into.numerical[:] = rows[:, None] % 1000
+        into.labels[:] = rows % 2 == 1
+        for ids in into.ids:
+            ids[:] = rows
+
+
+def read(source: Any, start: int, stop: int) -> Columns:
+    columns = Columns.empty(stop - start, source)
+    source.read(start, stop, columns)
+    return columns
 
 
 def data(
@@ -46,7 +56,7 @@ def rows_of(batch: ClickBatch) -> list[int]:
 
 
 def batches_of(source: ClickData) -> list[list[int]]:
-    return [rows_of(batch) for batch in source._batches()]
+    return [rows_of(batch) for batch in source]
 
 
 SHAPES = st.fixed_dictionaries(
@@ -75,7 +85,7 @@ def test_every_row_once_an_epoch(shape: dict[str, Any]) -> None:
         if shape["shuffle"] == "none":
             assert of_epoch == sorted(of_epoch)
     # Batches are full but for an epoch's last.
-    partial = [batch.partial for batch in source._batches()]
+    partial = [batch.partial for batch in source]
     assert partial == [len(batch) < size for batch in batches]
     assert sum(partial) == (epochs if num_rows % size else 0)
     assert batches == batches_of(data(**shape))
@@ -84,12 +94,12 @@ def test_every_row_once_an_epoch(shape: dict[str, Any]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(SHAPES, st.integers(0, 400))
 def test_resuming_at_any_batch_gives_the_rest(shape: dict[str, Any], place: int) -> None:
-    whole = list(data(**shape)._batches())
+    whole = list(data(**shape))
     place %= len(whole)
     done = whole[place].position - whole[place].samples
     source = data(**shape)
     source.restore({"samples": done})
-    rest = list(source._batches())
+    rest = list(source)
     assert [rows_of(batch) for batch in rest] == [rows_of(batch) for batch in whole[place:]]
     assert [batch.position for batch in rest] == [batch.position for batch in whole[place:]]
 
@@ -97,8 +107,8 @@ def test_resuming_at_any_batch_gives_the_rest(shape: dict[str, Any], place: int)
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, st.integers(2, 5))
 def test_ranks_share_every_global_batch(shape: dict[str, Any], ranks: int) -> None:
-    alone = list(data(**shape)._batches())
-    shares = [list(data(**shape, rank=rank, ranks=ranks)._batches()) for rank in range(ranks)]
+    alone = list(data(**shape))
+    shares = [list(data(**shape, rank=rank, ranks=ranks)) for rank in range(ranks)]
     for batch, *parts in zip(alone, *shares, strict=True):
         assert [row for part in parts for row in rows_of(part)] == rows_of(batch)
         assert {part.position for part in parts} == {batch.position}
@@ -150,37 +160,43 @@ def test_no_rows() -> None:
 
 def test_which_rows_a_position_names() -> None:
     source = data(100, global_batch=30, shuffle="rows", shuffle_window=25, epochs=2)
-    for batch in source._batches():
+    for batch in source:
         rows = rows_of(batch)
         text = source.describe(batch.position)
         assert text.startswith(f"{len(rows)} rows of train between global rows {min(rows)} and")
         assert f"in this order: {', '.join(map(str, rows[:8]))}" in text
 
 
-# --- the thread
+# --- the threads
 
 
-def test_the_thread_gives_the_same_batches_and_ends() -> None:
+@pytest.mark.parametrize("shuffle", ["none", "rows"])
+def test_many_threads_give_the_same_batches_as_one(shuffle: str) -> None:
+    source = data(1000, global_batch=7, shuffle=shuffle, shuffle_window=50, epochs=3)
+    many = in_background(source._read_batch, source._ranges(), threads=6)
+    assert [rows_of(batch) for batch in many] == batches_of(source)
+
+
+def test_the_thread_ends_with_its_reader() -> None:
     import threading
 
     source = data(100, global_batch=7, shuffle="rows")
-    assert [rows_of(batch) for batch in source] == batches_of(source)
     reading = iter(source)
     next(reading)
-    assert any(t.name == "click-reader" for t in threading.enumerate())
+    assert any(t.name.startswith("reader") for t in threading.enumerate())
     reading.close()  # type: ignore[attr-defined]
     deadline = time.monotonic() + 5
-    while any(t.name == "click-reader" for t in threading.enumerate()):
+    while any(t.name.startswith("reader") for t in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for() -> None:
     class Broken(NumberedRows):
-        def read(self, start: int, stop: int) -> Columns:
+        def read(self, start: int, stop: int, into: Columns) -> None:
             if start >= 30:
                 raise InputError("row 30 is broken")
-            return super().read(start, stop)
+            super().read(start, stop, into)
 
     source = ClickData(Broken(100), config(global_batch=10), "train", 0, 1)
     reading = iter(source)
@@ -242,9 +258,9 @@ def test_an_id_outside_its_table_is_named(tmp_path: Path, bad: int) -> None:
     ids[777] = bad
     ids.tofile(path)
     source = SplitBinary(folder, "train")
-    source.read(0, 777)
+    read(source, 0, 777)
     with pytest.raises(InputError, match=rf"cat_1\.bin: row 777 has id {bad}; .* ids 0 to 6"):
-        source.read(700, 800)
+        read(source, 700, 800)
 
 
 def test_a_label_that_is_neither_0_nor_1_is_named(tmp_path: Path) -> None:
@@ -254,7 +270,7 @@ def test_a_label_that_is_neither_0_nor_1_is_named(tmp_path: Path) -> None:
     labels[5] = 2
     labels.tofile(path)
     with pytest.raises(InputError, match=r"label\.bin: row 5 has label 2; 0 or 1 is expected"):
-        SplitBinary(folder, "train").read(0, 10)
+        read(SplitBinary(folder, "train"), 0, 10)
 
 
 # --- made in memory
@@ -264,22 +280,22 @@ def test_a_label_that_is_neither_0_nor_1_is_named(tmp_path: Path) -> None:
 def test_synthetic_rows_are_a_function_of_the_seed_and_the_row(ids: str) -> None:
     cfg = config(synthetic_ids=ids, synthetic_rows=70_000)
     source = SyntheticRows(cfg, "train")
-    whole = source.read(65_000, 66_000)  # across the border of two blocks
-    again = SyntheticRows(cfg, "train").read(65_500, 65_600)
+    whole = read(source, 65_000, 66_000)  # across the border of two blocks
+    again = read(SyntheticRows(cfg, "train"), 65_500, 65_600)
     for a, b in zip([whole.numerical, whole.labels, *whole.ids],
                     [again.numerical, again.labels, *again.ids], strict=True):  # fmt: skip
         assert np.array_equal(a[500:600], b)
     assert all(c.max() < rows for c, rows in zip(whole.ids, (50, 7, 3), strict=True))
     other = SyntheticRows(config(synthetic_ids=ids, synthetic_rows=70_000, seed=1), "train")
-    assert not np.array_equal(other.read(0, 1000).ids[0], source.read(0, 1000).ids[0])
+    assert not np.array_equal(read(other, 0, 1000).ids[0], read(source, 0, 1000).ids[0])
     test = SyntheticRows(cfg, "test")
     assert test.num_rows == 70_000
-    assert not np.array_equal(test.read(0, 1000).ids[0], source.read(0, 1000).ids[0])
+    assert not np.array_equal(read(test, 0, 1000).ids[0], read(source, 0, 1000).ids[0])
 
 
 def test_a_long_synthetic_split_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SyntheticRows, "DISTINCT_ROWS", 100)
     source = SyntheticRows(config(), "train")
-    rows = source.read(50, 350).ids[0]
+    rows = read(source, 50, 350).ids[0]
     assert np.array_equal(rows[:100], rows[100:200])
     assert np.array_equal(rows[:100], rows[200:300])

@@ -1,19 +1,17 @@
 """DLRM's input: batches of click rows, from a dataset on disk or made in memory (`rows.py`).
 
 Rows travel in their narrow types (about 90 bytes a row for Criteo) until they are on the device.
-A background thread assembles batches ahead of the step.
+Background threads read them, ahead of the step, into the memory that is copied to the device.
 
 The order of rows is a function of (seed, epoch): windows of consecutive rows are read in shuffled
 order, and rows within a window are shuffled, so that reading stays sequential and any position of
 the stream can be found again, at any world size.
 """
 
-import queue
-import threading
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark import feature_spec
+from trainmark.background import Kept, in_background
 from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
 from trainmark.workloads.dlrm.runs import DlrmRun
 
-PREFETCHED_BATCHES = 4
+MOST_READERS = 8
+WINDOWS_KEPT = 8  # under shuffle: more than batches in the making are cut from
 MOST_WINDOWS = 2**26  # their order is kept in memory
 
 
@@ -54,7 +54,7 @@ class RowOrder:
 
     def __init__(self, num_rows: int, shuffle: str, window: int, key: tuple[int, int]) -> None:
         self._num_rows, self._window, self._key = num_rows, window, key
-        self._shuffles_rows = shuffle == "rows"
+        self.shuffles_rows = shuffle == "rows"
         self._windows = np.arange(-(-num_rows // window))
         if shuffle != "none":
             np.random.default_rng(key).shuffle(self._windows)
@@ -75,18 +75,15 @@ class RowOrder:
         first = window * self._window
         return first, min(first + self._window, self._num_rows)
 
-    def permutation(self, window: int) -> NDArray[np.int64] | None:
-        """The order of a window's rows; None if they come as stored."""
-        if not self._shuffles_rows:
-            return None
+    def permutation(self, window: int) -> NDArray[np.int64]:
+        """The order of a window's rows, where they are shuffled."""
         first, last = self.bounds(window)
         return np.random.default_rng((*self._key, 1 + window)).permutation(last - first)
 
     def rows(self, window: int) -> NDArray[np.int64]:
         """The global rows of a window, in the order they are read."""
         rows = np.arange(*self.bounds(window))
-        permutation = self.permutation(window)
-        return rows if permutation is None else rows[permutation]
+        return rows[self.permutation(window)] if self.shuffles_rows else rows
 
 
 class ClickData:
@@ -110,8 +107,8 @@ class ClickData:
         )
         self._epochs = cfg.epochs if self._training else 1
         self._position = 0
-        self._order_of_epoch: tuple[int, RowOrder] | None = None
-        self._shuffled_window: tuple[tuple[RowOrder, int], Columns] | None = None
+        self._orders = Kept[int, RowOrder](most=2)
+        self._windows = Kept[tuple[int, int], tuple[Columns, NDArray[np.int64]]](WINDOWS_KEPT)
         if source.num_rows == 0:
             raise InputError(f"The {split} split has no rows.")
         if source.num_rows / cfg.shuffle_window > MOST_WINDOWS:
@@ -144,17 +141,35 @@ class ClickData:
         self._position = state["samples"]
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        return _in_background(self._batches())
+        # A CPU that trains has no cores to spare; one that feeds a GPU has little else to do.
+        cores = len(os.sched_getaffinity(0))
+        readers = 1 if self._cfg.device == "cpu" else min(MOST_READERS, max(cores // 2, 1))
+        return in_background(self._read_batch, self._ranges(), readers)
 
-    def _batches(self) -> Iterator[ClickBatch]:
+    def _ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Every global batch: its epoch, and which positions of it."""
         position = self._position
         while position < self._epochs * self.rows_per_epoch:
             epoch, start = divmod(position, self.rows_per_epoch)
             stop = min(start + self._batch, self.rows_per_epoch)
             position += stop - start
-            share = self._share(start, stop)
-            columns = self._read(self._order(epoch), *share)
-            yield self._assemble(columns, stop - start, position)
+            yield epoch, start, stop
+
+    def _read_batch(self, where: tuple[int, int, int]) -> ClickBatch:
+        """This rank's share of a global batch, read straight into the batch's own memory."""
+        epoch, start, stop = where
+        first, last = self._share(start, stop)
+        batch = self._empty_batch(
+            last - first,
+            global_samples=stop - start,
+            position=epoch * self.rows_per_epoch + stop,
+        )
+        columns, done = self._columns(batch), 0
+        for window, piece in self._order(epoch).pieces(first, last):
+            size = piece.stop - piece.start
+            self._read_piece((epoch, window), piece, columns.part(slice(done, done + size)))
+            done += size
+        return batch
 
     def _share(self, start: int, stop: int) -> tuple[int, int]:
         """This rank's part of a global batch; parts differ by at most one row."""
@@ -165,50 +180,61 @@ class ClickData:
         )
 
     def _order(self, epoch: int) -> RowOrder:
-        known = self._order_of_epoch  # once: `describe` may be called while the reader runs
-        if known is not None and known[0] == epoch:
-            return known[1]
+        return self._orders.get(epoch, self._make_order)
+
+    def _make_order(self, epoch: int) -> RowOrder:
         shuffle = self._cfg.shuffle if self._training else "none"
         key = (self._cfg.seed, epoch)
-        order = RowOrder(self._source.num_rows, shuffle, self._cfg.shuffle_window, key)
-        self._order_of_epoch = (epoch, order)
-        return order
+        return RowOrder(self._source.num_rows, shuffle, self._cfg.shuffle_window, key)
 
-    def _read(self, order: RowOrder, start: int, stop: int) -> Columns:
-        parts = [self._read_piece(order, w, piece) for w, piece in order.pieces(start, stop)]
-        return Columns.join(parts or [self._source.read(0, 0)])
+    def _read_piece(self, where: tuple[int, int], piece: slice, into: Columns) -> None:
+        """Part of a window, which is named by its epoch and number."""
+        epoch, window = where
+        order = self._order(epoch)
+        if order.shuffles_rows:
+            columns, permutation = self._windows.get(where, self._read_window)
+            into.take_from(columns, permutation[piece])
+        else:
+            first, _ = order.bounds(window)
+            self._source.read(first + piece.start, first + piece.stop, into)
 
-    def _read_piece(self, order: RowOrder, window: int, piece: slice) -> Columns:
-        first, last = order.bounds(window)
-        permutation = order.permutation(window)
-        if permutation is None:
-            return self._source.read(first + piece.start, first + piece.stop)
-        if self._shuffled_window is None or self._shuffled_window[0] != (order, window):
-            columns = self._source.read(first, last).take(permutation)
-            self._shuffled_window = ((order, window), columns)
-        return self._shuffled_window[1].take(piece)
+    def _read_window(self, where: tuple[int, int]) -> tuple[Columns, NDArray[np.int64]]:
+        epoch, window = where
+        first, last = self._order(epoch).bounds(window)
+        columns = Columns.empty(last - first, self._source)
+        self._source.read(first, last, columns)
+        return columns, self._order(epoch).permutation(window)
 
-    def _assemble(self, columns: Columns, global_samples: int, position: int) -> ClickBatch:
+    def _empty_batch(self, samples: int, global_samples: int, position: int) -> ClickBatch:
         """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids."""
+        pinned = self._cfg.device == "cuda"  # PyTorch keeps and reuses pinned memory
+        types = self._source.id_types
         groups = []
-        for dtype in sorted({ids.dtype for ids in columns.ids}, key=lambda d: d.itemsize):
-            features = [i for i, ids in enumerate(columns.ids) if ids.dtype == dtype]
-            stacked = np.stack([columns.ids[i] for i in features])
-            groups.append(IdGroup(features, self._tensor(stacked)))
+        for dtype in sorted(set(types), key=lambda d: d.itemsize):
+            features = [i for i, d in enumerate(types) if d == dtype]
+            torch_type = torch.from_numpy(np.empty(0, dtype)).dtype
+            ids = torch.empty(len(features), samples, dtype=torch_type, pin_memory=pinned)
+            groups.append(IdGroup(features, ids))
+        shape = (samples, self._source.num_numerical)
         return ClickBatch(
-            numerical=self._tensor(columns.numerical),
-            labels=self._tensor(columns.labels),
+            numerical=torch.empty(shape, dtype=torch.float16, pin_memory=pinned),
+            labels=torch.empty(samples, dtype=torch.bool, pin_memory=pinned),
             groups=groups,
-            samples=len(columns.labels),
+            samples=samples,
             global_samples=global_samples,
             position=position,
             partial=global_samples < self._batch,
         )
 
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        # A copy, because a memory-mapped array is read-only and may be cut from a larger one.
-        tensor = torch.from_numpy(np.array(array, copy=True, order="C"))
-        return tensor.pin_memory() if self._cfg.device == "cuda" else tensor
+    def _columns(self, batch: ClickBatch) -> Columns:
+        """The same memory as arrays, one per feature."""
+        by_feature = {
+            feature: ids
+            for group in batch.groups
+            for feature, ids in zip(group.features, group.ids.numpy(), strict=True)
+        }
+        ids = [by_feature[feature] for feature in range(len(by_feature))]
+        return Columns(batch.numerical.numpy(), batch.labels.numpy(), ids)
 
     def describe(self, position: int) -> str:
         """Which rows the global batch that ends at `position` holds, for an error message."""
@@ -221,38 +247,6 @@ class ClickData:
             f"{len(rows):,} rows of {self.split} between global rows {rows.min()} and "
             f"{rows.max()}, in this order: {shown}{', ...' if len(rows) > 8 else ''}"
         )
-
-
-def _in_background(batches: Iterator[ClickBatch]) -> Iterator[ClickBatch]:
-    """The same batches, made by a thread that runs a few ahead."""
-    ready: queue.Queue[ClickBatch | BaseException | None] = queue.Queue(PREFETCHED_BATCHES)
-    abandoned = threading.Event()
-
-    def put(item: ClickBatch | BaseException | None) -> None:
-        while not abandoned.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for batch in batches:
-                put(batch)
-                if abandoned.is_set():
-                    return
-            put(None)
-        except BaseException as error:  # handed to the consumer, who raises it
-            put(error)
-
-    threading.Thread(target=work, name="click-reader", daemon=True).start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        abandoned.set()
 
 
 def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:

@@ -1,5 +1,7 @@
 """Where click rows come from: a dataset on disk, or a generator in memory."""
 
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,79 +24,108 @@ class Columns:
     labels: NDArray[np.bool_]
     ids: list[NDArray[Any]]
 
-    def take(self, rows: NDArray[np.int64] | slice) -> "Columns":
+    @staticmethod
+    def empty(num_rows: int, source: "RowSource") -> "Columns":
+        """Room for rows of `source`."""
+        return Columns(
+            np.empty((num_rows, source.num_numerical), np.float16),
+            np.empty(num_rows, np.bool_),
+            [np.empty(num_rows, dtype) for dtype in source.id_types],
+        )
+
+    def arrays(self) -> list[NDArray[Any]]:
+        return [self.numerical, self.labels, *self.ids]
+
+    def part(self, rows: slice) -> "Columns":
+        """A view of consecutive rows."""
         return Columns(self.numerical[rows], self.labels[rows], [c[rows] for c in self.ids])
 
-    @staticmethod
-    def join(parts: list["Columns"]) -> "Columns":
-        if len(parts) == 1:
-            return parts[0]
-        return Columns(
-            np.concatenate([p.numerical for p in parts]),
-            np.concatenate([p.labels for p in parts]),
-            [np.concatenate(columns) for columns in zip(*(p.ids for p in parts), strict=True)],
-        )
+    def copy_from(self, other: "Columns") -> None:
+        for mine, theirs in zip(self.arrays(), other.arrays(), strict=True):
+            np.copyto(mine, theirs)
+
+    def take_from(self, other: "Columns", rows: NDArray[np.int64]) -> None:
+        for mine, theirs in zip(self.arrays(), other.arrays(), strict=True):
+            # Any mode but `raise` writes straight into `out`; these rows are never out of range.
+            np.take(theirs, rows, axis=0, out=mine, mode="clip")
 
 
 class RowSource(Protocol):
-    """Anything that has rows: files, or a generator."""
+    """Anything that has rows: files, or a generator. Several threads read at a time."""
 
     num_rows: int
+    num_numerical: int
+    id_types: list[np.dtype[Any]]
+    """Of each categorical feature."""
 
-    def read(self, start: int, stop: int) -> Columns: ...
+    def read(self, start: int, stop: int, into: Columns) -> None:
+        """Fill `into` with rows `start` to `stop`."""
+        ...
 
 
 class SplitBinary:
-    """A split on disk, memory-mapped."""
+    """A split on disk, read straight into the batch: no copy in between, no page faults."""
 
     def __init__(self, folder: Path, split: str) -> None:
         path = feature_spec.path_of(folder, split)
         self._spec = feature_spec.read(path)
         feature_spec.check(self._spec, mappings=_mappings(split), source=str(path))
         self.num_rows = feature_spec.count_rows(self._spec, folder, split)
-        self._split = split
-        self._folder = folder
-        files = self._spec.files(split)
-        self._labels = self._open(files[self._spec.label], "uint8")
-        self._ids = [
-            self._open(files[name], str(self._spec.feature_spec[name].dtype))
-            for name in self._spec.categorical
+        self.num_numerical = len(self._spec.numerical)
+        self.id_types = [
+            np.dtype(str(self._spec.feature_spec[name].dtype)) for name in self._spec.categorical
         ]
-        names = self._spec.numerical
-        self._numerical = (
-            self._open(files[names[0]], "float16").reshape(-1, len(names))
-            if names
-            else np.empty((self.num_rows, 0), np.float16)
-        )
+        self._folder = folder
+        self._files = self._spec.files(split)
+        self._descriptors = {file: self._open(file) for file in set(self._files.values())}
 
-    def _open(self, file: str, dtype: str) -> NDArray[Any]:
-        return np.memmap(self._folder / file, dtype=np.dtype(dtype), mode="r")
+    def _open(self, file: str) -> int:
+        descriptor = os.open(self._folder / file, os.O_RDONLY)
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
-    def read(self, start: int, stop: int) -> Columns:
-        labels = np.asarray(self._labels[start:stop])
+    def read(self, start: int, stop: int, into: Columns) -> None:
+        self._read_file(self._spec.label, start, into.labels)
+        self._check_labels(into.labels.view(np.uint8), start)
+        if self.num_numerical:
+            self._read_file(self._spec.numerical[0], start, into.numerical)
+        for name, ids in zip(self._spec.categorical, into.ids, strict=True):
+            self._read_file(name, start, ids)
+        self._check_ids(into, start)
+
+    def _read_file(self, feature: str, start: int, into: NDArray[Any]) -> None:
+        """Fill `into` with rows from `start` on of the file that holds `feature`."""
+        room = into.reshape(-1).view(np.uint8).data
+        row_bytes = into.itemsize * (into.shape[1] if into.ndim > 1 else 1)
+        offset = start * row_bytes
+        descriptor = self._descriptors[self._files[feature]]
+        while room:
+            count = os.preadv(descriptor, [room], offset)
+            if count == 0:
+                raise InputError(
+                    f"{self._path(feature)} ends at byte {offset}, earlier than when the run "
+                    "began. Do not change a dataset while it is in use."
+                )
+            room, offset = room[count:], offset + count
+
+    def _path(self, feature: str) -> Path:
+        return self._folder / self._files[feature]
+
+    def _check_labels(self, labels: NDArray[np.uint8], start: int) -> None:
         if labels.size and labels.max() > 1:
             bad = int(np.argmax(labels > 1))
             raise InputError(
                 f"{self._path(self._spec.label)}: row {start + bad} has label {labels[bad]}; "
                 "0 or 1 is expected."
             )
-        columns = Columns(
-            np.asarray(self._numerical[start:stop]),
-            labels.view(np.bool_),
-            [np.asarray(column[start:stop]) for column in self._ids],
-        )
-        self._check_ids(columns, start)
-        return columns
-
-    def _path(self, feature: str) -> Path:
-        return self._folder / self._spec.files(self._split)[feature]
 
     def _check_ids(self, columns: Columns, start: int) -> None:
         """An id outside its table would read, and later write, another table's rows."""
         for name, rows, ids in zip(
             self._spec.categorical, self._spec.cardinalities, columns.ids, strict=True
         ):
-            if ids.size and (ids.min() < 0 or ids.max() >= rows):
+            # Negative numbers are large ones without the sign, so that one pass finds both.
+            if ids.size and ids.view(f"u{ids.itemsize}").max() >= rows:
                 bad = int(np.argmax((ids < 0) | (ids >= rows)))
                 raise InputError(
                     f"{self._path(name)}: row {start + bad} has id {int(ids[bad])}; {name} has "
@@ -122,21 +153,19 @@ class SyntheticRows:
         self.num_rows = last - self._first
         self._cfg = cfg
         self._planted = planted_clicks(cfg) if cfg.synthetic_ids == "planted" else None
-        self._dtypes = [np.dtype(feature_spec.dtype_for(rows)) for rows in cfg.model.table_rows]
+        self.num_numerical = cfg.model.numerical_features
+        self.id_types = [np.dtype(feature_spec.dtype_for(rows)) for rows in cfg.model.table_rows]
         self._blocks: dict[int, Columns] = {}
 
-    def read(self, start: int, stop: int) -> Columns:
-        parts: list[Columns] = []
-        while start < stop or not parts:
-            row = self._first + start % self.DISTINCT_ROWS
-            block, offset = divmod(row, BLOCK_ROWS)
-            size = min(stop - start, BLOCK_ROWS - offset, self._until_repeat(start))
-            parts.append(self._block(block).take(slice(offset, offset + size)))
-            start += size
-        return Columns.join(parts)
-
-    def _until_repeat(self, start: int) -> int:
-        return self.DISTINCT_ROWS - start % self.DISTINCT_ROWS
+    def read(self, start: int, stop: int, into: Columns) -> None:
+        done = 0
+        while start + done < stop:
+            position = (start + done) % self.DISTINCT_ROWS
+            block, offset = divmod(self._first + position, BLOCK_ROWS)
+            size = min(stop - start - done, BLOCK_ROWS - offset, self.DISTINCT_ROWS - position)
+            rows = self._block(block).part(slice(offset, offset + size))
+            into.part(slice(done, done + size)).copy_from(rows)
+            done += size
 
     def _block(self, number: int) -> Columns:
         if number not in self._blocks:
@@ -147,7 +176,7 @@ class SyntheticRows:
         if self._planted is None:
             return self._uniform_block(number)
         rows = self._planted.rows(number * BLOCK_ROWS, (number + 1) * BLOCK_ROWS)
-        ids = [c.astype(d) for c, d in zip(rows.categorical, self._dtypes, strict=True)]
+        ids = [c.astype(d) for c, d in zip(rows.categorical, self.id_types, strict=True)]
         return Columns(log_transform(rows.numerical), rows.labels, ids)
 
     def _uniform_block(self, number: int) -> Columns:
@@ -158,6 +187,6 @@ class SyntheticRows:
         clicks = random.random(BLOCK_ROWS, np.float32) < 1 / (1 + np.exp(1.5 - signal))
         ids = [
             random.integers(0, rows, BLOCK_ROWS, dtype)
-            for rows, dtype in zip(model.table_rows, self._dtypes, strict=True)
+            for rows, dtype in zip(model.table_rows, self.id_types, strict=True)
         ]
         return Columns(dense.astype(np.float16), clicks, ids)
