@@ -127,20 +127,61 @@ def test_packed_gives_the_padded_loss_and_gradients() -> None:
         torch.testing.assert_close(found["packed"][1][name], gradient, atol=1e-6, rtol=1e-3)
 
 
-@pytest.mark.parametrize("row_length", [None, 160])
-def test_attention_stays_in_its_segment(row_length: int | None) -> None:
-    """Against one softmax per segment, written out."""
-    bounds = [0, 5, 133, 160, 167, 295, 320] if row_length else [0, 3, 3, 40, 41, 64]
-    qkv = torch.randn(bounds[-1], 3, 2, 8)
-    longest = max(b - a for a, b in itertools.pairwise(bounds))
-    found = sentence_attention.attend(
-        qkv, torch.tensor(bounds, dtype=torch.int32), longest=longest, row_length=row_length
-    )
-    per_row = sentence_attention.segments_per_row(row_length) if row_length else 1
-    for start, stop in list(itertools.pairwise(bounds))[::per_row]:
-        q, k, v = qkv[start:stop].permute(1, 2, 0, 3).unbind(0)
-        expected = (q @ k.transpose(1, 2) / 8**0.5).softmax(-1) @ v
-        torch.testing.assert_close(found[start:stop], expected.transpose(0, 1))
+ROW = 160
+# Three rows of a padded batch, one of them full; five sentences of a packed one, one of no tokens.
+SEGMENTS = {ROW: [0, 5, 160, 287, 320, 480, 480], None: [0, 3, 3, 40, 41, 64]}
+
+
+def attention_by_segments(qkv: torch.Tensor, row_length: int | None) -> torch.Tensor:
+    """One softmax per segment, written out: its queries' tokens attend to its keys' tokens."""
+    bounds = torch.tensor(SEGMENTS[row_length])
+    queries = sentence_attention.row_bounds(bounds, row_length) if row_length else bounds
+    found = torch.full_like(qkv[:, 0], torch.nan)
+    for (start, stop), (first, last) in zip(
+        itertools.pairwise(queries.tolist()), itertools.pairwise(bounds.tolist()), strict=True
+    ):
+        q, k, v = (x.transpose(0, 1) for x in (qkv[start:stop, 0], *qkv[first:last, 1:].unbind(1)))
+        weights = (q @ k.transpose(1, 2) / qkv.shape[-1] ** 0.5).softmax(-1)
+        found[start:stop] = (weights @ v).transpose(0, 1)
+    return found
+
+
+def attend(qkv: torch.Tensor, row_length: int | None) -> torch.Tensor:
+    bounds = torch.tensor(SEGMENTS[row_length], dtype=torch.int32, device=qkv.device)
+    longest = row_length or 40
+    return sentence_attention.attend(qkv, bounds, longest=longest, row_length=row_length)
+
+
+@pytest.mark.parametrize("row_length", SEGMENTS)
+def test_attention_by_segments_is_the_masked_one(row_length: int | None) -> None:
+    """Of every token, padding too: in a padded batch it attends to its sentence, as published."""
+    qkv = torch.randn(SEGMENTS[row_length][-1], 3, 2, 8)
+    torch.testing.assert_close(attend(qkv, row_length), attention_by_segments(qkv, row_length))
+    if row_length:
+        real = torch.arange(ROW) < torch.tensor([[5], [127], [160]])
+        q, k, v = qkv.unflatten(0, (-1, ROW)).permute(2, 0, 3, 1, 4)
+        mask = real[:, None, None, :]
+        masked = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        torch.testing.assert_close(attend(qkv, ROW), masked.transpose(1, 2).flatten(0, 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row_length", SEGMENTS)
+def test_flash_attention_is_the_masked_one(row_length: int | None) -> None:
+    """Outputs of all tokens, and gradients: exactly 0 for padding's keys and values."""
+    torch.manual_seed(0)
+    qkv = torch.randn(SEGMENTS[row_length][-1], 3, 2, 64).bfloat16()
+    out = torch.randn(len(qkv), 2, 64).bfloat16()
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        leaf = qkv.to(device, dtype).requires_grad_()
+        y = attend(leaf, row_length)
+        y.backward(out.to(device, dtype))
+        found.append((y.detach().float().cpu(), leaf.grad.float().cpu()))
+    for fast, exact in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(fast, exact, atol=0.03, rtol=0.03)
+    if row_length:
+        assert found[1][1][5:160, 1:].abs().max() == 0
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -1,9 +1,11 @@
 """Attention within sentences that lie one after another in one tensor.
 
-Tokens [bounds[i], bounds[i+1]) are segment i: a sentence, or filler, which only makes up a shape.
-Every token attends to the tokens of its own segment. Filler is cut into segments of at most
-`FILLER_LENGTH` tokens. In a padded batch every sentence has a row of `row_length` tokens: its own
-segment first, then its padding as filler.
+Tokens [bounds[i], bounds[i+1]) are segment i.
+
+- Packed: a segment is a sentence, or filler, which only makes up a shape and is cut into segments
+  of at most `FILLER_LENGTH` tokens. Every token attends to the tokens of its own segment.
+- Padded: a sentence has a row of `row_length` tokens, in two segments: itself, and its padding.
+  Every token of a row, padding too, attends to the sentence: the mask of the published model.
 
 Shapes: N tokens, H heads, D width of a head, R rows, L tokens per row.
 """
@@ -15,11 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 FILLER_LENGTH = 128  # a block of FlashAttention: longer would only cost more
 _HALVES = (torch.bfloat16, torch.float16)
-
-
-def segments_per_row(row_length: int) -> int:
-    """Segments of a row in a padded batch: the sentence, and filler for what it may leave."""
-    return 1 + -(-row_length // FILLER_LENGTH)
 
 
 def attend(
@@ -39,7 +36,8 @@ def attend(
         dropout: probability of dropping an attention weight.
     """
     if qkv_N3HD.is_cuda and qkv_N3HD.dtype in _HALVES:
-        return _flash(qkv_N3HD, bounds, longest, dropout)
+        queries = bounds if row_length is None else row_bounds(bounds, row_length)
+        return _flash(qkv_N3HD, queries, bounds, longest, dropout)
     if row_length is not None:
         return _attend_in_rows(qkv_N3HD, bounds, row_length, dropout)
     return _attend_by_padding(qkv_N3HD, bounds, longest, dropout)
@@ -50,8 +48,7 @@ def attend(
 
 def _attend_in_rows(qkv_N3HD: Tensor, bounds: Tensor, row_length: int, dropout: float) -> Tensor:
     """Padded batches: rows as they are, with the padding masked."""
-    per_row = segments_per_row(row_length)
-    lengths_R = bounds[1::per_row] - bounds[:-1:per_row]
+    lengths_R = bounds[1::2] - bounds[:-1:2]
     real_RL = torch.arange(row_length, device=bounds.device) < lengths_R[:, None]
     q, k, v = qkv_N3HD.unflatten(0, (-1, row_length)).permute(2, 0, 3, 1, 4).unbind(0)
     return _masked(q, k, v, real_RL, dropout).transpose(1, 2).flatten(0, 1)
@@ -89,9 +86,16 @@ def _masked(
 # --- FlashAttention
 
 
-def _flash(qkv_N3HD: Tensor, bounds: Tensor, longest: int, dropout: float) -> Tensor:
+def row_bounds(bounds: Tensor, row_length: int) -> Tensor:
+    """Where the queries of each segment begin in a padded batch: a whole row's with its sentence,
+    and none with its padding, whose keys nobody reads."""
+    places = torch.arange(bounds.numel(), dtype=bounds.dtype, device=bounds.device)
+    return (places + 1) // 2 * row_length
+
+
+def _flash(qkv_N3HD: Tensor, queries: Tensor, keys: Tensor, longest: int, dropout: float) -> Tensor:
     """FlashAttention, by the operator behind `torch.nn.attention.varlen`, which has no dropout."""
     q, k, v = qkv_N3HD.unbind(1)
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, bounds, bounds, longest, longest, dropout, False, False
+        q, k, v, queries, keys, longest, longest, dropout, False, False
     )[0]

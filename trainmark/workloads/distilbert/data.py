@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainmark.corpus.sentences import Sentences, shuffled
 from trainmark.errors import InputError
-from trainmark.kernels.sentence_attention import FILLER_LENGTH, segments_per_row
+from trainmark.kernels.sentence_attention import FILLER_LENGTH
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
 
 Ints = NDArray[np.int64]
@@ -64,22 +64,18 @@ class SentenceBatch:
 
 
 def padded(sentences: Sentences, rows: Ints, micro: int, length: int) -> Layout:
-    """Every sentence in a row of `length` tokens, its padding in segments of its own."""
+    """Every sentence in a row of `length` tokens, its padding in a segment of its own."""
     batches = -(-len(rows) // micro)
     tokens, lengths = _gather(sentences, rows)
     lengths = np.pad(lengths, (0, batches * micro - len(rows)))
     ids = np.zeros((batches * micro, length), np.int64)
     ids[np.arange(length) < lengths[:, None]] = tokens
     starts_KS = np.broadcast_to(np.arange(micro) * length, (batches, micro))
-    filler = FILLER_LENGTH * np.arange(segments_per_row(length) - 1)
-    cuts = (starts_KS + lengths.reshape(batches, micro))[..., None] + filler
-    cuts = np.minimum(cuts, starts_KS[..., None] + length)
-    bounds = np.concatenate([starts_KS[..., None], cuts], axis=2).reshape(batches, -1)
-    ends = np.full((batches, 1), micro * length)
+    ends_KS = starts_KS + lengths.reshape(batches, micro)
+    bounds = np.stack([starts_KS, ends_KS], axis=2).reshape(batches, -1)
+    bounds = np.pad(bounds, ((0, 0), (0, 1)), constant_values=micro * length)
     positions = np.broadcast_to(np.tile(np.arange(length), micro), (batches, micro * length))
-    return Layout(
-        ids.reshape(batches, -1), positions, np.concatenate([bounds, ends], axis=1), starts_KS
-    )
+    return Layout(ids.reshape(batches, -1), positions, bounds, starts_KS)
 
 
 def packed(sentences: Sentences, rows: Ints, micro: int, longest: int, budget: int) -> Layout:

@@ -8,7 +8,7 @@ def flops(cfg: DistilbertRun, samples: int, tokens: int) -> dict[str, float]:
 
     Padded: the dense layers at sequence_length tokens for every sentence. Packed: at the sentences'
     own tokens, less what the last block leaves out. In both, attention is that of real tokens, at
-    their mean length (a lower bound): attention of padding is masked, and counts for nothing.
+    their mean length (a lower bound): what padding computes there, nobody reads.
     """
     model = cfg.model
     if cfg.mode == "padded":
