@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trainmark.config import Run
-from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.workloads import Workload
+
+if TYPE_CHECKING:  # `trainmark plan` of a DLRM needs no torch
+    from torch import Tensor
+
+    from trainmark.distributed.mesh import Mesh
 
 GIB = 2**30
 
@@ -29,8 +31,12 @@ class MemoryPlan:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-def plan_memory(cfg: Run, workload: Workload, mesh: Mesh) -> MemoryPlan:
+def plan_memory(cfg: Run, workload: Workload, mesh: "Mesh") -> MemoryPlan:
     """Build this rank's share of the model without memory, and count."""
+    import torch
+
+    from trainmark.distributed.mesh import Mesh
+
     shapes_only = Mesh(torch.device("meta"), mesh.axes, mesh.device_mesh)
     parts = workload.parallelize(workload.build_model(cfg), shapes_only, cfg)
     trainer = workload.build_trainer(parts, shapes_only, cfg)
@@ -44,7 +50,7 @@ def plan_memory(cfg: Run, workload: Workload, mesh: Mesh) -> MemoryPlan:
     )
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def _bytes(tensors: Iterable["Tensor"]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

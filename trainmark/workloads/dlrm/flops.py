@@ -30,6 +30,13 @@ def multiply_adds(cfg: DlrmRun) -> int:
 
 
 def activation_bytes(cfg: DlrmRun) -> int:
+    """Estimated: what a device keeps for the backward pass, and the rows that it sends."""
+    from trainmark.workloads.dlrm.placing import plan_devices  # which needs what is below
+
+    return max(plan.activations for plan in plan_devices(cfg))
+
+
+def dense_activation_bytes(cfg: DlrmRun) -> int:
     """Estimated: what one micro-batch keeps for its backward pass, with its gradients."""
     model = cfg.model
     vectors = len(model.table_rows) + 1
@@ -37,5 +44,6 @@ def activation_bytes(cfg: DlrmRun) -> int:
     # The rows, the joined vectors and their gradients, the dot products and theirs.
     per_sample += 4 * vectors * model.embedding_dim + 2 * vectors * vectors
     width = 4 if cfg.precision in ("fp32", "tf32") else 2
-    rows_of_all_micro_batches = (cfg.global_batch or 0) * (vectors - 1) * model.embedding_dim * 4
+    local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
+    rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4
     return (cfg.micro_batch or 0) * per_sample * width + rows_of_all_micro_batches

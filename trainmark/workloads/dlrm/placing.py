@@ -1,12 +1,25 @@
 """Where a DLRM run's tables lie: from its configuration to a checked placement."""
 
+import json
 import math
+from functools import lru_cache
 from pathlib import Path
 
+from trainmark.config import SYNTHETIC, filled
+from trainmark.embeddings import access
 from trainmark.embeddings import placement as placements
+from trainmark.embeddings.access import AccessProfile
+from trainmark.embeddings.auto_placement import DoesNotFitError, auto
+from trainmark.embeddings.cutting import Options
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.strategies import by_strategy
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.errors import InputError
+from trainmark.hardware import GIB, Cluster
+from trainmark.planner.costs import STATE_BYTES, TableCosts, TableStep
+from trainmark.planner.machine import machine
+from trainmark.planner.memory import MemoryPlan
+from trainmark.workloads.dlrm.flops import dense_activation_bytes
+from trainmark.workloads.dlrm.runs import DlrmRun, mlp_parameters
 
 
 def place(cfg: DlrmRun, devices: int) -> Placement:
@@ -14,13 +27,169 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
         return placements.read(Path(sharding.placement), rows, dim, devices)
-    placed = by_strategy(
-        sharding.placement,
-        rows,
-        dim,
-        devices,
+    if sharding.placement == "auto":
+        placed = _auto(cfg, devices)
+    else:
+        placed = by_strategy(
+            sharding.placement,
+            rows,
+            dim,
+            devices,
+            column_slice_threshold=sharding.column_slice_threshold or math.inf,
+            data_parallel_threshold=sharding.data_parallel_threshold or 0,
+            host_tables=sharding.host_tables,
+        )
+    return placements.checked(placed, rows, dim, devices)
+
+
+@lru_cache(maxsize=4)  # a run asks several times: to build, to check its memory, to report
+def _auto(cfg: DlrmRun, devices: int) -> Placement:
+    sharding, costs = cfg.sharding, table_costs(cfg, devices)
+    options = Options(
         column_slice_threshold=sharding.column_slice_threshold or math.inf,
-        data_parallel_threshold=sharding.data_parallel_threshold or 0,
+        data_parallel_threshold=sharding.data_parallel_threshold,
         host_tables=sharding.host_tables,
     )
-    return placements.checked(placed, rows, dim, devices)
+    try:
+        return auto(_profiles(cfg, devices), costs, room(cfg, costs), options)
+    except DoesNotFitError as error:
+        raise InputError(what_would_fit(cfg, costs, error.needed)) from None
+
+
+# --- what a placement depends on
+
+
+def cluster(cfg: DlrmRun, devices: int | None = None) -> Cluster:
+    """The cluster that the run was resolved for; one node of it for another number of devices."""
+    hardware, nodes, per_node = filled(cfg.sharding.cluster).rsplit("x", 2)
+    resolved = Cluster(hardware, int(nodes), int(per_node))
+    return resolved if devices in (None, resolved.world) else Cluster(hardware, 1, devices)
+
+
+def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:
+    """What shards of the run's tables cost there."""
+    step = TableStep(
+        batch=filled(cfg.global_batch),
+        dim=cfg.model.embedding_dim,
+        element_bytes=4 if cfg.precision in ("fp32", "tf32") else 2,
+        optimizer=cfg.optimizer.name,
+    )
+    return TableCosts(machine(cluster(cfg, devices), cfg.sharding.network_gb_s), step)
+
+
+def room(cfg: DlrmRun, costs: TableCosts) -> float:
+    """Bytes of a device for tables and the rows on their way; infinite where it is not known."""
+    memory = costs.machine.memory
+    return math.inf if memory is None else memory - _dense(cfg).total
+
+
+@lru_cache(maxsize=4)
+def profiles(cfg: DlrmRun) -> list[AccessProfile]:
+    """How often the rows of each table are looked up, as far as it is known."""
+    rows = cfg.model.table_rows
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted":
+        return [access.power_law(count) for count in rows]
+    if not counted(cfg):
+        return [access.uniform(count) for count in rows]
+    folder = Path(cfg.data or "")
+    facts = json.loads((folder / "prepare.json").read_text(encoding="utf-8"))
+    return [
+        access.read_vocabulary(
+            _vocabulary(folder, table), count, feature["missing_share"] + feature["rare_share"]
+        )
+        for table, (count, feature) in enumerate(zip(rows, facts["features"].values(), strict=True))
+    ]
+
+
+def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
+    """One device holds all rows, whichever are looked up: counts would be read for nothing."""
+    if devices > 1:
+        return profiles(cfg)
+    return [access.uniform(count) for count in cfg.model.table_rows]
+
+
+def counted(cfg: DlrmRun) -> bool:
+    """Whether preparation left the counts of all values with the data."""
+    if cfg.data in (None, SYNTHETIC):
+        return False
+    folder = Path(cfg.data or "")
+    tables = range(len(cfg.model.table_rows))
+    return (folder / "prepare.json").is_file() and all(
+        _vocabulary(folder, table).is_file() for table in tables
+    )
+
+
+def _vocabulary(folder: Path, table: int) -> Path:
+    return folder / "vocabulary" / f"cat_{table}.parquet"
+
+
+# --- memory
+
+
+def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
+    """Bytes on every device of the run's cluster: exact, except for the activations."""
+    devices = cluster(cfg).world
+    loads = table_costs(cfg, devices).loads(place(cfg, devices), _profiles(cfg, devices))
+    dense = _dense(cfg)
+    return [
+        MemoryPlan(
+            weights=dense.weights + load.weights,
+            gradients=dense.gradients,
+            optimizer=dense.optimizer + load.state,
+            activations=dense.activations + load.buffers,
+        )
+        for load in loads
+    ]
+
+
+def _dense(cfg: DlrmRun) -> MemoryPlan:
+    """Bytes of everything but tables, the same on every device."""
+    parameters = mlp_parameters(cfg.model)
+    tensors = 2 * (len(cfg.model.bottom_mlp) + len(cfg.model.top_mlp))
+    # The MLPs' rule is Adagrad where the tables' is row-wise.
+    name = cfg.optimizer.name.removeprefix("rowwise_")
+    scalars = tensors if name != "sgd" else 0  # each parameter counts its own steps
+    scalars += name == "adam"  # and so do the tables
+    scalars += 2 * (cfg.precision == "fp16")  # the loss scale, and its age
+    return MemoryPlan(
+        weights=parameters * 4,
+        gradients=parameters * 4,
+        optimizer=parameters * STATE_BYTES[name][0] + scalars * 4,
+        activations=dense_activation_bytes(cfg),
+    )
+
+
+def what_would_fit(cfg: DlrmRun, costs: TableCosts, needed: int) -> str:
+    """A sentence for tables that fit no placement: how many devices, or which host tables."""
+    each, devices = room(cfg, costs), costs.machine.devices
+    where = cluster(cfg, devices)
+    if each <= 0:
+        return (
+            f"{cfg.name} does not fit {where}: MLPs and activations alone need "
+            f"{_dense(cfg).total / GIB:.1f} GiB of a device. Use a smaller micro_batch."
+        )
+    return (
+        f"{cfg.name} does not fit {where}: tables and the rows on their way need "
+        f"{needed / GIB:.1f} GiB, and {devices} devices have {each / GIB:.1f} GiB each for them. "
+        f"It would fit {math.ceil(needed / each)} such devices"
+        f"{_host_advice(cfg, costs, needed - each * devices)}."
+    )
+
+
+def _host_advice(cfg: DlrmRun, costs: TableCosts, excess: float) -> str:
+    """The fewest, largest tables that would have to move to host memory."""
+    per_element, per_row = STATE_BYTES[cfg.optimizer.name]
+    bytes_per_row = cfg.model.embedding_dim * (costs.step.weight_bytes + per_element) + per_row
+    rows = cfg.model.table_rows
+    chosen: list[int] = []
+    for table in sorted(range(len(rows)), key=lambda t: -rows[t]):
+        if table in cfg.sharding.host_tables:
+            continue
+        chosen.append(table)
+        excess -= rows[table] * bytes_per_row
+        if excess <= 0:
+            size = sum(rows[t] for t in chosen) * bytes_per_row / costs.machine.nodes
+            tables = " ".join(map(str, sorted([*cfg.sharding.host_tables, *chosen])))
+            host = f"{size / GIB:.0f} GiB of host memory per node"
+            return f", or these with --host-tables {tables} ({host})"
+    return ""

@@ -29,7 +29,7 @@ _CLOSED = OBSERVATION | {
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
 PLANTED_TARGET = 0.95
 SYNTHETIC_HELD_OUT = 131_072
-PLACEMENTS = ("round_robin", "memory_balanced", "memory_optimized", "greedy")
+PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "greedy")
 MOST_PARAMETERS = 2**58  # bytes are counted in 64 bits
 
 
@@ -69,14 +69,16 @@ class Optimizer:
 class Sharding:
     """Which device holds which part of which table (`trainmark plan` shows it)."""
 
-    placement: str = "memory_optimized"
-    """round_robin, memory_balanced, memory_optimized, greedy; or a JSON file of `plan --json`."""
+    placement: str = "auto"
+    """auto, round_robin, memory_balanced, memory_optimized, greedy; or a file of `plan --json`."""
     column_slice_threshold: float | None = None
     """Elements above which a table is halved by columns, until none has more (published: 5e9)."""
     data_parallel_threshold: float | None = None
-    """Elements up to which a table lies whole on every device."""
+    """Elements up to which a table lies whole on every device; `auto` decides if not given."""
     host_tables: tuple[int, ...] = ()
     """Tables to keep in host memory, by number; their rows travel for each batch."""
+    network_gb_s: float | None = None
+    """What a device gets of the network between nodes, GB/s; default: of the vendor's system."""
     cluster: Annotated[str | None, tyro.conf.Suppress] = None
     """The devices to place for (set when the run is resolved)."""
 
@@ -390,6 +392,8 @@ def _sharding_problems(cfg: DlrmRun) -> list[str]:
         value = getattr(sharding, name)
         if value is not None and not value >= 1:
             problems.append(f"{name} must be at least 1 element. Received: {value}.")
+    if sharding.network_gb_s is not None and not 0 < sharding.network_gb_s < math.inf:
+        problems.append(f"network_gb_s must be positive. Received: {sharding.network_gb_s}.")
     problems += [
         f"host_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
         for table in sharding.host_tables

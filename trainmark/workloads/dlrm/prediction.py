@@ -1,0 +1,103 @@
+"""How long a DLRM step takes, predicted before it runs.
+
+    step = slowest device of (gather + exchange + dense + update)
+
+Gather, exchange and update are those of `planner/costs.py`. The dense part is the same everywhere:
+
+    dense = operations / (0.5 peak) + bytes of activations / (0.5 memory bandwidth)
+
+The MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
+longer counts. Launching kernels and reading data are taken to be hidden, which small batches do not
+allow.
+"""
+
+from dataclasses import dataclass
+
+from trainmark.config import filled
+from trainmark.embeddings.placement import Placement
+from trainmark.hardware import Unknown, peak_flops
+from trainmark.planner.costs import DeviceTime, TableCosts, exchanged_tables
+from trainmark.planner.memory import MemoryPlan
+from trainmark.workloads.dlrm import placing
+from trainmark.workloads.dlrm.flops import flops
+from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, mlp_parameters
+
+# Matrix products of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
+MATMUL_EFFICIENCY = 0.5
+# An assumption: elementwise operations and the interaction, partly fused.
+TRAFFIC_EFFICIENCY = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Seconds of a step, and bytes, for every device."""
+
+    placement: Placement
+    memory: list[MemoryPlan]
+    host_bytes: list[int]
+    tables: list[DeviceTime]
+    dense_s: float | None
+    """None where `unknown` says why there are no times."""
+    unknown: str
+    batch: int
+
+    def device_s(self, device: int) -> float | None:
+        return None if self.dense_s is None else self.tables[device].total + self.dense_s
+
+    @property
+    def step_s(self) -> float | None:
+        """The slowest device's."""
+        if self.dense_s is None:
+            return None
+        return self.dense_s + max(table.total for table in self.tables)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return None if self.step_s is None else self.batch / self.step_s
+
+
+def predict(cfg: DlrmRun) -> Prediction:
+    """Memory and time of a resolved run on the cluster that it was resolved for."""
+    devices = placing.cluster(cfg).world
+    costs = placing.table_costs(cfg, devices)
+    placed = placing.place(cfg, devices)
+    loads = costs.loads(placed, placing.profiles(cfg))
+    received = costs.received(exchanged_tables(placed))
+    dense = _dense_s(cfg, costs)
+    return Prediction(
+        placement=placed,
+        memory=placing.plan_devices(cfg),
+        host_bytes=[load.host for load in loads],
+        tables=[costs.time(load, received) for load in loads],
+        dense_s=None if isinstance(dense, str) else dense,
+        unknown=dense if isinstance(dense, str) else "",
+        batch=filled(cfg.global_batch),
+    )
+
+
+def _dense_s(cfg: DlrmRun, costs: TableCosts) -> float | str:
+    """Seconds of MLPs and interaction on one device; or why they are not known."""
+    machine = costs.machine
+    peak = peak_flops(placing.cluster(cfg).hardware, cfg.precision)
+    if machine.unknown or isinstance(peak, Unknown):
+        return machine.unknown or getattr(peak, "reason", "")
+    local = filled(cfg.global_batch) // machine.devices
+    compute = flops(cfg, local, 0)["model"] / (peak.flops * MATMUL_EFFICIENCY)
+    moved = local * _elements_moved(cfg) * costs.step.element_bytes
+    dense = compute + moved / (machine.bandwidth * TRAFFIC_EFFICIENCY)
+    if machine.devices == 1:
+        return dense
+    reduce = costs.all_reduce_s(mlp_parameters(cfg.model) * 4)
+    return dense + max(reduce - dense * 2 / 3, 0.0)
+
+
+def _elements_moved(cfg: DlrmRun) -> int:
+    """By one sample, outside of matrix products.
+
+    An MLP's activation is written, then read, its gradient written, and read. The interaction reads
+    its vectors forward and backward and writes their gradients; so do its products.
+    """
+    model = cfg.model
+    vectors = len(model.table_rows) + 1
+    mlps = sum(model.bottom_mlp) + sum(model.top_mlp)
+    return 4 * mlps + 3 * (vectors * model.embedding_dim + interaction_width(model))
