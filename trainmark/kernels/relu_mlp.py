@@ -145,7 +145,8 @@ def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Te
     sums = result_BM.new_empty(row_tiles, M, dtype=torch.float32)
     _masked_product_kernel[(row_tiles * column_tiles,)](
         gradient_BN, w_NM, x_BM, result_BM, sums, B, N, M,
-        TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, TILE_INNER=TILE_INNER, num_warps=8, num_stages=3,
+        TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, TILE_INNER=TILE_INNER,
+        num_warps=8, num_stages=3,
     )  # fmt: skip
     return result_BM, sums.sum(dim=0)
 
