@@ -26,27 +26,28 @@ from trainmark.errors import InputError, unknown
 T = TypeVar("T")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+def main(
+    arguments: Sequence[str] | None = None, tell: Callable[[Exception, bool], None] | None = None
+) -> int:
+    """Run one verb; returns the exit code. `tell` says what went wrong, by default here."""
     started = time.perf_counter()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [word for word in arguments if word != "--debug"]  # every verb takes it
     try:
         return _dispatch(arguments, started)
-    except InputError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"trainmark: {error}", file=sys.stderr)
-        return 2
-    except (OSError, MemoryError) as error:  # a folder that cannot be written, a full disk
-        if debug:
-            traceback.print_exc()
-        print(f"trainmark: {error}", file=sys.stderr)
+    except (InputError, OSError, MemoryError) as error:  # OSError: a full disk, no permission
+        (tell or _tell)(error, debug)
         return 2
     except KeyboardInterrupt:
         print("trainmark: interrupted", file=sys.stderr)
         return 130
+
+
+def _tell(error: Exception, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    print(f"trainmark: {error}", file=sys.stderr)
 
 
 def _dispatch(arguments: list[str], started: float) -> int:
@@ -104,6 +105,14 @@ def _show(arguments: list[str], started: float) -> None:
 
     cfg, options = _parse_run("show", arguments, ShowOptions)
     Console().print(resolved_run(cfg, options.cluster or "cpux1x1"))
+
+
+def _plan(arguments: list[str], started: float) -> None:
+    """Memory and predicted time per device, and where each table lies, before a run."""
+    from trainmark.report.plan import plan
+
+    cfg, options = _parse_run("plan", arguments, PlanOptions)
+    plan(cfg, options.cluster or "cpux1x1", options.json)
 
 
 def _prepare(arguments: list[str], started: float) -> None:
@@ -217,6 +226,7 @@ def _sweep(arguments: list[str], started: float) -> None:
 VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "list": _list,
     "show": _show,
+    "plan": _plan,
     "prepare": _prepare,
     "train": _train,
     "evaluate": _evaluate,
@@ -244,6 +254,14 @@ class ShowOptions:
     """Configuration file between the named run and the flags: TOML, or a result.json."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES; default cpux1x1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ShowOptions):
+    """What to plan for."""
+
+    json: Path | None = None
+    """File to write the placement of the tables to; edited or not, --placement takes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

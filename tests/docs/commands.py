@@ -21,7 +21,9 @@ RUN = {name: next(iter(workloads.runs_module(name).RUNS)) for name in workloads.
 def _help() -> dict[str, list[list[str]]]:
     """What to type before `--help` to see all flags of a verb (of all workloads, all kinds)."""
     words = {verb: [[verb]] for verb in cli.VERBS if verb != "prepare"}
-    words |= {verb: [[verb, run] for run in RUN.values()] for verb in ("show", "train", "sweep")}
+    words |= {
+        verb: [[verb, run] for run in RUN.values()] for verb in ("show", "plan", "train", "sweep")
+    }
     return words | {f"prepare {kind}": [["prepare", kind]] for kind in cli.PREPARATIONS}
 
 
@@ -68,6 +70,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.runs.dry_run",
             "trainmark.report.runs.evaluate",
             "trainmark.report.runs.resolved_run",
+            "trainmark.report.plan.plan",
             "trainmark.report.report",
             "trainmark.report.compare",
             *(f"{module}.prepare" for module in cli.PREPARATIONS.values()),

@@ -39,11 +39,7 @@ WORTH = 0.05
 
 
 class DoesNotFitError(Exception):
-    """No placement has room. `needed`: bytes of tables and buffers on all devices together."""
-
-    def __init__(self, needed: int) -> None:
-        super().__init__(f"{needed} bytes of tables fit no placement")
-        self.needed = needed
+    """No placement of the tables has room on the devices."""
 
 
 def auto(
@@ -182,13 +178,12 @@ class Deal:
 def _poured(cutter: Cutter, room: float) -> Deal:
     """Every device takes rows, table after table, until it is full."""
     deal = Deal(cutter, room, frozenset())
-    needed = sum(piece.load.memory for piece in cutter.whole)
     device = 0
     for table, profile in enumerate(cutter.profiles):
         start = 0
         while start < profile.rows:
             if device == cutter.devices:
-                raise DoesNotFitError(needed)
+                raise DoesNotFitError
             stop = _rows_that_fit(cutter, table, start, room - deal.memory[device])
             if stop > start:
                 deal.put(cutter.piece(table, (start, stop), (0, cutter.dim)), device)
@@ -245,8 +240,8 @@ def _replicated_table(cutter: Cutter, table: int) -> TablePlacement:
     if cutter.options.data_parallel_threshold is not None:
         reason = f"at most {cutter.options.data_parallel_threshold:g} elements"
     else:
-        here, spread = _replica_s(cutter, table) * 1e6, _exchanged_s(cutter, table) * 1e6
-        reason = f"reducing its gradient takes {here:.1f} us, exchanging its rows {spread:.1f} us"
+        ratio = _replica_s(cutter, table) / _exchanged_s(cutter, table)
+        reason = f"reducing its gradient takes {ratio:.2f} of the time of exchanging its rows"
     return TablePlacement(
         table=table,
         sharding="data_parallel",
@@ -258,27 +253,37 @@ def _replicated_table(cutter: Cutter, table: int) -> TablePlacement:
 def _spread_table(
     cutter: Cutter, table: int, shards: tuple[Shard, ...], room: float
 ) -> TablePlacement:
-    whole = cutter.whole[table]
     sharding = sharding_of(shards, cutter.profiles[table].rows, cutter.dim)
     return TablePlacement(
         table=table,
         sharding=sharding,
         shards=shards,
         memory=cutter.memory(table),
-        reason=_reason(cutter, whole, len(shards), room),
+        reason=_why_whole(cutter, table)
+        if len(shards) == 1
+        else _why_cut(cutter, table, shards, room),
     )
 
 
-def _reason(cutter: Cutter, whole: Piece, count: int, room: float) -> str:
-    size = f"{(whole.load.memory + whole.load.host) / GIB:.3g} GiB"
+def _why_whole(cutter: Cutter, table: int) -> str:
     if cutter.devices == 1:
         return "there is one device"
-    average = sum(piece.compute_s for piece in cutter.whole) / cutter.devices
-    times = f"{whole.compute_s / average:.2g} x the average load of a device"
-    if count == 1:
-        return f"{size} and {times}: whole on the device that is then least loaded"
-    if whole.load.memory > room:
-        return f"{size} is more than the {room / GIB:.3g} GiB that a device has for tables"
-    if cutter.forced_slices(whole.table) > 1:
+    return f"{_of_average(cutter, table)}: whole, on the device that is then least loaded"
+
+
+def _why_cut(cutter: Cutter, table: int, shards: tuple[Shard, ...], room: float) -> str:
+    whole = cutter.whole[table]
+    if cutter.forced_slices(table) > 1:
         return f"more than {cutter.options.column_slice_threshold:g} elements"
-    return f"{size} and {times}: cut to balance the devices"
+    if whole.load.memory > room:
+        why = f"{whole.load.memory / GIB:.3g} GiB, and a device has {room / GIB:.3g} for tables"
+    else:
+        why = _of_average(cutter, table)
+    by_rows = sum(piece.compute_s for piece in cutter.pieces(table, 0.0, len(shards)))
+    by_columns = sum(piece.compute_s for piece in cutter.pieces(table, None, len(shards)))
+    return f"{why}: cut (by columns {by_columns / by_rows:.2f} x the work of by rows)"
+
+
+def _of_average(cutter: Cutter, table: int) -> str:
+    average = sum(piece.compute_s for piece in cutter.whole) / cutter.devices
+    return f"{cutter.whole[table].compute_s / average:.2f} of a device's average work"

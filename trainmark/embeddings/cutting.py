@@ -90,19 +90,23 @@ class Cutter:
         most = max(min(most, self.devices), least)
         count = least
         while True:
-            pieces = self._pieces(table, way, count)
+            pieces = self.pieces(table, way, count)
             if count >= most or small(pieces):
                 return pieces
             count = min(count * 2, most)
 
-    def _pieces(self, table: int, way: float | None, count: int) -> list[Piece]:
+    def pieces(self, table: int, way: float | None, count: int) -> list[Piece]:
+        """A table cut into `count`, or as many as it has columns or rows."""
         profile = self.profiles[table]
         if count == 1:
             return [self.whole[table]]
         if way is None:
-            columns = even_ranges(self.dim, count)
+            columns = even_ranges(self.dim, min(count, self.dim))
             return [self.piece(table, (0, profile.rows), c) for c in columns]
-        return [self.piece(table, rows, (0, self.dim)) for rows in profile.cut(count, way)]
+        return [
+            self.piece(table, rows, (0, self.dim))
+            for rows in profile.cut(min(count, profile.rows), way)
+        ]
 
     def forced_slices(self, table: int) -> int:
         rows, threshold = self.profiles[table].rows, self.options.column_slice_threshold

@@ -52,8 +52,8 @@ def _auto(cfg: DlrmRun, devices: int) -> Placement:
     )
     try:
         return auto(_profiles(cfg, devices), costs, room(cfg, costs), options)
-    except DoesNotFitError as error:
-        raise InputError(what_would_fit(cfg, costs, error.needed)) from None
+    except DoesNotFitError:
+        raise InputError(what_would_fit(cfg, costs)) from None
 
 
 # --- what a placement depends on
@@ -159,37 +159,46 @@ def _dense(cfg: DlrmRun) -> MemoryPlan:
     )
 
 
-def what_would_fit(cfg: DlrmRun, costs: TableCosts, needed: int) -> str:
-    """A sentence for tables that fit no placement: how many devices, or which host tables."""
+def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
+    """A sentence for tables that do not fit: another placement, more devices, or host memory."""
     each, devices = room(cfg, costs), costs.machine.devices
-    where = cluster(cfg, devices)
+    start = f"{cfg.name} does not fit {cluster(cfg, devices)}"
     if each <= 0:
         return (
-            f"{cfg.name} does not fit {where}: MLPs and activations alone need "
-            f"{_dense(cfg).total / GIB:.1f} GiB of a device. Use a smaller micro_batch."
+            f"{start}: MLPs and activations alone need {_dense(cfg).total / GIB:.1f} GiB of a "
+            "device. Use a smaller micro_batch."
         )
+    saved = _saved_by_host(cfg, costs)
+    needed = sum(saved.values())
+    if needed <= each * devices and cfg.sharding.placement != "auto":
+        return f"{start} by {cfg.sharding.placement}. Use --placement auto."
     return (
-        f"{cfg.name} does not fit {where}: tables and the rows on their way need "
-        f"{needed / GIB:.1f} GiB, and {devices} devices have {each / GIB:.1f} GiB each for them. "
-        f"It would fit {math.ceil(needed / each)} such devices"
-        f"{_host_advice(cfg, costs, needed - each * devices)}."
+        f"{start}: its tables need {needed / GIB:.1f} GiB, and {devices} devices have "
+        f"{each / GIB:.1f} GiB each for them. It would fit {math.ceil(needed / each)} such "
+        f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}."
     )
 
 
-def _host_advice(cfg: DlrmRun, costs: TableCosts, excess: float) -> str:
-    """The fewest, largest tables that would have to move to host memory."""
-    per_element, per_row = STATE_BYTES[cfg.optimizer.name]
-    bytes_per_row = cfg.model.embedding_dim * (costs.step.weight_bytes + per_element) + per_row
-    rows = cfg.model.table_rows
+def _saved_by_host(cfg: DlrmRun, costs: TableCosts) -> dict[int, int]:
+    """Bytes that each table takes on devices, and would not if it were in host memory."""
+    found = {}
+    for table, rows in enumerate(cfg.model.table_rows):
+        if table not in cfg.sharding.host_tables:
+            (whole,) = placements.whole_everywhere(rows, costs.step.dim, 1)
+            profile = access.uniform(rows)
+            load, on_host = costs.shard(profile, whole), costs.shard(profile, whole, "host")
+            found[table] = load.memory - on_host.memory
+    return found
+
+
+def _host_advice(cfg: DlrmRun, costs: TableCosts, saved: dict[int, int], excess: float) -> str:
+    """The fewest, largest tables whose move to host memory makes room for the others."""
     chosen: list[int] = []
-    for table in sorted(range(len(rows)), key=lambda t: -rows[t]):
-        if table in cfg.sharding.host_tables:
-            continue
+    for table in sorted(saved, key=lambda t: -saved[t]):
         chosen.append(table)
-        excess -= rows[table] * bytes_per_row
+        excess -= saved[table]
         if excess <= 0:
-            size = sum(rows[t] for t in chosen) * bytes_per_row / costs.machine.nodes
+            per_node = sum(saved[t] for t in chosen) / costs.machine.nodes / GIB
             tables = " ".join(map(str, sorted([*cfg.sharding.host_tables, *chosen])))
-            host = f"{size / GIB:.0f} GiB of host memory per node"
-            return f", or these with --host-tables {tables} ({host})"
+            return f", or these with --host-tables {tables} ({per_node:.0f} GiB of host per node)"
     return ""
