@@ -1,6 +1,7 @@
 """Data-parallel gradients in one flat buffer: one collective adds up what all ranks learned."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,14 +14,19 @@ class FlatGradients:
 
     Each rank's loss must be divided by the samples of all ranks already: the sum over ranks is
     then the mean over the global batch, whatever the ranks' shares.
+
+    Args:
+        extra: elements behind the gradients that are added up with them; the last is the loss.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], mesh: Mesh) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], mesh: Mesh, extra: int = 1) -> None:
         self._mesh, parameters = mesh, list(parameters)
         sizes = [parameter.numel() for parameter in parameters]
-        self.buffer = torch.zeros(sum(sizes) + 1, device=mesh.device)
+        self.buffer = torch.zeros(sum(sizes) + extra, device=mesh.device)
+        self.gradients, self.extra = self.buffer.split([sum(sizes), extra])
         self.loss = self.buffer[-1]
-        for parameter, part in zip(parameters, self.buffer[:-1].split(sizes), strict=True):
+        self._work: Any = None
+        for parameter, part in zip(parameters, self.gradients.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter)
 
     def zero(self) -> None:
@@ -28,4 +34,21 @@ class FlatGradients:
 
     def reduce(self) -> None:
         """Replace gradients and loss by their sums over the data-parallel ranks."""
-        self._mesh.add_over_dp(self.buffer)
+        self.start()
+        self.wait()
+
+    def start(self) -> None:
+        """Begin to reduce; the buffer must be left alone until `wait`."""
+        self._work = self._mesh.start_sum_over_dp(self.buffer)
+
+    def wait(self) -> None:
+        """Until the sums are there; on a GPU the current stream waits, not the host."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """What a rank sends in one reduction, by a ring: each part goes round twice but one hop."""
+        ranks = self._mesh.dp_size
+        return 2 * (ranks - 1) * self.buffer.nbytes // ranks

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,6 +54,14 @@ class Mesh:
         """The process group along `axis`; None in a single process."""
         return None if self.device_mesh is None else self.device_mesh.get_group(axis)
 
+    @cached_property
+    def background_group(self) -> Any:
+        """A second group over all ranks, for what must not queue behind the step's collectives.
+
+        Made when first asked for, which all ranks must do; None in a single process.
+        """
+        return None if self.device_mesh is None else dist.new_group()
+
     # --- small collectives of host numbers
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
@@ -74,8 +83,24 @@ class Mesh:
 
     def add_over_dp(self, tensor: Tensor) -> None:
         """Replace a tensor on the device by its sum over data-parallel ranks."""
-        if self.device_mesh is not None and self.dp_size > 1:
-            dist.all_reduce(tensor, group=self.group("dp"))
+        if (work := self.start_sum_over_dp(tensor)) is not None:
+            work.wait()
+
+    def start_sum_over_dp(self, tensor: Tensor) -> Any:
+        """Begin that; what to wait for, or None where there is only this rank."""
+        if self.device_mesh is None or self.dp_size == 1:
+            return None
+        return dist.all_reduce(tensor, group=self.group("dp"), async_op=True)
+
+    def gather_over_dp(self, values: Tensor, shares: Sequence[int]) -> Tensor:
+        """The values of all data-parallel ranks, in their order. Rank r has `shares[r]` of them."""
+        if self.device_mesh is None or self.dp_size == 1:
+            return values
+        padded = values.new_zeros(max(shares), *values.shape[1:])
+        padded[: len(values)] = values
+        gathered = padded.new_empty(len(shares), *padded.shape)
+        dist.all_gather_into_tensor(gathered.flatten(0, 1), padded, group=self.group("dp"))
+        return torch.cat([part[:share] for part, share in zip(gathered, shares, strict=True)])
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes."""

@@ -1,18 +1,17 @@
-"""The embedding engine of one device: tables looked up and updated sparsely.
+"""Embedding engines: tables looked up and updated sparsely. `Engine` is what all of them offer.
 
-An engine offers `prepare`, `lookup`, `lookup_and_interact`, `apply_gradients` and its tensors by
-global name; the model calls only `lookup_and_interact`. A fused kernel, a sharded exchange or
-host-memory tables are other engines, not other models. What `prepare` returns is the engine's own:
-the model hands it on unread.
+`LocalEngine` is that of one device. A sharded exchange (`sharded.py`), host-memory tables or
+another library's tables are other engines, not other models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.store import TableStore, whole_table
+from trainmark.embeddings.store import TableStore, table_names, whole_table
 from trainmark.embeddings.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
 
@@ -31,9 +30,68 @@ class IdGroup:
         return IdGroup(self.features, self.ids[:, samples])
 
 
-def table_names(count: int) -> list[str]:
-    """The global names of `count` tables; table i belongs to categorical feature i."""
-    return [f"tables.{i}" for i in range(count)]
+class Engine(Protocol):
+    """Tables, wherever they lie. The model calls `lookup_and_interact` alone, the trainer the rest.
+
+    What `prepare` returns is the engine's own; everybody else hands it on unread. Ranks call the
+    methods in the same order, those without samples too: an engine may talk to its like in each.
+    """
+
+    interaction: Callable[[Tensor, Tensor], Tensor]
+    """([B, D], [B, F, D]) -> what the top MLP reads."""
+    sent_bytes: Mapping[str, int]
+    """Bytes sent to other ranks in training so far, by what they were."""
+
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
+        """Ahead of the step: make of a micro-batch's ids what a lookup needs.
+
+        Args:
+            groups: the ids of this rank's samples.
+            samples: how many samples each rank has.
+        """
+        ...
+
+    def begin(self, lookup: Any) -> None:
+        """Start fetching rows, which goes on while the caller computes something else."""
+        ...
+
+    def lookup_and_interact(self, lookup: Any, x_BD: Tensor) -> Tensor:
+        """The interaction of the dense vector with the looked-up rows, in the compute dtype."""
+        ...
+
+    def gradients(self) -> list[Tensor]:
+        """Gradient rows of this rank's samples since the last update: are they all finite?"""
+        ...
+
+    def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
+        """Update the rows that were looked up, if `gate` is 1, and forget the lookups.
+
+        Args:
+            lr: the learning rate.
+            gate: the same on all ranks.
+            unscale: what to multiply gradients by, where the loss was scaled.
+        """
+        ...
+
+    def init_weights(self, seed: int) -> None:
+        """Fill the tables, each from its own random streams, whoever holds which part."""
+        ...
+
+    def create_state(self) -> None:
+        """Allocate the optimiser's state for all rows."""
+        ...
+
+    def table_weights(self) -> dict[str, Any]:
+        """What this rank holds of each table, by the table's global name, for checkpoints."""
+        ...
+
+    def table_state(self) -> dict[str, Any]:
+        """The optimiser's state, per table where it has rows."""
+        ...
+
+    def state_loaded(self) -> None:
+        """A checkpoint has filled all tensors in place."""
+        ...
 
 
 class LocalEngine(nn.Module):
@@ -52,15 +110,17 @@ class LocalEngine(nn.Module):
         self.store = TableStore(parts, dim, rule)
         self.interaction = dot_interaction
         self._columns: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self.sent_bytes: dict[str, int] = {}
         self._looked_up: list[tuple[Tensor, Tensor]] = []
 
     # --- forward
 
-    def prepare(self, groups: Sequence[IdGroup], samples: int) -> Tensor:
-        """[B, F] rows of the joined tables, ahead of the step."""
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Tensor:
+        """[B, F] rows of the joined tables."""
+        (own_samples,) = samples
         num_features = len(self.store.parts)
         device = self.store.weight.device
-        ids_BF = torch.empty(samples, num_features, dtype=torch.int64, device=device)
+        ids_BF = torch.empty(own_samples, num_features, dtype=torch.int64, device=device)
         for group in groups:
             columns, starts = self._columns_of(group)
             ids_BF[:, columns] = (group.ids + starts[:, None]).t()
@@ -77,6 +137,9 @@ class LocalEngine(nn.Module):
             )
         return self._columns[key]
 
+    def begin(self, ids_BF: Tensor) -> None:
+        """Nothing: the rows are here."""
+
     def lookup(self, ids_BF: Tensor) -> Tensor:
         """[B, F] prepared ids -> [B, F, D]. In training, the result collects the gradient."""
         if ids_BF.device.type not in ("cpu", "meta"):  # it was made on another stream
@@ -89,39 +152,37 @@ class LocalEngine(nn.Module):
         return rows_BFD
 
     def lookup_and_interact(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
-        """The interaction of the dense vector with the looked-up rows, in the compute dtype."""
         return self.interaction(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
 
     # --- update
 
     def gradients(self) -> list[Tensor]:
-        """Gradient rows of the lookups since the last update."""
         return [rows.grad for _, rows in self._looked_up if rows.grad is not None]
 
-    def apply_gradients(self, lr: float, gate: Tensor) -> None:
-        """Update the rows that were looked up, if `gate` is 1, and forget the lookups."""
+    def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
         looked_up, self._looked_up = self._looked_up, []
         if looked_up:
             ids = joined([ids for ids, _ in looked_up])
             grads = joined([gradient(rows).flatten(0, 1) for _, rows in looked_up])
+            if unscale is not None:
+                grads.mul_(unscale)
             self.store.update(ids, grads, lr, gate)
 
     # --- state
 
     def init_weights(self, seed: int) -> None:
-        """Fill the tables, each from its own random streams."""
         self.store.init_weights(seed)
 
     def create_state(self) -> None:
-        """Allocate the optimiser's state for all rows."""
         self.store.create_state()
 
+    def state_loaded(self) -> None:
+        """Nothing: there is no copy to fill."""
+
     def table_weights(self) -> dict[str, Tensor]:
-        """Each table's rows, by its global name."""
         return {f"{part.name}.weight": rows for part, rows in self.store.part_weights()}
 
     def table_state(self) -> dict[str, Tensor]:
-        """The optimiser's state, per table where it has rows."""
         state = {f"{part.name}.{kind}": rows for part, kind, rows in self.store.part_state()}
         return state | {f"tables.{k}": tensor for k, tensor in self.store.scalar_state().items()}
 

@@ -40,6 +40,11 @@ class TablePart:
         return self.columns[1] - self.columns[0]
 
 
+def table_names(count: int) -> list[str]:
+    """The global names of `count` tables; table i belongs to categorical feature i."""
+    return [f"tables.{i}" for i in range(count)]
+
+
 def whole_table(name: str, rows: int, dim: int) -> TablePart:
     return TablePart(name=name, shape=(rows, dim), rows=(0, rows), columns=(0, dim))
 
@@ -67,6 +72,13 @@ class TableStore(nn.Module):
         """[n] rows of the store -> [n, width]."""
         return self.weight.index_select(0, ids)
 
+    def gather_into(self, ids: Tensor, rows: Tensor) -> None:
+        """Write the rows to a contiguous [n, width] tensor, in its type."""
+        if rows.dtype == self.weight.dtype:
+            torch.index_select(self.weight, 0, ids, out=rows)
+        else:
+            rows.copy_(self.gather(ids))
+
     def update(self, ids: Tensor, grads: Tensor, lr: float, gate: Tensor) -> None:
         """Change the rows `ids`, duplicates included, if `gate` is 1. Overwrites `grads`."""
         if gate.device.type == "cpu":
@@ -80,9 +92,9 @@ class TableStore(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Fill each part with its table's values, uniform within +-sqrt(1 / rows of the table)."""
+        """Fill each part with its table's values."""
         for part, weight in zip(self.parts, self._split(self.weight), strict=True):
-            _init_part(part, weight, seed)
+            init_part(part, weight, seed)
 
     def create_state(self) -> None:
         """Allocate the optimiser's state for all rows."""
@@ -107,7 +119,8 @@ class TableStore(nn.Module):
         return [tensor[a:b] for a, b in itertools.pairwise(self.starts)]
 
 
-def _init_part(part: TablePart, weight: Tensor, seed: int) -> None:
+def init_part(part: TablePart, weight: Tensor, seed: int) -> None:
+    """Fill a part with its table's values, uniform within +-sqrt(1 / rows of the table)."""
     rows, columns = part.shape
     bound = rows**-0.5
     first, last = part.rows

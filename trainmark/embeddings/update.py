@@ -16,6 +16,11 @@ State = dict[str, Tensor]
 class UpdateRule(Protocol):
     """What an engine needs of an optimiser."""
 
+    @property
+    def ignores_zeros(self) -> bool:
+        """Whether a row whose gradient is zero stays as it is, and so does its state."""
+        ...
+
     def new_state(self, weight: Tensor) -> State:
         """Zeroed state for the rows of `weight`; tensors with as many rows are per-row state."""
         ...
@@ -41,6 +46,8 @@ def make_rule(name: str, *, eps: float, beta1: float, beta2: float) -> UpdateRul
 class Sgd:
     """w -= lr g. The only rule that is linear in g: duplicates need not be summed first."""
 
+    ignores_zeros = True
+
     def new_state(self, weight: Tensor) -> State:
         return {}
 
@@ -55,6 +62,7 @@ class Adagrad:
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
+        self.ignores_zeros = eps > 0  # else the first one would be 0 / 0
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": torch.zeros_like(weight)}
@@ -73,6 +81,7 @@ class RowwiseAdagrad:
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
+        self.ignores_zeros = eps > 0  # else the first one would be 0 / 0
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": weight.new_zeros(weight.shape[0])}
@@ -81,7 +90,19 @@ class RowwiseAdagrad:
         self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
     ) -> None:
         rows, grads = sum_duplicates(ids, grads)
-        total = state["sum"].index_select(0, rows).add_(grads.square().mean(dim=1))
+        self.update_rows(weight, state, rows, grads, grads.square().mean(dim=1), lr)
+
+    def update_rows(
+        self,
+        weight: Tensor,
+        state: State,
+        rows: Tensor,
+        grads: Tensor,
+        mean_square: Tensor,
+        lr: float,
+    ) -> None:
+        """The same for distinct rows, whose mean(g^2) may be over columns that lie elsewhere."""
+        total = state["sum"].index_select(0, rows).add_(mean_square)
         state["sum"].index_copy_(0, rows, total)
         factor = -lr / total.sqrt_().add_(self.eps)
         add_rows(weight, rows, grads.mul_(factor[:, None]))
@@ -89,6 +110,8 @@ class RowwiseAdagrad:
 
 class LazyAdam:
     """Adam whose moments move only in the rows touched, as torch.optim.SparseAdam has it."""
+
+    ignores_zeros = False
 
     def __init__(self, eps: float, beta1: float, beta2: float) -> None:
         self.eps, self.beta1, self.beta2 = eps, beta1, beta2

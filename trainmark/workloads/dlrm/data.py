@@ -49,6 +49,11 @@ class ClickBatch:
     """Fewer samples than a full batch, at the end of an epoch."""
 
 
+def rank_shares(samples: int, ranks: int) -> list[int]:
+    """How many of a global batch's samples each rank gets, in order; they differ by at most one."""
+    return [samples * (r + 1) // ranks - samples * r // ranks for r in range(ranks)]
+
+
 class RowOrder:
     """The order of one epoch's rows, a function of `key` = (seed, epoch)."""
 
@@ -172,12 +177,10 @@ class ClickData:
         return batch
 
     def _share(self, start: int, stop: int) -> tuple[int, int]:
-        """This rank's part of a global batch; parts differ by at most one row."""
-        size = stop - start
-        return (
-            start + size * self._dp_rank // self._dp_size,
-            start + size * (self._dp_rank + 1) // self._dp_size,
-        )
+        """This rank's part of a global batch."""
+        shares = rank_shares(stop - start, self._dp_size)
+        first = start + sum(shares[: self._dp_rank])
+        return first, first + shares[self._dp_rank]
 
     def _order(self, epoch: int) -> RowOrder:
         return self._orders.get(epoch, self._make_order)

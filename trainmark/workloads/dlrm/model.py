@@ -1,4 +1,4 @@
-"""DLRM for one device: bottom MLP, dot interaction with the embedding rows, top MLP.
+"""DLRM, written for one device: bottom MLP, dot interaction with the embedding rows, top MLP.
 
 Shapes: B samples, N numerical features, F categorical features, D embedding width.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import LocalEngine
+from trainmark.embeddings.engine import Engine, LocalEngine
 from trainmark.embeddings.update import make_rule
 from trainmark.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
@@ -31,7 +31,7 @@ class Dlrm(nn.Module):
         rule = make_rule(
             optimizer.name, eps=optimizer.eps, beta1=optimizer.beta1, beta2=optimizer.beta2
         )
-        self.tables = LocalEngine(model.table_rows, model.embedding_dim, rule)
+        self.tables: Engine = LocalEngine(model.table_rows, model.embedding_dim, rule)
 
     def forward(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
         """[B] logits. `lookup` is what the engine prepared for these samples."""

@@ -1,6 +1,5 @@
 """DLRM's optimiser step: forward, loss, backward, sparse and dense update, or nothing."""
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark.config import filled
+from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
@@ -22,7 +22,7 @@ from trainmark.optimizers import (
 )
 from trainmark.precision import autocast
 from trainmark.transfer import Copier
-from trainmark.workloads.dlrm.data import ClickBatch, ClickData
+from trainmark.workloads.dlrm.data import ClickBatch, ClickData, rank_shares
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -54,7 +54,7 @@ class Prepared:
 
 
 class DlrmTrainer:
-    """Trains one whole model on one device."""
+    """Trains a model whose MLPs are whole on every rank and whose tables are an engine's."""
 
     def __init__(self, model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> None:
         self.model, self.mesh, self.cfg = model, mesh, cfg
@@ -72,6 +72,13 @@ class DlrmTrainer:
         self._loss_scale = (
             LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
         )
+        # Two buffers, because the top MLP's gradients are complete long before the bottom's, whose
+        # buffer also takes a sum of all gradients of table rows along, and the loss.
+        self._top = FlatGradients(model.top.parameters(), mesh, extra=0)
+        self._bottom = FlatGradients(model.bottom.parameters(), mesh, extra=2)
+        self._in_last_micro_batch = False
+        model.bottom[-2].bias.register_post_accumulate_grad_hook(self._interaction_done)
+        self.steps_done = 0
         if cfg.compile:
             model.compile_dense()
 
@@ -93,10 +100,11 @@ class DlrmTrainer:
         groups = [IdGroup(g.features, i) for g, i in zip(batch.groups, ids, strict=True)]
         parts = self._parts(batch, most_samples or filled(self.cfg.micro_batch))
         lookups, lookups_ready = self._copy.then(lambda: self._lookups(groups, parts))
+        own_parts = [of_ranks[self.mesh.dp_rank] for of_ranks in parts]
         return Prepared(
             micro_batches=[
                 MicroBatch(numerical_BN=numerical[part], labels_B=labels[part], lookup=lookup)
-                for part, lookup in zip(parts, lookups, strict=True)
+                for part, lookup in zip(own_parts, lookups, strict=True)
             ],
             samples=batch.samples,
             global_samples=batch.global_samples,
@@ -106,33 +114,39 @@ class DlrmTrainer:
             lookups_ready=lookups_ready,
         )
 
-    def _lookups(self, groups: list[IdGroup], parts: list[slice]) -> list[Any]:
+    def _lookups(self, groups: list[IdGroup], parts: list[list[slice]]) -> list[Any]:
+        rank = self.mesh.dp_rank
         return [
-            self.model.tables.prepare([g.part(part) for g in groups], part.stop - part.start)
-            for part in parts
+            self.model.tables.prepare(
+                [group.part(of_ranks[rank]) for group in groups],
+                [part.stop - part.start for part in of_ranks],
+            )
+            for of_ranks in parts
         ]
 
-    def _parts(self, batch: ClickBatch, most_samples: int) -> list[slice]:
-        """Equal parts of at most `most_samples`, as many on every rank."""
-        largest_share = -(-batch.global_samples // self.mesh.dp_size)
-        count = -(-largest_share // most_samples)
-        bounds = [batch.samples * i // count for i in range(count + 1)]
-        return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+    def _parts(self, batch: ClickBatch, most_samples: int) -> list[list[slice]]:
+        """Micro-batches of at most `most_samples`, as many on every rank: the part of each rank."""
+        shares = rank_shares(batch.global_samples, self.mesh.dp_size)
+        count = -(-max(shares) // most_samples)
+        bounds = [[share * i // count for i in range(count + 1)] for share in shares]
+        return [[slice(b[i], b[i + 1]) for b in bounds] for i in range(count)]
 
     # --- training
 
     def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
         _wait_for(prepared.lookups_ready)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self.mesh.device)
-        for micro in prepared.micro_batches:
+        self._top.zero()
+        self._bottom.zero()
+        for index, micro in enumerate(prepared.micro_batches, 1):
+            self._in_last_micro_batch = index == len(prepared.micro_batches)
             micro_loss = self._loss(micro) / prepared.global_samples
             self._scaled(micro_loss).backward()
-            loss += micro_loss.detach()
-        gate = self._finish_gradients(loss)
+            self._bottom.loss.add_(micro_loss.detach())
+        gate = self._finish_gradients()
         self._update(lr, gate)
-        return loss, gate == 0
+        self.steps_done += 1
+        return self._bottom.loss.clone(), gate == 0
 
     def _loss(self, batch: MicroBatch) -> Tensor:
         return binary_cross_entropy_with_logits(
@@ -140,6 +154,7 @@ class DlrmTrainer:
         )
 
     def _logits(self, batch: MicroBatch) -> Tensor:
+        self.model.tables.begin(batch.lookup)
         with autocast(self.cfg.precision, self.mesh.device):
             logits = self.model(batch.numerical_BN, batch.lookup)
         return logits.float()
@@ -147,21 +162,32 @@ class DlrmTrainer:
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
-    def _finish_gradients(self, loss: Tensor) -> Tensor:
-        """Undo the loss scale. Returns the gate: 1 if loss and gradients are finite, else 0."""
-        dense = [p.grad for p in self.model.parameters() if p.grad is not None]
-        sparse = self.model.tables.gradients()
-        gate = all_finite([loss, *dense, *sparse])
-        if self._loss_scale is not None:
-            inverse = 1 / self._loss_scale.scale
-            for gradient in [*dense, *sparse]:
-                gradient.mul_(inverse)
-            self._loss_scale.update(gate)
-        return gate
+    def _interaction_done(self, _: Tensor) -> None:
+        """The top MLP's gradients are complete: add them up while the bottom's are computed."""
+        if self._in_last_micro_batch:
+            self._top.start()
+
+    def _finish_gradients(self) -> Tensor:
+        """Add up over the ranks. Returns the gate: 1 if loss and gradients are finite, else 0.
+
+        The gate is the same on all ranks, because it is computed from sums over all of them.
+        """
+        of_rows, _ = self._bottom.extra
+        for gradient in self.model.tables.gradients():
+            of_rows.add_(gradient.sum(dtype=torch.float32))
+        self._bottom.reduce()
+        self._top.wait()
+        return all_finite([self._top.buffer, self._bottom.buffer])
 
     @torch.no_grad()
     def _update(self, lr: float, gate: Tensor) -> None:
-        self.model.tables.apply_gradients(lr, gate)
+        unscale = None
+        if self._loss_scale is not None:
+            unscale = 1 / self._loss_scale.scale
+            self._top.gradients.mul_(unscale)
+            self._bottom.gradients.mul_(unscale)
+            self._loss_scale.update(gate)
+        self.model.tables.apply_gradients(lr, gate, unscale)
         gated_step(self._optimizer, lr, gate)
 
     # --- prediction
@@ -192,6 +218,12 @@ class DlrmTrainer:
 
     def load_state_dict(self, host_state: dict[str, Any]) -> None:
         """The checkpoint has filled the tensors already."""
+        self.model.tables.state_loaded()
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes that this rank has sent to others in training, by what they were."""
+        dense = (self._top.sent_bytes + self._bottom.sent_bytes) * self.steps_done
+        return {**self.model.tables.sent_bytes, "dense": dense}
 
 
 def _wait_for(event: Any) -> None:
@@ -206,12 +238,14 @@ def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrain
 
 def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
     """AUC, log loss, accuracy and calibration over all rows of a split."""
-    logits, labels = [], []
+    pieces = []
     for batch in data:
         prepared = trainer.prepare(batch, filled(trainer.cfg.eval_batch))
-        logits.append(trainer.predict(prepared))
-        labels += [micro.labels_B > 0 for micro in prepared.micro_batches]
-    joined = torch.cat(logits)
+        labels = torch.cat([micro.labels_B for micro in prepared.micro_batches])
+        both = torch.stack([trainer.predict(prepared), labels], dim=1)
+        shares = rank_shares(batch.global_samples, trainer.mesh.dp_size)
+        pieces.append(trainer.mesh.gather_over_dp(both, shares))
+    joined, labels = torch.cat(pieces).unbind(1)
     bad = (~joined.isfinite()).nonzero()
     if len(bad):
         raise InputError(
@@ -219,4 +253,4 @@ def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
             f"finite, the first for row {int(bad[0])}. Check the values of that row; if all rows "
             "are affected, the weights have grown without bound: lower lr."
         )
-    return binary_metrics(joined, torch.cat(labels))
+    return binary_metrics(joined, labels > 0)
