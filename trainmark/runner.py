@@ -6,6 +6,8 @@ import os
 import resource
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +30,7 @@ from trainmark.config import (
     resolve,
     to_plain,
 )
+from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.environment import environment
@@ -55,15 +58,15 @@ def train(cfg: Run, options: TrainOptions, started: float) -> list[tuple[Result,
     """Train a run (or several seeds of it) and write its results."""
     if options.repeats < 1:
         raise InputError(f"repeats must be at least 1. Received: {options.repeats}.")
-    mesh = _join(cfg)
     output = options.output or Path("runs") / cfg.name
     finished = []
-    for repeat in range(options.repeats):
-        # Resolved per seed, because synthetic data (and so its target) depends on the seed.
-        seeded = _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
-        folder = output / str(repeat) if options.repeats > 1 else output
-        finished.append((_train_one(seeded, options, mesh, folder, started), folder))
-        started = time.perf_counter()
+    with _joined(cfg) as mesh:
+        for repeat in range(options.repeats):
+            # Resolved per seed, because synthetic data (and so its target) depends on the seed.
+            seeded = _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+            folder = output / str(repeat) if options.repeats > 1 else output
+            finished.append((_train_one(seeded, options, mesh, folder, started), folder))
+            started = time.perf_counter()
     return finished
 
 
@@ -103,8 +106,12 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     return finished
 
 
-def _join(cfg: Run) -> Mesh:
-    """Find this process's device, and its ranks where a launcher started several."""
+@contextmanager
+def _joined(cfg: Run) -> Iterator[Mesh]:
+    """This process's device, and its ranks where a launcher started several.
+
+    The ranks part after a success only: one that failed does not wait for the others.
+    """
     kind = cfg.device
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,9 +119,15 @@ def _join(cfg: Run) -> Mesh:
         raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
     device = meshes.local_device(kind)
     ranks = meshes.launched_ranks()
-    if ranks > 1 and not dist.is_initialized():
+    heartbeat, begins = None, ranks > 1 and not dist.is_initialized()
+    if begins:
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-    return meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
+        heartbeat = launched.watch_machines()
+    yield meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
+    if heartbeat is not None:
+        heartbeat.stop()
+    if begins:
+        dist.destroy_process_group()
 
 
 def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
@@ -412,21 +425,21 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
     cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data, accumulate=None)
     if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
         cfg = dataclasses.replace(cfg, parallel=None)
-    mesh = _join(cfg)
-    cfg = _resolve_here(cfg, mesh)
-    workload = workloads.load(cfg.workload)
-    path = find_checkpoint(folder)
-    _check_memory(cfg, workload, mesh)
-    trainer = build_trainer(cfg, workload, mesh)
-    state = checkpoint.load(
-        path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
-    )
-    found = {
-        split: workload.evaluate(
-            trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+    with _joined(cfg) as mesh:
+        cfg = _resolve_here(cfg, mesh)
+        workload = workloads.load(cfg.workload)
+        path = find_checkpoint(folder)
+        _check_memory(cfg, workload, mesh)
+        trainer = build_trainer(cfg, workload, mesh)
+        state = checkpoint.load(
+            path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
         )
-        for split in workload.held_out_splits(cfg)
-    }
+        found = {
+            split: workload.evaluate(
+                trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+            )
+            for split in workload.held_out_splits(cfg)
+        }
     evaluation = {
         "schema": "trainmark.evaluation/1",
         "run": cfg.name,
@@ -438,5 +451,6 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
         "best_auc": getattr(cfg, "best_auc", None),
         "splits": found,
     }
-    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")
+    if meshes.is_main_process():
+        write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")
     return evaluation

@@ -1,18 +1,28 @@
 """Ctrl-C and SIGTERM ask a run to stop at the next step, so that it can save first."""
 
+import os
 import signal
+import time
 from types import FrameType
 from typing import Any
 
+SAME_REQUEST_S = 5.0
+
 
 class StopRequest:
-    """While entered, the first signal is a request; a second one ends the process at once."""
+    """While entered, the first signal is a request; a second one ends the process at once.
+
+    To a rank, one request may come twice: from the scheduler, which signals every process of a
+    job, and from the launcher, which passes on what it got.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.signal_number = 0
         self._previous: dict[int, Any] = {}
+        self._same_request_s = SAME_REQUEST_S if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+        self._asked_at = 0.0
 
     @property
     def requested(self) -> bool:
@@ -29,8 +39,11 @@ class StopRequest:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal_number = number
-        self._restore()
+        if not self.requested:
+            self.signal_number, self._asked_at = number, time.monotonic()
+        elif time.monotonic() - self._asked_at >= self._same_request_s:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

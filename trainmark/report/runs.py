@@ -136,8 +136,11 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
 def evaluate(folder: Path, *, data: str | None, device: str) -> None:
     """Evaluate a run's newest checkpoint and print what came out."""
     from trainmark import runner
+    from trainmark.distributed.mesh import is_main_process
 
     evaluation = runner.evaluate(folder, data=data, device=device)
+    if not is_main_process():
+        return
     table = Table(box=None, header_style="bold", title=f"{evaluation['checkpoint']}")
     splits = evaluation["splits"]
     table.add_column("metric")

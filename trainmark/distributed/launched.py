@@ -1,0 +1,217 @@
+"""A rank's side of a launch: whose error is told, and what happens when a machine falls silent.
+
+When one rank dies, the others fail a moment later, because they lost their partner in a collective.
+Only the first error explains anything. So a rank that fails leaves its error with the launcher's
+store; the ones that fail after it keep quiet.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+BEAT_S = 5.0
+SILENCE_S = 40.0
+"""A machine that has not been heard of for this long is taken for dead. Long, because a busy
+interpreter may delay a beat; short enough that a job ends within a minute."""
+ECHO_GRACE_S = 10.0
+"""How long a rank that lost its partner waits for the partner's own error."""
+STORE_TIMEOUT = timedelta(seconds=5)
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started the ranks again after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def run_rank(main: Callable[..., int]) -> int:
+    """`trainmark` as one rank of several."""
+    get_error_handler().initialize()
+    try:
+        return main(tell=tell)
+    except Exception as error:
+        tell(error, debug=True)
+        return 1
+
+
+# --- errors
+
+
+def tell(error: Exception, debug: bool) -> None:
+    """Say why this rank ends, unless another one has said so already."""
+    store = _connect()
+    if _is_echo(error):
+        cause = _wait_for_cause(store)
+        if cause is not None:
+            _pass_on(cause)
+            return
+        error = ConnectionError(
+            "the connection to another rank was lost. That rank was most likely killed (out of "
+            "memory?), or its machine is gone; its own log tells more. "
+            f"Seen here: {_first_line(error)}"
+        )
+    get_error_handler().record_exception(error)
+    if not _is_first(store):
+        _pass_on(_cause(store))
+        return
+    _leave(store, error)
+    _say(error, debug)
+
+
+def _say(error: Exception, debug: bool) -> None:
+    trace = traceback.format_exception(error) if debug and error.__traceback__ else []
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    who = f"rank {os.environ['RANK']} on {socket.gethostname()}: " if ranks > 1 else ""
+    # One write, so that the lines of several ranks do not mix.
+    sys.stderr.write("".join(trace) + f"trainmark: {who}{error}\n")
+    sys.stderr.flush()
+
+
+def _pass_on(cause: dict[str, str] | None) -> None:
+    """Tell the first error once per machine that it did not happen on."""
+    if cause and cause["host"] != socket.gethostname() and os.environ["LOCAL_RANK"] == "0":
+        text = f"rank {cause['rank']} on {cause['host']}: {cause['error']}"
+        sys.stderr.write(f"trainmark: {text}\n")
+
+
+def _is_echo(error: Exception) -> bool:
+    """Whether this is what a rank sees of another one's death: a failed collective."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error)
+    )
+
+
+def _wait_for_cause(store: dist.Store | None) -> dict[str, str] | None:
+    """The error of the rank that failed first, where there is one.
+
+    A killed rank leaves none. If it was on this machine, the launcher notices and ends this
+    process, too, while it waits here.
+    """
+    deadline = time.monotonic() + ECHO_GRACE_S
+    while time.monotonic() < deadline:
+        if cause := _cause(store):
+            return cause
+        time.sleep(0.2)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+# --- the launcher's store
+
+
+def _connect() -> dist.Store | None:
+    """A connection of its own: that of the process group may be in use by another thread."""
+    try:
+        return dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+        )
+    except RuntimeError:
+        return None  # the launcher is gone: every rank speaks for itself
+
+
+def _key(name: str) -> str:
+    return f"trainmark/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+
+
+def _is_first(store: dist.Store | None) -> bool:
+    try:
+        return store is None or store.add(_key("failures"), 1) == 1
+    except RuntimeError:
+        return True
+
+
+def _leave(store: dist.Store | None, error: Exception) -> None:
+    left = {"rank": os.environ["RANK"], "host": socket.gethostname(), "error": str(error)}
+    if store is not None:
+        with contextlib.suppress(RuntimeError):  # then nobody is left to read it
+            store.set(_key("cause"), json.dumps(left))
+
+
+def _cause(store: dist.Store | None) -> dict[str, str] | None:
+    try:
+        if store is None or not store.check([_key("cause")]):
+            return None
+        found: dict[str, str] = json.loads(store.get(_key("cause")))
+        return found
+    except RuntimeError:
+        return None
+
+
+# --- machines
+
+
+class Heartbeat:
+    """Ends this rank when the next machine has fallen silent.
+
+    A rank that dies is noticed by the launcher on its machine, and by its partners when their
+    connection breaks. A machine that vanishes breaks nothing: collectives wait for their timeout
+    of many minutes. So the first rank of every machine counts aloud in the launcher's store and
+    listens to the machine after it. One thread talks to the store, which may hang with the
+    network; the other only looks at the clock.
+    """
+
+    def __init__(self, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
+        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // per_node
+        node = int(os.environ["RANK"]) // per_node
+        self._mine, self._next = _key(f"beat/{node}"), _key(f"beat/{(node + 1) % nodes}")
+        self._beat_s, self._silence_s = beat_s, silence_s
+        self._heard_at = time.monotonic()
+        self._ended = threading.Event()
+        self._talker = threading.Thread(target=self._talk, daemon=True)
+        self._talker.start()
+        threading.Thread(target=self._judge, daemon=True).start()
+
+    def stop(self) -> None:
+        """This machine leaves in peace, and says so."""
+        self._ended.set()
+        self._talker.join(timeout=STORE_TIMEOUT.total_seconds())
+
+    def _talk(self) -> None:
+        store, beat, heard = _connect(), 0, b""
+        while store is not None:
+            try:
+                leaving = self._ended.wait(self._beat_s)
+                beat += 1
+                store.set(self._mine, "gone" if leaving else str(beat))
+                now = store.get(self._next) if store.check([self._next]) else heard
+            except RuntimeError:
+                return  # the store's machine is gone: the other thread ends this rank
+            if leaving:
+                return
+            if now != heard or now == b"gone":
+                heard, self._heard_at = now, time.monotonic()
+
+    def _judge(self) -> None:
+        while not self._ended.wait(self._beat_s / 2):
+            silence = time.monotonic() - self._heard_at
+            if silence > self._silence_s:
+                error = ConnectionError(
+                    f"another machine of this job has not been heard of for {silence:.0f} s; "
+                    "it or the network between is down."
+                )
+                _say(error, debug=False)
+                os._exit(1)  # the main thread hangs in a collective
+
+
+def watch_machines() -> Heartbeat | None:
+    """Begin to watch, where the launcher started ranks on several machines."""
+    several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < int(os.environ.get("WORLD_SIZE", "1"))
+    leads = os.environ.get("LOCAL_RANK") == "0"
+    return Heartbeat() if several and leads and "TORCHELASTIC_RUN_ID" in os.environ else None
