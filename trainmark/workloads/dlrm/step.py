@@ -241,8 +241,9 @@ def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
     pieces = []
     for batch in data:
         prepared = trainer.prepare(batch, filled(trainer.cfg.eval_batch))
+        logits = trainer.predict(prepared)  # first: it waits for the copies
         labels = torch.cat([micro.labels_B for micro in prepared.micro_batches])
-        both = torch.stack([trainer.predict(prepared), labels], dim=1)
+        both = torch.stack([logits, labels], dim=1)
         shares = rank_shares(batch.global_samples, trainer.mesh.dp_size)
         pieces.append(trainer.mesh.gather_over_dp(both, shares))
     joined, labels = torch.cat(pieces).unbind(1)
