@@ -27,12 +27,13 @@ from trainmark.embeddings.placement import (
     sharding_of,
     whole_everywhere,
 )
-from trainmark.planner.costs import TableCosts
+from trainmark.planner.costs import LATENCY_S, TableCosts
 
 GIB = 2**30
+# Buffers are estimates, so that a device should not be filled to the brim without need.
+FULL = 0.9
 # The largest piece allowed: in average loads of a device, and in what a device can hold.
 FINENESS = ((math.inf, 1.0), (1.0, 0.5), (0.5, 0.25), (0.25, 0.125), (0.125, 0.0625))
-FULL = 0.9
 MANY_PIECES = 4096
 # More pieces must be faster by this part: each is an entry in the exchange.
 WORTH = 0.05
@@ -63,22 +64,24 @@ def auto(
         deal = Deal(cutter, math.inf, frozenset())
         deal.add(cutter.whole)
         return _explained(cutter, deal, room)
-    # Buffers are estimates: a device is filled to the brim only where nothing else fits.
-    deals = list(_deals(cutter, FULL * room)) or list(_deals(cutter, room))
-    fastest = min((deal.slowest_s for deal in deals), default=0.0)
+    deals = list(_deals(cutter, room))
+    if not deals:
+        return _explained(cutter, _poured(cutter, room), room)
+    best = _best(deals, FULL * room)
+    if best.memory.max() > FULL * room:
+        best = _best([best, *_deals(cutter, FULL * room)], FULL * room)
+    return _explained(cutter, best, room)
+
+
+def _best(deals: Sequence["Deal"], full: float) -> "Deal":
+    """The one that is fastest, or nearly so and simpler, or nearly so and less full."""
+    fastest = min(deal.slowest_s for deal in deals)
     good = [deal for deal in deals if deal.slowest_s <= fastest * (1 + WORTH)]
-    if good:
-        best = min(good, key=lambda deal: (len(deal.pieces), deal.slowest_s))
-        return _explained(cutter, best, room)
-    return _explained(cutter, _poured(cutter, room), room)
+    return min(good, key=lambda d: (d.memory.max() > full, len(d.pieces), d.slowest_s))
 
 
 def _deals(cutter: Cutter, room: float) -> Iterator["Deal"]:
-    small = _replicated(cutter)
-    choices = (
-        {small} if cutter.options.data_parallel_threshold is not None else {small, frozenset()}
-    )
-    for replicated in sorted(choices, key=len, reverse=True):
+    for replicated in _replicated(cutter):
         others = [t for t in range(len(cutter.profiles)) if t not in replicated]
         average = sum(cutter.whole[t].compute_s for t in others) / cutter.devices
         for most_load, most_memory in FINENESS:
@@ -86,21 +89,26 @@ def _deals(cutter: Cutter, room: float) -> Iterator["Deal"]:
             deal = Deal(cutter, room, replicated)
             if deal.add(piece for t in others for piece in cutter.cut(t, *limits)):
                 yield deal
-                if len(deal.pieces) > MANY_PIECES:
+                if not others or len(deal.pieces) > MANY_PIECES:
                     break
 
 
 # --- data-parallel tables
 
 
-def _replicated(cutter: Cutter) -> frozenset[int]:
-    """The tables to keep whole on every device."""
-    tables = set(range(len(cutter.profiles))) - set(cutter.options.host_tables)
+def _replicated(cutter: Cutter) -> list[frozenset[int]]:
+    """Sets of tables to keep whole on every device, to be tried.
+
+    Besides those for which it is cheaper, all and none: without any exchange, or without any
+    reduction, a step is shorter by its latency.
+    """
+    tables = frozenset(range(len(cutter.profiles))) - set(cutter.options.host_tables)
     threshold = cutter.options.data_parallel_threshold
     if threshold is not None:
         rows = [profile.rows for profile in cutter.profiles]
-        return frozenset(t for t in tables if rows[t] * cutter.dim <= threshold)
-    return frozenset(t for t in tables if _replica_s(cutter, t) < _exchanged_s(cutter, t))
+        return [frozenset(t for t in tables if rows[t] * cutter.dim <= threshold)]
+    cheaper = frozenset(t for t in tables if _replica_s(cutter, t) < _exchanged_s(cutter, t))
+    return list(dict.fromkeys([cheaper, frozenset(), tables]))
 
 
 def _replica_s(cutter: Cutter, table: int) -> float:
@@ -147,7 +155,8 @@ class Deal:
         def demand(piece: Piece) -> float:
             return max(piece.compute_s / average, piece.load.memory / self.room)
 
-        return all(self._add(piece) for piece in sorted(pieces, key=demand, reverse=True))
+        pieces.sort(key=demand, reverse=True)
+        return bool(self.memory.max() <= self.room) and all(map(self._add, pieces))
 
     def _add(self, piece: Piece) -> bool:
         sent = self.sent + piece.load.sent
@@ -166,7 +175,8 @@ class Deal:
         self.pieces.append((piece, device))
 
     def _seconds(self, compute: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        return compute + 2 * self.seconds_per_byte * np.maximum(sent, self.received)
+        size = np.maximum(sent, self.received)
+        return compute + 2 * (self.seconds_per_byte * size + LATENCY_S * (self.received > 0))
 
     @property
     def slowest_s(self) -> float:

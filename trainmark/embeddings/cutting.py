@@ -11,7 +11,7 @@ from trainmark.planner.costs import Load, TableCosts
 
 # How rows are cut: into equally many rows, or with regard to how often they are looked up.
 LOOKUP_WEIGHTS = (0.0, 0.5, 0.9)
-NARROWEST = 16  # columns: 64 bytes, the least that a random access moves
+NARROWEST = 4  # columns: 16 bytes, what one thread of a GPU loads at once
 
 
 @dataclass(frozen=True, kw_only=True)
