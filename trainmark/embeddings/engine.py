@@ -51,6 +51,10 @@ class Engine(Protocol):
         """
         ...
 
+    def begin_step(self, lr: float) -> None:
+        """The rate of the coming update, which some kernels bind to the rows they look up."""
+        ...
+
     def begin(self, lookup: Any) -> None:
         """Start fetching rows, which goes on while the caller computes something else."""
         ...
@@ -136,6 +140,9 @@ class LocalEngine(nn.Module):
                 torch.tensor(starts, device=group.ids.device),
             )
         return self._columns[key]
+
+    def begin_step(self, lr: float) -> None:
+        """Nothing: the update gets its rate itself."""
 
     def begin(self, ids_BF: Tensor) -> None:
         """Nothing: the rows are here."""

@@ -136,6 +136,7 @@ class DlrmTrainer:
     def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
         _wait_for(prepared.lookups_ready)
+        self.model.tables.begin_step(lr)
         self._top.zero()
         self._bottom.zero()
         for index, micro in enumerate(prepared.micro_batches, 1):
