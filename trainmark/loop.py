@@ -172,19 +172,23 @@ class Training:
 
     # --- one step
 
-    def _count(self, batch: Any, lr: float, loss: torch.Tensor, skipped: torch.Tensor) -> None:
+    def _count(self, batch: Any, lr: float, loss: Any, skipped: Any) -> None:
         self.progress.step += 1
         self._unsaved = True
         self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
-        # Scalars stay on the device until the next look: reading one would make the host wait.
+        # Scalars stay on a device until the next look: reading one would make the host wait. On a
+        # CPU they are read at once: kept, each would split the block of memory that the next
+        # step's largest gradient needs, and the process would grow by that gradient every step.
+        if self.mesh.device.type == "cpu":
+            loss, skipped = loss.item(), skipped.item()
         self._pending.append(_Pending(self.progress.step, batch.position, lr, loss, skipped))
 
     def _look(self) -> None:
         """Read the losses since the last look; stop at one that is not finite."""
         if not self._pending:
             return
-        losses = torch.stack([p.loss.detach().float() for p in self._pending]).tolist()
-        skips = torch.stack([p.skipped for p in self._pending]).tolist()
+        losses = torch.stack([torch.as_tensor(p.loss).float() for p in self._pending]).tolist()
+        skips = torch.stack([torch.as_tensor(p.skipped) for p in self._pending]).tolist()
         self.feed.collect_waits()
         self.clocks.looked()
         pending, self._pending = self._pending, []
@@ -299,8 +303,8 @@ class _Pending:
     step: int
     position: int
     lr: float
-    loss: torch.Tensor
-    skipped: torch.Tensor
+    loss: torch.Tensor | float
+    skipped: torch.Tensor | bool
 
 
 def build_trainer(cfg: Run, workload: Workload, mesh: Mesh) -> Any:
