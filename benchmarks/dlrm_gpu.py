@@ -1,0 +1,412 @@
+"""DLRM on one GPU: samples per second beside plain PyTorch, FBGEMM and TorchRec.
+
+    PYTHONPATH=. python benchmarks/dlrm_gpu.py                       all rows (a CUDA machine)
+    PYTHONPATH=. python benchmarks/dlrm_gpu.py --only trainmark,small,65536,resident
+    PYTHONPATH=. python benchmarks/dlrm_gpu.py --tiny --output DIR   the same code, anywhere
+
+Every timed step is a whole one. `resident` batches lie on the device, several of them in turn; what
+a system does with their ids (ours: `prepare`, which sorts them one step ahead) is done again in
+every step. `disk` rows are `trainmark train` on a dataset that was written and then dropped from
+the page cache: `samples_per_s` is p_train, and p_core and the input wait are beside it.
+
+`split_ms` comes from a second, profiled pass: device time of the kernels of one step, by what they
+do. Kernels of several streams can overlap, so parts may add up to more than the step. Matrix
+products of the peers' interaction count as `mlp`.
+
+Each case has a process of its own. A row is printed and written as soon as it is measured; a later
+call replaces the rows that it measures again, and keeps the others.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+import dlrm_peers
+import torch
+from dlrm_clicks import Ids
+from dlrm_dataset import write_dataset
+from dlrm_systems import (
+    LR,
+    mlps_in,
+    peer_system,
+    resolved,
+    synchronize,
+    tables_in,
+    trainmark_system,
+    with_changes,
+)
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from trainmark.config import SYNTHETIC
+from trainmark.errors import InputError
+from trainmark.workloads.dlrm.runs import RUNS, DlrmRun, Model
+
+OURS = "trainmark"
+RESULT = "dlrm_gpu_h200"
+INDICES: tuple[Ids, ...] = ("power_law", "uniform")
+WARMUP, WINDOW, PROFILED = 12, 10, 5  # steps
+TINY = {
+    "table_rows": (300, 40_000, 150, 7),
+    "embedding_dim": 16,
+    "bottom_mlp": (32, 16),
+    "top_mlp": (64, 1),
+}
+GIB = 2**30
+KEY = ("system", "size", "batch", "indices", "source", "tables_precision", "mlp_precision")
+
+# What a kernel is for, by its name; the first that matches counts.
+PARTS = {
+    "mlp": r"gemm|cutlass|nvjet|xmma|cublas|splitk|_masked_|mkldnn|addmm|aten::b?mm"
+    r"|triton_(poi|red|per|tem|for)_",  # what the compiler fuses around the products
+    "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
+    "update": r"_chunk_kernel|_group_kernel|_finish_kernel|indexfunc|index_add|index_put|sparse"
+    r"|embedding\w*backward|backward\w*embedding|scatter_add|multi_tensor|fused_sgd",
+    "forward": r"_forward_kernel|_gather_kernel|embedding|index_?select|gather",
+    "backward": r"_backward_kernel",
+    "copy": r"memcpy|memset|copy|fill",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is measured in one process: a row for each kind of indices."""
+
+    system: str
+    size: str
+    batch: int
+    source: str = "resident"
+    tables_precision: str = "fp32"
+    mlp_precision: str = "bf16"
+    indices: tuple[Ids, ...] = INDICES
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """How its configuration differs from that of the named run."""
+        batch = {"global_batch": self.batch, "micro_batch": self.batch}
+        return batch | tables_in(self.tables_precision) | mlps_in(self.mlp_precision)
+
+    def name(self) -> str:
+        return " ".join(str(v) for k, v in dataclasses.asdict(self).items() if k != "indices")
+
+
+def _cases() -> list[Case]:
+    """The rows that matter most come first: device time may end."""
+    small, large = 65536, 262144
+    ours = [
+        Case(system=OURS, size="small", batch=small),
+        Case(system=OURS, size="small", batch=small, source="disk", indices=("power_law",)),
+        Case(system=OURS, size="xlarge", batch=small, tables_precision="int8"),
+        Case(system=OURS, size="large", batch=small),
+        *(
+            Case(system=OURS, size="small", batch=small, tables_precision=t, mlp_precision=m)
+            for t, m in (("bf16", "bf16"), ("int8", "bf16"), ("fp32", "fp8"), ("int8", "fp8"))
+        ),
+        Case(system=OURS, size="small", batch=large),
+        Case(system=OURS, size="large", batch=large),
+        Case(system=OURS, size="xlarge", batch=large, tables_precision="int8"),
+    ]
+    peers = [
+        Case(system=peer, size=size, batch=batch)
+        for size, batch in (("small", small), ("small", large), ("large", small))
+        for peer in dlrm_peers.PEERS
+    ]
+    more_from_disk = [
+        Case(system=OURS, size="small", batch=large, source="disk", indices=("power_law",)),
+        Case(system=OURS, size="small", batch=small, source="disk", indices=("uniform",)),
+        Case(system=OURS, size="large", batch=small, source="disk", indices=("power_law",)),
+        Case(
+            system=OURS, size="xlarge", batch=small, source="disk", tables_precision="int8",
+            indices=("power_law",),
+        ),
+    ]  # fmt: skip
+    return ours[:1] + peers[:3] + ours[1:] + peers[3:] + more_from_disk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to measure."""
+
+    device: torch.device
+    tiny: bool
+    seconds: float
+    disk_rows: int
+    scratch: Path
+
+
+def named_run(case: Case, options: Options) -> DlrmRun:
+    run = RUNS[f"dlrm-{case.size}"]()
+    return with_changes(run, {"data": SYNTHETIC} | ({"model": TINY} if options.tiny else {}))
+
+
+# --- measuring resident rows
+
+
+def measure_resident(case: Case, options: Options) -> Iterator[dict[str, Any]]:
+    began, device = time.perf_counter(), options.device
+    cfg = resolved(named_run(case, options), case.changes, device)
+    if case.system == OURS:
+        system = trainmark_system(cfg, device)
+    else:
+        system = peer_system(case.system, cfg, device)
+    for ids in case.indices:
+        losses = system(ids)
+        for _ in range(WARMUP):
+            next(losses)
+        synchronize(device)
+        ready_s = time.perf_counter() - began
+        step_s = statistics.median(_windows(losses, options))
+        assert torch.isfinite(next(losses))
+        split_ms, kernels_ms = _profile(losses, device)
+        yield _row(case, ids) | {
+            "samples_per_s": case.batch / step_s,
+            "step_ms": step_s * 1e3,
+            "split_ms": split_ms,
+            "memory_gib": _memory_gib(device),
+            "kernels_ms": kernels_ms,
+            "ready_s": ready_s,
+        }
+        began = time.perf_counter()
+
+
+def _row(case: Case, ids: Ids) -> dict[str, Any]:
+    return {name: ids if name == "indices" else getattr(case, name) for name in KEY}
+
+
+def _windows(losses: Iterator[Tensor], options: Options) -> list[float]:
+    """Seconds per step, averaged over each window of steps, for as long as asked."""
+    (first,) = _timed_windows(losses, 1, options.device)
+    count = max(3, round(options.seconds / (first * WINDOW)))
+    return _timed_windows(losses, count, options.device)
+
+
+def _timed_windows(losses: Iterator[Tensor], count: int, device: torch.device) -> list[float]:
+    """By device events, so that the host need not wait between windows."""
+    marks = [_mark(device)]
+    for _ in range(count):
+        for _ in range(WINDOW):
+            next(losses)
+        marks.append(_mark(device))
+    synchronize(device)
+    return [_seconds(a, b) / WINDOW for a, b in itertools.pairwise(marks)]
+
+
+def _mark(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(a: Any, b: Any) -> float:
+    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
+
+
+def _profile(
+    losses: Iterator[Tensor], device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Milliseconds of a step by part, and those of its longest kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
+    with profile(activities=activities) as profiler:
+        for _ in range(PROFILED):
+            next(losses)
+        synchronize(device)
+    time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    kernels = {e.key: getattr(e, time_of) / 1e3 / PROFILED for e in profiler.key_averages()}
+    split = dict.fromkeys([*PARTS, "other"], 0.0)
+    for name, ms in kernels.items():
+        split[part_of(name)] += ms
+    longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:12]
+    return split, {name[:80]: kernels[name] for name in longest}
+
+
+def part_of(kernel: str) -> str:
+    """What a kernel is for."""
+    return next((part for part, p in PARTS.items() if re.search(p, kernel, re.I)), "other")
+
+
+def _memory_gib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_reserved() / GIB if device.type == "cuda" else None
+
+
+# --- measuring rows from disk
+
+
+def measure_disk(case: Case, options: Options) -> Iterator[dict[str, Any]]:
+    """Write a dataset, and let `trainmark train` say how fast it went."""
+    model = named_run(case, options).model
+    for ids in case.indices:
+        data, output = options.scratch / "data", options.scratch / "run"
+        shutil.rmtree(output, ignore_errors=True)
+        began = time.perf_counter()
+        rows = options.disk_rows // case.batch * case.batch
+        size = write_dataset(data, model.table_rows, model.numerical_features, rows, ids)
+        print(f"wrote {size / 1e9:.1f} GB in {time.perf_counter() - began:.0f} s", flush=True)
+        result = _train(case, options, model, data, output)
+        yield _row(case, ids) | disk_row(result, case.batch)
+        shutil.rmtree(data)
+
+
+def _train(case: Case, options: Options, model: Model, data: Path, output: Path) -> dict[str, Any]:
+    changes = case.changes | {
+        "lr": LR,
+        "evals_per_epoch": 0,
+        "checkpoint_every": "never",
+        "warmup_clock": 2 if options.tiny else 100,
+        "device": options.device.type,
+        "model": dataclasses.asdict(model),
+    }
+    config = options.scratch / "changes.json"
+    config.write_text(json.dumps(changes))
+    command = [sys.executable, "-m", "trainmark", "train", f"dlrm-{case.size}"]
+    command += ["--data", str(data), "--output", str(output), "--config", str(config)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return json.loads((output / "result.json").read_text())
+
+
+def disk_row(result: dict[str, Any], batch: int) -> dict[str, Any]:
+    """The numbers of a row, from a result.json."""
+    p_train, steps = result["throughput"]["p_train"], result["samples_measured"] / batch
+    return {
+        "samples_per_s": p_train,
+        "step_ms": batch / p_train * 1e3,
+        "split_ms": {"input_wait": result["time_s"]["input_wait"] / steps * 1e3},
+        "memory_gib": result["memory"]["peak_bytes"] / GIB,
+        "p_core": result["throughput"]["p_core"],
+        "samples": result["samples_measured"],
+    }
+
+
+# --- all cases, and what they say
+
+
+def measure(case: Case, options: Options) -> None:
+    """Every row of a case: printed and written at once."""
+    measured = measure_disk if case.source == "disk" else measure_resident
+    for row in measured(case, options):
+        print(json.dumps({k: v for k, v in row.items() if k != "kernels_ms"}), flush=True)
+        rows = {key_of(old): old for old in read_rows(options)} | {key_of(row): row}
+        common.write_results(result_name(options), with_ratios([*rows.values()]), options.device)
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def result_name(options: Options) -> str:
+    return "dlrm_gpu_tiny" if options.tiny else RESULT
+
+
+def read_rows(options: Options) -> list[dict[str, Any]]:
+    path = common.RESULTS / f"{result_name(options)}.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def with_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Our rows say how many times as fast as each peer they are, where all but precision agrees."""
+    same = ("size", "batch", "indices", "source")
+    found = []
+    for row in rows:
+        peers = {
+            peer["system"]: row["samples_per_s"] / peer["samples_per_s"]
+            for peer in rows
+            if peer["system"] != OURS and all(peer[k] == row[k] for k in same)
+        }
+        found.append(row | {"ratio": peers} if row["system"] == OURS else row)
+    return found
+
+
+def skipped(case: Case, options: Options) -> str | None:
+    """Why a case cannot be measured here; None if it can."""
+    try:
+        resolved(named_run(case, options), case.changes, options.device)
+    except InputError as error:
+        return str(error)
+    return None if case.system == OURS else dlrm_peers.missing(case.system)
+
+
+def _in_a_process(case: Case, options: Options) -> None:
+    """A crash of the device, and memory that is not given back, stay in a process of their own."""
+
+    def work() -> None:
+        try:
+            if reason := skipped(case, options):
+                print(f"{case.name()}: skipped: {reason}", flush=True)
+            else:
+                measure(case, options)
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)
+
+    # Forked: importing torch takes seconds. So this process must not touch the GPU itself.
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    if process.exitcode:
+        print(f"{case.name()}: failed", flush=True)
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(*KEY, "M samples/s", "step ms", *PARTS, "GiB", "ratio", title="one GPU")
+    for row in rows:
+        parts = (f"{row['split_ms'][p]:.2f}" if p in row["split_ms"] else "" for p in PARTS)
+        ratios = ", ".join(f"{v:.1f} x {name}" for name, v in row.get("ratio", {}).items())
+        speed = (f"{row['samples_per_s'] / 1e6:.2f}", f"{row['step_ms']:.2f}")
+        memory = "" if row["memory_gib"] is None else f"{row['memory_gib']:.1f}"
+        table.add_row(*(str(row[k]) for k in KEY), *speed, *parts, memory, ratios)
+    Console(width=200).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=common.RESULTS)
+    parser.add_argument("--only", default="", help="cases that have all these words, by commas")
+    parser.add_argument("--seconds", type=float, default=1.5, help="timed seconds per row")
+    parser.add_argument("--budget", type=float, default=540, help="no case starts after seconds")
+    parser.add_argument("--disk-rows", type=int, default=100_000_000, help="90 bytes each")
+    parser.add_argument("--scratch", type=Path, default=Path("build/dlrm_gpu"))
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
+    args = parser.parse_args()
+    common.RESULTS = args.output
+    device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
+    options = Options(
+        device=device, tiny=args.tiny, seconds=args.seconds, disk_rows=args.disk_rows,
+        scratch=args.scratch,
+    )  # fmt: skip
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    words = {word for word in args.only.split(",") if word}
+    began = time.perf_counter()
+    for case in _cases():
+        if args.tiny:
+            case = dataclasses.replace(case, batch=case.batch // 256)
+        if not words <= set(case.name().split()):
+            continue
+        if time.perf_counter() - began > args.budget:
+            print(f"{case.name()}: no time left", flush=True)
+            continue
+        _in_a_process(case, options)
+    show(read_rows(options))
+
+
+if __name__ == "__main__":
+    main()

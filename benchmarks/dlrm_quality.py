@@ -1,0 +1,373 @@
+"""What table and MLP precisions cost in quality: one pass over a billion planted samples each.
+
+    PYTHONPATH=. python benchmarks/dlrm_quality.py --seeds 0       (a CUDA machine, minutes)
+    PYTHONPATH=. python benchmarks/dlrm_quality.py --seeds 1 2     keeps the rows of seed 0
+
+All variants of a call train in lockstep: a batch is drawn once, on the device, and every variant
+takes its step with it, through the product's own trainer. A variant is a change of configuration,
+nothing else. The stream and the test rows are the same for all seeds, too: a seed is other initial
+weights and another rounding. Differences to the reference of the same seed are therefore paired,
+and their standard errors are DeLong's for correlated AUCs. They speak of the test rows alone; how
+far training varies is what the seeds show.
+
+Rows are written at every milestone, so that a call that is cut short keeps its last one.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+import torch
+from dlrm_clicks import Clicks, PlantedStream, Signal
+from dlrm_systems import (
+    click_batch,
+    mlps_in,
+    resolved,
+    step,
+    synchronize,
+    tables_in,
+    trainer_for,
+)
+from torch import Tensor
+
+from trainmark import metrics
+from trainmark.config import SYNTHETIC
+from trainmark.errors import InputError
+from trainmark.schedule import Schedule
+from trainmark.workloads.dlrm.data import ClickBatch
+from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
+
+RESULT = "dlrm_precision_quality"
+BLOCK_BATCHES = 16  # batches that are drawn together: drawing one alone would be all launches
+MLP_BASE = "bf16"  # of the variants that differ in their tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """How large everything is."""
+
+    signal: Signal
+    samples: int
+    test_rows: int
+    batch: int
+    embedding_dim: int
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
+    lr: float
+    milestones: int = 4
+    """How often to evaluate and write, evenly spaced, the last at the end."""
+
+    @property
+    def block_rows(self) -> int:
+        return self.batch * BLOCK_BATCHES
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.samples // self.block_rows)
+
+    @property
+    def steps(self) -> int:
+        return self.blocks * BLOCK_BATCHES
+
+
+def sizes(scale: float) -> tuple[int, ...]:
+    """Four tables with most of the rows, and twelve of all smaller sizes."""
+    large = [int(rows * scale) for rows in (8e6, 6e6, 4e6, 2.5e6)]
+    return (*large, *(int(rows * scale**0.5) for rows in (200e3, 50e3, 20e3)),
+            5000, 2000, 1000, 500, 200, 100, 50, 10, 3)  # fmt: skip
+
+
+STUDIES = {
+    "full": Study(
+        signal=Signal(table_rows=sizes(1.0), large_tables=4, interacting=(1, 3, 5, 7, 10, 13)),
+        samples=1_000_000_000,
+        test_rows=4_000_000,
+        batch=65536,
+        embedding_dim=64,
+        bottom_mlp=(256, 64),
+        top_mlp=(512, 512, 256, 1),
+        lr=0.05,
+    ),
+    # Rows, samples and batch of a hundredth: rows are seen as often, and there are as many steps.
+    "hundredth": Study(
+        signal=Signal(table_rows=sizes(0.01), large_tables=4, interacting=(1, 3, 5, 7, 10, 13)),
+        samples=10_000_000,
+        test_rows=500_000,
+        batch=1024,
+        embedding_dim=16,
+        bottom_mlp=(64, 16),
+        top_mlp=(64, 64, 1),
+        lr=0.05,
+    ),
+    "tiny": Study(
+        signal=Signal(
+            table_rows=(3000, 1000, 50, 7), large_tables=2, interacting=(1, 2), numerical_features=3
+        ),
+        samples=3000,
+        test_rows=1000,
+        batch=256,
+        embedding_dim=8,
+        bottom_mlp=(16, 8),
+        top_mlp=(16, 1),
+        lr=0.05,
+    ),
+}
+
+
+# --- variants
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A row of the study."""
+
+    tables: str = "fp32"
+    mlps: str = MLP_BASE
+    seed: int = 0
+    rounding: str = "stochastic"
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """How its configuration differs from the others'."""
+        precisions = tables_in(self.tables, self.rounding) | mlps_in(self.mlps)
+        return precisions | {"seed": self.seed}
+
+    @property
+    def reference(self) -> "Variant | None":
+        """What it is compared with: tables with fp32 tables, then MLPs with fp32 MLPs."""
+        if self.tables != "fp32":
+            return Variant(mlps=self.mlps, seed=self.seed)
+        return Variant(mlps="fp32", seed=self.seed) if self.mlps != "fp32" else None
+
+    def __str__(self) -> str:
+        return f"tables {self.tables} ({self.rounding}), MLPs {self.mlps}, seed {self.seed}"
+
+
+def variants(seed: int) -> list[Variant]:
+    """Three formats for every seed; all others for seed 0 alone."""
+    found = [Variant(tables=tables, seed=seed) for tables in ("fp32", "bf16", "int8")]
+    if seed == 0:
+        found += [Variant(tables=tables) for tables in ("fp16", "fp8")]
+        found += [Variant(tables="int8", rounding="nearest")]
+        found += [Variant(mlps=mlps) for mlps in ("fp32", "fp16", "fp8")]
+    return found
+
+
+def configuration(study: Study, variant: Variant, device: torch.device) -> DlrmRun:
+    signal, steps = study.signal, study.steps
+    run = DlrmRun(
+        name=RESULT,
+        data=SYNTHETIC,
+        model=Model(
+            numerical_features=signal.numerical_features,
+            table_rows=signal.table_rows,
+            embedding_dim=study.embedding_dim,
+            bottom_mlp=study.bottom_mlp,
+            top_mlp=study.top_mlp,
+        ),
+        optimizer=Optimizer(name="rowwise_adagrad"),
+        lr=study.lr,
+        schedule=Schedule(
+            warmup_steps=steps // 50,
+            decay_start=steps // 3,
+            decay_steps=steps - steps // 3,
+            decay_power=1.0,
+        ),
+        global_batch=study.batch,
+        eval_batch=4 * study.batch,
+    )
+    return resolved(run, variant.changes, device)
+
+
+# --- training, in lockstep
+
+Trainers = dict[Variant, Any]
+Milestone = Callable[[Trainers, int], None]
+
+
+def trainers_for(study: Study, wanted: Sequence[Variant], device: torch.device) -> Trainers:
+    """A trainer for each variant that this version can be configured for."""
+    # Each has its own compiled parts, more of them than the compiler expects of one function.
+    torch._dynamo.config.recompile_limit = 256
+    found = {}
+    for variant in wanted:
+        try:
+            found[variant] = trainer_for(configuration(study, variant, device), device)
+        except InputError as error:
+            print(f"{variant}: skipped: {error}", flush=True)
+    return found
+
+
+def train(
+    study: Study, stream: PlantedStream, trainers: Trainers, milestone: Milestone, limit_s: float
+) -> None:
+    """One pass over the stream; `milestone(trainers, samples)` is called on the way."""
+    began, device = time.perf_counter(), stream.device
+    marks = {study.blocks * (i + 1) // study.milestones for i in range(study.milestones)}
+    for number in range(study.blocks):
+        batches = list(training_batches(study, stream, number))
+        # Trainers read batches on streams of their own, and this ends before they begin. It also
+        # keeps the block before in memory until nobody reads it any more.
+        synchronize(device)
+        for trainer in trainers.values():
+            for i, batch in enumerate(batches):
+                factor = trainer.cfg.schedule.factor(number * BLOCK_BATCHES + i)
+                step(trainer, trainer.prepare(batch), trainer.cfg.lr * factor)
+        done = number + 1
+        if done in marks:
+            milestone(trainers, done * study.block_rows)
+        if done == max(1, study.blocks // 20):
+            synchronize(device)
+            _foresee((time.perf_counter() - began) / done * study.blocks, limit_s)
+
+
+def training_batches(study: Study, stream: PlantedStream, number: int) -> Iterator[ClickBatch]:
+    block = stream.block("train", number, study.block_rows)
+    for start in range(0, study.block_rows, study.batch):
+        yield _batch(study, block.part(start, start + study.batch))
+
+
+def _batch(study: Study, clicks: Clicks) -> ClickBatch:
+    model = study.signal
+    return click_batch(model.table_rows, clicks.numerical_BN, clicks.ids_FB, clicks.labels_B)
+
+
+def _foresee(seconds: float, limit_s: float) -> None:
+    print(f"all of it takes about {seconds:.0f} s", flush=True)
+    if seconds > limit_s:
+        raise SystemExit(f"That is more than the limit of {limit_s:.0f} s: ask for fewer variants.")
+
+
+# --- evaluation
+
+
+def test_blocks(study: Study, stream: PlantedStream) -> list[Clicks]:
+    rows = min(study.block_rows, study.test_rows)
+    return [stream.block("test", i, rows) for i in range(-(-study.test_rows // rows))]
+
+
+def scores_of(study: Study, trainer: Any, test: Sequence[Clicks]) -> Tensor:
+    synchronize(trainer.mesh.device)
+    eval_batch = trainer.cfg.eval_batch
+    return torch.cat([trainer.predict(trainer.prepare(_batch(study, t), eval_batch)) for t in test])
+
+
+def placements(scores_N: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """For each click, the share of others below it; for each other, that of clicks above it."""
+    ranks_N = _mid_ranks(scores_N)
+    is_click_N = labels_N.bool()
+    clicks, others = int(is_click_N.sum()), int((~is_click_N).sum())
+    below = (ranks_N[is_click_N] - _mid_ranks(scores_N[is_click_N])) / others
+    above = 1 - (ranks_N[~is_click_N] - _mid_ranks(scores_N[~is_click_N])) / clicks
+    return below, above
+
+
+def _mid_ranks(scores_N: Tensor) -> Tensor:
+    """Ranks from 1 on, in float64; equal scores share the mean of theirs."""
+    _, place_N, counts = torch.unique(scores_N, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts - 1) / 2)[place_N]
+
+
+def standard_error(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor] | None = None) -> float:
+    """DeLong's, of an AUC or of the difference of two on the same rows, from their placements."""
+    parts = a if b is None else tuple(x - y for x, y in zip(a, b, strict=True))
+    return sum(part.var().item() / len(part) for part in parts) ** 0.5
+
+
+def evaluate(study: Study, trainers: Trainers, test: Sequence[Clicks], samples: int) -> list[Any]:
+    """A row for every variant."""
+    labels = torch.cat([t.labels_B for t in test])
+    best = metrics.auc(torch.cat([t.logits_B for t in test]), labels)
+    found: dict[Variant, tuple[float, tuple[Tensor, Tensor]]] = {}
+    rows = []
+    for variant, trainer in trainers.items():
+        scores = scores_of(study, trainer, test)
+        found[variant] = (metrics.auc(scores, labels) or 0.0, placements(scores, labels))
+    for variant, (auc, places) in found.items():
+        row = _row(study, variant, samples, len(labels))
+        row |= {"auc": auc, "auc_standard_error": standard_error(places), "best_auc": best}
+        if variant.reference in found:
+            reference_auc, reference_places = found[variant.reference]
+            row["difference"] = auc - reference_auc
+            row["difference_standard_error"] = standard_error(places, reference_places)
+            row["difference_to"] = str(variant.reference)
+        rows.append(row)
+    return rows
+
+
+def _row(study: Study, variant: Variant, samples: int, test_rows: int) -> dict[str, Any]:
+    return {
+        "system": "trainmark",
+        "tables_precision": variant.tables,
+        "rounding": variant.rounding if variant.tables != "fp32" else None,
+        "mlp_precision": variant.mlps,
+        "seed": variant.seed,
+        "rows": sum(study.signal.table_rows),
+        "test_rows": test_rows,
+        "samples": samples,
+        "of_samples": study.steps * study.batch,
+        "changes": variant.changes,
+    }
+
+
+# --- a call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--size", choices=STUDIES, default="full")
+    parser.add_argument("--samples", type=int, help="another number than the study's")
+    parser.add_argument("--limit", type=float, default=540, help="give up early beyond seconds")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path, default=common.RESULTS)
+    args = parser.parse_args()
+    common.RESULTS = args.output
+    study, device = STUDIES[args.size], torch.device(args.device)
+    if args.samples:
+        study = dataclasses.replace(study, samples=args.samples)
+    run(study, [v for seed in args.seeds for v in variants(seed)], device, args.limit)
+
+
+def run(study: Study, wanted: Sequence[Variant], device: torch.device, limit_s: float) -> None:
+    stream = PlantedStream(study.signal, device)
+    test = test_blocks(study, stream)
+    trainers = trainers_for(study, wanted, device)
+
+    def milestone(trainers: Trainers, samples: int) -> None:
+        rows = evaluate(study, trainers, test, samples)
+        for row in rows:
+            print(json.dumps(row), flush=True)
+        common.write_results(RESULT, merged(read_rows(), rows), device)
+
+    train(study, stream, trainers, milestone, limit_s)
+
+
+def read_rows() -> list[dict[str, Any]]:
+    path = common.RESULTS / f"{RESULT}.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """New rows in the place of old ones of the same variant; each keeps its earlier AUCs."""
+    by_variant = {_key(row): row for row in old}
+    for row in new:
+        before = by_variant.get(_key(row), {"curve": []})["curve"]
+        curve = [point for point in before if point[0] < row["samples"]]
+        by_variant[_key(row)] = row | {"curve": [*curve, [row["samples"], row["auc"]]]}
+    return list(by_variant.values())
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[k] for k in ("tables_precision", "rounding", "mlp_precision", "seed"))
+
+
+if __name__ == "__main__":
+    main()

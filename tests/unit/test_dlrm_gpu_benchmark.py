@@ -1,0 +1,288 @@
+"""benchmarks/dlrm_gpu.py, dlrm_quality.py and what they are made of, at tiny sizes on the CPU."""
+
+import dataclasses
+import importlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainmark import metrics
+from trainmark.workloads.dlrm.rows import SplitBinary
+from trainmark.workloads.dlrm.runs import dlrm_small
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+CPU = torch.device("cpu")
+
+
+class Modules:
+    """The benchmark's files, as they import each other when one of them is run."""
+
+    def __getattr__(self, name: str) -> ModuleType:
+        return importlib.import_module("common" if name == "common" else f"dlrm_{name}")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Modules:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    modules = Modules()
+    monkeypatch.setattr(modules.common, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(modules.systems, "POOL", 2)
+    monkeypatch.setattr(modules.gpu, "WINDOW", 1)
+    monkeypatch.setattr(modules.gpu, "WARMUP", 1)
+    return modules
+
+
+@pytest.fixture
+def options(bench: Modules, tmp_path: Path) -> Any:
+    return bench.gpu.Options(
+        device=CPU, tiny=True, seconds=0.0, disk_rows=2048, scratch=tmp_path / "scratch"
+    )
+
+
+# --- peers
+
+
+@pytest.fixture
+def no_process_group() -> Iterator[None]:
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["pytorch", "fbgemm", "torchrec"])
+def test_a_peer_trains_as_we_do(bench: Modules, name: str, no_process_group: None) -> None:
+    if reason := bench.peers.missing(name):
+        pytest.skip(reason)
+    # Small tables, so that ids repeat within a batch; dots and zeros to pad in the interaction.
+    shape = {"table_rows": (300, 200, 150, 7), "embedding_dim": 8}
+    mlps = {"bottom_mlp": (16, 8), "top_mlp": (32, 1)}
+    changes = {"data": "synthetic", "model": shape | mlps, "precision": "fp32"}
+    cfg = bench.systems.resolved(dlrm_small(), changes | {"global_batch": 256}, CPU)
+    ours = bench.systems.trainer_for(cfg, CPU)
+    lr = 0.5
+    peer = bench.peers.PEERS[name](
+        bench.peers.Setting(model=cfg.model, lr=lr, device=CPU, precision="fp32", compile=False)
+    )
+    weights = ours.weights()
+    with torch.no_grad():
+        for i, table in enumerate(peer.tables):
+            table.copy_(weights[f"tables.{i}.weight"])
+        for key, weight in peer.dense.state_dict().items():
+            weight.copy_(weights[key])
+    clicks = bench.systems.random_clicks(cfg.model, 256, "power_law", CPU) * 2
+    theirs = peer.train(
+        [
+            peer.batch(bench.peers.Clicks(numerical.float(), ids.long(), labels.float()))
+            for numerical, ids, labels in clicks
+        ]
+    )
+    losses = []
+    for parts, their_loss in zip(clicks, theirs, strict=True):
+        prepared = ours.prepare(bench.systems.click_batch(cfg.model.table_rows, *parts))
+        losses.append(bench.systems.step(ours, prepared, lr).item())
+        assert their_loss.item() == pytest.approx(losses[-1], rel=1e-5)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    for i, table in enumerate(peer.tables):
+        torch.testing.assert_close(table, ours.weights()[f"tables.{i}.weight"])
+
+
+# --- clicks
+
+
+def test_power_law_ids_have_the_stated_frequencies(bench: Modules) -> None:
+    rows, draws = (50, 8_000_000), 400_000
+    ids = bench.clicks.draw_ids(rows, draws, "power_law", torch.Generator().manual_seed(1))
+    assert ids.dtype == torch.int32
+    k = torch.arange(50)
+    expected = draws * torch.log((k + 2) / (k + 1)) / math.log(51)
+    found = torch.bincount(ids[0], minlength=50)
+    assert len(found) == 50
+    assert ((found - expected).abs() < 5 * expected.sqrt()).all()
+    # Half of the lookups are below the square root; the tail is hit at random, not on a grid.
+    assert (ids[1] < 8_000_000**0.5).float().mean() == pytest.approx(0.5, abs=0.01)
+    tail = ids[1][ids[1] > 4_000_000]
+    assert tail.unique().numel() > 0.99 * len(tail)
+    assert (tail % 2).float().mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_large_tables_carry_signal(bench: Modules) -> None:
+    study = bench.quality.STUDIES["hundredth"]
+    stream = bench.clicks.PlantedStream(study.signal, CPU)
+    block = stream.block("test", 0, 100_000)
+    assert block.labels_B.float().mean() == pytest.approx(study.signal.click_rate, abs=0.01)
+    best = metrics.auc(block.logits_B, block.labels_B)
+    assert 0.75 < best < 0.85
+    _, *others = stream._terms(block.numerical_BN, block.ids_FB)
+    without = sum(s * term for s, term in zip(stream._scales[1:], others, strict=True))
+    assert metrics.auc(without, block.labels_B) < best - 0.04
+    again, other = stream.block("test", 0, 100_000), stream.block("test", 1, 100_000)
+    torch.testing.assert_close(again.ids_FB, block.ids_FB)
+    assert not torch.equal(other.ids_FB, block.ids_FB)
+
+
+def test_written_dataset_can_be_read(
+    bench: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.dataset, "BLOCK_ROWS", 1000)
+    rows = (40_000, 300, 5)
+    size = bench.dataset.write_dataset(tmp_path / "data", rows, 3, 2500, "uniform")
+    assert size == 2 * 2500 * (3 * 2 + 1 + 4 + 2 + 1)  # train and test
+    assert SplitBinary(tmp_path / "data", "train").num_rows == 2500
+    dtypes = {"label": np.bool_, "cat_0": np.int32, "cat_1": np.int16, "cat_2": np.int8}
+    columns = {
+        name: np.fromfile(tmp_path / f"data/train/{name}.bin", dtype)
+        for name, dtype in dtypes.items()
+    }
+    numerical = np.fromfile(tmp_path / "data/train/numerical.bin", np.float16).reshape(-1, 3)
+    for start in range(0, 2500, 500):  # every block was written, each with rows of its own
+        part = slice(start, start + 500)
+        assert columns["label"][part].mean() == pytest.approx(0.2, abs=0.08)
+        assert numerical[part].astype(float).std() == pytest.approx(1, abs=0.1)
+        for i, count in enumerate(rows):
+            ids = columns[f"cat_{i}"][part]
+            assert ids.mean() == pytest.approx(count / 2, rel=0.15, abs=0.6)
+            assert ids.min() >= 0
+            assert ids.max() < count
+    assert len(np.unique(columns["cat_0"])) > 2300
+
+
+# --- speed
+
+KEYS = {
+    "system", "size", "batch", "indices", "source", "tables_precision", "mlp_precision",
+    "samples_per_s", "step_ms", "split_ms", "memory_gib",
+}  # fmt: skip
+
+
+def test_rows_of_resident_batches(bench: Modules, options: Any) -> None:
+    gpu = bench.gpu
+    for system in ("trainmark", "pytorch", "pytorch"):  # the second replaces the first
+        gpu.measure(gpu.Case(system=system, size="small", batch=64), options)
+    rows = gpu.read_rows(options)
+    assert len(rows) == 4
+    for row in rows:
+        assert row.keys() >= KEYS
+        assert row["samples_per_s"] * row["step_ms"] == pytest.approx(64 * 1000)
+        assert row["split_ms"]["mlp"] > 0
+    ours, peer = rows[0], rows[2]
+    assert [r["indices"] for r in rows] == ["power_law", "uniform"] * 2
+    assert ours["ratio"] == {"pytorch": ours["samples_per_s"] / peer["samples_per_s"]}
+    assert "ratio" not in peer
+    gpu.show(rows)
+
+
+def test_a_row_from_disk_goes_through_train(bench: Modules, options: Any) -> None:
+    options.scratch.mkdir()
+    case = bench.gpu.Case(
+        system="trainmark", size="small", batch=256, source="disk", indices=("power_law",)
+    )
+    bench.gpu.measure(case, options)
+    (row,) = bench.gpu.read_rows(options)
+    assert row.keys() >= KEYS
+    assert row["source"] == "disk"
+    assert row["samples"] == 2048 - 2 * 256  # without the warm-up
+    assert row["p_core"] >= row["samples_per_s"] > 0
+    assert not (options.scratch / "data").exists()
+
+
+def test_every_case_says_what_it_cannot_do(bench: Modules, options: Any) -> None:
+    gpu = bench.gpu
+    case = gpu.Case(system="trainmark", size="small", batch=64, mlp_precision="fp7")
+    assert "fp7" in gpu.skipped(case, options)
+    assert gpu.skipped(gpu.Case(system="trainmark", size="small", batch=64), options) is None
+    named = [(c.size, c.batch, c.source) for c in gpu._cases() if c.system == "trainmark"]
+    for size in ("small", "large", "xlarge"):
+        assert (size, 65536, "resident") in named
+        assert (size, 262144, "resident") in named
+        assert (size, 65536, "disk") in named
+    assert {c.system for c in gpu._cases()} == {"trainmark", "pytorch", "fbgemm", "torchrec"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NTN", "mlp"),
+        ("triton_poi_fused__to_copy_cat_index_select_3", "mlp"),
+        ("_masked_product_kernel", "mlp"),
+        ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<...>", "sort"),
+        ("split_embedding_backward_codegen_sgd_unweighted_kernel_warp_per_row_1", "update"),
+        ("split_embedding_codegen_forward_unweighted_v2_kernel", "forward"),
+        ("_chunk_kernel", "update"),
+        ("_forward_kernel", "forward"),
+        ("_backward_kernel", "backward"),
+        ("Memcpy HtoD (Pinned -> Device)", "copy"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>", "other"),
+    ],
+)
+def test_kernels_have_their_part(bench: Modules, kernel: str, part: str) -> None:
+    assert bench.gpu.part_of(kernel) == part
+
+
+# --- quality
+
+
+def test_paired_standard_error_is_delongs(bench: Modules) -> None:
+    random = torch.Generator().manual_seed(3)
+    labels = torch.rand(300, generator=random) < 0.3
+    signal = torch.randn(300, generator=random) + labels
+    a = (signal * 4).round() / 4  # with ties
+    b = signal + 0.3 * torch.randn(300, generator=random)
+    wins = {}  # click i against other j: 1, 1/2 or 0
+    for name, scores in (("a", a), ("b", b)):
+        clicks, others = scores[labels, None].double(), scores[None, ~labels].double()
+        wins[name] = (clicks > others).double() + 0.5 * (clicks == others)
+        by_click, by_other = bench.quality.placements(scores, labels)
+        torch.testing.assert_close(by_click, wins[name].mean(1))
+        torch.testing.assert_close(by_other, wins[name].mean(0))
+        assert by_click.mean().item() == pytest.approx(metrics.auc(scores, labels))
+    difference = wins["a"] - wins["b"]
+    variance = difference.mean(1).var() / len(difference) + difference.mean(0).var() / len(
+        difference[0]
+    )
+    found = bench.quality.standard_error(
+        bench.quality.placements(a, labels), bench.quality.placements(b, labels)
+    )
+    assert found == pytest.approx(variance.sqrt().item())
+    assert found < bench.quality.standard_error(bench.quality.placements(a, labels))
+
+
+def test_variants_are_those_asked_for(bench: Modules) -> None:
+    variants = [v for seed in range(3) for v in bench.quality.variants(seed)]
+    three_seeds = [v for v in variants if (v.mlps, v.rounding) == ("bf16", "stochastic")]
+    for tables in ("fp32", "bf16", "int8"):
+        assert sum(v.tables == tables for v in three_seeds) == 3
+    assert len({dataclasses.astuple(v) for v in variants}) == len(variants) == 15
+    (nearest,) = [v for v in variants if v.rounding == "nearest"]
+    assert nearest.changes["tables"] == {"precision": "int8", "rounding": "nearest"}
+    assert nearest.reference == bench.quality.Variant(tables="fp32")
+
+
+def test_a_study_writes_its_rows(bench: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+    quality = bench.quality
+    monkeypatch.setattr(quality, "BLOCK_BATCHES", 2)
+    study = dataclasses.replace(quality.STUDIES["tiny"], milestones=2, samples=4096)
+    wanted = [quality.Variant(), quality.Variant(mlps="fp32")]
+    for seed in (0, 1):
+        quality.run(study, [dataclasses.replace(v, seed=seed) for v in wanted], CPU, math.inf)
+    rows = quality.read_rows()
+    assert [(r["mlp_precision"], r["seed"]) for r in rows] == [
+        ("bf16", 0), ("fp32", 0), ("bf16", 1), ("fp32", 1),
+    ]  # fmt: skip
+    for row in rows:
+        assert row.keys() >= {"tables_precision", "auc", "best_auc", "rows"}
+        assert row["rows"] == sum(study.signal.table_rows)
+        assert 0.5 < row["auc"] < row["best_auc"]
+        assert [samples for samples, _ in row["curve"]] == [2048, 4096]
+    assert rows[0]["best_auc"] == rows[2]["best_auc"]  # the same rows for every seed
+    assert rows[0]["difference"] == rows[0]["auc"] - rows[1]["auc"] != 0
+    assert rows[0]["difference_standard_error"] < rows[0]["auc_standard_error"]
+    assert "difference" not in rows[1]
+    json.dumps(rows)
