@@ -425,6 +425,8 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
     cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data, accumulate=None)
     if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
         cfg = dataclasses.replace(cfg, parallel=None)
+    if hasattr(cfg, "sharding"):  # likewise
+        cfg = dataclasses.replace(cfg, sharding=dataclasses.replace(cfg.sharding, placement="auto"))
     with _joined(cfg) as mesh:
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)
