@@ -72,6 +72,7 @@ def config(world: int = 1, **changes: Any) -> LlamaRun:
         sequence=16,
         global_batch=8,
         micro_batch=2,
+        eval_batch=24,
         lr=5e-3,
         max_steps=STEPS,
         schedule=runs.llama3_demo().schedule,
@@ -123,15 +124,19 @@ def _main(rank: int, group: str, folder: Path) -> None:
     world, splits = SPLITS[group]
     store = f"file://{folder / f'store-{group}'}"
     dist.init_process_group("gloo", store, rank=rank, world_size=world)
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     try:
+        built = {}
         for name, changes in splits.items():
             cfg = config(world, **changes)
-            mesh = meshes.build(CPU, runs.mesh_axes(cfg, world))
-            from_one = next((folder / "one").glob("step-*"))
-            results[name] = {
-                "whole": train(cfg, mesh, save_to=folder / name),
-                "continued": train(cfg, mesh, start=from_one, stop=SAVED_AT + 3),
+            built[name] = cfg, meshes.build(CPU, runs.mesh_axes(cfg, world))
+            results[name] = {"whole": train(*built[name], save_to=folder / name)}
+        starts = {path.parent.name: path for path in sorted(folder.glob("*/step-*"))}
+        for name, split in built.items():
+            results[name]["continued"] = {
+                other: train(*split, start=start, stop=SAVED_AT + 3)
+                for other, start in starts.items()
+                if other != name
             }
         if rank == 0:
             (folder / f"{group}.json").write_text(json.dumps(results))

@@ -1,4 +1,4 @@
-"""Every split of Llama-3 trains like one process, and continues what one process began."""
+"""Every split of Llama-3 trains like one process; each continues what any other began."""
 
 import dataclasses
 import json
@@ -66,12 +66,15 @@ def test_one_process_learns(folder: Path) -> None:
 def test_splits_train_like_one_process(folder: Path, group: str) -> None:
     """One test a group, so that its ranks are started once, whoever runs the tests."""
     alone, found = one_process(folder), run_ranks(folder, group)
+    following = alone[SAVED_AT : SAVED_AT + 3]
     assert found.keys() == SPLITS[group][1].keys()
     for name, losses in found.items():
         assert losses["whole"] == near_for(name, alone), name
-        # A split continues what one process began, and one process what a split began.
-        following = alone[SAVED_AT : SAVED_AT + 3]
-        assert losses["continued"][:3] == near_for(name, following), name
+        # A split continues what one process and what every other split began ...
+        assert losses["continued"].keys() >= {"one", *found} - {name}
+        for other, continued in losses["continued"].items():
+            assert continued[:3] == near_for(name + other, following), (other, name)
+        # ... and one process what a split began.
         start = checkpoint.latest(folder / name)
         assert start is not None
         back = train(config(), single(CPU), start=start, stop=SAVED_AT + 3)
