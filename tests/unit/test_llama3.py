@@ -234,13 +234,13 @@ def test_a_closed_run_may_change_the_split_and_not_the_batch(tmp_path: Path) -> 
     tuned = dataclasses.replace(
         resolve_for("h100", 8, named), parallel="PP2DP4TP1", micro_batch=2, accumulate=64,
         recompute="full", attention="flash", precision="fp8", data_parallel="fsdp",
-        optimizer_states="bf16",
     )  # fmt: skip
     assert changed_fields(named, tuned, runs.closed(tuned)) == ["data"]  # synthetic says little
-    changes = {"sequence": 4096, "global_batch": 1760, "parallel": "PP1DP8TP1"}
+    changes = {"sequence": 4096, "global_batch": 1760, "parallel": "PP1DP8TP1",
+               "optimizer_states": "bf16"}  # fmt: skip
     other = resolve_for("h100", 8, dataclasses.replace(named, **changes))
     changed = changed_fields(named, other, runs.closed(other))
-    assert changed == ["global_batch", "sequence", "data"]
+    assert changed == ["global_batch", "optimizer_states", "sequence", "data"]
 
 
 def test_the_published_cluster_resolves_and_dry_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from trainmark.workloads.llama3.runs import (
     LlamaRun,
+    Model,
     axes_of,
     block_parameters,
     parameters,
@@ -21,7 +22,8 @@ def flops(cfg: LlamaRun, samples: int, tokens: int) -> dict[str, float]:
     - `palm-causal`: the same with the half that is computed.
     """
     model = cfg.model
-    count = PUBLISHED_PARAMETERS if cfg.name.startswith("llama3-8b") else parameters(model)
+    is_8b = parameters(model) == parameters(Model())
+    count = PUBLISHED_PARAMETERS if is_8b else parameters(model)
     matrices = parameters(model) - model.vocab * model.hidden
     attention = 12 * model.layers * model.hidden * cfg.sequence
     return {
