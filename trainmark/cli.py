@@ -223,6 +223,29 @@ def _sweep(arguments: list[str], started: float) -> None:
     Console().print(sweep.sweep(plan))
 
 
+def _launch(arguments: list[str], started: float) -> int:
+    """Start a run on many devices; launch status, logs and stop look after it."""
+    from trainmark.distributed import launch
+    from trainmark.distributed.launch_options import JobOptions, LaunchOptions, LogOptions
+
+    asked, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if asked == "status":
+        return launch.status(_parse(JobOptions, rest, "launch status"))
+    if asked == "logs":
+        return launch.logs(_parse(LogOptions, rest, "launch logs"))
+    if asked == "stop":
+        return launch.stop(_parse(JobOptions, rest, "launch stop"))
+    flags, command = _split_at("train", arguments)
+    if not command and not {"-h", "--help"} & set(flags):
+        raise InputError(
+            "'trainmark launch' needs its flags, then what to launch, such as: "
+            "launch --on torchrun -j 1x2 train llama3-demo; or status, logs or stop and a HANDLE."
+        )
+    options = _parse(LaunchOptions, flags, "launch")
+    cfg, _ = _parse_run("train", command[1:], TrainOptions)
+    return launch.launch(options, cfg.name, flags, command)
+
+
 VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "list": _list,
     "show": _show,
@@ -235,6 +258,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "export": _export,
     "align": _align,
     "sweep": _sweep,
+    "launch": _launch,
 }
 
 
@@ -379,6 +403,12 @@ def _paired_flags(arguments: list[str]) -> list[str]:
         else:
             words.append(argument)
     return words
+
+
+def _split_at(word: str, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments before `word`, and those from it on."""
+    place = arguments.index(word) if word in arguments else len(arguments)
+    return arguments[:place], arguments[place:]
 
 
 def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:

@@ -81,7 +81,10 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     if mesh.is_main:
         if options.reference:  # a bad one is found now, not after the last step
             alignment.read_curve(options.reference)
-        _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
+        if launched.is_restart():  # what this run wrote itself is to be continued
+            _check_folder(output, cfg, fresh=False, started_from=None)
+        else:
+            _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
     _check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor:
         training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
@@ -121,7 +124,7 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     ranks = meshes.launched_ranks()
     heartbeat, begins = None, ranks > 1 and not dist.is_initialized()
     if begins:
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+        launched.join("nccl" if kind == "cuda" else "gloo")
         heartbeat = launched.watch_machines()
     yield meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
     if heartbeat is not None:

@@ -43,6 +43,37 @@ def run_rank(main: Callable[..., int]) -> int:
         return 1
 
 
+def join(backend: str) -> None:
+    """Make this process a rank.
+
+    torchrun keeps one store through its restarts, and the ranks of the next attempt would look for
+    those of the last one at the addresses that they left there. On one machine, the number of the
+    attempt keeps them apart. Several machines count restarts each for itself; there `trainmark
+    launch` asks torchrun for a store of its own per attempt.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not kept or _several_machines():
+        dist.init_process_group(backend)
+        return
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+    )
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(_key("ranks"), store),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+
+
+def _several_machines() -> bool:
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    return os.environ.get("LOCAL_WORLD_SIZE", ranks) != ranks
+
+
 # --- errors
 
 
@@ -126,7 +157,9 @@ def _connect() -> dist.Store | None:
 
 
 def _key(name: str) -> str:
-    return f"trainmark/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+    """A name in the store that no earlier attempt has used."""
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"trainmark/{0 if _several_machines() else restarts}/{name}"
 
 
 def _is_first(store: dist.Store | None) -> bool:
@@ -212,6 +245,5 @@ class Heartbeat:
 
 def watch_machines() -> Heartbeat | None:
     """Begin to watch, where the launcher started ranks on several machines."""
-    several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < int(os.environ.get("WORLD_SIZE", "1"))
     leads = os.environ.get("LOCAL_RANK") == "0"
-    return Heartbeat() if several and leads and "TORCHELASTIC_RUN_ID" in os.environ else None
+    return Heartbeat() if leads and _several_machines() else None

@@ -1,0 +1,83 @@
+"""What the tests of launching share: a run of seconds, and ways to start it."""
+
+import csv
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from trainmark.cli import main
+
+ROOT = Path(__file__).parents[2]
+RUN = (
+    *("train", "distilbert-demo", "--device", "cpu", "--synthetic-sentences", "150"),
+    *(
+        "--global-batch",
+        "16",
+        "--micro-batch",
+        "8",
+        "--model.hidden",
+        "16",
+        "--model.feed-forward",
+        "32",
+    ),
+    *("--model.dropout", "0", "--model.attention-dropout", "0", "--model.head-dropout", "0"),
+    *("--warmup-clock", "1", "--log-every", "1", "--no-initial-evaluation"),
+    *("--no-stop-at-target", "--checkpoint-every", "2 steps"),
+)
+SHORT = (*RUN, "--epochs", "1", "--evals-per-epoch", "0")
+"""Ten steps, the last of six sentences."""
+ENDLESS = (*RUN, "--epochs", "10000", "--evals-per-epoch", "0")
+
+
+def start(
+    words: list[str], cwd: Path, module: str = "trainmark", prefix: tuple[str, ...] = ()
+) -> "subprocess.Popen[str]":
+    """`python -m MODULE WORDS...` in a folder."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", *module.split(), *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
+    """Wait for the end of a launch; one that hangs is ended, and fails the test."""
+    try:
+        out, err = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        out, err = process.communicate()
+        pytest.fail(f"the launch hangs:\n{out}\n{err}")
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def curve(output: Path) -> list[tuple[int, int, float]]:
+    """(step, samples, loss) of a run."""
+    with (output / "loss.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [(int(row["step"]), int(row["samples"]), float(row["loss"])) for row in rows]
+
+
+@cache
+def one_process_curve(folder: Path) -> list[tuple[int, int, float]]:
+    """The curve of the short run in one process, without any launcher."""
+    assert main([*SHORT, "--output", str(folder)]) == 0
+    return curve(folder)
+
+
+def assert_trained_like_one_process(output: Path, folder: Path) -> None:
+    """The launched run has the same samples and, up to rounding, the same losses."""
+    found, expected = curve(output), one_process_curve(folder / "one-process")
+    assert [row[:2] for row in found] == [row[:2] for row in expected]
+    assert len(found) == 10
+    losses, wanted = ([row[2] for row in rows] for rows in (found, expected))
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    assert len(set(wanted)) == 10

@@ -1,0 +1,145 @@
+"""`trainmark launch`: builds the command or the batch script, prints it, runs it, follows its log.
+
+The same `train RUN` runs on a laptop and on a cluster; only the launch line differs.
+"""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from trainmark.distributed import launch_jobs as jobs
+from trainmark.distributed import launch_slurm as slurm
+from trainmark.distributed import launch_torchrun as torchrun
+from trainmark.distributed import launch_torchx as torchx
+from trainmark.distributed.launch_options import JobOptions, LaunchOptions, LogOptions, Shape
+from trainmark.errors import InputError, raise_all
+
+
+def launch(options: LaunchOptions, name: str, flags: list[str], command: list[str]) -> int:
+    """Start a run as `options` say; the job's exit code.
+
+    Args:
+        options: parsed from `flags`.
+        name: of the run, for the job.
+        flags: the words between `launch` and `train`.
+        command: `train` and the words after it.
+    """
+    shape = Shape.parse(options.shape)
+    raise_all(_misplaced(options))
+    if options.on == "slurm":
+        return _look_after(options, _submit(options, shape, name, command))
+    if options.on == "torchrun":
+        words = torchrun.arguments(options, shape, command)
+        variables = torchrun.environment(options, words)
+        _show(shlex.join([*(f"{k}={v}" for k, v in variables.items()), "torchrun", *words]))
+        if not options.detach:
+            os.environ.update(variables)
+            return torchrun.run(words)
+    else:
+        made = torchx.app(options, shape, name, command)
+        if options.scheduler == "slurm":
+            return _look_after(options, torchx.submit(options, made))
+        _show(torchx.describe(made))
+        if not options.detach:
+            return torchx.run_here(made)
+    again = [word for word in flags if word != "--detach"]
+    line = [sys.executable, "-m", "trainmark", "launch", *again, *command]
+    return _look_after(options, jobs.start_process(options.jobs, options.on, line))
+
+
+def _misplaced(options: LaunchOptions) -> Iterator[str]:
+    """Flags that the chosen launcher has no use for."""
+    if options.rendezvous and options.on != "torchrun":
+        yield "--rendezvous is for --on torchrun; schedulers know where their machines meet."
+    if options.scheduler == "slurm" and options.on != "torchx":
+        yield "--scheduler is for --on torchx."
+    if options.on != "slurm":
+        given = {"--srun": options.srun, "--container": options.container}
+        for flag, value in ({**given, "--mounts": options.mounts}).items():
+            if value:
+                yield f"{flag} is for --on slurm."
+    if options.sbatch and "slurm" not in (options.on, options.scheduler):
+        yield "--sbatch is for --on slurm, or --on torchx --scheduler slurm."
+    if options.max_restarts < 0:
+        yield f"--max-restarts must not be negative. Received: {options.max_restarts}."
+
+
+def _show(text: str) -> None:
+    print(text, flush=True)
+
+
+def _submit(options: LaunchOptions, shape: Shape, name: str, command: list[str]) -> jobs.Job:
+    text = slurm.script(options, shape, name, command)
+    slurm.need("sbatch", "--on slurm")
+    _show(text)
+    options.jobs.mkdir(parents=True, exist_ok=True)
+    job_id = slurm.submit(text)
+    handle = f"slurm-{job_id}"
+    (options.jobs / f"{handle}.sh").write_text(text)
+    log = options.jobs.absolute() / f"{handle}.log"
+    return jobs.save(options.jobs, jobs.new(handle, "slurm", job_id, [str(log)], command))
+
+
+# --- a job that runs elsewhere
+
+
+def _look_after(options: LaunchOptions, job: jobs.Job) -> int:
+    """Follow a job to its end, or leave it alone; Ctrl-C ends it, saved."""
+    if options.detach:
+        _show(job.handle)
+        return 0
+    print(f"trainmark: job {job.handle}; Ctrl-C stops it.", file=sys.stderr)
+    with _sigterm_as_ctrl_c():
+        try:
+            return jobs.follow(options.jobs, job, sys.stdout)
+        except KeyboardInterrupt:
+            print("trainmark: the job saves and ends; Ctrl-C again kills it.", file=sys.stderr)
+        try:
+            jobs.stop(options.jobs, job)
+            return jobs.follow(options.jobs, job, sys.stdout)
+        except KeyboardInterrupt:
+            slurm.cancel(job.id)
+            return 130
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def status(options: JobOptions) -> int:
+    """Print where a job stands."""
+    job = jobs.find(options.jobs, options.handle)
+    found = jobs.state(options.jobs, job)
+    ended = "" if found.exit_code is None else f", exit code {found.exit_code}"
+    _show(f"{job.handle}: {found.name}{ended}; started {job.started}; log {' '.join(job.logs)}")
+    return 0
+
+
+def logs(options: LogOptions) -> int:
+    """Print a job's log."""
+    job = jobs.find(options.jobs, options.handle)
+    if options.follow:
+        return jobs.follow(options.jobs, job, sys.stdout)
+    jobs.print_logs(job, sys.stdout)
+    return 0
+
+
+def stop(options: JobOptions) -> int:
+    """Ask a job to save and end."""
+    job = jobs.find(options.jobs, options.handle)
+    if jobs.state(options.jobs, job).exit_code is not None:
+        raise InputError(f"{job.handle} has ended already.")
+    jobs.stop(options.jobs, job)
+    return 0

@@ -1,0 +1,164 @@
+"""torchrun, as a library: its agent runs in this process, so that its errors can be told here."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmark.distributed.launch_options import LaunchOptions, Shape, endpoint
+from trainmark.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+MODULE = "trainmark"
+SAVE_S = 600
+"""How long ranks may take to save when they are asked to stop; torchrun's own patience is 30 s."""
+
+
+def arguments(options: LaunchOptions, shape: Shape, command: list[str]) -> list[str]:
+    """The words after `torchrun` for `command` (the words after `trainmark`)."""
+    words = ["--nnodes", str(shape.nodes), "--nproc-per-node", str(shape.devices)]
+    if shape.nodes == 1:
+        words += ["--standalone"]
+    else:
+        words += _meeting(options)
+    if options.max_restarts:
+        words += ["--max-restarts", str(options.max_restarts)]
+    if options.numa:
+        words += _numa()
+    if _knows("--shutdown-timeout"):  # since torch 2.12
+        words += ["--shutdown-timeout", str(SAVE_S)]
+    return [*words, "-m", *MODULE.split(), *command]
+
+
+def _meeting(options: LaunchOptions) -> list[str]:
+    if options.rendezvous is None:
+        raise InputError(
+            "torchrun on several machines needs --rendezvous HOST[:PORT], the name of one of them, "
+            "and the same line on each machine. On a SLURM cluster use --on slurm."
+        )
+    host, port = endpoint(options.rendezvous)
+    words = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"{host}:{port}",
+        "--rdzv-id",
+        "trainmark",
+    ]
+    address = own_address(host, port)
+    return words if address is None else [*words, "--local-addr", address]
+
+
+def own_address(host: str, port: int) -> str | None:
+    """This machine's address on the way to `host`; None where the way is the loopback.
+
+    Machines often know their own name as 127.0.1.1, which no other machine can use.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing
+            address = str(probe.getsockname()[0])
+    except OSError as error:
+        raise InputError(f"--rendezvous {host}: {error.strerror or error}.") from None
+    return None if address.startswith("127.") else address
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with this address."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            return name
+    return None
+
+
+def environment(options: LaunchOptions, words: list[str]) -> dict[str, str]:
+    """What libraries must be told by environment variables, unless the user tells them."""
+    variables = {}
+    if "--local-addr" in words:  # gloo would look for this machine by its name
+        interface = interface_of(words[words.index("--local-addr") + 1])
+        variables = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+    if options.rendezvous and options.max_restarts:  # a store of its own for every attempt
+        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def _numa() -> list[str]:
+    import torch
+
+    if not _knows("--numa-binding"):
+        raise InputError(f"--numa: torch {torch.__version__}'s torchrun cannot bind; use 2.11 on.")
+    if not torch.cuda.is_available():
+        raise InputError("--numa binds ranks to the CPUs near their GPU; there is no GPU here.")
+    return ["--numa-binding", "node"]
+
+
+def _knows(flag: str) -> bool:
+    return flag in _parser()._option_string_actions
+
+
+def _parser() -> argparse.ArgumentParser:
+    from torch.distributed.run import get_args_parser
+
+    return get_args_parser()
+
+
+def run(words: list[str]) -> int:
+    """Run torchrun's agent here until all ranks have ended; the first failure's exit code."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    # Its warnings say what is told below; its errors name a rank whose death led to a restart.
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    try:
+        torchrun.run(torchrun.parse_args(words))
+    except ChildFailedError as error:
+        return _tell(error)
+    except SignalException as stop:
+        _say(f"stopped by {signal.Signals(stop.sigval).name}.")
+        return 128 + stop.sigval
+    except RendezvousError as error:
+        raise InputError(
+            f"The machines of this job did not find, or have lost, one another ({error}). Check "
+            "that the same --rendezvous is given on each and can be reached from each."
+        ) from None
+    return 0
+
+
+def _tell(error: "ChildFailedError") -> int:
+    """Name the rank that failed first. What it had to say, it has printed itself."""
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0:
+        ended = f"(process {failure.pid}) was killed by {failure.signal_name()}"
+        code = 128 - failure.exitcode
+    else:
+        ended, code = f"ended with exit code {failure.exitcode}", failure.exitcode
+    hint = " Linux does so when memory runs out." if failure.exitcode == -signal.SIGKILL else ""
+    sentence = f"rank {rank} {ended}, so all ranks were stopped.{hint}"
+    _say(sentence)
+    _tell_scheduler(sentence, code)
+    return code
+
+
+def _say(sentence: str) -> None:
+    print(f"trainmark: {sentence}", file=sys.stderr)
+
+
+def _tell_scheduler(sentence: str, code: int) -> None:
+    """Leave the error where a scheduler such as TorchX looks for it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        extra = {"timestamp": str(int(time.time()))}
+        content = {"message": {"message": sentence, "errorCode": code, "extraInfo": extra}}
+        Path(path).write_text(json.dumps(content))
