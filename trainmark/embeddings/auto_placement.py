@@ -251,7 +251,7 @@ def _replicated_table(cutter: Cutter, table: int) -> TablePlacement:
         reason = f"at most {cutter.options.data_parallel_threshold:g} elements"
     else:
         ratio = _replica_s(cutter, table) / _exchanged_s(cutter, table)
-        reason = f"reducing its gradient takes {ratio:.2f} of the time of exchanging its rows"
+        reason = f"its all-reduce takes {ratio:.2f} of the time of its exchange"
     return TablePlacement(
         table=table,
         sharding="data_parallel",
@@ -278,7 +278,7 @@ def _spread_table(
 def _why_whole(cutter: Cutter, table: int) -> str:
     if cutter.devices == 1:
         return "there is one device"
-    return f"{_of_average(cutter, table)}: whole, on the device that is then least loaded"
+    return f"{_of_average(cutter, table)}: whole, on the least loaded device"
 
 
 def _why_cut(cutter: Cutter, table: int, shards: tuple[Shard, ...], room: float) -> str:
@@ -291,7 +291,7 @@ def _why_cut(cutter: Cutter, table: int, shards: tuple[Shard, ...], room: float)
         why = _of_average(cutter, table)
     by_rows = sum(piece.compute_s for piece in cutter.pieces(table, 0.0, len(shards)))
     by_columns = sum(piece.compute_s for piece in cutter.pieces(table, None, len(shards)))
-    return f"{why}: cut (by columns {by_columns / by_rows:.2f} x the work of by rows)"
+    return f"{why}: cut (columns: {by_columns / by_rows:.2f} x the work of rows)"
 
 
 def _of_average(cutter: Cutter, table: int) -> str:

@@ -1,0 +1,52 @@
+"""`docs/parallelism.md`: its predictions are today's, its placement is one."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import ROOT
+from trainmark import workloads
+from trainmark.config import resolve
+from trainmark.embeddings import placement
+from trainmark.hardware import Cluster
+from trainmark.planner import costs
+from trainmark.workloads.dlrm import prediction
+from trainmark.workloads.dlrm.runs import THRESHOLD_3
+
+PAGE = (ROOT / "docs" / "parallelism.md").read_text()
+ROWS = re.findall(
+    r"^\| `(dlrm-[a-z0-9]+)` \| (\S+) \| (\w+) \| [\d.]+ \| [^|]+ \| ([\d.]+) \|$", PAGE, re.M
+)
+
+
+def test_the_table_was_read() -> None:
+    assert len(ROWS) == 13
+
+
+@pytest.mark.parametrize(("name", "cluster", "precision", "predicted"), ROWS)
+def test_predictions_are_todays(name: str, cluster: str, precision: str, predicted: str) -> None:
+    run = dataclasses.replace(workloads.named_run(name), data="synthetic", precision=precision)
+    found = prediction.predict(resolve(run, Cluster.parse(cluster))).samples_per_s
+    assert found is not None
+    assert f"{found / 1e6:.3g}" == f"{float(predicted):.3g}"
+
+
+def test_the_placement_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.M | re.S)
+    (tmp_path / "placement.json").write_text(text)
+    found = placement.read(tmp_path / "placement.json", THRESHOLD_3[:3], 128, 4)
+    assert [len(table.shards) for table in found.tables] == [2, 4, 1]
+
+
+def test_the_efficiencies_are_the_codes() -> None:
+    for number in (
+        costs.GATHER_EFFICIENCY,
+        costs.UPDATE_EFFICIENCY,
+        costs.LINK_EFFICIENCY,
+        prediction.TRAFFIC_EFFICIENCY,
+    ):
+        assert re.search(rf"\b{number:g}0? of the (memory bandwidth|slower of)", PAGE), number
+    assert f"{costs.LATENCY_S * 1e6:.0f} us per collective" in PAGE
+    assert f"operations / {prediction.MATMUL_EFFICIENCY:g} of the peak" in PAGE
