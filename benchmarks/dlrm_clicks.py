@@ -68,9 +68,9 @@ class Signal:
     interacting: tuple[int, ...]
     """Features whose hidden vectors are multiplied, each with each."""
     numerical_features: int = 8
-    large_values: float = 0.35
+    large_values: float = 0.4
     other_values: float = 0.15
-    interactions: float = 0.35
+    interactions: float = 0.3
     numerical: float = 0.15
     rank: int = 3
     """Length of the hidden vectors."""

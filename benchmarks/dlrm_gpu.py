@@ -366,6 +366,11 @@ def _in_a_process(case: Case, options: Options) -> None:
         print(f"{case.name()}: failed", flush=True)
 
 
+def measured_already(case: Case, options: Options) -> bool:
+    there = {key_of(row) for row in read_rows(options)}
+    return all(key_of(_row(case, ids)) in there for ids in case.indices)
+
+
 def show(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(*KEY, "M samples/s", "step ms", *PARTS, "GiB", "ratio", title="one GPU")
     for row in rows:
@@ -385,6 +390,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=540, help="no case starts after seconds")
     parser.add_argument("--disk-rows", type=int, default=100_000_000, help="90 bytes each")
     parser.add_argument("--scratch", type=Path, default=Path("build/dlrm_gpu"))
+    parser.add_argument("--missing", action="store_true", help="leave out what is there already")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args()
     common.RESULTS = args.output
@@ -400,6 +406,8 @@ def main() -> None:
         if args.tiny:
             case = dataclasses.replace(case, batch=case.batch // 256)
         if not words <= set(case.name().split()):
+            continue
+        if args.missing and measured_already(case, options):
             continue
         if time.perf_counter() - began > args.budget:
             print(f"{case.name()}: no time left", flush=True)

@@ -75,6 +75,11 @@ class Study:
     def steps(self) -> int:
         return self.blocks * BLOCK_BATCHES
 
+    @property
+    def samples_in_full(self) -> int:
+        """Of whole blocks."""
+        return self.blocks * self.block_rows
+
 
 def sizes(scale: float) -> tuple[int, ...]:
     """Four tables with most of the rows, and twelve of all smaller sizes."""
@@ -83,27 +88,30 @@ def sizes(scale: float) -> tuple[int, ...]:
             5000, 2000, 1000, 500, 200, 100, 50, 10, 3)  # fmt: skip
 
 
+INTERACTING = (3, 5, 7, 10, 13)
+"""Features of 2.5 M, 50 k, 5000, 500 and 50 rows."""
+
 STUDIES = {
     "full": Study(
-        signal=Signal(table_rows=sizes(1.0), large_tables=4, interacting=(1, 3, 5, 7, 10, 13)),
+        signal=Signal(table_rows=sizes(1.0), large_tables=4, interacting=INTERACTING),
         samples=1_000_000_000,
         test_rows=4_000_000,
         batch=65536,
         embedding_dim=64,
         bottom_mlp=(256, 64),
         top_mlp=(512, 512, 256, 1),
-        lr=0.05,
+        lr=0.1,
     ),
-    # Rows, samples and batch of a hundredth: rows are seen as often, and there are as many steps.
+    # A hundredth of the large rows and of the samples, so that a row is seen as often.
     "hundredth": Study(
-        signal=Signal(table_rows=sizes(0.01), large_tables=4, interacting=(1, 3, 5, 7, 10, 13)),
+        signal=Signal(table_rows=sizes(0.01), large_tables=4, interacting=INTERACTING),
         samples=10_000_000,
         test_rows=500_000,
-        batch=1024,
+        batch=4096,
         embedding_dim=16,
         bottom_mlp=(64, 16),
         top_mlp=(64, 64, 1),
-        lr=0.05,
+        lr=0.1,
     ),
     "tiny": Study(
         signal=Signal(
@@ -115,7 +123,7 @@ STUDIES = {
         embedding_dim=8,
         bottom_mlp=(16, 8),
         top_mlp=(16, 1),
-        lr=0.05,
+        lr=0.1,
     ),
 }
 
@@ -247,15 +255,28 @@ def _foresee(seconds: float, limit_s: float) -> None:
 # --- evaluation
 
 
-def test_blocks(study: Study, stream: PlantedStream) -> list[Clicks]:
+@dataclass(frozen=True)
+class Test:
+    """The rows that every variant is judged on."""
+
+    batches: list[ClickBatch]
+    labels: Tensor
+    best_auc: float
+
+
+def test_rows(study: Study, stream: PlantedStream) -> Test:
     rows = min(study.block_rows, study.test_rows)
-    return [stream.block("test", i, rows) for i in range(-(-study.test_rows // rows))]
+    blocks = [stream.block("test", i, rows) for i in range(-(-study.test_rows // rows))]
+    labels = torch.cat([block.labels_B for block in blocks])
+    best = metrics.auc(torch.cat([block.logits_B for block in blocks]), labels)
+    batches = [_batch(study, block) for block in blocks]
+    synchronize(stream.device)  # trainers read them on streams of their own
+    return Test(batches, labels, best or 0.0)
 
 
-def scores_of(study: Study, trainer: Any, test: Sequence[Clicks]) -> Tensor:
-    synchronize(trainer.mesh.device)
+def scores_of(trainer: Any, test: Test) -> Tensor:
     eval_batch = trainer.cfg.eval_batch
-    return torch.cat([trainer.predict(trainer.prepare(_batch(study, t), eval_batch)) for t in test])
+    return torch.cat([trainer.predict(trainer.prepare(b, eval_batch)) for b in test.batches])
 
 
 def placements(scores_N: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,18 +302,16 @@ def standard_error(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor] | None = N
     return sum(part.var().item() / len(part) for part in parts) ** 0.5
 
 
-def evaluate(study: Study, trainers: Trainers, test: Sequence[Clicks], samples: int) -> list[Any]:
+def evaluate(study: Study, trainers: Trainers, test: Test, samples: int) -> list[dict[str, Any]]:
     """A row for every variant."""
-    labels = torch.cat([t.labels_B for t in test])
-    best = metrics.auc(torch.cat([t.logits_B for t in test]), labels)
     found: dict[Variant, tuple[float, tuple[Tensor, Tensor]]] = {}
-    rows = []
     for variant, trainer in trainers.items():
-        scores = scores_of(study, trainer, test)
-        found[variant] = (metrics.auc(scores, labels) or 0.0, placements(scores, labels))
+        scores = scores_of(trainer, test)
+        found[variant] = (metrics.auc(scores, test.labels) or 0.0, placements(scores, test.labels))
+    rows = []
     for variant, (auc, places) in found.items():
-        row = _row(study, variant, samples, len(labels))
-        row |= {"auc": auc, "auc_standard_error": standard_error(places), "best_auc": best}
+        row = _row(study, variant, samples) | {"test_rows": len(test.labels)}
+        row |= {"auc": auc, "auc_standard_error": standard_error(places), "best_auc": test.best_auc}
         if variant.reference in found:
             reference_auc, reference_places = found[variant.reference]
             row["difference"] = auc - reference_auc
@@ -302,7 +321,7 @@ def evaluate(study: Study, trainers: Trainers, test: Sequence[Clicks], samples: 
     return rows
 
 
-def _row(study: Study, variant: Variant, samples: int, test_rows: int) -> dict[str, Any]:
+def _row(study: Study, variant: Variant, samples: int) -> dict[str, Any]:
     return {
         "system": "trainmark",
         "tables_precision": variant.tables,
@@ -310,9 +329,8 @@ def _row(study: Study, variant: Variant, samples: int, test_rows: int) -> dict[s
         "mlp_precision": variant.mlps,
         "seed": variant.seed,
         "rows": sum(study.signal.table_rows),
-        "test_rows": test_rows,
         "samples": samples,
-        "of_samples": study.steps * study.batch,
+        "of_samples": study.samples_in_full,
         "changes": variant.changes,
     }
 
@@ -323,6 +341,7 @@ def _row(study: Study, variant: Variant, samples: int, test_rows: int) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="+", default=[""], help="words of the variants to train")
     parser.add_argument("--size", choices=STUDIES, default="full")
     parser.add_argument("--samples", type=int, help="another number than the study's")
     parser.add_argument("--limit", type=float, default=540, help="give up early beyond seconds")
@@ -333,12 +352,29 @@ def main() -> None:
     study, device = STUDIES[args.size], torch.device(args.device)
     if args.samples:
         study = dataclasses.replace(study, samples=args.samples)
-    run(study, [v for seed in args.seeds for v in variants(seed)], device, args.limit)
+    asked = [v for seed in args.seeds for v in variants(seed)]
+    asked = [v for v in asked if any(words in str(v) for words in args.only)]
+    run(study, unfinished(study, asked, read_rows()), device, args.limit)
+
+
+def unfinished(
+    study: Study, asked: Sequence[Variant], rows: Sequence[dict[str, Any]]
+) -> list[Variant]:
+    """What is not yet there in full, each after what it is compared with."""
+    complete = [_key(row) for row in rows if row["samples"] == study.samples_in_full]
+    found: dict[Variant, None] = {}
+    for variant in asked:
+        if _key(_row(study, variant, 0)) in complete:
+            continue
+        if variant.tables != "fp32" and variant.reference is not None:
+            found[variant.reference] = None
+        found[variant] = None
+    return list(found)
 
 
 def run(study: Study, wanted: Sequence[Variant], device: torch.device, limit_s: float) -> None:
     stream = PlantedStream(study.signal, device)
-    test = test_blocks(study, stream)
+    test = test_rows(study, stream)
     trainers = trainers_for(study, wanted, device)
 
     def milestone(trainers: Trainers, samples: int) -> None:

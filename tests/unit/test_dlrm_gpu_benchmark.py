@@ -176,6 +176,8 @@ def test_rows_of_resident_batches(bench: Modules, options: Any) -> None:
     assert [r["indices"] for r in rows] == ["power_law", "uniform"] * 2
     assert ours["ratio"] == {"pytorch": ours["samples_per_s"] / peer["samples_per_s"]}
     assert "ratio" not in peer
+    assert gpu.measured_already(gpu.Case(system="pytorch", size="small", batch=64), options)
+    assert not gpu.measured_already(gpu.Case(system="pytorch", size="small", batch=32), options)
     gpu.show(rows)
 
 
@@ -263,6 +265,18 @@ def test_variants_are_those_asked_for(bench: Modules) -> None:
     (nearest,) = [v for v in variants if v.rounding == "nearest"]
     assert nearest.changes["tables"] == {"precision": "int8", "rounding": "nearest"}
     assert nearest.reference == bench.quality.Variant(tables="fp32")
+
+
+def test_a_second_call_trains_what_is_missing(bench: Modules) -> None:
+    quality = bench.quality
+    study, asked = quality.STUDIES["tiny"], quality.variants(1)
+    assert quality.unfinished(study, asked, []) == asked
+    cut_short = [quality._row(study, v, 256) for v in asked]
+    assert quality.unfinished(study, asked, cut_short) == asked
+    rows = [quality._row(study, v, study.samples_in_full) for v in asked]
+    assert quality.unfinished(study, asked, rows) == []
+    # Only int8 is missing, but its difference needs fp32 trained beside it.
+    assert [v.tables for v in quality.unfinished(study, asked, rows[:2])] == ["fp32", "int8"]
 
 
 def test_a_study_writes_its_rows(bench: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
