@@ -26,8 +26,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
+from trainmark.checkpoint_boxes import LoadPlanner, SavePlanner
 from trainmark.checkpoint_manifest import DTYPE_CODES, DamagedError, read_manifest
 from trainmark.checkpoint_storage import Reader, Writer, is_distributed, read_all, sync_folder
 from trainmark.errors import InputError
@@ -39,8 +39,8 @@ def save(
     """Write `root/step-<step>`, then remove all but the last `keep` checkpoints.
 
     With torch.distributed initialised, every rank calls this with its own tensors: a DTensor is
-    written shard by shard, a plain tensor that several ranks name is written once, and `state`
-    is rank 0's. All ranks return once the checkpoint is on disk.
+    written shard by shard, `Boxes` box by box, a plain tensor that several ranks name is written
+    once, and `state` is rank 0's. All ranks return once the checkpoint is on disk.
 
     Args:
         root: the folder of the checkpoints, which all ranks see.
@@ -60,9 +60,8 @@ def save(
         prepare=lambda needed_bytes: _make_room(target, needed_bytes),
         publish=lambda folder: _publish(folder, target, keep),
     )
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        _run_dcp(dcp.save, tensors, storage_writer=writer, planner=planner)
+        _run_dcp(dcp.save, tensors, storage_writer=writer, planner=SavePlanner())
     except OSError as error:
         raise InputError(
             f"Cannot write checkpoint {target}: {error}. The ones before it are untouched."
@@ -81,10 +80,9 @@ def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict
     """
     if on_meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(f"Allocate before loading; still on the meta device: {on_meta}.")
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with _explained(path):
         reader = Reader(path, read_manifest(path), tensors, exact)
-        _run_dcp(dcp.load, tensors, storage_reader=reader, planner=planner)
+        _run_dcp(dcp.load, tensors, storage_reader=reader, planner=LoadPlanner())
     return reader.manifest.state
 
 

@@ -98,8 +98,8 @@ class Mesh:
             return values
         padded = values.new_zeros(max(shares), *values.shape[1:])
         padded[: len(values)] = values
-        gathered = padded.new_empty(len(shares), *padded.shape)
-        dist.all_gather_into_tensor(gathered.flatten(0, 1), padded, group=self.group("dp"))
+        gathered = [torch.empty_like(padded) for _ in shares]
+        dist.all_gather(gathered, padded, group=self.group("dp"))
         return torch.cat([part[:share] for part, share in zip(gathered, shares, strict=True)])
 
     def any(self, flag: bool) -> bool:

@@ -4,7 +4,7 @@
 another library's tables are other engines, not other models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +30,27 @@ class IdGroup:
         return IdGroup(self.features, self.ids[:, samples])
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableBytes:
+    """What tables take of a device's memory."""
+
+    weights: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimizer
+
+
+def held_bytes(engine: "Engine") -> TableBytes:
+    """What an engine holds on this device."""
+
+    def size(tensors: dict[str, Any]) -> int:
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
+    return TableBytes(weights=size(engine.table_weights()), optimizer=size(engine.table_state()))
+
+
 class Engine(Protocol):
     """Tables, wherever they lie. The model calls `lookup_and_interact` alone, the trainer the rest.
 
@@ -37,10 +58,10 @@ class Engine(Protocol):
     methods in the same order, those without samples too: an engine may talk to its like in each.
     """
 
-    interaction: Callable[[Tensor, Tensor], Tensor]
+    interaction: Any
     """([B, D], [B, F, D]) -> what the top MLP reads."""
-    sent_bytes: Mapping[str, int]
-    """Bytes sent to other ranks in training so far, by what they were."""
+    sent_bytes: Any
+    """{kind: bytes} sent to other ranks in training so far, by what they were."""
 
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
         """Ahead of the step: make of a micro-batch's ids what a lookup needs.
@@ -95,6 +116,10 @@ class Engine(Protocol):
 
     def state_loaded(self) -> None:
         """A checkpoint has filled all tensors in place."""
+        ...
+
+    def device_bytes(self) -> "TableBytes":
+        """Bytes of tables on the device that has most of them."""
         ...
 
 
@@ -185,6 +210,9 @@ class LocalEngine(nn.Module):
 
     def state_loaded(self) -> None:
         """Nothing: there is no copy to fill."""
+
+    def device_bytes(self) -> TableBytes:
+        return held_bytes(self)
 
     def table_weights(self) -> dict[str, Tensor]:
         return {f"{part.name}.weight": rows for part, rows in self.store.part_weights()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.update import State, UpdateRule
+from trainmark.embeddings.update import RowwiseAdagrad, State, UpdateRule
 from trainmark.seeding import generator
 
 # Rows that share one random stream. Values depend on (seed, table, row) only, so that a rank that
@@ -81,12 +81,16 @@ class TableStore(nn.Module):
 
     def update(self, ids: Tensor, grads: Tensor, lr: float, gate: Tensor) -> None:
         """Change the rows `ids`, duplicates included, if `gate` is 1. Overwrites `grads`."""
-        if gate.device.type == "cpu":
-            if not gate:  # here asking costs nothing
-                return
-        else:
-            grads = torch.where(gate > 0, grads, torch.zeros_like(grads))
+        if gate.device.type == "cpu" and not gate:  # here asking costs nothing
+            return
+        grads = gated(grads, gate)
         self.rule.update(self.weight, self.optimizer_state, ids, grads, lr, gate)
+
+    def update_rows(self, rows: Tensor, grads: Tensor, mean_square: Tensor, lr: float) -> None:
+        """Row-wise Adagrad on distinct rows whose mean(g^2) the caller has found."""
+        if not isinstance(self.rule, RowwiseAdagrad):
+            raise TypeError(f"{type(self.rule).__name__} needs no mean over whole rows.")
+        self.rule.update_rows(self.weight, self.optimizer_state, rows, grads, mean_square, lr)
 
     # --- state
 
@@ -117,6 +121,13 @@ class TableStore(nn.Module):
 
     def _split(self, tensor: Tensor) -> list[Tensor]:
         return [tensor[a:b] for a, b in itertools.pairwise(self.starts)]
+
+
+def gated(grads: Tensor, gate: Tensor) -> Tensor:
+    """Zeros in place of gradients that must not count; on a CPU the caller has looked before."""
+    if gate.device.type == "cpu":
+        return grads
+    return torch.where(gate > 0, grads, torch.zeros_like(grads))
 
 
 def init_part(part: TablePart, weight: Tensor, seed: int) -> None:

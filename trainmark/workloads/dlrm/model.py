@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.embeddings.engine import Engine, LocalEngine
-from trainmark.embeddings.update import make_rule
+from trainmark.embeddings.update import UpdateRule, make_rule
 from trainmark.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
 
@@ -25,13 +25,10 @@ class Dlrm(nn.Module):
 
     def __init__(self, cfg: DlrmRun) -> None:
         super().__init__()
-        model, optimizer = cfg.model, cfg.optimizer
+        model = cfg.model
         self.bottom = _mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
         self.top = _mlp([interaction_width(model), *model.top_mlp], last_relu=False)
-        rule = make_rule(
-            optimizer.name, eps=optimizer.eps, beta1=optimizer.beta1, beta2=optimizer.beta2
-        )
-        self.tables: Engine = LocalEngine(model.table_rows, model.embedding_dim, rule)
+        self.tables: Engine = LocalEngine(model.table_rows, model.embedding_dim, table_rule(cfg))
 
     def forward(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
         """[B] logits. `lookup` is what the engine prepared for these samples."""
@@ -50,6 +47,14 @@ def _mlp(widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
     for fan_in, fan_out in itertools.pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*(layers if last_relu else layers[:-1]))
+
+
+def table_rule(cfg: DlrmRun) -> UpdateRule:
+    """How the rows of tables are updated."""
+    optimizer = cfg.optimizer
+    return make_rule(
+        optimizer.name, eps=optimizer.eps, beta1=optimizer.beta1, beta2=optimizer.beta2
+    )
 
 
 def build_model(cfg: DlrmRun) -> Dlrm:

@@ -1,17 +1,56 @@
-"""Which parts of DLRM a rank owns. For now one device owns all of it."""
+"""Which parts of DLRM a rank owns: the MLPs whole, and the parts of tables that the placement says.
+
+One rank with all tables in its device's memory has nothing to exchange and keeps the fused step.
+"""
 
 from torch import nn
 
+from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
-from trainmark.errors import InputError
+from trainmark.embeddings.engine import Engine
+from trainmark.embeddings.placement import Placement
+from trainmark.embeddings.sharded import ShardedEngine
+from trainmark.precision import compute_dtype
+from trainmark.workloads.dlrm.model import Dlrm, table_rule
+from trainmark.workloads.dlrm.placing import cluster, place
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
-def parallelize(model: nn.Module, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
-    """The whole model on one device."""
-    if mesh.world_size > 1:
-        raise InputError(
-            f"{cfg.name} trains on one device in this version. Received: {mesh.world_size} ranks. "
-            "Start one process."
+def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
+    """The model with the engine for its ranks."""
+    if cfg.sharding.engine == "torchrec":
+        model.tables = _torchrec_engine(mesh, cfg)
+        return [model]
+    placement = place(cfg, mesh.world_size)
+    if _needs_exchange(placement, cfg):
+        model.tables = ShardedEngine(
+            placement,
+            cfg.model.table_rows,
+            cfg.model.embedding_dim,
+            table_rule(cfg),
+            mesh,
+            compute_dtype(cfg.precision),
+            force_exchange=cfg.sharding.force_exchange,
         )
     return [model]
+
+
+def _needs_exchange(placement: Placement, cfg: DlrmRun) -> bool:
+    on_host = any(table.memory == "host" for table in placement.tables)
+    return placement.devices > 1 or on_host or cfg.sharding.force_exchange
+
+
+def _torchrec_engine(mesh: Mesh, cfg: DlrmRun) -> Engine:
+    from trainmark.embeddings.torchrec_engine import TableSpecs, TorchRecEngine
+
+    specs = TableSpecs(
+        rows=cfg.model.table_rows,
+        dim=cfg.model.embedding_dim,
+        optimizer=cfg.optimizer.name,
+        eps=cfg.optimizer.eps,
+        micro_batch=filled(cfg.micro_batch),
+        accumulate=filled(cfg.accumulate),
+    )
+    by_its_planner = cfg.sharding.placement == "auto"
+    placement = None if by_its_planner else place(cfg, mesh.world_size)
+    return TorchRecEngine(specs, mesh, placement, cluster(cfg, mesh.world_size))

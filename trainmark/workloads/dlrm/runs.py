@@ -69,6 +69,8 @@ class Optimizer:
 class Sharding:
     """Which device holds which part of which table (`trainmark plan` shows it)."""
 
+    engine: Literal["native", "torchrec"] = "native"
+    """Whose tables: ours, or TorchRec's (an extra), whose own planner is then `auto`."""
     placement: str = "auto"
     """auto, round_robin, memory_balanced, memory_optimized, greedy; or a file of `plan --json`."""
     column_slice_threshold: float | None = None
@@ -79,6 +81,8 @@ class Sharding:
     """Tables to keep in host memory, by number; their rows travel for each batch."""
     network_gb_s: float | None = None
     """What a device gets of the network between nodes, GB/s; default: of the vendor's system."""
+    force_exchange: bool = False
+    """Send ids and rows through a process group even where one device holds all tables."""
     cluster: Annotated[str | None, tyro.conf.Suppress] = None
     """The devices to place for (set when the run is resolved)."""
 

@@ -1,7 +1,7 @@
 """DLRM's optimiser step: forward, loss, backward, sparse and dense update, or nothing."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,8 @@ class DlrmTrainer:
         self._top = FlatGradients(model.top.parameters(), mesh, extra=0)
         self._bottom = FlatGradients(model.bottom.parameters(), mesh, extra=2)
         self._in_last_micro_batch = False
-        model.bottom[-2].bias.register_post_accumulate_grad_hook(self._interaction_done)
+        last_linear = cast(nn.Linear, model.bottom[-2])
+        last_linear.bias.register_post_accumulate_grad_hook(self._interaction_done)
         self.steps_done = 0
         if cfg.compile:
             model.compile_dense()
@@ -220,6 +221,19 @@ class DlrmTrainer:
     def load_state_dict(self, host_state: dict[str, Any]) -> None:
         """The checkpoint has filled the tensors already."""
         self.model.tables.state_loaded()
+
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes on the fullest device."""
+        tables = self.model.tables.device_bytes()
+        weights = sum(p.nbytes for p in self._names)
+        state = sum(t.nbytes for t in optimizer_tensors(self._optimizer, self._names).values())
+        if self._loss_scale is not None:
+            state += sum(tensor.nbytes for tensor in self._loss_scale.tensors().values())
+        return {
+            "weights": weights + tables.weights,
+            "gradients": self._top.gradients.nbytes + self._bottom.gradients.nbytes,
+            "optimizer": state + tables.optimizer,
+        }
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes that this rank has sent to others in training, by what they were."""

@@ -1,0 +1,411 @@
+"""The embedding engine of many ranks: tables model-parallel, samples data-parallel.
+
+Every rank holds parts of tables (`routes.py`) and looks up rows for its own samples:
+
+    prepare   ahead of the step    ids to the ranks that hold their rows           all-to-all
+    begin     forward              rows back, in the compute dtype, while the
+                                   bottom MLP runs                                 all-to-all
+    backward                       gradients of rows, in the compute dtype, while
+                                   the bottom MLP's backward pass runs             all-to-all
+    apply                          each rank updates the rows that it holds        nothing
+
+There is one all-to-all for all tables, whatever their sharding. Ids travel on a process group of
+their own, so that those of the next batch never queue behind this step. Where tables are row-wise,
+how many ids go where depends on the ids: the counts are exchanged first, and `prepare` reads them
+on the host. Nothing else makes the host wait for a GPU.
+
+What a rank receives for its samples lies in the order of the senders' stores. One `index_select`
+puts it in the order of samples and features, in pieces that always travel together (`unit`): whole
+rows, or the common divisor of the column slices. Its inverse serves the gradients.
+
+Updates are those of one process, but for the order of additions. Row-wise Adagrad needs the mean
+over all columns of a row: `squares.py`.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainmark.checkpoint_boxes import Box, Boxes
+from trainmark.distributed.mesh import Mesh
+from trainmark.embeddings.buckets import Bucketed, Buckets
+from trainmark.embeddings.engine import IdGroup, TableBytes, gradient, joined
+from trainmark.embeddings.exchange import Exchange, Pending
+from trainmark.embeddings.layout import Layout, Layouts
+from trainmark.embeddings.placement import Placement
+from trainmark.embeddings.replicas import Replicas
+from trainmark.embeddings.routes import Routes, StoreParts
+from trainmark.embeddings.squares import ColumnSquares
+from trainmark.embeddings.store import TablePart, TableStore, gated
+from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule, sum_duplicates
+from trainmark.kernels.interaction import dot_interaction
+
+INT32_ROWS = 2**31
+
+
+@dataclass(kw_only=True)
+class Lookup:
+    """A micro-batch on its way through the exchange."""
+
+    layout: Layout
+    ids: Pending
+    samples: int
+    replica_ids: Tensor
+    sent_bytes: Counter[str]
+    store_ids: list[Tensor] = dataclasses.field(default_factory=list)
+    """Rows of each of this rank's stores, from all ranks."""
+    received: Tensor | None = None
+    """Rows for this rank's samples, once they are there; those of replicated tables last."""
+    rows: Pending | None = None
+    gradients: Pending | None = None
+
+
+class ShardedEngine(nn.Module):
+    """Tables spread over ranks.
+
+    Args:
+        placement: who holds what.
+        table_rows: rows of each table; categorical feature i looks up table i.
+        dim: width of a row.
+        rule: how rows are updated.
+        mesh: this rank's place among all.
+        dtype: in which rows and gradients travel, the compute dtype.
+        force_exchange: talk to oneself through a process group where there is nobody else.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        table_rows: Sequence[int],
+        dim: int,
+        rule: UpdateRule,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        *,
+        force_exchange: bool = False,
+    ) -> None:
+        super().__init__()
+        self.routes = Routes(placement, table_rows, dim)
+        self.mesh, self.dtype, self.rule = mesh, dtype, rule
+        self._rank, self._force = mesh.dp_rank, force_exchange
+        self._mine = self.routes.stores[self._rank]
+        self.stores = [TableStore(store.parts, store.width, rule) for store in self._mine]
+        self._modules_of_stores = nn.ModuleList(self.stores)
+        self.replicas = Replicas(self.routes.replicas, rule)
+        self.interaction = dot_interaction
+        kinds = ("ids", "counts", "rows", "gradients", "squares", "replicas")
+        self.sent_bytes: Counter[str] = Counter(dict.fromkeys(kinds, 0))
+        self._ids_type = torch.int32 if self.routes.widest_store < INT32_ROWS else torch.int64
+        squares = ColumnSquares(self.routes, self._rank)
+        needs_squares = isinstance(rule, RowwiseAdagrad) and squares.needed
+        self._squares = squares if needs_squares else None
+        self._sliced = squares.stores if needs_squares else []
+        self._connected: _Connected | None = None
+        self._looked_up: list[tuple[Lookup, Tensor]] = []
+
+    # --- ids, ahead of the step
+
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Lookup:
+        connected = self._connect()
+        own_samples = samples[self._rank]
+        ids_FB = connected.join(groups, own_samples)
+        whole = ids_FB.index_select(0, connected.whole_features) + connected.whole_starts
+        sent_bytes: Counter[str] = Counter()
+        if connected.buckets is None:
+            layout = connected.layouts.of_whole_rows(tuple(samples))
+            sent = whole.flatten()
+        else:
+            cut = connected.buckets.sort(ids_FB)
+            to_each, from_each, sent_bytes["counts"] = self._exchange_counts(cut)
+            layout = connected.layouts.layout(samples, to_each, from_each, cut)
+            sent = connected.layouts.interleaved(whole, cut, to_each)
+        ids = connected.ids.start(sent, layout.ids_out, layout.ids_in)
+        sent_bytes["ids"] = ids.sent_bytes
+        replicas = ids_FB.index_select(0, connected.replica_features) + connected.replica_starts
+        return Lookup(
+            layout=layout,
+            ids=ids,
+            samples=own_samples,
+            replica_ids=replicas.flatten().long(),
+            sent_bytes=sent_bytes,
+        )
+
+    def _connect(self) -> "_Connected":
+        """Groups and indices, made when first needed: a dry run has no use for them."""
+        if self._connected is None:
+            self._connected = _Connected(self.routes, self.mesh, self._ids_type, self._force)
+        return self._connected
+
+    def _exchange_counts(self, cut: Bucketed) -> tuple[list[int], list[list[int]], int]:
+        """How many ids of row-wise tables go to each bucket, and come from each rank; bytes sent.
+
+        The host waits here for the counts of all ranks.
+        """
+        ranks, mine = self.routes.devices, self.routes.num_cut(self._rank)
+        sizes = [self.routes.num_cut(device) for device in range(ranks)]
+        exchanged = self._connect().ids.start(cut.counts, sizes, [mine] * ranks)
+        both = torch.cat([cut.counts, exchanged.wait()]).tolist()
+        to_each, received = both[: sum(sizes)], both[sum(sizes) :]
+        from_each = [received[r * mine : (r + 1) * mine] for r in range(ranks)]
+        return to_each, from_each, exchanged.sent_bytes
+
+    # --- rows, forward
+
+    def begin_step(self, lr: float) -> None:
+        """Nothing: the update gets its rate itself."""
+
+    def begin(self, lookup: Lookup) -> None:
+        layout = lookup.layout
+        ids = lookup.ids.wait()
+        _used_here(ids, lookup.replica_ids, layout.places, layout.inverse)
+        lookup.store_ids = [
+            joined([ids[s.ids] for s in layout.segments if s.store == store]).long()
+            for store in range(len(self._mine))
+        ]
+        rows = ids.new_empty(sum(layout.rows_out), dtype=self.dtype)
+        begins = [0] * len(self._mine)
+        for segment in layout.segments:
+            size = segment.ids.stop - segment.ids.start
+            begin, store = begins[segment.store], self.stores[segment.store]
+            part = lookup.store_ids[segment.store][begin : begin + size]
+            store.gather_into(part, rows[segment.rows].view(size, store.width))
+            begins[segment.store] += size
+        size = sum(layout.rows_in)
+        of_replicas = len(lookup.replica_ids) * self.routes.dim
+        received = rows.new_empty(size + of_replicas)
+        lookup.rows = self._connect().rows.start(
+            rows, layout.rows_out, layout.rows_in, into=received[:size]
+        )
+        if of_replicas:
+            tail = received[size:].view(-1, self.routes.dim)
+            self.replicas.gather_into(lookup.replica_ids, tail)
+        lookup.received = received
+
+    def lookup(self, lookup: Lookup) -> Tensor:
+        """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""
+        if lookup.rows is None or lookup.received is None:
+            raise RuntimeError("A lookup must begin before its rows can be read.")
+        lookup.rows.wait()
+        units = lookup.received.view(-1, self.routes.unit)
+        shape = (lookup.samples, self.routes.num_features, self.routes.dim)
+        rows_BFD = units.index_select(0, lookup.layout.places).view(shape)
+        lookup.received = None
+        if torch.is_grad_enabled():
+            rows_BFD.requires_grad_()
+            # As soon as the interaction's backward pass is done, before the bottom MLP's.
+            rows_BFD.register_post_accumulate_grad_hook(
+                lambda rows: self._send_gradients(lookup, gradient(rows))
+            )
+            self._looked_up.append((lookup, rows_BFD))
+            self.sent_bytes.update(lookup.sent_bytes, rows=lookup.rows.sent_bytes)
+        return rows_BFD
+
+    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+        return self.interaction(x_BD, self.lookup(lookup).to(x_BD.dtype))
+
+    # --- gradients, backward
+
+    def _send_gradients(self, lookup: Lookup, grads_BFD: Tensor) -> None:
+        layout = lookup.layout
+        units = grads_BFD.reshape(-1, self.routes.unit).index_select(0, layout.inverse)
+        size = sum(layout.rows_in)
+        sent, of_replicas = units.view(-1).split([size, units.numel() - size])
+        lookup.gradients = self._connect().rows.start(sent, layout.rows_in, layout.rows_out)
+        self.sent_bytes["gradients"] += lookup.gradients.sent_bytes
+        if len(lookup.replica_ids):
+            rows = of_replicas.view(-1, self.routes.dim)
+            self.replicas.add_gradients(lookup.replica_ids, rows)
+
+    def gradients(self) -> list[Tensor]:
+        return [rows.grad for _, rows in self._looked_up if rows.grad is not None]
+
+    def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
+        looked_up, self._looked_up = self._looked_up, []
+        if not looked_up:
+            return
+        if gate.device.type == "cpu" and not gate:  # here asking costs nothing
+            self.replicas.forget()
+            return
+        summed = self._sum_replicas()
+        for index in set(range(len(self.stores))) - set(self._sliced):
+            ids, grads = self._collected(index, looked_up, unscale)
+            self.stores[index].update(ids, grads, lr, gate)
+        if self._squares is not None:
+            self._update_slices(self._squares, looked_up, lr, gate, unscale)
+        if self.replicas.parts:
+            if summed is not None:
+                summed.wait()
+            self.replicas.apply_sum(lr, gate, unscale)
+
+    def _update_slices(
+        self,
+        squares: ColumnSquares,
+        looked_up: list[tuple[Lookup, Tensor]],
+        lr: float,
+        gate: Tensor,
+        unscale: Tensor | None,
+    ) -> None:
+        """Row-wise Adagrad where a row's columns lie on several ranks; all take part."""
+        distinct = {}
+        for index in self._sliced:
+            ids, grads = self._collected(index, looked_up, unscale)
+            distinct[index] = sum_duplicates(ids, gated(grads, gate))
+        means, sent_bytes = squares.means(self._connect().rows, distinct)
+        self.sent_bytes["squares"] += sent_bytes
+        for index, (rows, grads) in distinct.items():
+            self.stores[index].update_rows(rows, grads, means[index], lr)
+
+    def _collected(
+        self, store: int, looked_up: list[tuple[Lookup, Tensor]], unscale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Rows of a store and their gradients, of all micro-batches and ranks."""
+        ids = joined([lookup.store_ids[store] for lookup, _ in looked_up])
+        grads = joined([self._received(store, lookup) for lookup, _ in looked_up]).float()
+        return ids, grads if unscale is None else grads.mul_(unscale)
+
+    def _received(self, store: int, lookup: Lookup) -> Tensor:
+        """[n, width] gradient rows of one of this rank's stores, from all ranks."""
+        if lookup.gradients is None:
+            raise RuntimeError("Rows were looked up in training, but no backward pass came.")
+        received = lookup.gradients.wait()
+        segments = [s for s in lookup.layout.segments if s.store == store]
+        return joined([received[s.rows] for s in segments]).view(-1, self._mine[store].width)
+
+    def _sum_replicas(self) -> Any:
+        """Begin to add up the gradients of replicated tables, to go on during the updates."""
+        if not self.replicas.parts:
+            return None
+        ranks = self.routes.devices
+        work = self.replicas.start_sum(self._connect().group)
+        self.sent_bytes["replicas"] += 2 * (ranks - 1) * self.replicas.buffer_bytes // ranks
+        return work
+
+    # --- state
+
+    def init_weights(self, seed: int) -> None:
+        for store in self._all_stores():
+            store.init_weights(seed)
+
+    def create_state(self) -> None:
+        for store in self._all_stores():
+            store.create_state()
+
+    def _all_stores(self) -> list[TableStore]:
+        return [*self.stores, self.replicas]
+
+    def table_weights(self) -> dict[str, Any]:
+        of_parts = [
+            (part, f"{part.name}.weight", rows)
+            for store in self.stores
+            for part, rows in store.part_weights()
+        ]
+        whole = {f"{part.name}.weight": rows for part, rows in self.replicas.part_weights()}
+        return {**_boxes(of_parts), **whole}
+
+    def table_state(self) -> dict[str, Any]:
+        of_parts = [
+            (part, f"{part.name}.{kind}", rows)
+            for store in self.stores
+            for part, kind, rows in store.part_state()
+        ]
+        whole = {f"{part.name}.{kind}": rows for part, kind, rows in self.replicas.part_state()}
+        scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
+        return {**_boxes(of_parts), **whole, **scalars}
+
+    def _all_scalars(self) -> dict[str, Tensor]:
+        """The state that all rows share, of any one store: all have the same."""
+        return {k: t for store in self._all_stores() for k, t in store.scalar_state().items()}
+
+    def state_loaded(self) -> None:
+        for kind, loaded in self._all_scalars().items():
+            for store in self._all_stores():
+                store.scalar_state()[kind].copy_(loaded)
+
+    def device_bytes(self) -> TableBytes:
+        devices = [
+            [store for store in stores if store.memory == "device"] for stores in self.routes.stores
+        ]
+        of_devices = [_bytes([*stores, self.routes.replicas], self.rule) for stores in devices]
+        return max(of_devices, key=lambda found: found.total)
+
+
+def _bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
+    """What stores take, without allocating them."""
+    weights = optimizer = 0
+    for parts in stores:
+        store = TableStore(parts.parts, parts.width, rule)
+        store.create_state()
+        weights += store.weight.nbytes
+        optimizer += sum(tensor.nbytes for tensor in store.optimizer_state.values())
+    return TableBytes(weights=weights, optimizer=optimizer)
+
+
+def _boxes(of_parts: list[tuple[TablePart, str, Tensor]]) -> dict[str, Boxes]:
+    """What this rank holds of each tensor. Of slices that share a row's state, the first writes."""
+    boxes: dict[str, list[Box]] = {}
+    shapes = {}
+    for part, name, rows in of_parts:
+        offsets = (part.rows[0], part.columns[0])[: rows.dim()]
+        is_copy = rows.dim() == 1 and part.columns[0] > 0
+        boxes.setdefault(name, []).append(Box(offsets=offsets, tensor=rows, is_copy=is_copy))
+        shapes[name] = part.shape[: rows.dim()]
+    return {name: Boxes(shapes[name], found) for name, found in boxes.items()}
+
+
+class _Connected:
+    """What an engine needs to talk to others: process groups, and indices on the device."""
+
+    def __init__(self, routes: Routes, mesh: Mesh, ids_type: torch.dtype, force: bool) -> None:
+        self._device, self._ids_type, self._routes = mesh.device, ids_type, routes
+        self.group, ids_group = mesh.group("dp"), mesh.background_group
+        if self.group is None and force:
+            self.group, ids_group = _group_of_one(mesh.device), dist.new_group()
+        self.rows = Exchange(self.group, mesh.dp_rank, mesh.device)
+        self.ids = Exchange(ids_group, mesh.dp_rank, mesh.device)
+        whole = routes.whole_parts()
+        self.whole_features = self._indices([feature for feature, _ in whole])
+        self.whole_starts = self._starts([start for _, start in whole])
+        replicas = routes.replicas
+        self.replica_features = self._indices(list(replicas.tables))
+        self.replica_starts = self._starts(replicas.starts[:-1])
+        self.buckets = Buckets(routes, mesh.device) if routes.cut_stores else None
+        self.layouts = Layouts(routes, mesh.dp_rank, mesh.device)
+        self._features: dict[tuple[int, ...], Tensor] = {}
+
+    def join(self, groups: Sequence[IdGroup], samples: int) -> Tensor:
+        """[F, B] ids of all features, in the type in which they travel."""
+        shape = (self._routes.num_features, samples)
+        ids_FB = torch.empty(shape, dtype=self._ids_type, device=self._device)
+        for group in groups:
+            key = tuple(group.features)
+            if key not in self._features:  # copied to the device only once
+                self._features[key] = self._indices(group.features)
+            ids_FB[self._features[key]] = group.ids.to(self._ids_type)
+        return ids_FB
+
+    def _indices(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _starts(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=self._ids_type, device=self._device)[:, None]
+
+
+def _group_of_one(device: torch.device) -> Any:
+    """A process group of this process alone."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return dist.group.WORLD
+
+
+def _used_here(*tensors: Tensor) -> None:
+    """Tell the allocator that tensors made on another stream are read on this one."""
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            tensor.record_stream(torch.accelerator.current_stream())
