@@ -7,14 +7,13 @@ below, so that they cost no memory and a run that is continued rounds as if it h
 import torch
 from torch import Tensor
 
+from trainmark.kernels.rounding import SPREAD, mix, round_by_chance, signed
+
 try:
     import triton
     import triton.language as tl
 except ImportError:  # a machine without a GPU
     triton = None
-
-_SPREAD = 0x9E3779B1  # the golden ratio in 32 bits: neighbours start far apart
-_MIXER = ((16, 0x7FEB352D), (15, 0x846CA68B))
 
 
 def update(
@@ -81,29 +80,13 @@ def reference(
 
 
 def _round(values: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 to bf16: up with the chance that the lost part of the number says."""
-    if dtype != torch.bfloat16:
-        return values
-    raised = values.view(torch.int32) + (bits & 0xFFFF)
-    return (raised & -0x10000).view(torch.float32).to(dtype)
+    """Only bf16 is rounded by chance: fp32 masters and moments, and the rest, are copied."""
+    return round_by_chance(values, bits, dtype) if dtype == torch.bfloat16 else values
 
 
 def _hash(count: int, key: Tensor) -> Tensor:
     """32 random bits for each of `count` elements: a counter through an integer mixer."""
-    x = torch.arange(count, dtype=torch.int32, device=key.device) * _signed(_SPREAD) + key
-    for shift, factor in _MIXER:
-        x = (x ^ _shifted(x, shift)) * _signed(factor)
-    return x ^ _shifted(x, 16)
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """Shift right, filling with zeros: torch's shift repeats the sign."""
-    return (x >> by) & ((1 << (32 - by)) - 1)
-
-
-def _signed(bits: int) -> int:
-    """32 bits as torch's int32 reads them."""
-    return bits - 2**32 if bits >= 2**31 else bits
+    return mix(torch.arange(count, dtype=torch.int32, device=key.device) * signed(SPREAD) + key)
 
 
 # --- Triton
@@ -142,11 +125,7 @@ def _launch(
 
 
 if triton is not None:
-
-    @triton.jit
-    def round_bf16(values, bits):
-        raised = values.to(tl.int32, bitcast=True) + (bits & 0xFFFF).to(tl.int32)
-        return (raised & -65536).to(tl.float32, bitcast=True)
+    from trainmark.kernels.rounding import mixed, rounded_by_chance
 
     @triton.jit
     def _kernel(
@@ -171,16 +150,13 @@ if triton is not None:
         avg = tl.where(gate > 0, avg, old_avg)
         sq = tl.where(gate > 0, sq, old_sq)
 
-        x = place.to(tl.uint32) * 0x9E3779B1 + tl.load(key).to(tl.uint32)
-        x = (x ^ (x >> 16)) * 0x7FEB352D
-        x = (x ^ (x >> 15)) * 0x846CA68B
-        x = x ^ (x >> 16)
+        x = mixed(place.to(tl.uint32) * 0x9E3779B1 + tl.load(key).to(tl.uint32))
         if HAS_MASTER:
             tl.store(master + place, new, inside)
         if ROUND_PARAM:
-            new = round_bf16(new, x)
+            new = rounded_by_chance(new, x, tl.bfloat16)
         if ROUND_SQ:
-            sq = round_bf16(sq, x >> 16)
+            sq = rounded_by_chance(sq, x >> 16, tl.bfloat16)
         tl.store(param + place, new.to(param.dtype.element_ty), inside)
         tl.store(exp_avg + place, avg.to(exp_avg.dtype.element_ty), inside)
         tl.store(exp_avg_sq + place, sq.to(exp_avg_sq.dtype.element_ty), inside)

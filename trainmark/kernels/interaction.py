@@ -1,14 +1,27 @@
 """Dot interaction in NVIDIA's layout: [bottom MLP output, lower triangle of dot products, zeros].
 
-Shapes: B samples, F embedding rows per sample, D their width, V = F + 1 vectors per sample.
+The kernels take the embedding rows from a tensor, or straight from the tables, for
+`gather_interaction`: a sample's rows are loaded, multiplied and forgotten by one program.
+
+Shapes: B samples, F embedding rows per sample, D their width, V = F + 1 vectors per sample, W width
+of the output.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
+
+from trainmark.kernels.table_formats import Rows, Tables, kernel_arguments, next_power_of_2
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a machine without a GPU
+    triton = None
 
 PAD_TO = 8  # widths that tensor cores like
 
@@ -17,6 +30,9 @@ def output_width(num_rows: int, dim: int) -> int:
     """Width of the interaction of `num_rows` embedding rows and one dense vector of width `dim`."""
     dots = num_rows * (num_rows + 1) // 2
     return -(-(dim + dots) // PAD_TO) * PAD_TO
+
+
+# --- plain torch
 
 
 def dot_interaction_reference(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
@@ -31,12 +47,9 @@ def dot_interaction_reference(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
     return pad(joined, (0, width - joined.shape[1]))
 
 
-def dot_interaction(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
-    """The same with half the work in the backward pass; once differentiable."""
-    return _DotInteraction.apply(x_BD, rows_BFD)
-
-
 class _DotInteraction(torch.autograd.Function):
+    """The same with half the work in the backward pass; once differentiable."""
+
     @staticmethod
     def forward(ctx: Any, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         vectors_BVD = torch.cat([x_BD.unsqueeze(1), rows_BFD], dim=1)
@@ -51,14 +64,18 @@ class _DotInteraction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BW: Tensor) -> tuple[Tensor, Tensor]:
-        (vectors_BVD,) = ctx.saved_tensors
-        B, V, D = vectors_BVD.shape
-        # The product of vectors i and j has its gradient at (i, j) and at (j, i): the matrix is
-        # symmetric, so one product serves both of bmm's arguments, which are the same vectors.
-        grad_BVV = grad_BW.index_select(1, D + _pair_of(V, grad_BW.device)).view(B, V, V)
-        grad_BVV.diagonal(dim1=1, dim2=2).zero_()
-        grad_x_BD = torch.bmm(grad_BVV[:, :1], vectors_BVD).squeeze(1).add_(grad_BW[:, :D])
-        return grad_x_BD, torch.bmm(grad_BVV[:, 1:], vectors_BVD)
+        return gradients_reference(grad_BW, *ctx.saved_tensors)
+
+
+def gradients_reference(grad_BW: Tensor, vectors_BVD: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x [B, D] and of the rows [B, F, D]; `vectors_BVD` holds both."""
+    B, V, D = vectors_BVD.shape
+    # The product of vectors i and j has its gradient at (i, j) and at (j, i): the matrix is
+    # symmetric, so one product serves both of bmm's arguments, which are the same vectors.
+    grad_BVV = grad_BW.index_select(1, D + _pair_of(V, grad_BW.device)).view(B, V, V)
+    grad_BVV.diagonal(dim1=1, dim2=2).zero_()
+    grad_x_BD = torch.bmm(grad_BVV[:, :1], vectors_BVD).squeeze(1).add_(grad_BW[:, :D])
+    return grad_x_BD, torch.bmm(grad_BVV[:, 1:], vectors_BVD)
 
 
 def _lower_triangle(size: int, device: torch.device) -> Tensor:
@@ -75,3 +92,290 @@ def _pair_of(size: int, device: torch.device) -> Tensor:
     i = torch.arange(size, device=device)
     high, low = torch.maximum(i[:, None], i), torch.minimum(i[:, None], i)
     return torch.where(high == low, -1, high * (high - 1) // 2 + low).flatten()
+
+
+# --- Triton
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the work is cut; the result does not depend on it."""
+
+    columns: int
+    """Of the vectors that are in registers at a time; a power of 2, at least 16."""
+    samples: int = 1
+    """That one program computes, one after another."""
+    warps: int = 4
+    stages: int = 1
+    """Samples whose loads are in flight at a time, where a program computes several."""
+    packed: bool = False
+    """Bring the dots into the order of the output before storing them, through shared memory."""
+
+
+def default_launch(num_rows: int, dim: int, dtype: torch.dtype) -> Launch:
+    """A tile of 4096 numbers, 32 registers of each thread; in fp32 the products need more."""
+    vectors = _padded_vectors(num_rows)
+    tile = 1024 if dtype == torch.float32 else 4096
+    columns = max(16, min(next_power_of_2(dim), tile // vectors))
+    return Launch(columns, warps=4 if vectors <= 64 else 8)
+
+
+def _padded_vectors(num_rows: int) -> int:
+    """A power of 2 that the matrix units can multiply."""
+    return max(16, next_power_of_2(num_rows + 1))
+
+
+def launch_forward(
+    x_BD: Tensor, ids_BF: Tensor | None, tables: Tables, num_rows: int, launch: Launch | None = None
+) -> Tensor:
+    """[B, W]. Without ids, sample b has the rows b F ... b F + F - 1 of the first store."""
+    B, D = x_BD.shape
+    out_BW = x_BD.new_empty(B, output_width(num_rows, D))
+    launch = launch or default_launch(num_rows, D, x_BD.dtype)
+    if B:
+        _forward_kernel[(-(-B // launch.samples),)](
+            x_BD.contiguous(),
+            x_BD if ids_BF is None else ids_BF.contiguous(),
+            **kernel_arguments(tables),
+            out=out_BW,
+            count=B,
+            W=out_BW.shape[1],
+            PLACES=next_power_of_2(out_BW.shape[1] - D),
+            PACKED=launch.packed,
+            **_shared_constants(num_rows, D, ids_BF, launch),
+        )
+    return out_BW
+
+
+def launch_backward(
+    grad_BW: Tensor,
+    x_BD: Tensor,
+    ids_BF: Tensor | None,
+    tables: Tables,
+    grad_rows_BFD: Tensor,
+    finite: Tensor | None = None,
+    launch: Launch | None = None,
+) -> Tensor:
+    """Fills `grad_rows_BFD`, of any type, and returns the gradient of x.
+
+    Args:
+        finite: a float scalar that is set to 0 if a gradient row has a value that is not finite;
+            the caller sets it to 1 beforehand.
+    """
+    B, num_rows, D = grad_rows_BFD.shape
+    grad_x_BD = torch.empty_like(x_BD, memory_format=torch.contiguous_format)
+    launch = launch or default_launch(num_rows, D, x_BD.dtype)
+    if B:
+        _backward_kernel[(-(-B // launch.samples),)](
+            x_BD.contiguous(),
+            x_BD if ids_BF is None else ids_BF.contiguous(),
+            **kernel_arguments(tables),
+            grad=grad_BW.contiguous(),
+            grad_x=grad_x_BD,
+            grad_rows=grad_rows_BFD,
+            finite=grad_x_BD if finite is None else finite,
+            count=B,
+            W=grad_BW.shape[1],
+            CHECK=finite is not None,
+            **_shared_constants(num_rows, D, ids_BF, launch),
+        )
+    return grad_x_BD
+
+
+def _shared_constants(
+    num_rows: int, dim: int, ids_BF: Tensor | None, launch: Launch
+) -> dict[str, Any]:
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return {
+        "F": num_rows,
+        "D": dim,
+        "VECTORS": _padded_vectors(num_rows),
+        "COLUMNS": launch.columns,
+        "SAMPLES": launch.samples,
+        "HAS_IDS": ids_BF is not None,
+        "PRECISION": "ieee" if exact else "tf32",
+        "num_warps": launch.warps,
+        "num_stages": launch.stages,
+    }
+
+
+class _TritonInteraction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+        rows_BFD = rows_BFD.contiguous()
+        ctx.save_for_backward(x_BD, rows_BFD)
+        return launch_forward(x_BD, None, _as_table(rows_BFD), rows_BFD.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BW: Tensor) -> tuple[Tensor, Tensor]:
+        x_BD, rows_BFD = ctx.saved_tensors
+        grad_rows_BFD = torch.empty_like(rows_BFD)
+        tables = _as_table(rows_BFD)
+        return launch_backward(grad_BW, x_BD, None, tables, grad_rows_BFD), grad_rows_BFD
+
+
+def _as_table(rows_BFD: Tensor) -> Tables:
+    return Tables(Rows(rows_BFD.view(-1, rows_BFD.shape[2])))
+
+
+if triton is not None:
+    from trainmark.kernels.table_formats import load_table_rows
+
+    @triton.jit
+    def _rows_of_sample(
+        ids, in_second, sample, here, vector,
+        F: tl.constexpr, HAS_IDS: tl.constexpr, TWO: tl.constexpr,
+    ):  # fmt: skip
+        """For each vector: its row as int64, whether it has one, whether in the second store."""
+        feature = vector - 1
+        wanted = (vector > 0) & (vector <= F) & here
+        row = sample * F + feature
+        if HAS_IDS:
+            row = tl.load(ids + row, wanted, 0).to(tl.int64)
+        is_second = vector * 0
+        if TWO:
+            is_second = tl.load(in_second + feature, wanted, 0).to(tl.int32)
+        return row, wanted, is_second
+
+    @triton.jit
+    def _vectors_of_sample(
+        x, first_codes, first_scales, second_codes, second_scales,
+        sample, here, vector, row, wanted, is_second, column,
+        D: tl.constexpr, FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
+    ):  # fmt: skip
+        """[vectors, columns] in x's type: x, the rows, then zeros."""
+        rows = load_table_rows(
+            first_codes, first_scales, second_codes, second_scales, row, wanted, is_second, column,
+            D, FIRST_SCALED, TWO, SECOND_SCALED,
+        )  # fmt: skip
+        dense = tl.load(x + sample * D + column, (column < D) & here, 0.0).to(tl.float32)
+        vectors = tl.where((vector == 0)[:, None], dense[None, :], rows)
+        return vectors.to(x.dtype.element_ty)
+
+    @triton.jit
+    def _store_packed(
+        out, dots, here, F: tl.constexpr, W: tl.constexpr, VECTORS: tl.constexpr,
+        PLACES: tl.constexpr,
+    ):  # fmt: skip
+        """The triangle and the zeros behind it as one run of `W` numbers."""
+        place = tl.arange(0, PLACES)
+        # place = i (i - 1) / 2 + j with j < i. The root may be off by a rounding error.
+        i = ((1.0 + tl.sqrt(1.0 + 8.0 * place.to(tl.float32))) * 0.5).to(tl.int32)
+        i = tl.where(i * (i - 1) // 2 > place, i - 1, i)
+        i = tl.where(i * (i + 1) // 2 <= place, i + 1, i)
+        j = place - i * (i - 1) // 2
+        inside = place < F * (F + 1) // 2
+        source = tl.where(inside, i * VECTORS + j, 0)
+        dots = tl.gather(tl.reshape(dots, [VECTORS * VECTORS]), source, 0)
+        dots = tl.where(inside, dots, 0.0)
+        tl.store(out + place, dots.to(out.dtype.element_ty), (place < W) & here)
+
+    @triton.jit
+    def _store_triangle(out, dots, here, vector, F: tl.constexpr, W: tl.constexpr):
+        """The same, each dot from where it is."""
+        i, j = vector[:, None], vector[None, :]
+        place = i * (i - 1) // 2 + j
+        tl.store(out + place, dots.to(out.dtype.element_ty), (i > j) & (i <= F) & here)
+        zeros = F * (F + 1) // 2 + tl.arange(0, 8)  # fewer than PAD_TO
+        tl.store(out + zeros, tl.zeros([8], out.dtype.element_ty), (zeros < W) & here)
+
+    @triton.jit
+    def _forward_kernel(
+        x, ids, first_codes, first_scales, second_codes, second_scales, in_second, out, count,
+        FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
+        F: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+        VECTORS: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr,
+        SAMPLES: tl.constexpr, HAS_IDS: tl.constexpr, PACKED: tl.constexpr,
+        PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        vector = tl.arange(0, VECTORS)
+        for turn in range(SAMPLES):
+            sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
+            here = sample < count
+            row, wanted, is_second = _rows_of_sample(
+                ids, in_second, sample, here, vector, F, HAS_IDS, TWO
+            )
+            dots = tl.zeros([VECTORS, VECTORS], tl.float32)
+            for start in range(0, D, COLUMNS):
+                column = start + tl.arange(0, COLUMNS)
+                vectors = _vectors_of_sample(
+                    x, first_codes, first_scales, second_codes, second_scales,
+                    sample, here, vector, row, wanted, is_second, column,
+                    D, FIRST_SCALED, TWO, SECOND_SCALED,
+                )  # fmt: skip
+                dots = tl.dot(vectors, tl.trans(vectors), dots, input_precision=PRECISION)
+                inside = (column < D) & here
+                tl.store(
+                    out + sample * W + column, tl.load(x + sample * D + column, inside), inside
+                )
+            if PACKED:
+                _store_packed(out + sample * W + D, dots, here, F, W - D, VECTORS, PLACES)
+            else:
+                _store_triangle(out + sample * W + D, dots, here, vector, F, W - D)
+
+    @triton.jit
+    def _backward_kernel(
+        x, ids, first_codes, first_scales, second_codes, second_scales, in_second,
+        grad, grad_x, grad_rows, finite, count,
+        FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
+        F: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+        VECTORS: tl.constexpr, COLUMNS: tl.constexpr, SAMPLES: tl.constexpr,
+        HAS_IDS: tl.constexpr, CHECK: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        vector = tl.arange(0, VECTORS)
+        i, j = vector[:, None], vector[None, :]
+        high, low = tl.maximum(i, j), tl.minimum(i, j)
+        place = D + high * (high - 1) // 2 + low
+        is_pair = (high != low) & (high <= F)
+        for turn in range(SAMPLES):
+            sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
+            here = sample < count
+            row, wanted, is_second = _rows_of_sample(
+                ids, in_second, sample, here, vector, F, HAS_IDS, TWO
+            )
+            pairs = tl.load(grad + sample * W + place, is_pair & here, 0.0)
+            pairs = pairs.to(x.dtype.element_ty)
+            for start in range(0, D, COLUMNS):
+                column = start + tl.arange(0, COLUMNS)
+                vectors = _vectors_of_sample(
+                    x, first_codes, first_scales, second_codes, second_scales,
+                    sample, here, vector, row, wanted, is_second, column,
+                    D, FIRST_SCALED, TWO, SECOND_SCALED,
+                )  # fmt: skip
+                grads = tl.dot(pairs, vectors, input_precision=PRECISION)
+                in_row = column < D
+                place_rows = (sample * F + vector - 1)[:, None] * D + column[None, :]
+                rounded = grads.to(grad_rows.dtype.element_ty)
+                tl.store(grad_rows + place_rows, rounded, wanted[:, None] & in_row[None, :])
+                if CHECK:
+                    sound = tl.abs(rounded.to(tl.float32)) < float("inf")
+                    if tl.min(tl.min(sound.to(tl.int32), 1), 0) == 0:
+                        tl.store(finite, 0.0)
+                # The dense vector is also passed on as it is.
+                direct = tl.load(grad + sample * W + column, in_row & here, 0.0).to(tl.float32)
+                grad_dense = tl.sum(tl.where((vector == 0)[:, None], grads, 0.0), 0) + direct
+                tl.store(
+                    grad_x + sample * D + column,
+                    grad_dense.to(grad_x.dtype.element_ty),
+                    in_row & here,
+                )
+
+
+# --- dispatch
+
+
+def dot_interaction(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+    """[B, D] and [B, F, D] -> [B, output_width(F, D)]; once differentiable."""
+    if has_kernel(x_BD):
+        return _on_the_gpu(x_BD, rows_BFD)
+    return _DotInteraction.apply(x_BD, rows_BFD)
+
+
+def has_kernel(x_BD: Tensor) -> bool:
+    return x_BD.is_cuda and triton is not None and x_BD.dtype != torch.float64
+
+
+@torch.compiler.disable
+def _on_the_gpu(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+    return _TritonInteraction.apply(x_BD, rows_BFD)

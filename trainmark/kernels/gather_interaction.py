@@ -1,0 +1,108 @@
+"""Lookup and dot interaction in one pass: the looked-up rows are never written to memory.
+
+The backward pass reads the rows again, which is cheaper than keeping them: as many bytes for fp32
+tables, a half for 8-bit ones. It leaves the gradient rows in a buffer for the sparse update, since
+tables are no parameters of autograd's.
+
+Shapes: B samples, F features, D width of a row, W width of the output.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trainmark.kernels.gather_rows import gather_rows_reference
+from trainmark.kernels.interaction import (
+    Launch,
+    dot_interaction_reference,
+    gradients_reference,
+    has_kernel,
+    launch_forward,
+)
+from trainmark.kernels.interaction import launch_backward as backward_triton
+from trainmark.kernels.table_formats import Tables
+
+# --- plain torch
+
+
+def forward_reference(x_BD: Tensor, ids_BF: Tensor, tables: Tables) -> Tensor:
+    """[B, W]."""
+    return dot_interaction_reference(x_BD, gather_rows_reference(ids_BF, tables, x_BD.dtype))
+
+
+def backward_reference(
+    grad_BW: Tensor,
+    x_BD: Tensor,
+    ids_BF: Tensor,
+    tables: Tables,
+    grad_rows_BFD: Tensor,
+    finite: Tensor | None = None,
+) -> Tensor:
+    """Fills `grad_rows_BFD` and returns the gradient of x. `finite`: see `gather_interaction`."""
+    rows_BFD = gather_rows_reference(ids_BF, tables, x_BD.dtype)
+    vectors_BVD = torch.cat([x_BD.unsqueeze(1), rows_BFD], dim=1)
+    grad_x_BD, grads_BFD = gradients_reference(grad_BW, vectors_BVD)
+    grad_rows_BFD.copy_(grads_BFD)
+    if finite is not None:
+        finite.mul_(grad_rows_BFD.isfinite().all())
+    return grad_x_BD
+
+
+# --- Triton: the kernels are those of `interaction`, with ids
+
+
+def forward_triton(
+    x_BD: Tensor, ids_BF: Tensor, tables: Tables, launch: Launch | None = None
+) -> Tensor:
+    return launch_forward(x_BD, ids_BF, tables, ids_BF.shape[1], launch)
+
+
+# --- autograd and dispatch
+
+
+class _GatherInteraction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BD: Tensor,
+        ids_BF: Tensor,
+        tables: Tables,
+        grad_rows_BFD: Tensor | None,
+        finite: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x_BD, ids_BF)
+        ctx.tables, ctx.grad_rows_BFD, ctx.finite = tables, grad_rows_BFD, finite
+        forward = forward_triton if has_kernel(x_BD) else forward_reference
+        return forward(x_BD, ids_BF, tables)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BW: Tensor) -> tuple[Tensor | None, ...]:
+        x_BD, ids_BF = ctx.saved_tensors
+        backward = backward_triton if has_kernel(x_BD) else backward_reference
+        grad_x_BD = backward(grad_BW, x_BD, ids_BF, ctx.tables, ctx.grad_rows_BFD, ctx.finite)
+        return grad_x_BD, None, None, None, None
+
+
+@torch.compiler.disable
+def gather_interaction(
+    x_BD: Tensor,
+    ids_BF: Tensor,
+    tables: Tables,
+    grad_rows_BFD: Tensor | None = None,
+    finite: Tensor | None = None,
+) -> Tensor:
+    """[B, D] and [B, F] -> [B, W], in the type of `x_BD`; once differentiable.
+
+    Args:
+        x_BD: in training it must need a gradient, or the backward pass does not come here.
+        ids_BF: int32 or int64, rows of the store that the feature is in. They, and the tables, must
+            not change before the backward pass.
+        grad_rows_BFD: contiguous buffer of any float type that the backward pass fills; needed in
+            training only. With micro-batches, a slice of the batch's buffer.
+        finite: float scalar, 1 before the step; the backward pass sets it to 0 if a gradient row,
+            as stored, has a value that is not finite.
+    """
+    return _GatherInteraction.apply(x_BD, ids_BF, tables, grad_rows_BFD, finite)
