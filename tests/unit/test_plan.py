@@ -73,7 +73,8 @@ def test_a_shards_load_by_hand() -> None:
     # Of three others one is near and two are far; the network is slower.
     time = priced.time(load, received=priced.received(1))
     far = load.sent * 2 / 3 / 1e10 / formulas.LINK_EFFICIENCY
-    assert time.exchange == pytest.approx(2 * (formulas.LATENCY_S + far))
+    latency = formulas.LATENCY_S + 3 * formulas.MESSAGE_S
+    assert time.exchange == pytest.approx(2 * (latency + far))
 
 
 def test_narrow_slices_pay_for_whole_accesses() -> None:
@@ -252,6 +253,47 @@ def test_published_clusters_fit(name: str, cluster: str, changes: dict[str, Any]
         # 5.87e9, 6.26e9 and 5.13e9 elements.
         sliced = [t.table for t in placed.tables if t.sharding == "column_wise"]
         assert sliced == [0, 19, 21]
+
+
+@pytest.mark.parametrize(("name", "cluster", "changes"), CLUSTERS, ids=IDS)
+def test_published_clusters_dry_run(name: str, cluster: str, changes: dict[str, Any]) -> None:
+    """The model that is built has, on its fullest device, the bytes that the placement says."""
+    run = dataclasses.replace(workloads.named_run(name), data="synthetic", device="cpu", **changes)
+    cfg, built = runner.dry_run(run, Cluster.parse(cluster))
+    plans = placing.plan_devices(cfg)
+    fullest = max(plans, key=lambda plan: plan.weights + plan.optimizer)
+    assert built.weights == fullest.weights
+    assert built.gradients == fullest.gradients
+    assert built.optimizer == fullest.optimizer
+    assert built.activations == max(plan.activations for plan in plans)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        Sharding(column_slice_threshold=1e8),
+        Sharding(placement="greedy", column_slice_threshold=3e8, data_parallel_threshold=1e6),
+        Sharding(host_tables=(0, 19)),
+    ],
+    ids=["auto", "greedy", "host"],
+)
+def test_a_mixture_of_shardings_dry_runs(optimizer: Any, sharding: Sharding) -> None:
+    run = dataclasses.replace(
+        workloads.named_run("dlrm-small"),
+        data="synthetic",
+        device="cpu",
+        optimizer=Optimizer(name=optimizer),
+        sharding=sharding,
+    )
+    cfg, built = runner.dry_run(run, Cluster.parse("a100-40gx1x4"))
+    fullest = max(placing.plan_devices(cfg), key=lambda plan: plan.weights + plan.optimizer)
+    assert built.weights == fullest.weights
+    assert built.gradients == fullest.gradients
+    # Adam's count of steps: one number for each of an engine's stores.
+    slack = 32 if optimizer == "adam" else 0
+    assert abs(built.optimizer - fullest.optimizer) <= slack
+    assert len({table.sharding for table in placing.place(cfg, 4).tables}) == 3
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainmark.embeddings.access import AccessProfile
 from trainmark.embeddings.cutting import Cutter, Options, Piece
@@ -27,7 +28,9 @@ from trainmark.embeddings.placement import (
     sharding_of,
     whole_everywhere,
 )
-from trainmark.planner.costs import LATENCY_S, TableCosts
+from trainmark.planner.costs import TableCosts
+
+Array = NDArray[np.float64]
 
 GIB = 2**30
 # Buffers are estimates, so that a device should not be filled to the brim without need.
@@ -141,6 +144,7 @@ class Deal:
         ]
         self.reduced = sum(load.reduced for load in copies)
         self.received = costs.received(len(cutter.profiles) - len(replicated))
+        self.start_s = costs.all_to_all_s(0.0) if self.received else 0.0
         self.seconds_per_byte = costs.all_to_all_s(1.0) - costs.all_to_all_s(0.0)
         compute = sum(load.gather_s + load.update_s for load in copies)
         self.compute = np.full(cutter.devices, float(compute))
@@ -174,9 +178,9 @@ class Deal:
         self.sent[device] += piece.load.sent
         self.pieces.append((piece, device))
 
-    def _seconds(self, compute: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        size = np.maximum(sent, self.received)
-        return compute + 2 * (self.seconds_per_byte * size + LATENCY_S * (self.received > 0))
+    def _seconds(self, compute: Array, sent: Array) -> Array:
+        size: Array = np.maximum(sent, self.received)
+        return compute + 2 * (self.start_s + self.seconds_per_byte * size)
 
     @property
     def slowest_s(self) -> float:

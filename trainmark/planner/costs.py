@@ -28,8 +28,9 @@ GATHER_EFFICIENCY = 0.42
 UPDATE_EFFICIENCY = 0.30
 # nccl-tests on 8 A100 with NVLink: 200 to 240 of 300 GB/s.
 LINK_EFFICIENCY = 0.75
-# Starting a collective; an assumption.
+# Starting a collective, and a message to each of the others; assumptions.
 LATENCY_S = 30e-6
+MESSAGE_S = 1e-6
 LEAST_ACCESS = 64
 
 STATE_BYTES = {  # of an optimiser: per element, and per row
@@ -181,7 +182,7 @@ class TableCosts:
         others = max(machine.devices - 1, 1)
         near = size * (machine.devices_per_node - 1) / others / machine.node_link
         far = size * (machine.devices - machine.devices_per_node) / others / machine.network
-        return LATENCY_S + max(near, far) / LINK_EFFICIENCY
+        return LATENCY_S + others * MESSAGE_S + max(near, far) / LINK_EFFICIENCY
 
     def all_reduce_s(self, size: float) -> float:
         """`size` bytes, summed over all devices: around each node, and between the nodes by all
