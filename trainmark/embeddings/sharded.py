@@ -24,9 +24,9 @@ over all columns of a row: `squares.py`.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.buckets import Bucketed, Buckets
 from trainmark.embeddings.engine import IdGroup, TableBytes, gradient, joined
 from trainmark.embeddings.exchange import Exchange, Pending
+from trainmark.embeddings.host import Fetched, HostStore, WorkingSet
 from trainmark.embeddings.layout import Layout, Layouts
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.replicas import Replicas
@@ -58,12 +59,22 @@ class Lookup:
     samples: int
     replica_ids: Tensor
     sent_bytes: Counter[str]
-    store_ids: list[Tensor] = dataclasses.field(default_factory=list)
-    """Rows of each of this rank's stores, from all ranks."""
+    fetched: dict[int, Fetched]
+    """Of each of this rank's stores in host memory, what was fetched ahead."""
+    asked: list["Asked"] = dataclasses.field(default_factory=list)
+    """What all ranks ask of each of this rank's stores."""
     received: Tensor | None = None
     """Rows for this rank's samples, once they are there; those of replicated tables last."""
     rows: Pending | None = None
     gradients: Pending | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Rows of a store, or of a working set of it, from all ranks."""
+
+    rows: Tensor
+    holder: TableStore | WorkingSet
 
 
 class ShardedEngine(nn.Module):
@@ -95,7 +106,7 @@ class ShardedEngine(nn.Module):
         self.mesh, self.dtype, self.rule = mesh, dtype, rule
         self._rank, self._force = mesh.dp_rank, force_exchange
         self._mine = self.routes.stores[self._rank]
-        self.stores = [TableStore(store.parts, store.width, rule) for store in self._mine]
+        self.stores = [_make_store(store, rule, mesh.device) for store in self._mine]
         self._modules_of_stores = nn.ModuleList(self.stores)
         self.replicas = Replicas(self.routes.replicas, rule)
         self.interaction = dot_interaction
@@ -134,7 +145,17 @@ class ShardedEngine(nn.Module):
             samples=own_samples,
             replica_ids=replicas.flatten().long(),
             sent_bytes=sent_bytes,
+            fetched=self._fetch(layout, ids),
         )
+
+    def _fetch(self, layout: Layout, ids: Pending) -> dict[int, Fetched]:
+        """Begin to bring rows from host memory to the device."""
+
+        def ids_of(store: int) -> Callable[[], Tensor]:
+            return lambda: layout.ids_of(store, ids.wait())
+
+        hosts = [(i, store) for i, store in enumerate(self.stores) if isinstance(store, HostStore)]
+        return {index: store.fetch(ids_of(index)) for index, store in hosts}
 
     def _connect(self) -> "_Connected":
         """Groups and indices, made when first needed: a dry run has no use for them."""
@@ -164,18 +185,15 @@ class ShardedEngine(nn.Module):
         layout = lookup.layout
         ids = lookup.ids.wait()
         _used_here(ids, lookup.replica_ids, layout.places, layout.inverse)
-        lookup.store_ids = [
-            joined([ids[s.ids] for s in layout.segments if s.store == store]).long()
-            for store in range(len(self._mine))
-        ]
+        lookup.asked = [self._asked(index, lookup, ids) for index in range(len(self.stores))]
         rows = ids.new_empty(sum(layout.rows_out), dtype=self.dtype)
-        begins = [0] * len(self._mine)
+        begins = [0] * len(self.stores)
         for segment in layout.segments:
-            size = segment.ids.stop - segment.ids.start
-            begin, store = begins[segment.store], self.stores[segment.store]
-            part = lookup.store_ids[segment.store][begin : begin + size]
-            store.gather_into(part, rows[segment.rows].view(size, store.width))
-            begins[segment.store] += size
+            asked, begin = lookup.asked[segment.store], begins[segment.store]
+            end = begin + segment.ids.stop - segment.ids.start
+            part = rows[segment.rows].view(end - begin, self._mine[segment.store].width)
+            asked.holder.gather_into(asked.rows[begin:end], part)
+            begins[segment.store] = end
         size = sum(layout.rows_in)
         of_replicas = len(lookup.replica_ids) * self.routes.dim
         received = rows.new_empty(size + of_replicas)
@@ -186,6 +204,13 @@ class ShardedEngine(nn.Module):
             tail = received[size:].view(-1, self.routes.dim)
             self.replicas.gather_into(lookup.replica_ids, tail)
         lookup.received = received
+
+    def _asked(self, index: int, lookup: Lookup, ids: Tensor) -> Asked:
+        store = self.stores[index]
+        if isinstance(store, HostStore):
+            working = store.take(lookup.fetched[index])
+            return Asked(rows=working.places, holder=working)
+        return Asked(rows=lookup.layout.ids_of(index, ids), holder=store)
 
     def lookup(self, lookup: Lookup) -> Tensor:
         """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""
@@ -234,8 +259,9 @@ class ShardedEngine(nn.Module):
             return
         summed = self._sum_replicas()
         for index in set(range(len(self.stores))) - set(self._sliced):
-            ids, grads = self._collected(index, looked_up, unscale)
-            self.stores[index].update(ids, grads, lr, gate)
+            asked, grads = self._collected(index, looked_up, unscale)
+            asked.holder.update(asked.rows, grads, lr, gate)
+            self._updated(index, asked.holder)
         if self._squares is not None:
             self._update_slices(self._squares, looked_up, lr, gate, unscale)
         if self.replicas.parts:
@@ -252,22 +278,34 @@ class ShardedEngine(nn.Module):
         unscale: Tensor | None,
     ) -> None:
         """Row-wise Adagrad where a row's columns lie on several ranks; all take part."""
-        distinct = {}
+        holders, distinct, in_store = {}, {}, {}
         for index in self._sliced:
-            ids, grads = self._collected(index, looked_up, unscale)
-            distinct[index] = sum_duplicates(ids, gated(grads, gate))
-        means, sent_bytes = squares.means(self._connect().rows, distinct)
+            asked, grads = self._collected(index, looked_up, unscale)
+            rows, grads = sum_duplicates(asked.rows, gated(grads, gate))
+            holders[index], distinct[index] = asked.holder, (rows, grads)
+            in_store[index] = (asked.holder.in_store(rows), grads)
+        means, sent_bytes = squares.means(self._connect().rows, in_store)
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in distinct.items():
-            self.stores[index].update_rows(rows, grads, means[index], lr)
+            holders[index].update_rows(rows, grads, means[index], lr)
+            self._updated(index, holders[index])
 
     def _collected(
-        self, store: int, looked_up: list[tuple[Lookup, Tensor]], unscale: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, index: int, looked_up: list[tuple[Lookup, Tensor]], unscale: Tensor | None
+    ) -> tuple[Asked, Tensor]:
         """Rows of a store and their gradients, of all micro-batches and ranks."""
-        ids = joined([lookup.store_ids[store] for lookup, _ in looked_up])
-        grads = joined([self._received(store, lookup) for lookup, _ in looked_up]).float()
-        return ids, grads if unscale is None else grads.mul_(unscale)
+        asked, store = [lookup.asked[index] for lookup, _ in looked_up], self.stores[index]
+        grads = joined([self._received(index, lookup) for lookup, _ in looked_up]).float()
+        if unscale is not None:
+            grads.mul_(unscale)
+        if isinstance(store, HostStore):
+            working = store.joined([cast(WorkingSet, a.holder) for a in asked])
+            return Asked(rows=working.places, holder=working), grads
+        return Asked(rows=joined([a.rows for a in asked]), holder=store), grads
+
+    def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
+        if isinstance(holder, WorkingSet):
+            cast(HostStore, self.stores[index]).write_back(holder)
 
     def _received(self, store: int, lookup: Lookup) -> Tensor:
         """[n, width] gradient rows of one of this rank's stores, from all ranks."""
@@ -306,7 +344,7 @@ class ShardedEngine(nn.Module):
             for part, rows in store.part_weights()
         ]
         whole = {f"{part.name}.weight": rows for part, rows in self.replicas.part_weights()}
-        return {**_boxes(of_parts), **whole}
+        return {**table_boxes(of_parts), **whole}
 
     def table_state(self) -> dict[str, Any]:
         of_parts = [
@@ -316,7 +354,7 @@ class ShardedEngine(nn.Module):
         ]
         whole = {f"{part.name}.{kind}": rows for part, kind, rows in self.replicas.part_state()}
         scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
-        return {**_boxes(of_parts), **whole, **scalars}
+        return {**table_boxes(of_parts), **whole, **scalars}
 
     def _all_scalars(self) -> dict[str, Tensor]:
         """The state that all rows share, of any one store: all have the same."""
@@ -335,6 +373,12 @@ class ShardedEngine(nn.Module):
         return max(of_devices, key=lambda found: found.total)
 
 
+def _make_store(parts: StoreParts, rule: UpdateRule, device: torch.device) -> TableStore:
+    if parts.memory == "host":
+        return HostStore(parts.parts, parts.width, rule, device)
+    return TableStore(parts.parts, parts.width, rule)
+
+
 def _bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
     """What stores take, without allocating them."""
     weights = optimizer = 0
@@ -346,7 +390,7 @@ def _bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
     return TableBytes(weights=weights, optimizer=optimizer)
 
 
-def _boxes(of_parts: list[tuple[TablePart, str, Tensor]]) -> dict[str, Boxes]:
+def table_boxes(of_parts: list[tuple[TablePart, str, Tensor]]) -> dict[str, Boxes]:
     """What this rank holds of each tensor. Of slices that share a row's state, the first writes."""
     boxes: dict[str, list[Box]] = {}
     shapes = {}
@@ -365,7 +409,7 @@ class _Connected:
         self._device, self._ids_type, self._routes = mesh.device, ids_type, routes
         self.group, ids_group = mesh.group("dp"), mesh.background_group
         if self.group is None and force:
-            self.group, ids_group = _group_of_one(mesh.device), dist.new_group()
+            self.group, ids_group = group_of_one(mesh.device), dist.new_group()
         self.rows = Exchange(self.group, mesh.dp_rank, mesh.device)
         self.ids = Exchange(ids_group, mesh.dp_rank, mesh.device)
         whole = routes.whole_parts()
@@ -396,7 +440,7 @@ class _Connected:
         return torch.tensor(values, dtype=self._ids_type, device=self._device)[:, None]
 
 
-def _group_of_one(device: torch.device) -> Any:
+def group_of_one(device: torch.device) -> Any:
     """A process group of this process alone."""
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"

@@ -4,11 +4,11 @@ What `DistributedModelParallel` makes of an `EmbeddingBagCollection` is driven i
 pipelined trainer (`TrainPipelineSparseDist`): the next batch's sizes are exchanged ahead of this
 step's lookup, and its ids behind it. The rows are cut out of TorchRec's autograd graph. Its
 backward pass, which exchanges gradients and updates rows in one go, runs in `apply_gradients`:
-there the learning rate is known, loss scales are undone, and a step that must not count is left
-out. An update within the model's own backward pass could do none of this.
+there loss scales are undone, and a step that must not count is left out. An update within the
+model's own backward pass could do neither.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import IdGroup, gradient
+from trainmark.embeddings.engine import IdGroup, TableBytes, gradient
 from trainmark.embeddings.placement import Placement
-from trainmark.embeddings.store import init_part
+from trainmark.embeddings.sharded import table_boxes
+from trainmark.embeddings.store import TablePart, init_part
 from trainmark.embeddings.torchrec_tables import (
     TableSpecs,
     device_type,
@@ -34,11 +35,12 @@ from trainmark.embeddings.torchrec_tables import (
 from trainmark.errors import raise_all
 from trainmark.hardware import Cluster
 from trainmark.kernels.interaction import dot_interaction
+from trainmark.planner.costs import STATE_BYTES
 
 _FLOAT_BYTES = 4
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class AskedLookup:
     """A batch on its way: first its ids to the ranks that have the rows, then the rows."""
 
@@ -179,7 +181,7 @@ class TorchRecEngine(nn.Module):
         pooled, samples = keyed.values(), lookup.samples[self.mesh.rank]
         rows_BFD = pooled.detach()[:samples].view(samples, len(names), self.specs.dim)
         if self._places is not None:
-            rows_BFD = rows_BFD.index_select(1, self._places)
+            rows_BFD = _in_order(rows_BFD, self._places)
         if training:
             rows_BFD.requires_grad_()
             self._looked_up.append((pooled, rows_BFD))
@@ -210,7 +212,7 @@ class TorchRecEngine(nn.Module):
     def _as_returned(self, grads_BFD: Tensor, padded: int) -> Tensor:
         """Gradients in the order and size of what TorchRec returned."""
         if self._places is not None:
-            grads_BFD = grads_BFD.index_select(1, self._places.argsort())
+            grads_BFD = _in_order(grads_BFD, self._places.argsort())
         grads = grads_BFD.flatten(1)
         missing = padded - len(grads)
         return nn.functional.pad(grads, (0, 0, 0, missing)) if missing else grads
@@ -253,14 +255,20 @@ class TorchRecEngine(nn.Module):
         """Nothing: there is no copy to fill."""
 
     def table_weights(self) -> dict[str, Any]:
-        parts = zip(self.parts, self._part_weights(), strict=True)
-        return {f"{part.name}.weight": tensor for part, tensor in parts}
+        weights = zip(self.parts, self._part_weights(), strict=True)
+        return table_boxes([(part, f"{part.name}.weight", rows) for part, rows in weights])
 
     def table_state(self) -> dict[str, Any]:
         if self.specs.optimizer == "sgd":
             return {}
-        parts = zip(self.parts, self._part_sums(), strict=True)
-        return {f"{part.name}.sum": tensor for part, tensor in parts}
+        sums = zip(self.parts, self._part_sums(), strict=True)
+        return table_boxes([(part, f"{part.name}.sum", rows) for part, rows in sums])
+
+    def device_bytes(self) -> TableBytes:
+        _, plan = self._unsharded
+        ranks = range(self.mesh.world_size)
+        of_ranks = [_bytes(parts_of(plan, self.specs, rank), self.specs) for rank in ranks]
+        return max(of_ranks, key=lambda found: found.total)
 
     def _part_weights(self) -> list[Tensor]:
         """This rank's rows, in the order of `parts`."""
@@ -276,6 +284,24 @@ class TorchRecEngine(nn.Module):
         kept = self._module.fused_optimizer.state_dict()["state"]
         sums = {name: tensor for of_table in kept.values() for name, tensor in of_table.items()}
         return local_tensors(sums, "{}.momentum1", self.parts)
+
+
+def _bytes(parts: Iterable[TablePart], specs: TableSpecs) -> TableBytes:
+    """What parts take of a device's memory."""
+    per_element, per_row = STATE_BYTES[specs.optimizer]
+    weights = optimizer = 0
+    for part in parts:
+        elements = part.num_rows * part.width
+        weights += elements * _FLOAT_BYTES
+        optimizer += elements * per_element + part.num_rows * per_row
+    return TableBytes(weights=weights, optimizer=optimizer)
+
+
+def _in_order(rows_BFD: Tensor, places: Tensor) -> Tensor:
+    """Features from their places: by whole rows, which is faster on a CPU than along one axis."""
+    samples, features, dim = rows_BFD.shape
+    places_BF = torch.arange(samples, device=places.device)[:, None] * features + places
+    return rows_BFD.reshape(-1, dim).index_select(0, places_BF.flatten()).view_as(rows_BFD)
 
 
 def _sent_bytes(ids: Any, rank: int) -> int:

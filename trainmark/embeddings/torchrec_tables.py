@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.placement import Placement, TablePlacement
+from trainmark.embeddings.sharded import group_of_one
 from trainmark.embeddings.store import TablePart, table_names
 from trainmark.hardware import Cluster
 from trainmark.planner.machine import machine
@@ -212,24 +212,18 @@ def shard(collection: Any, plan: Any, mesh: Mesh) -> Any:
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+    # It needs a group of a single process too.
+    group = mesh.group("dp") or group_of_one(mesh.device)
     set_gradient_division(False)  # our losses are divided by the samples of all ranks already
     sharded = DistributedModelParallel(
         collection,
-        env=ShardingEnv.from_process_group(_world(mesh)),
+        env=ShardingEnv.from_process_group(group),
         device=mesh.device,
         plan=ShardingPlan({"": plan}),
         sharders=[EmbeddingBagCollectionSharder()],
         init_data_parallel=False,
     )
     return sharded.module
-
-
-def _world(mesh: Mesh) -> Any:
-    """The group of all ranks, which TorchRec needs of a single process too."""
-    if not dist.is_initialized():
-        backend = "gloo" if mesh.device.type == "cpu" else "nccl"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return dist.group.WORLD
 
 
 def _silence() -> None:

@@ -10,6 +10,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import Engine
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
+from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
 from trainmark.workloads.dlrm.placing import cluster, place
@@ -41,9 +42,16 @@ def _needs_exchange(placement: Placement, cfg: DlrmRun) -> bool:
 
 
 def _torchrec_engine(mesh: Mesh, cfg: DlrmRun) -> Engine:
-    from trainmark.embeddings.torchrec_engine import TableSpecs, TorchRecEngine
+    from trainmark.embeddings.torchrec_engine import TorchRecEngine
 
-    specs = TableSpecs(
+    by_its_planner = cfg.sharding.placement == "auto"
+    placement = None if by_its_planner else place(cfg, mesh.world_size)
+    return TorchRecEngine(torchrec_specs(cfg), mesh, placement, cluster(cfg, mesh.world_size))
+
+
+def torchrec_specs(cfg: DlrmRun) -> TableSpecs:
+    """The run's tables, as the TorchRec engine needs to know them."""
+    return TableSpecs(
         rows=cfg.model.table_rows,
         dim=cfg.model.embedding_dim,
         optimizer=cfg.optimizer.name,
@@ -51,6 +59,3 @@ def _torchrec_engine(mesh: Mesh, cfg: DlrmRun) -> Engine:
         micro_batch=filled(cfg.micro_batch),
         accumulate=filled(cfg.accumulate),
     )
-    by_its_planner = cfg.sharding.placement == "auto"
-    placement = None if by_its_planner else place(cfg, mesh.world_size)
-    return TorchRecEngine(specs, mesh, placement, cluster(cfg, mesh.world_size))
