@@ -107,7 +107,8 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     try:
         finished = runner.train(cfg, options, started)
     except Interrupted as stop:
-        print(f"trainmark: {stop}", file=sys.stderr)
+        if is_main_process():
+            print(f"trainmark: {stop}", file=sys.stderr)
         return stop.exit_code
     except torch.OutOfMemoryError as error:
         sentence = str(error).splitlines()[0]
