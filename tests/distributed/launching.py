@@ -4,6 +4,8 @@ import csv
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +59,14 @@ def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str
         out, err = process.communicate()
         pytest.fail(f"the launch hangs:\n{out}\n{err}")
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for something that a launched run does."""
+    deadline = time.monotonic() + 240
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def curve(output: Path) -> list[tuple[int, int, float]]:

@@ -1,7 +1,6 @@
 """`trainmark launch --on torchrun` with real ranks: ends well, fails clearly, restarts, stops."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tests.distributed.launching import (
     assert_trained_like_one_process,
     finish,
     start,
+    wait_until,
 )
 from trainmark import checkpoint
 from trainmark.cli import main
@@ -98,10 +98,3 @@ def test_a_detached_job_is_found_again_and_stopped(
 def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["launch", "status", handle]) == 0
     return capsys.readouterr().out
-
-
-def wait_until(done: object) -> None:
-    deadline = time.monotonic() + 240
-    while not done():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

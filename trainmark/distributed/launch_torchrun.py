@@ -54,7 +54,11 @@ def _meeting(options: LaunchOptions) -> list[str]:
         "trainmark",
     ]
     address = own_address(host, port)
-    return words if address is None else [*words, "--local-addr", address]
+    if address is None:
+        return words
+    # torchrun knows the host of the meeting by its name only, not by any of its addresses.
+    hosts = address == socket.gethostbyname(host) and host != socket.gethostname()
+    return [*words, "--local-addr", address, *(["--rdzv-conf", "is_host=1"] if hosts else [])]
 
 
 def own_address(host: str, port: int) -> str | None:
