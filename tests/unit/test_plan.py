@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +367,17 @@ def test_plan_prints_and_its_file_is_a_placement(
     file.write_text(json.dumps(data))
     assert main([*words, "--placement", str(file)]) == 2
     assert "Table 25 must be placed once" in capsys.readouterr().err
+
+
+def test_plan_of_a_dlrm_needs_no_torch() -> None:
+    code = (
+        "import sys; from trainmark.cli import main; main(sys.argv[1:]); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    words = ["plan", "dlrm-large", "--cluster", "a100-80gx1x8"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Predicted, not measured" in done.stdout
 
 
 def test_plan_without_known_speeds_predicts_no_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,7 +287,7 @@ def _why_whole(cutter: Cutter, table: int) -> str:
 
 def _why_cut(cutter: Cutter, table: int, shards: tuple[Shard, ...], room: float) -> str:
     whole = cutter.whole[table]
-    if cutter.forced_slices(table) > 1:
+    if cutter.forced_slices(table) > 1 and shards[0].num_columns < cutter.dim:
         return f"more than {cutter.options.column_slice_threshold:g} elements"
     if whole.load.memory > room:
         why = f"{whole.load.memory / GIB:.3g} GiB, and a device has {room / GIB:.3g} for tables"

@@ -139,6 +139,8 @@ def _sentences(cfg: DlrmRun, prediction: Prediction, *, counted: bool) -> list[s
     lines = [
         f"Placement: {cfg.sharding.placement}. Rows of a table are taken to be used {lookups}."
     ]
+    if cfg.sharding.engine == "torchrec" and cfg.sharding.placement == "auto":
+        lines.append("TorchRec's own planner will place the tables; this is what ours would do.")
     if prediction.step_s is None:
         lines.append(f"No time is predicted: {prediction.unknown}.")
     else:
