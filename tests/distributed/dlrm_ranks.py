@@ -149,10 +149,13 @@ def train(built: DlrmTrainer, *, skip: int = 0, steps: int | None = None) -> dic
     }
 
 
+KINDS = (
+    "table_wise", "column_wise", "row_wise", "data_parallel", "mixture",
+    "table_wise_host", "row_wise_host", "column_wise_host", "mixture_host",
+)  # fmt: skip
 CASES: list[tuple[str, str, dict[str, Any]]] = [
-    *[(kind, optimizer, {}) for kind in ("table_wise", "column_wise", "row_wise", "data_parallel",
-                                         "mixture") for optimizer in OPTIMIZERS],
-]  # fmt: skip
+    (kind, optimizer, {}) for kind in KINDS for optimizer in OPTIMIZERS
+]
 
 
 def _main(rank: int, world: int, folder: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trainmark.embeddings.buckets import Bucketed
+from trainmark.embeddings.engine import joined
 from trainmark.embeddings.routes import Routes
 
 
@@ -35,6 +36,10 @@ class Layout:
     """[samples * features * pieces] where each piece lies in what is received, in units."""
     inverse: Tensor
     """Where each unit received belongs among the pieces."""
+
+    def ids_of(self, store: int, received: Tensor) -> Tensor:
+        """Of all ids that were received, those for one store."""
+        return joined([received[s.ids] for s in self.segments if s.store == store]).long()
 
 
 class Layouts:

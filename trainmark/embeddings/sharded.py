@@ -29,21 +29,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainmark.checkpoint_boxes import Box, Boxes
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.buckets import Bucketed, Buckets
+from trainmark.embeddings.boxes import table_boxes
+from trainmark.embeddings.buckets import Bucketed
+from trainmark.embeddings.connection import Connection
 from trainmark.embeddings.engine import IdGroup, TableBytes, gradient, joined
-from trainmark.embeddings.exchange import Exchange, Pending
+from trainmark.embeddings.exchange import Pending
 from trainmark.embeddings.host import Fetched, HostStore, WorkingSet
-from trainmark.embeddings.layout import Layout, Layouts
+from trainmark.embeddings.layout import Layout
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.replicas import Replicas
 from trainmark.embeddings.routes import Routes, StoreParts
 from trainmark.embeddings.squares import ColumnSquares
-from trainmark.embeddings.store import TablePart, TableStore, gated
+from trainmark.embeddings.store import TableStore, gated
 from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule, sum_duplicates
 from trainmark.kernels.interaction import dot_interaction
 
@@ -117,7 +117,7 @@ class ShardedEngine(nn.Module):
         needs_squares = isinstance(rule, RowwiseAdagrad) and squares.needed
         self._squares = squares if needs_squares else None
         self._sliced = squares.stores if needs_squares else []
-        self._connected: _Connected | None = None
+        self._connected: Connection | None = None
         self._looked_up: list[tuple[Lookup, Tensor]] = []
 
     # --- ids, ahead of the step
@@ -157,10 +157,10 @@ class ShardedEngine(nn.Module):
         hosts = [(i, store) for i, store in enumerate(self.stores) if isinstance(store, HostStore)]
         return {index: store.fetch(ids_of(index)) for index, store in hosts}
 
-    def _connect(self) -> "_Connected":
+    def _connect(self) -> Connection:
         """Groups and indices, made when first needed: a dry run has no use for them."""
         if self._connected is None:
-            self._connected = _Connected(self.routes, self.mesh, self._ids_type, self._force)
+            self._connected = Connection(self.routes, self.mesh, self._ids_type, self._force)
         return self._connected
 
     def _exchange_counts(self, cut: Bucketed) -> tuple[list[int], list[list[int]], int]:
@@ -388,64 +388,6 @@ def _bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
         weights += store.weight.nbytes
         optimizer += sum(tensor.nbytes for tensor in store.optimizer_state.values())
     return TableBytes(weights=weights, optimizer=optimizer)
-
-
-def table_boxes(of_parts: list[tuple[TablePart, str, Tensor]]) -> dict[str, Boxes]:
-    """What this rank holds of each tensor. Of slices that share a row's state, the first writes."""
-    boxes: dict[str, list[Box]] = {}
-    shapes = {}
-    for part, name, rows in of_parts:
-        offsets = (part.rows[0], part.columns[0])[: rows.dim()]
-        is_copy = rows.dim() == 1 and part.columns[0] > 0
-        boxes.setdefault(name, []).append(Box(offsets=offsets, tensor=rows, is_copy=is_copy))
-        shapes[name] = part.shape[: rows.dim()]
-    return {name: Boxes(shapes[name], found) for name, found in boxes.items()}
-
-
-class _Connected:
-    """What an engine needs to talk to others: process groups, and indices on the device."""
-
-    def __init__(self, routes: Routes, mesh: Mesh, ids_type: torch.dtype, force: bool) -> None:
-        self._device, self._ids_type, self._routes = mesh.device, ids_type, routes
-        self.group, ids_group = mesh.group("dp"), mesh.background_group
-        if self.group is None and force:
-            self.group, ids_group = group_of_one(mesh.device), dist.new_group()
-        self.rows = Exchange(self.group, mesh.dp_rank, mesh.device)
-        self.ids = Exchange(ids_group, mesh.dp_rank, mesh.device)
-        whole = routes.whole_parts()
-        self.whole_features = self._indices([feature for feature, _ in whole])
-        self.whole_starts = self._starts([start for _, start in whole])
-        replicas = routes.replicas
-        self.replica_features = self._indices(list(replicas.tables))
-        self.replica_starts = self._starts(replicas.starts[:-1])
-        self.buckets = Buckets(routes, mesh.device) if routes.cut_stores else None
-        self.layouts = Layouts(routes, mesh.dp_rank, mesh.device)
-        self._features: dict[tuple[int, ...], Tensor] = {}
-
-    def join(self, groups: Sequence[IdGroup], samples: int) -> Tensor:
-        """[F, B] ids of all features, in the type in which they travel."""
-        shape = (self._routes.num_features, samples)
-        ids_FB = torch.empty(shape, dtype=self._ids_type, device=self._device)
-        for group in groups:
-            key = tuple(group.features)
-            if key not in self._features:  # copied to the device only once
-                self._features[key] = self._indices(group.features)
-            ids_FB[self._features[key]] = group.ids.to(self._ids_type)
-        return ids_FB
-
-    def _indices(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-    def _starts(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=self._ids_type, device=self._device)[:, None]
-
-
-def group_of_one(device: torch.device) -> Any:
-    """A process group of this process alone."""
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return dist.group.WORLD
 
 
 def _used_here(*tensors: Tensor) -> None:

@@ -6,6 +6,7 @@ A step's cost depends on the rows that it touches, never on the rows of a table.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -86,11 +87,14 @@ class TableStore(nn.Module):
         grads = gated(grads, gate)
         self.rule.update(self.weight, self.optimizer_state, ids, grads, lr, gate)
 
+    def in_store(self, rows: Tensor) -> Tensor:
+        """Which rows of the store these are: `host.py` has others that are not the same."""
+        return rows
+
     def update_rows(self, rows: Tensor, grads: Tensor, mean_square: Tensor, lr: float) -> None:
         """Row-wise Adagrad on distinct rows whose mean(g^2) the caller has found."""
-        if not isinstance(self.rule, RowwiseAdagrad):
-            raise TypeError(f"{type(self.rule).__name__} needs no mean over whole rows.")
-        self.rule.update_rows(self.weight, self.optimizer_state, rows, grads, mean_square, lr)
+        rule = cast(RowwiseAdagrad, self.rule)
+        rule.update_rows(self.weight, self.optimizer_state, rows, grads, mean_square, lr)
 
     # --- state
 
@@ -130,8 +134,15 @@ def gated(grads: Tensor, gate: Tensor) -> Tensor:
     return torch.where(gate > 0, grads, torch.zeros_like(grads))
 
 
-def init_part(part: TablePart, weight: Tensor, seed: int) -> None:
-    """Fill a part with its table's values, uniform within +-sqrt(1 / rows of the table)."""
+def init_part(
+    part: TablePart, weight: Tensor, seed: int, draw_on: torch.device | None = None
+) -> None:
+    """Fill a part with its table's values, uniform within +-sqrt(1 / rows of the table).
+
+    Each kind of device has random streams of its own: `draw_on` is the one to draw with, by default
+    that of `weight`.
+    """
+    device = draw_on or weight.device
     rows, columns = part.shape
     bound = rows**-0.5
     first, last = part.rows
@@ -139,11 +150,11 @@ def init_part(part: TablePart, weight: Tensor, seed: int) -> None:
         block_first = block * INIT_BLOCK_ROWS
         block_last = min(block_first + INIT_BLOCK_ROWS, rows)
         mine = weight[max(block_first - first, 0) : block_last - first]
-        random = generator(weight.device, seed, part.name, block)
-        if mine.shape == (block_last - block_first, columns):
+        random = generator(device, seed, part.name, block)
+        if device == weight.device and mine.shape == (block_last - block_first, columns):
             mine.uniform_(-bound, bound, generator=random)
             continue
-        drawn = weight.new_empty(block_last - block_first, columns)
+        drawn = torch.empty(block_last - block_first, columns, device=device)
         drawn.uniform_(-bound, bound, generator=random)
         inside = slice(max(first - block_first, 0), min(last, block_last) - block_first)
         mine.copy_(drawn[inside, slice(*part.columns)])

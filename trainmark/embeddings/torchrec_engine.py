@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
+from trainmark.embeddings.boxes import table_boxes
 from trainmark.embeddings.engine import IdGroup, TableBytes, gradient
 from trainmark.embeddings.placement import Placement
-from trainmark.embeddings.sharded import table_boxes
 from trainmark.embeddings.store import TablePart, init_part
 from trainmark.embeddings.torchrec_tables import (
     TableSpecs,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from trainmark.distributed.mesh import Mesh
+from trainmark.embeddings.connection import group_of_one
 from trainmark.embeddings.placement import Placement, TablePlacement
-from trainmark.embeddings.sharded import group_of_one
 from trainmark.embeddings.store import TablePart, table_names
 from trainmark.hardware import Cluster
 from trainmark.planner.machine import machine
