@@ -122,7 +122,8 @@ class Result:
     workload: str
     case: str
     precision: str
-    parallel: dict[str, int]
+    parallel: dict[str, int | dict[str, float]]
+    """Degree per axis; of DLRM also `sent_bytes_per_step`, by what is sent."""
     division: str
     """`closed`: comparable with the published rows; `open`: `changed` lists what differs."""
     changed: list[str]

@@ -247,7 +247,7 @@ def _make_result(training: Training, monitor: dict[str, Any], began: datetime) -
         workload=cfg.workload,
         case=str(cluster),
         precision=cfg.precision,
-        parallel=dict(mesh.axes),
+        parallel={**mesh.axes, **_sent_bytes(training)},
         division="open" if changed else "closed",
         changed=changed,
         samples=totals.samples,
@@ -293,6 +293,16 @@ def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:
         return None
     share = mesh.dp_size / mesh.world_size
     return [totals.slowest_tokens_s * share, totals.fastest_tokens_s * share]
+
+
+def _sent_bytes(training: Training) -> dict[str, dict[str, float]]:
+    """What a device sends to others in a step: of each kind, the most of any device."""
+    mesh, trainer = training.mesh, training.trainer
+    if mesh.world_size == 1 or not hasattr(trainer, "sent_bytes_per_step"):
+        return {}
+    sent = trainer.sent_bytes_per_step()
+    most = mesh.max_over_ranks(list(sent.values()))
+    return {"sent_bytes_per_step": dict(zip(sent, most, strict=True))}
 
 
 def _times(training: Training) -> result.Times:

@@ -145,7 +145,7 @@ def train(built: DlrmTrainer, *, skip: int = 0, steps: int | None = None) -> dic
         "losses": losses,
         "samples": samples,
         "metrics": workload.evaluate(built, held_out),
-        "sent": built.sent_bytes(),
+        "sent": dict(built.model.tables.sent_bytes),
     }
 
 

@@ -176,11 +176,18 @@ def _assignment(name: str, config: dict[str, Any]) -> str:
     return f"{name}={value}"
 
 
-def parallel(axes: dict[str, int]) -> str:
-    """As the published tables write it: PP2DP4TP1."""
+def parallel(facts: dict[str, int | dict[str, float]]) -> str:
+    """The degrees as the published tables write them: PP2DP4TP1."""
+    axes = {axis: size for axis, size in facts.items() if isinstance(size, int)}
     if all(size == 1 for size in axes.values()):
         return NOT_APPLICABLE
     return "".join(f"{axis.upper()}{size}" for axis, size in axes.items())
+
+
+def sent(facts: dict[str, int | dict[str, float]]) -> str:
+    """Megabytes that a device sends to others in a step."""
+    by_kind = facts.get("sent_bytes_per_step")
+    return f"{sum(by_kind.values()) / 1e6:.3g}" if isinstance(by_kind, dict) else NOT_APPLICABLE
 
 
 def yes_no(value: bool | None) -> str:
@@ -196,6 +203,7 @@ _RESULT_COLUMNS = (
     _Column("case", lambda r: r.case, numeric=False),
     _Column("precision", lambda r: r.precision, numeric=False),
     _Column("parallel", lambda r: parallel(r.parallel), optional=True, numeric=False),
+    _Column("sent MB/step", lambda r: sent(r.parallel), optional=True),
     _Column("fix_hp", fix_hp, numeric=False),
     _Column("e2e_time", lambda r: seconds(r.time_s.e2e)),
     _Column("p_whole", lambda r: throughput(r.throughput.p_whole)),

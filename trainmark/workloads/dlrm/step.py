@@ -79,7 +79,7 @@ class DlrmTrainer:
         self._in_last_micro_batch = False
         last_linear = cast(nn.Linear, model.bottom[-2])
         last_linear.bias.register_post_accumulate_grad_hook(self._interaction_done)
-        self.steps_done = 0
+        self._steps = 0
         if cfg.compile:
             model.compile_dense()
 
@@ -147,7 +147,7 @@ class DlrmTrainer:
             self._bottom.loss.add_(micro_loss.detach())
         gate = self._finish_gradients()
         self._update(lr, gate)
-        self.steps_done += 1
+        self._steps += 1
         return self._bottom.loss.clone(), gate == 0
 
     def _loss(self, batch: MicroBatch) -> Tensor:
@@ -235,10 +235,10 @@ class DlrmTrainer:
             "optimizer": state + tables.optimizer,
         }
 
-    def sent_bytes(self) -> dict[str, int]:
-        """Bytes that this rank has sent to others in training, by what they were."""
-        dense = (self._top.sent_bytes + self._bottom.sent_bytes) * self.steps_done
-        return {**self.model.tables.sent_bytes, "dense": dense}
+    def sent_bytes_per_step(self) -> dict[str, float]:
+        """Bytes that this rank sent to others in training, by what they were, mean over steps."""
+        sent = {kind: n / max(self._steps, 1) for kind, n in self.model.tables.sent_bytes.items()}
+        return {**sent, "dense": float(self._top.sent_bytes + self._bottom.sent_bytes)}
 
 
 def _wait_for(event: Any) -> None:
