@@ -224,7 +224,7 @@ def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
     axes = runs.mesh_axes(run, cluster.world)
     resolved: AnyRun
     resolved, more = runs.resolve(run, cluster)
-    problems += more
+    problems += more + resolved.schedule.problems()
     resolved, more = _resolve_batches(resolved, axes.get("dp", 1))
     raise_all(problems + more)
     return resolved
@@ -253,7 +253,7 @@ def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
 
 
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:
-    problems = run.schedule.problems()
+    problems = []
     if not (math.isfinite(run.lr) and run.lr >= 0):
         problems.append(f"lr must be a finite number of at least 0. Received: {run.lr}.")
     for name, least in (

@@ -238,6 +238,18 @@ def test_fix_hp_rows() -> None:
     assert cfg.schedule.decay_steps == 7020  # 10 epochs of 702 steps
 
 
+def test_a_warm_up_is_one_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--schedule.warmup-steps", "264", "--synthetic-sentences", "67349"]
+    assert main(["show", "distilbert-sst2", *flags]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
+    assert int(shown["schedule.decay_start"]) == 264
+    assert int(shown["schedule.decay_steps"]) == 2640 - 264
+    assert main(["train", "distilbert-sst2", *flags]) == 2
+    assert "decay" not in capsys.readouterr().err  # it is the data that is missing
+    assert main(["show", "distilbert-sst2", "--schedule.warmup-steps", "-1"]) == 2
+    assert "warmup_steps must not be negative" in capsys.readouterr().err
+
+
 # --- batches
 
 

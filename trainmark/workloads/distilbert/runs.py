@@ -199,6 +199,8 @@ def load_sentences(cfg: DistilbertRun, split: str) -> Sentences:
 
 def resolve(cfg: DistilbertRun, cluster: Cluster) -> tuple[DistilbertRun, list[str]]:
     """Take the network from the weights' folder, batches from the case, the decay from the data."""
+    if cfg.linear_decay:
+        cfg = _decaying_after_warmup(cfg)
     if cfg.data is None:
         return cfg, [
             f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare sst2'), or "
@@ -267,6 +269,12 @@ def _with_packing(cfg: DistilbertRun, train: Sentences) -> DistilbertRun:
     needed = cfg.token_budget or sentences.most_tokens(train, group, cfg.seed, cfg.epochs)
     budget = -(-needed // BUDGET_MULTIPLE) * BUDGET_MULTIPLE
     return dataclasses.replace(cfg, token_budget=budget, longest=longest)
+
+
+def _decaying_after_warmup(cfg: DistilbertRun) -> DistilbertRun:
+    """With a warm-up, the decay begins where it ends; how long it takes is up to the data."""
+    schedule = dataclasses.replace(cfg.schedule, decay_start=cfg.schedule.warmup_steps)
+    return dataclasses.replace(cfg, schedule=schedule)
 
 
 def _with_schedule(cfg: DistilbertRun, train: Sentences) -> DistilbertRun:
