@@ -14,12 +14,24 @@ SCHEMA = "trainmark.benchmark/1"
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def write_results(name: str, rows: Sequence[Mapping[str, Any]], device: Any = "cpu") -> Path:
+def write_results(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    device: Any = "cpu",
+    *,
+    folder: Path | None = None,
+    commit: str | None = None,
+) -> Path:
     """Replace `results/<name>.json` by `rows`, with what they were measured on.
 
     Every row says in `system` what it measured; ours say `trainmark`.
+
+    Args:
+        folder: where to write instead of `results`.
+        commit: what was measured, for a machine that has a copy of the files but not of git.
     """
     machine, software = environment(device)
+    software["commit"] = software["commit"] or commit
     document = {
         "schema": SCHEMA,
         "commit": software["commit"],
@@ -28,7 +40,8 @@ def write_results(name: str, rows: Sequence[Mapping[str, Any]], device: Any = "c
         "software": software,
         "rows": list(rows),
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     write_atomically(path, json.dumps(document, indent=2) + "\n")
     return path

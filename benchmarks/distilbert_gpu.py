@@ -1,13 +1,17 @@
 """DistilBERT training on one GPU, beside the Hugging Face model: sentences per second.
 
-    PYTHONPATH=. python benchmarks/distilbert_gpu.py          (a CUDA machine with transformers)
+    PYTHONPATH=. python benchmarks/distilbert_gpu.py          (CUDA, transformers; about 4 minutes)
+    PYTHONPATH=. python benchmarks/distilbert_gpu.py --tiny --output build/tiny     (does it run?)
 
 Every row is a whole optimiser step (forward, backward, AdamW) on batches that lie on the device, of
-sentences with about 25 tokens, and with dropout on. `padded` computes 512 tokens for each sentence
-in all dense layers; in bf16, padding attends only within blocks of 128 of its own kind, since no
-sentence reads it. `packed` computes the sentences alone. The
-Hugging Face model gets the same padded batches with their mask, and, in the rows whose `lengths`
-are `full`, batches of 512 real tokens without a mask, for which its kernels are faster.
+sentences with about 25 tokens, and with dropout on. `padded` computes 512 tokens for each sentence,
+`packed` the sentences alone. What attends to what is in `attention`:
+
+- `masked`: every position attends to the sentence's tokens, as the published model does;
+- `apart`: padding attends to padding instead, and to no sentence. Ours once did this; the loss is
+  the same, the values at padding are not, and the row is here to show what the rule costs;
+- `full`: sentences of 512 tokens and no mask, for which the Hugging Face model is fastest.
+
 MFU counts the matrix products of the model over the peak of `trainmark/hardware.py`.
 """
 
@@ -23,18 +27,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
 from torch import Tensor
 
+from benchmarks.common import RESULTS, write_results
 from trainmark import hardware, metrics
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
+from trainmark.kernels import sentence_attention
 from trainmark.precision import set_matmul_precision
 from trainmark.workloads.distilbert import data, flops, model, runs, step
 
-DEVICE = torch.device("cuda", 0)
-SEQUENCE_LENGTH, LR = 512, 5e-5
+LR = 5e-5
 BATCHES = 4  # different batches that the timed steps go round
 GIB = 2**30
 
@@ -47,31 +51,61 @@ class Case:
     mode: str
     precision: str
     batch: int
-    lengths: str = "sst2"
+    attention: str = "masked"
 
 
-CASES = [
-    Case(system="trainmark", mode="packed", precision="bf16", batch=1024),
-    Case(system="trainmark", mode="padded", precision="bf16", batch=96),
-    Case(system="trainmark", mode="padded", precision="tf32", batch=96),
-    Case(system="huggingface-eager", mode="padded", precision="bf16", batch=96, lengths="full"),
-    Case(system="huggingface-compiled", mode="padded", precision="bf16", batch=96, lengths="full"),
-    Case(system="huggingface-eager", mode="padded", precision="tf32", batch=96, lengths="full"),
-    Case(system="huggingface-compiled", mode="padded", precision="tf32", batch=96, lengths="full"),
-    Case(system="huggingface-eager", mode="padded", precision="bf16", batch=96),
-    Case(system="huggingface-compiled", mode="padded", precision="bf16", batch=96),
-    Case(system="huggingface-eager", mode="padded", precision="tf32", batch=96),
-]
+def cases() -> list[Case]:
+    """Ours, then the strongest form of the peer, then the peer on our batches."""
+    ours = [
+        Case(system="trainmark", mode="padded", precision="bf16", batch=96),
+        Case(system="trainmark", mode="padded", precision="tf32", batch=96),
+        Case(system="trainmark", mode="packed", precision="bf16", batch=1024),
+        Case(system="trainmark", mode="padded", precision="bf16", batch=96, attention="apart"),
+    ]
+    theirs = [
+        Case(system=system, mode="padded", precision=precision, batch=96, attention=attention)
+        for attention in ("full", "masked")
+        for precision in ("bf16", "tf32")
+        for system in ("huggingface-eager", "huggingface-compiled")
+    ]
+    return ours + theirs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large the network and its batches are, and where they lie."""
+
+    device: torch.device
+    model: runs.Model
+    length: int
+    largest_batch: int
+    backend: str
+    """Of torch.compile."""
+
+
+FULL = Scale(
+    device=torch.device("cuda", 0), model=runs.Model(), length=512, largest_batch=1024,
+    backend="inductor",
+)  # fmt: skip
+TINY = Scale(
+    device=torch.device("cpu"),
+    model=runs.Model(vocabulary=100, positions=64, hidden=32, layers=2, heads=2, feed_forward=64),
+    length=64,
+    largest_batch=4,
+    backend="eager",
+)
 
 
 # --- systems: each gives a function that makes one training step
 
 
-def configuration(case: Case) -> runs.DistilbertRun:
+def configuration(case: Case, scale: Scale) -> runs.DistilbertRun:
     cfg = dataclasses.replace(
         runs.distilbert_sst2(),
         data="synthetic",
-        device="cuda",
+        device=scale.device.type,
+        model=scale.model,
+        sequence_length=scale.length,
         mode=case.mode,
         precision=case.precision,
         global_batch=case.batch,
@@ -80,35 +114,31 @@ def configuration(case: Case) -> runs.DistilbertRun:
         synthetic_tokens=25,
         epochs=1,
     )
-    return resolve(cfg, hardware.Cluster(hardware.identify(DEVICE).key, 1, 1))
+    return resolve(cfg, hardware.Cluster(hardware.identify(scale.device).key, 1, 1))
 
 
-def trainmark_step(case: Case) -> Callable[[], Any]:
-    cfg = configuration(case)
+def trainmark_step(case: Case, scale: Scale) -> Callable[[], Any]:
+    cfg = configuration(case, scale)
     net = model.build_model(cfg)
-    model.init_weights([net], cfg, DEVICE)
-    trainer = step.build_trainer([net], single(DEVICE), cfg)
+    model.init_weights([net], cfg, scale.device)
+    trainer = step.build_trainer([net], single(scale.device), cfg)
     prepared = [trainer.prepare(batch) for batch in data.build_data(cfg, "train", 0, 1)]
-    torch.cuda.synchronize()
-    turns = round_robin(prepared)
+    turns = itertools.cycle(prepared)
     return lambda: trainer.step(next(turns), LR)
 
 
-def huggingface_step(case: Case, *, compiled: bool) -> Callable[[], Any]:
+def huggingface_step(case: Case, scale: Scale) -> Callable[[], Any]:
     """A user's loop: autocast for bf16, fused AdamW, SDPA attention."""
-    import transformers
-
-    net = transformers.DistilBertForSequenceClassification(
-        transformers.DistilBertConfig(attn_implementation="sdpa")
-    ).to(DEVICE)
-    net.train()
-    forward = torch.compile(net) if compiled else net
+    net = huggingface_model(scale).to(scale.device).train()
+    compiled = case.system == "huggingface-compiled"
+    forward = torch.compile(net, backend=scale.backend) if compiled else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=LR, fused=True)
-    turns = round_robin(huggingface_batches(case))
+    turns = itertools.cycle(huggingface_batches(case, scale))
+    halves = torch.autocast(scale.device.type, torch.bfloat16, enabled=case.precision == "bf16")
 
     def one_step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with autocast(case.precision):
+        with halves:
             loss = forward(**next(turns)).loss
         loss.backward()
         optimizer.step()
@@ -116,103 +146,130 @@ def huggingface_step(case: Case, *, compiled: bool) -> Callable[[], Any]:
     return one_step
 
 
-def huggingface_batches(case: Case) -> list[dict[str, Tensor]]:
-    """The batches that ours gets, as a mask and padded ids."""
-    if case.lengths == "full":
-        shape = (case.batch, SEQUENCE_LENGTH)
-        labels = torch.arange(case.batch, device=DEVICE) % 2
-        return [
-            {"input_ids": torch.randint(1000, 30000, shape, device=DEVICE), "labels": labels}
-            for _ in range(BATCHES)
-        ]
-    cfg = configuration(case)
+def huggingface_model(scale: Scale) -> torch.nn.Module:
+    import transformers
+
+    net = scale.model
+    config = transformers.DistilBertConfig(
+        vocab_size=net.vocabulary, max_position_embeddings=net.positions, dim=net.hidden,
+        n_layers=net.layers, n_heads=net.heads, hidden_dim=net.feed_forward,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.DistilBertForSequenceClassification(config)
+
+
+def huggingface_batches(case: Case, scale: Scale) -> list[dict[str, Tensor]]:
+    """The batches that ours gets, as a mask and padded ids; or full ones."""
+    shape = (case.batch, scale.length)
     batches = []
-    for batch in data.build_data(cfg, "train", 0, 1):
-        ids = batch.ids_KN[0].view(case.batch, SEQUENCE_LENGTH).long()
-        mask = (ids != 0).long()
-        arguments = {"input_ids": ids, "attention_mask": mask, "labels": batch.labels_KS[0]}
-        batches.append({name: tensor.to(DEVICE) for name, tensor in arguments.items()})
+    for batch in data.build_data(configuration(case, scale), "train", 0, 1):
+        ids = batch.ids_KN[0].view(shape).long()
+        arguments = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+        if case.attention == "full":
+            arguments = {"input_ids": torch.randint(3, scale.model.vocabulary, shape)}
+        arguments["labels"] = batch.labels_KS[0]
+        batches.append({name: tensor.to(scale.device) for name, tensor in arguments.items()})
     return batches
 
 
-def autocast(precision: str) -> contextlib.AbstractContextManager[object]:
-    if precision == "bf16":
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return contextlib.nullcontext()
-
-
-def round_robin(batches: list[Any]) -> Iterator[Any]:
-    while True:
-        yield from batches
+@contextlib.contextmanager
+def padding_apart(apart: bool) -> Iterator[None]:
+    """Give the padding's queries to the padding's keys, where `apart`."""
+    rule = sentence_attention.row_bounds
+    if apart:
+        sentence_attention.row_bounds = lambda bounds, row_length: bounds
+    try:
+        yield
+    finally:
+        sentence_attention.row_bounds = rule
 
 
 # --- measuring
 
 
-def measure(case: Case, seconds: float) -> dict[str, Any]:
+def measure(case: Case, scale: Scale, seconds: float) -> dict[str, Any]:
     """Median time of a step, by device events around each."""
     set_matmul_precision(case.precision)
     began = time.perf_counter()
-    one_step = make_step(case)
-    for _ in range(5):
-        one_step()
-    torch.cuda.synchronize()
+    make = trainmark_step if case.system == "trainmark" else huggingface_step
+    one_step = make(case, scale)
+    timed_steps(one_step, 5, scale.device)
     ready_s = time.perf_counter() - began
-    torch.cuda.reset_peak_memory_stats()
-    times: list[float] = []
+    on_gpu = scale.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    times = timed_steps(one_step, 10, scale.device)
     while sum(times) < seconds:
-        times += timed_steps(one_step, 10)
+        times += timed_steps(one_step, 10, scale.device)
     step_s = statistics.median(times)
+    share = mfu(case, scale, step_s)
     return dataclasses.asdict(case) | {
         "samples_per_s": round(case.batch / step_s, 1),
-        "memory_gib": round(torch.cuda.max_memory_reserved() / GIB, 2),
-        "mfu": round(mfu(case, step_s), 4),
+        "memory_gib": round(torch.cuda.max_memory_reserved() / GIB, 2) if on_gpu else None,
+        "mfu": None if share is None else round(share, 4),
         "step_ms": round(step_s * 1000, 3),
+        "step_ms_spread": [round(1000 * edge, 3) for edge in (min(times), max(times))],
+        "steps": len(times),
         "ready_s": round(ready_s, 1),
     }
 
 
-def make_step(case: Case) -> Callable[[], Any]:
-    if case.system == "trainmark":
-        return trainmark_step(case)
-    return huggingface_step(case, compiled=case.system == "huggingface-compiled")
-
-
-def timed_steps(one_step: Callable[[], Any], count: int) -> list[float]:
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        one_step()
-        mark.record()
+def timed_steps(one_step: Callable[[], Any], count: int, device: torch.device) -> list[float]:
+    """Seconds of each of `count` steps."""
+    if device.type == "cpu":
+        marks = [time.perf_counter()]
+        for _ in range(count):
+            one_step()
+            marks.append(time.perf_counter())
+        return [b - a for a, b in itertools.pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]
+    events[0].record()
+    for event in events[1:]:
+        one_step()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events)]
 
 
-def mfu(case: Case, step_s: float) -> float:
-    cfg = configuration(case)
-    lengths = runs.load_sentences(cfg, "train").lengths
-    needed = flops.flops(cfg, case.batch, int(lengths.mean() * case.batch))["model"]
-    peak = hardware.peak_flops(hardware.identify(DEVICE), case.precision)
+def mfu(case: Case, scale: Scale, step_s: float) -> float | None:
+    peak = hardware.peak_flops(hardware.identify(scale.device), case.precision)
+    if isinstance(peak, hardware.Unknown):
+        return None
+    cfg = configuration(case, scale)
+    tokens = case.batch * scale.length
+    if case.attention != "full":
+        tokens = int(runs.load_sentences(cfg, "train").lengths.mean() * case.batch)
+    needed = flops.flops(cfg, case.batch, tokens)["model"]
     return metrics.mfu(needed, step_s, 1, peak.flops)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=common.RESULTS)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=2.0, help="timed seconds per row")
     parser.add_argument("--only", default="", help="measure rows whose system contains this")
-    options = parser.parse_args()
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--tiny", action="store_true", help="a toy network on the CPU")
+    options = parser.parse_args(arguments)
+    scale = TINY if options.tiny else FULL
+    seconds = 0.0 if options.tiny else options.seconds
     rows = []
-    for case in CASES:
+    for case in cases():
         if options.only not in case.system:
             continue
-        rows.append(measure(case, options.seconds))
+        case = dataclasses.replace(case, batch=min(case.batch, scale.largest_batch))
+        if options.tiny and case.precision == "tf32":  # which a CPU does not have
+            case = dataclasses.replace(case, precision="fp32")
+        with padding_apart(case.attention == "apart"):
+            rows.append(measure(case, scale, seconds))
         print(json.dumps(rows[-1]), flush=True)
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
-        common.RESULTS = options.output  # written after every row: a time limit loses one row
-        common.write_results("distilbert_gpu_h200", rows, DEVICE)
+        name = "distilbert_tiny" if options.tiny else "distilbert_gpu_h200"
+        # After every row: a time limit loses one row.
+        write_results(name, rows, scale.device, folder=options.output, commit=options.commit)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Llama-3-8B on one GPU at sequence 8192, beside a plain `transformers` + torch.compile step.
 
-    PYTHONPATH=. python benchmarks/llama3_gpu.py [--only NAME ...]   (CUDA, transformers)
+    PYTHONPATH=. python benchmarks/llama3_gpu.py [--only NAME ...]      (CUDA, transformers; 2 min)
+    PYTHONPATH=. python benchmarks/llama3_gpu.py --tiny --output build/tiny         (does it run?)
 
 Every timed step is a whole one: forward, backward, clipping and an AdamW update of all weights.
 Batches lie in host memory and are copied as in training. Weights are random and tokens made up:
@@ -15,11 +16,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import write_results
+from benchmarks.common import RESULTS, write_results
 from trainmark import hardware, metrics, workloads
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
@@ -28,8 +30,8 @@ from trainmark.loop import build_trainer
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.flops import flops
 
-DEVICE = torch.device("cuda")
 WARMUP, MEASURED = 3, 6
+PEER = "transformers + torch.compile"
 
 
 @dataclass(frozen=True)
@@ -43,53 +45,76 @@ CASES = (
     Case("bf16-mb1", {"micro_batch": 1}),
     Case("bf16-mb2", {"micro_batch": 2}),
     Case("fp8-mb2", {"micro_batch": 2, "precision": "fp8"}),
-    Case("transformers-mb1", {"micro_batch": 1}, "transformers + torch.compile"),
+    Case("transformers-mb1", {"micro_batch": 1}, PEER),
+    Case("transformers-mb2", {"micro_batch": 2}, PEER),
 )
 
 
-def config(case: Case) -> runs.LlamaRun:
-    batch = case.changes["micro_batch"]
+@dataclass(frozen=True)
+class Scale:
+    """How large the network is, and where it lies."""
+
+    device: torch.device
+    model: runs.Model
+    sequence: int
+    backend: str
+    """Of torch.compile, for the peer."""
+
+
+FULL = Scale(torch.device("cuda"), runs.Model(), 8192, "inductor")
+TINY = Scale(
+    torch.device("cpu"),
+    runs.Model(layers=2, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=128, init_std=0.02),
+    32,
+    "eager",
+)
+
+
+def config(case: Case, scale: Scale) -> runs.LlamaRun:
     cfg = dataclasses.replace(
         runs.llama3_8b(),
-        **{"data": "synthetic", "device": "cuda", "optimizer_states": "bf16"} | case.changes,
-        global_batch=batch,
+        **{"data": "synthetic", "optimizer_states": "bf16"} | case.changes,
+        device=scale.device.type,
+        model=scale.model,
+        sequence=scale.sequence,
+        global_batch=case.changes["micro_batch"],
         max_steps=WARMUP + MEASURED,
     )
-    key = hardware.identify(DEVICE).key
-    return resolve(cfg, Cluster(key, 1, 1))
+    return resolve(cfg, Cluster(hardware.identify(scale.device).key, 1, 1))
 
 
-def trainmark_step(cfg: runs.LlamaRun) -> Callable[[], Any]:
+def trainmark_step(cfg: runs.LlamaRun, scale: Scale) -> Callable[[], Any]:
     workload = workloads.load("llama3")
-    trainer = build_trainer(cfg, workload, single(DEVICE))
+    trainer = build_trainer(cfg, workload, single(scale.device))
     batches = iter(list(workload.build_data(cfg, "train", 0, 1)))
 
     def step() -> Any:
         prepared = trainer.prepare(next(batches))
-        prepared.ready.wait()
+        if prepared.ready is not None:
+            prepared.ready.wait()
         return trainer.step(prepared, 1e-5)[0]
 
     return step
 
 
-def transformers_step(cfg: runs.LlamaRun) -> Callable[[], Any]:
+def transformers_step(cfg: runs.LlamaRun, scale: Scale) -> Callable[[], Any]:
     """What one would write: bf16 weights, SDPA, compiled layers, PyTorch's fused AdamW in bf16."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from trainmark.workloads.llama3.huggingface import config_json
 
     theirs = LlamaConfig(**config_json(cfg.model, cfg.sequence, "bfloat16"), use_cache=False)
-    with torch.device(DEVICE):
+    with scale.device:
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM._from_config(theirs, attn_implementation="sdpa")
         torch.set_default_dtype(torch.float32)
     for layer in model.model.layers:
-        layer.compile()
+        layer.compile(backend=scale.backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
     batches = iter(list(workloads.load("llama3").build_data(cfg, "train", 0, 1)))
 
     def step() -> Any:
-        tokens = next(batches).tokens.to(DEVICE, non_blocking=True).long()[:, :-1]
+        tokens = next(batches).tokens.to(scale.device, non_blocking=True).long()[:, :-1]
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -100,35 +125,56 @@ def transformers_step(cfg: runs.LlamaRun) -> Callable[[], Any]:
     return step
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """A row of the result."""
-    torch.cuda.reset_peak_memory_stats()
-    cfg = config(case)
+def measure(case: Case, scale: Scale) -> dict[str, Any]:
+    """A row of the result; without figures where memory runs out."""
+    cfg = config(case, scale)
+    try:
+        seconds, measured = _measure(case, cfg, scale)
+    except torch.OutOfMemoryError:
+        return _described(case, cfg) | {"tokens_per_s": None, "outcome": "OOM"}
+    return _described(case, cfg) | _figures(cfg, scale, seconds) | measured
+
+
+def _measure(
+    case: Case, cfg: runs.LlamaRun, scale: Scale
+) -> tuple[list[float], dict[str, float | None]]:
+    """Seconds of each step, and what was seen on the way."""
+    on_gpu = scale.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    step = (trainmark_step if case.system == "trainmark" else transformers_step)(cfg)
-    losses = [step() for _ in range(WARMUP)]
-    torch.cuda.synchronize()
+    step = (trainmark_step if case.system == "trainmark" else transformers_step)(cfg, scale)
+    losses: list[Any] = []
+    _timed(step, WARMUP, losses, on_gpu)
     ready_s = time.perf_counter() - began
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(MEASURED + 1)]
-    events[0].record()
-    for event in events[1:]:
-        losses.append(step())
-        event.record()
-    torch.cuda.synchronize()
-    seconds = [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events)]
-    tokens = (cfg.global_batch or 0) * cfg.sequence
-    return _row(case, cfg, seconds, tokens) | {
+    return _timed(step, MEASURED, losses, on_gpu), {
+        "memory_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
+        "allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "ready_s": round(ready_s, 1),
         "first_loss": losses[0].item(),
         "last_loss": losses[-1].item(),
     }
 
 
-def _row(case: Case, cfg: runs.LlamaRun, seconds: list[float], tokens: int) -> dict[str, Any]:
-    mean = statistics.mean(seconds)
-    needed = flops(cfg, 0, tokens)
-    peak = hardware.peak_flops("h200", "bf16")
-    assert isinstance(peak, hardware.Peak)
+def _timed(step: Callable[[], Any], count: int, losses: list[Any], on_gpu: bool) -> list[float]:
+    """Seconds of each of `count` steps, by device events where there is a device."""
+    if not on_gpu:
+        marks = [time.perf_counter()]
+        for _ in range(count):
+            losses.append(step())
+            marks.append(time.perf_counter())
+        return [b - a for a, b in itertools.pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        losses.append(step())
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events)]
+
+
+def _described(case: Case, cfg: runs.LlamaRun) -> dict[str, Any]:
+    rounding = "stochastic rounding" if case.system == "trainmark" else "torch's fused one"
     return {
         "system": case.system,
         "name": case.name,
@@ -138,26 +184,37 @@ def _row(case: Case, cfg: runs.LlamaRun, seconds: list[float], tokens: int) -> d
         "micro_batch": cfg.micro_batch,
         "recompute": cfg.recompute,
         "attention": cfg.attention,
-        "optimizer": "AdamW, bf16 weights and states"
-        + (", stochastic rounding" if case.system == "trainmark" else ", torch's fused one"),
+        "optimizer": f"AdamW, bf16 weights and states, {rounding}",
+    }
+
+
+def _figures(cfg: runs.LlamaRun, scale: Scale, seconds: list[float]) -> dict[str, Any]:
+    mean = statistics.mean(seconds)
+    tokens = (cfg.global_batch or 0) * cfg.sequence
+    needed = flops(cfg, 0, tokens)
+    device = hardware.identify(scale.device)
+    peaks = {kind: hardware.peak_flops(device, kind) for kind in ("bf16", "fp8")}
+
+    def mfu(convention: str, kind: str) -> float | None:
+        peak = peaks[kind]
+        if isinstance(peak, hardware.Unknown):
+            return None
+        return metrics.mfu(needed[convention], mean, 1, peak.flops)
+
+    bf16 = peaks["bf16"]
+    return {
         "tokens_per_s": tokens / mean,
         "step_s": mean,
         "step_s_spread": [min(seconds), max(seconds)],
         "steps": len(seconds),
-        "mfu_published": metrics.mfu(needed["6N"], mean, 1, peak.flops),
-        "mfu_palm": metrics.mfu(needed["palm"], mean, 1, peak.flops),
-        "mfu_peak": f"{peak.dtype} {peak.flops:.4g}",
+        "mfu_published": mfu("6N", "bf16"),
+        "mfu_palm": mfu("palm", "bf16"),
+        "mfu_peak": None
+        if isinstance(bf16, hardware.Unknown)
+        else f"{bf16.dtype} {bf16.flops:.4g}",
         # Against the fp8 peak, the lower end of the published range; null for other precisions.
-        "mfu_published_fp8_peak": _against_fp8(needed["6N"], mean, cfg.precision),
-        "memory_gib": torch.cuda.max_memory_reserved() / 2**30,
-        "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "mfu_published_fp8_peak": mfu("6N", "fp8") if cfg.precision == "fp8" else None,
     }
-
-
-def _against_fp8(needed: float, seconds: float, precision: str) -> float | None:
-    peak = hardware.peak_flops("h200", "fp8")
-    assert isinstance(peak, hardware.Peak)
-    return metrics.mfu(needed, seconds, 1, peak.flops) if precision == "fp8" else None
 
 
 def release() -> None:
@@ -167,22 +224,23 @@ def release() -> None:
     torch.cuda.empty_cache()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--name", default="llama3_gpu_h200")
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--tiny", action="store_true", help="a toy network on the CPU")
+    options = parser.parse_args(arguments)
+    scale = TINY if options.tiny else FULL
+    name = "llama3_tiny" if options.tiny else options.name
     rows = []
     for case in CASES:
-        if case.name not in arguments.only:
-            continue
-        try:
-            rows.append(measure(case))
-        except torch.OutOfMemoryError:
-            rows.append({"system": case.system, "name": case.name, "tokens_per_s": "OOM"})
-        print(rows[-1], flush=True)
-        release()
-        write_results(arguments.name, rows, DEVICE)
+        if case.name in options.only:
+            rows.append(measure(case, scale))
+            print(rows[-1], flush=True)
+            release()
+            write_results(name, rows, scale.device, folder=options.output, commit=options.commit)
 
 
 if __name__ == "__main__":
