@@ -34,6 +34,7 @@ from dlrm_systems import (
     tables_in,
     trainer_for,
 )
+from paired_auc import Placements, placements, standard_error
 from torch import Tensor
 
 from trainmark import metrics
@@ -60,6 +61,7 @@ class Study:
     bottom_mlp: tuple[int, ...]
     top_mlp: tuple[int, ...]
     lr: float
+    optimizer: str = "rowwise_adagrad"
     milestones: int = 4
     """How often to evaluate and write, evenly spaced, the last at the end."""
 
@@ -179,7 +181,7 @@ def configuration(study: Study, variant: Variant, device: torch.device) -> DlrmR
             bottom_mlp=study.bottom_mlp,
             top_mlp=study.top_mlp,
         ),
-        optimizer=Optimizer(name="rowwise_adagrad"),
+        optimizer=Optimizer(name=study.optimizer),
         lr=study.lr,
         schedule=Schedule(
             warmup_steps=steps // 50,
@@ -188,7 +190,7 @@ def configuration(study: Study, variant: Variant, device: torch.device) -> DlrmR
             decay_power=1.0,
         ),
         global_batch=study.batch,
-        eval_batch=4 * study.batch,
+        eval_batch=study.batch,  # another shape would be compiled for again
     )
     return resolved(run, variant.changes, device)
 
@@ -279,32 +281,9 @@ def scores_of(trainer: Any, test: Test) -> Tensor:
     return torch.cat([trainer.predict(trainer.prepare(b, eval_batch)) for b in test.batches])
 
 
-def placements(scores_N: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """For each click, the share of others below it; for each other, that of clicks above it."""
-    ranks_N = _mid_ranks(scores_N)
-    is_click_N = labels_N.bool()
-    clicks, others = int(is_click_N.sum()), int((~is_click_N).sum())
-    below = (ranks_N[is_click_N] - _mid_ranks(scores_N[is_click_N])) / others
-    above = 1 - (ranks_N[~is_click_N] - _mid_ranks(scores_N[~is_click_N])) / clicks
-    return below, above
-
-
-def _mid_ranks(scores_N: Tensor) -> Tensor:
-    """Ranks from 1 on, in float64; equal scores share the mean of theirs."""
-    _, place_N, counts = torch.unique(scores_N, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    return (last - (counts - 1) / 2)[place_N]
-
-
-def standard_error(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor] | None = None) -> float:
-    """DeLong's, of an AUC or of the difference of two on the same rows, from their placements."""
-    parts = a if b is None else tuple(x - y for x, y in zip(a, b, strict=True))
-    return sum(part.var().item() / len(part) for part in parts) ** 0.5
-
-
 def evaluate(study: Study, trainers: Trainers, test: Test, samples: int) -> list[dict[str, Any]]:
     """A row for every variant."""
-    found: dict[Variant, tuple[float, tuple[Tensor, Tensor]]] = {}
+    found: dict[Variant, tuple[float, Placements]] = {}
     for variant, trainer in trainers.items():
         scores = scores_of(trainer, test)
         found[variant] = (metrics.auc(scores, test.labels) or 0.0, placements(scores, test.labels))
@@ -328,6 +307,8 @@ def _row(study: Study, variant: Variant, samples: int) -> dict[str, Any]:
         "rounding": variant.rounding if variant.tables != "fp32" else None,
         "mlp_precision": variant.mlps,
         "seed": variant.seed,
+        "optimizer": study.optimizer,
+        "lr": study.lr,
         "rows": sum(study.signal.table_rows),
         "samples": samples,
         "of_samples": study.samples_in_full,
@@ -344,14 +325,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="words of the variants to train")
     parser.add_argument("--size", choices=STUDIES, default="full")
     parser.add_argument("--samples", type=int, help="another number than the study's")
+    parser.add_argument("--optimizer", help="another than the study's; its rows are rows apart")
+    parser.add_argument("--lr", type=float, help="another than the study's")
     parser.add_argument("--limit", type=float, default=540, help="give up early beyond seconds")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path, default=common.RESULTS)
     args = parser.parse_args()
     common.RESULTS = args.output
     study, device = STUDIES[args.size], torch.device(args.device)
-    if args.samples:
-        study = dataclasses.replace(study, samples=args.samples)
+    given = {name: getattr(args, name) for name in ("samples", "optimizer", "lr")}
+    study = dataclasses.replace(study, **{k: v for k, v in given.items() if v is not None})
     asked = [v for seed in args.seeds for v in variants(seed)]
     asked = [v for v in asked if any(words in str(v) for words in args.only)]
     run(study, unfinished(study, asked, read_rows()), device, args.limit)
@@ -392,17 +375,24 @@ def read_rows() -> list[dict[str, Any]]:
 
 
 def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """New rows in the place of old ones of the same variant; each keeps its earlier AUCs."""
+    """New rows in the place of old ones of the same variant, unless these saw more samples.
+
+    A row's `curve` has its AUCs on the way.
+    """
     by_variant = {_key(row): row for row in old}
     for row in new:
-        before = by_variant.get(_key(row), {"curve": []})["curve"]
-        curve = [point for point in before if point[0] < row["samples"]]
-        by_variant[_key(row)] = row | {"curve": [*curve, [row["samples"], row["auc"]]]}
+        before = by_variant.get(_key(row), {"curve": [], "samples": 0})
+        if before["samples"] <= row["samples"]:
+            curve = [point for point in before["curve"] if point[0] < row["samples"]]
+            by_variant[_key(row)] = row | {"curve": [*curve, [row["samples"], row["auc"]]]}
     return list(by_variant.values())
 
 
+KEY = ("tables_precision", "rounding", "mlp_precision", "seed", "optimizer")
+
+
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[k] for k in ("tables_precision", "rounding", "mlp_precision", "seed"))
+    return tuple(row[k] for k in KEY)
 
 
 if __name__ == "__main__":

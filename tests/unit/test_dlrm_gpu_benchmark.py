@@ -25,7 +25,8 @@ class Modules:
     """The benchmark's files, as they import each other when one of them is run."""
 
     def __getattr__(self, name: str) -> ModuleType:
-        return importlib.import_module("common" if name == "common" else f"dlrm_{name}")
+        alone = name in ("common", "paired_auc")
+        return importlib.import_module(name if alone else f"dlrm_{name}")
 
 
 @pytest.fixture
@@ -241,7 +242,7 @@ def test_paired_standard_error_is_delongs(bench: Modules) -> None:
     for name, scores in (("a", a), ("b", b)):
         clicks, others = scores[labels, None].double(), scores[None, ~labels].double()
         wins[name] = (clicks > others).double() + 0.5 * (clicks == others)
-        by_click, by_other = bench.quality.placements(scores, labels)
+        by_click, by_other = bench.paired_auc.placements(scores, labels)
         torch.testing.assert_close(by_click, wins[name].mean(1))
         torch.testing.assert_close(by_other, wins[name].mean(0))
         assert by_click.mean().item() == pytest.approx(metrics.auc(scores, labels))
@@ -249,11 +250,11 @@ def test_paired_standard_error_is_delongs(bench: Modules) -> None:
     variance = difference.mean(1).var() / len(difference) + difference.mean(0).var() / len(
         difference[0]
     )
-    found = bench.quality.standard_error(
-        bench.quality.placements(a, labels), bench.quality.placements(b, labels)
+    found = bench.paired_auc.standard_error(
+        bench.paired_auc.placements(a, labels), bench.paired_auc.placements(b, labels)
     )
     assert found == pytest.approx(variance.sqrt().item())
-    assert found < bench.quality.standard_error(bench.quality.placements(a, labels))
+    assert found < bench.paired_auc.standard_error(bench.paired_auc.placements(a, labels))
 
 
 def test_variants_are_those_asked_for(bench: Modules) -> None:
@@ -277,6 +278,20 @@ def test_a_second_call_trains_what_is_missing(bench: Modules) -> None:
     assert quality.unfinished(study, asked, rows) == []
     # Only int8 is missing, but its difference needs fp32 trained beside it.
     assert [v.tables for v in quality.unfinished(study, asked, rows[:2])] == ["fp32", "int8"]
+
+
+def test_a_row_gives_way_to_one_of_more_samples(bench: Modules) -> None:
+    quality = bench.quality
+    study, variant = quality.STUDIES["tiny"], quality.Variant()
+
+    def row(samples: int, auc: float) -> dict[str, Any]:
+        return quality._row(study, variant, samples) | {"auc": auc}
+
+    rows = quality.merged([], [row(100, 0.6)])
+    rows = quality.merged(rows, [row(200, 0.7)])
+    rows = quality.merged(rows, [row(100, 0.5)])
+    assert [r["auc"] for r in rows] == [0.7]
+    assert rows[0]["curve"] == [[100, 0.6], [200, 0.7]]
 
 
 def test_a_study_writes_its_rows(bench: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
