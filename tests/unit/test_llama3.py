@@ -61,6 +61,27 @@ def test_weights_come_in_from_transformers(tmp_path: Path, monkeypatch: pytest.M
         assert torch.equal(weight, expected[huggingface.their_name(name)])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mistral"}, "holds a 'mistral' model; expected 'llama'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "scaled rotary positions"),
+        ({"attention_bias": True}, "attention_bias True is not supported; expected False"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; expected 'silu'"),
+        ({"head_dim": 64}, "head_dim 64 is not supported; expected 8"),
+        ({"vocab_size": None}, "has no vocab_size"),
+    ],
+)
+def test_networks_that_are_not_this_one(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    theirs = huggingface.config_json(config().model, 16, "float32") | change
+    kept = {key: value for key, value in theirs.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    with pytest.raises(InputError, match=message):
+        huggingface.read_model(tmp_path)
+
+
 def test_large_models_are_written_in_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainmark.errors import InputError
+from trainmark.errors import InputError, raise_all
 from trainmark.workloads.llama3.runs import LlamaRun, Model
 
 _KEYS = {
@@ -17,6 +17,8 @@ _KEYS = {
     "vocab": "vocab_size",
     "norm_eps": "rms_norm_eps",
 }
+# What this network has no code for.
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 SHARD_BYTES = 5 * 2**30
 
 
@@ -39,6 +41,13 @@ def read_model(folder: Path) -> Model:
     missing = [key for key in _KEYS.values() if key not in config]
     if missing:
         raise InputError(f"{path} has no {', '.join(missing)}.")
+    width = config["hidden_size"] // max(config["num_attention_heads"], 1)
+    expected = _FIXED | {"head_dim": width}
+    raise_all(
+        f"{path}: {key} {config[key]!r} is not supported; expected {value!r}."
+        for key, value in expected.items()
+        if config.get(key) not in (None, value)
+    )
     theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     return Model(
         **{field: config[key] for field, key in _KEYS.items()},
