@@ -1,0 +1,173 @@
+"""The sparse update in Triton's interpreter and in plain torch, against float64 and the rules."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.embedding_kernels import (
+    check_update,
+    copied,
+    new_state,
+    random,
+    random_ids,
+    rounding_key,
+    scalars,
+    sorted_one,
+    stored,
+    triton,
+)
+from trainmark.embeddings.update import make_rule
+from trainmark.kernels.sparse_update import (
+    Launch,
+    Rule,
+    RuleName,
+    sort_rows,
+    update_rows_reference,
+    update_rows_triton,
+)
+from trainmark.kernels.table_formats import FORMATS, Rows, decode
+
+interpreted = pytest.mark.skipif(
+    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
+)
+RULES: list[RuleName] = ["sgd", "rowwise_adagrad", "adagrad"]
+FP32 = torch.float32
+UPDATES = [pytest.param(update_rows_triton, marks=interpreted), update_rows_reference]
+
+
+# --- the plan
+
+
+def test_sorted_rows_lead_to_their_gradients() -> None:
+    ids_BF = random_ids(60, 9, 1, "cpu").view(12, 5)
+    batch = sort_rows(ids_BF)
+    assert batch.rows_N.tolist() == sorted(ids_BF.flatten().tolist())
+    assert torch.equal(ids_BF.flatten()[batch.places_N], batch.rows_N)
+    assert batch.places_N.sort().values.tolist() == list(range(60))
+    equal = batch.rows_N[1:] == batch.rows_N[:-1]
+    assert (batch.places_N.diff()[equal] > 0).all()
+
+
+def test_rows_of_some_features_lead_to_gradients_of_all() -> None:
+    ids_BF = random_ids(60, 9, 2, "cpu").view(12, 5)
+    features = torch.tensor([4, 1])
+    batch = sort_rows(ids_BF, features)
+    assert torch.equal(ids_BF.flatten()[batch.places_N], batch.rows_N)
+    assert batch.places_N.numel() == 24
+    assert set((batch.places_N % 5).tolist()) == {1, 4}
+
+
+# --- rules
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("name", RULES)
+def test_fp32_updates_are_the_engines_rules(name: RuleName, update) -> None:
+    rows, dim = stored(9, 12, FP32, "cpu"), 12
+    rule = make_rule(name, eps=1e-6, beta1=0.9, beta2=0.999)
+    weight = rows.codes.clone()
+    state = new_state(Rule(name), 9, dim, "cpu")
+    theirs = {} if state is None else {"sum": state.clone()}
+    for step in range(2):
+        ids_N = random_ids(70, 8, step, "cpu")
+        grads = random(70, dim, seed=step, device="cpu")
+        update(
+            rows, state, sorted_one(ids_N), grads, Rule(name, eps=1e-6),
+            scalars("cpu", 0.3, 1.0), rounding_key("cpu"),
+        )  # fmt: skip
+        rule.update(weight, theirs, ids_N.long(), grads.clone(), 0.3, torch.ones(()))
+    torch.testing.assert_close(rows.codes, weight, rtol=1e-5, atol=1e-5)
+    if state is not None:
+        torch.testing.assert_close(state, theirs["sum"], rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_any_format_and_rule(table_format: str, name: RuleName) -> None:
+    """Duplicates, a hot row, rows of their own; the reference rounds to the same bits."""
+    dtype, rule = FORMATS[table_format], Rule(name)
+    ids_N = torch.cat([random_ids(60, 20, 3, "cpu"), torch.full((40,), 30, dtype=torch.int32)])
+    check_update(stored(31, 24, dtype, "cpu"), ids_N, rule, "cpu")
+
+    grads, batch = random(100, 24, seed=8, device="cpu"), sorted_one(ids_N)
+    mine = stored(31, 24, dtype, "cpu")
+    reference = copied(mine)
+    for rows, update in ((mine, update_rows_triton), (reference, update_rows_reference)):
+        state = new_state(rule, 31, 24, "cpu")
+        update(rows, state, batch, grads, rule, scalars("cpu"), rounding_key("cpu"))
+    same = decode(mine) == decode(reference)
+    close = torch.isclose(decode(mine), decode(reference), rtol=1e-5, atol=1e-5)
+    # Sums in another order may differ in the last bit, and rarely with it the chance.
+    assert (same | close).float().mean() > 0.995
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("count", "dim", "num_rows"),
+    [(0, 16, 3), (1, 16, 3), (16, 16, 1), (17, 16, 17), (33, 100, 2), (40, 256, 30), (20, 512, 5)],
+)
+def test_odd_sizes(count: int, dim: int, num_rows: int) -> None:
+    ids_N = random_ids(count, num_rows, 5, "cpu")
+    check_update(stored(num_rows, dim, FP32, "cpu"), ids_N, Rule("rowwise_adagrad"), "cpu")
+    check_update(stored(num_rows, dim, torch.int8, "cpu"), ids_N, Rule("sgd"), "cpu")
+
+
+# Lengths of runs of equal rows, laid against chunks of 16 and groups of 2 and 4 chunks.
+RUNS = [
+    [16, 16, 32],  # ends where chunks end
+    [15, 2, 15, 1, 200],  # over one border; to the end
+    [1, 300, 1],  # groups in the middle, an odd rest
+    [128, 128, 7],  # begins where a group begins
+    [5, 64, 64, 64, 3],
+    [257],
+    [100, 1, 1, 1, 150],
+]
+
+
+@interpreted
+@pytest.mark.parametrize("group", [2, 4])
+@pytest.mark.parametrize("runs", RUNS, ids=str)
+def test_rows_that_span_chunks_and_groups(runs: list[int], group: int) -> None:
+    ids_N = torch.repeat_interleave(torch.arange(len(runs)), torch.tensor(runs)).int()
+    ids_N = ids_N[torch.randperm(len(ids_N), generator=torch.Generator().manual_seed(1))]
+    launch = Launch(chunk=16, warps=4, group=group)
+    check_update(stored(len(runs), 16, FP32, "cpu"), ids_N, Rule("adagrad"), "cpu", launch)
+
+
+@interpreted
+def test_gradients_of_16_bits() -> None:
+    ids_N = random_ids(90, 4, 6, "cpu")
+    check_update(stored(4, 16, FP32, "cpu"), ids_N, Rule("sgd"), "cpu", grad_dtype=torch.float16)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("name", RULES)
+def test_a_closed_gate_changes_nothing(name: RuleName, update) -> None:
+    rule, ids_N = Rule(name), torch.tensor([0, 1] * 20 + [2], dtype=torch.int32)
+    rows, state = stored(3, 16, torch.int8, "cpu"), new_state(Rule(name), 3, 16, "cpu")
+    before, state_before = copied(rows), None if state is None else state.clone()
+    grads = torch.full((41, 16), torch.nan)
+    closed = scalars("cpu", gate=0.0)
+    update(rows, state, sorted_one(ids_N), grads, rule, closed, rounding_key("cpu"))
+    assert torch.equal(rows.codes, before.codes)
+    assert torch.equal(decode(rows), decode(before))
+    assert state is None or torch.equal(state, state_before)
+
+
+@interpreted
+def test_two_stores_are_updated_from_one_buffer() -> None:
+    ids_BF = random_ids(36, 5, 7, "cpu").view(12, 3)
+    grads_BFD = random(12, 3, 16, seed=9, device="cpu")
+    for chosen in ([0, 2], [1]):
+        features = torch.tensor(chosen)
+        found = Rows(torch.zeros(5, 16))
+        batch = sort_rows(ids_BF, features)
+        update_rows_triton(
+            found, None, batch, grads_BFD.flatten(0, 1), Rule("sgd"), scalars("cpu", 1.0, 1.0),
+            rounding_key("cpu"),
+        )  # fmt: skip
+        expected = torch.zeros(5, 16)
+        picked: Tensor = grads_BFD[:, features].flatten(0, 1)
+        expected.index_add_(0, ids_BF[:, features].flatten().long(), -picked)
+        torch.testing.assert_close(found.codes, expected, rtol=1e-5, atol=1e-5)
