@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -140,8 +141,12 @@ def stop(folder: Path, job: Job) -> None:
 def follow(folder: Path, job: Job, output: TextIO) -> int:
     """Print a job's log until it ends; its exit code."""
     tails = [Tail(Path(log), output) for log in job.logs]
+    told = "RUNNING"
     while True:
         found = state(folder, job)  # before the log is read, so that its end is not missed
+        if found.exit_code is None and found.name != told:
+            told = found.name  # why a job waits in the queue
+            print(f"trainmark: {job.handle} {told}", file=sys.stderr)
         for tail in tails:
             tail.print_new()
         if found.exit_code is not None:

@@ -18,7 +18,7 @@ _OURS = {
     "nodes": "-j", "ntasks": "-j", "ntasks-per-node": "-j", "output": "--jobs", "error": "--jobs",
     "array": "one job per launch",
 }  # fmt: skip
-_RUNNING = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING")
+_RUNNING = ("CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING")
 
 # The batch script runs on the first node, where all launchers meet. Two jobs may share a node.
 _MEETING_PLACE = '"$(hostname):$((20000 + SLURM_JOB_ID % 20000))"'
@@ -45,7 +45,7 @@ def script(options: LaunchOptions, shape: Shape, name: str, command: list[str]) 
         srun |= {"container-mounts": ",".join(_checked_mounts(options))}
     srun |= key_values("--srun", options.srun)
     words = [f"#SBATCH {_flag(key, value)}" for key, value in sbatch.items()]
-    flags = " ".join(shlex.quote(_flag(key, value)) for key, value in srun.items())
+    flags = " ".join(_flag(key, value) for key, value in srun.items())
     return "\n".join(
         [
             "#!/bin/bash",
@@ -95,7 +95,7 @@ def _launcher(options: LaunchOptions, shape: Shape) -> str:
 
 
 def _flag(key: str, value: str | None) -> str:
-    return f"--{key}" if value is None else f"--{key}={value}"
+    return f"--{key}" if value is None else shlex.quote(f"--{key}={value}")
 
 
 # --- the job
@@ -123,9 +123,11 @@ def state(job_id: str) -> State:
     shown = subprocess.run(
         ["scontrol", "--oneliner", "show", "job", job_id], capture_output=True, text=True
     )
-    found = re.search(r"\bJobState=(\S+).*\bExitCode=(\d+):(\d+)", shown.stdout)
+    found = re.search(r"\bJobState=(\S+) Reason=(\S+).*\bExitCode=(\d+):(\d+)", shown.stdout)
+    if shown.returncode == 0 and found and found[1] == "PENDING":
+        return State(f"PENDING ({found[2]})", None)
     if shown.returncode == 0 and found:
-        return _state(found[1], int(found[2]), int(found[3]))
+        return _state(found[1], int(found[3]), int(found[4]))
     if "Invalid job id" not in shown.stderr:
         return State("UNKNOWN: " + _last_line(shown.stderr), None)  # the controller is away
     kept = subprocess.run(
