@@ -17,7 +17,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY trainmark trainmark
 # What preparation needs of the core dependencies: torch alone would be most of the image.
 RUN pip install --no-cache-dir --constraint constraints.txt \
-        numba numpy pandas psutil pyarrow pydantic pyspark pyyaml rich setuptools tyro \
+        numba numpy pandas psutil pyarrow pydantic pyspark pyyaml rich tyro \
  && pip install --no-cache-dir --constraint constraints.txt --no-deps .
 
 WORKDIR /workspace

@@ -69,7 +69,7 @@ def test_everything_is_installed_in_the_pinned_versions(name: str) -> None:
             if package.startswith("."):  # the project itself
                 extras = re.findall(r"\w+", package)
                 assert set(extras) <= set(PROJECT["optional-dependencies"])
-            elif package != "setuptools":  # builds the project; constraints.txt has none
+            else:
                 assert _plain(package) in requirements()
                 assert _plain(package) in pinned()
 
