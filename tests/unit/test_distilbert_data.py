@@ -90,6 +90,12 @@ def test_repeated_prepare_does_nothing(tmp_path: Path, tokenizer: Path, capsys: 
     assert "nothing to do" in capsys.readouterr().out
     with pytest.raises(InputError, match="other settings"):
         prepare(tmp_path, tokenizer, ROWS, npz=False)
+    other = [row.replace("good", "very") for row in ROWS]  # as long as they were
+    with pytest.raises(InputError, match="other settings"):
+        prepare(tmp_path, tokenizer, other)
+    (tokenizer / "vocab.txt").write_text("\n".join([*WORDS[:4], *reversed(WORDS[4:])]) + "\n")
+    with pytest.raises(InputError, match="other settings"):
+        prepare(tmp_path, tokenizer, ROWS)
 
 
 @pytest.mark.parametrize(

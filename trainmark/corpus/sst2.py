@@ -4,6 +4,7 @@ The tokens are those of the published preparation: [CLS] words [SEP], cut at 512
 """
 
 import csv
+import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def prepare(options: Options) -> None:
     settings = {
         "train": _identity(options.train),
         "dev": _identity(options.dev),
-        "tokenizer": str(options.tokenizer),
+        "tokenizer": [_identity(path) for path in _tokenizer_files(options.tokenizer)],
         "labels": options.labels,
         "sequence_length": options.sequence_length,
         "npz": options.npz,
@@ -77,10 +78,11 @@ def prepare(options: Options) -> None:
     _print_counts(counts)
 
 
-def _identity(path: Path) -> list[Any]:
+def _identity(path: Path) -> list[str]:
     if not path.is_file():
         raise InputError(f"{path} does not exist; expected a table of sentences and labels.")
-    return [path.name, path.stat().st_size]
+    with path.open("rb") as file:
+        return [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
 def _counts(found: Sentences, width: int) -> dict[str, int]:
@@ -240,8 +242,10 @@ def tokenise(tokenizer: Any, texts: list[str], labels: list[int]) -> Sentences:
 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """The tokenizer's files, so that a dataset and a trained model carry their own."""
-    found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
-    if found:
+    for path in _tokenizer_files(source):
         target.mkdir(parents=True, exist_ok=True)
-    for path in found:
         shutil.copyfile(path, target / path.name)
+
+
+def _tokenizer_files(source: Path) -> list[Path]:
+    return [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
