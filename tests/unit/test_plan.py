@@ -19,7 +19,7 @@ from trainmark.embeddings.placement import Shard
 from trainmark.errors import InputError
 from trainmark.hardware import Cluster
 from trainmark.planner import costs as formulas
-from trainmark.planner.costs import TableCosts, TableStep
+from trainmark.planner.costs import Load, TableCosts, TableStep
 from trainmark.planner.machine import Machine, machine
 from trainmark.workloads.dlrm import placing
 from trainmark.workloads.dlrm.prediction import predict
@@ -77,6 +77,44 @@ def test_a_shards_load_by_hand() -> None:
     far = load.sent * 2 / 3 / 1e10 / formulas.LINK_EFFICIENCY
     latency = formulas.LATENCY_S + 3 * formulas.MESSAGE_S
     assert time.exchange == pytest.approx(2 * (latency + far))
+
+
+def test_a_device_that_holds_nothing_waits_for_its_rows() -> None:
+    """Its samples need rows of all tables, and their gradients go back."""
+    there = machine(Cluster.parse("a100-80gx1x8"))
+    step = TableStep(batch=8 * 1000, dim=128, element_bytes=2, optimizer="sgd")
+    priced = TableCosts(there, step)
+    received = 1000 * 26 * 256 * 7 / 8
+    assert priced.received(26) == received
+    latency = formulas.LATENCY_S + 7 * formulas.MESSAGE_S
+    found = priced.time(Load(), received)
+    assert found.exchange == pytest.approx(2 * (latency + received / (0.75 * 300e9)))
+    assert found.gather == found.update == 0
+
+
+def test_rows_of_a_host_table_travel_there_and_back() -> None:
+    there = machine(Cluster.parse("h100x1x4"))
+    step = TableStep(batch=4096, dim=64, element_bytes=2, optimizer="adagrad")
+    priced, table = TableCosts(there, step), access.uniform(10**6)
+    shard = Shard(device=0, rows=(0, 10**6), columns=(0, 64))
+    near, far = priced.shard(table, shard), priced.shard(table, shard, "host")
+    fetched = table.distinct((0, 10**6), 4096) * 64 * 4
+    assert far.gather_s - near.gather_s == pytest.approx(fetched / 63e9)
+    assert far.update_s - near.update_s == pytest.approx(fetched / 63e9)
+    assert far.buffers - near.buffers == pytest.approx(fetched, abs=1)
+    assert (far.weights, far.state, far.host) == (0, 0, near.weights + near.state)
+
+
+def test_a_reduction_is_hidden_by_the_backward_pass() -> None:
+    """Unless the network is so slow that it takes longer."""
+    fast, slow, slower = (
+        predict(resolved("dlrm-large", "a100-80gx2x8", sharding=Sharding(network_gb_s=speed)))
+        for speed in (100.0, 0.01, 0.005)
+    )
+    assert fast.dense_s is not None
+    reduced = 2 * 2_369_921 * 4 / 2 / (0.01e9 * 8) / formulas.LINK_EFFICIENCY
+    assert slow.dense_s == pytest.approx(fast.dense_s / 3 + formulas.LATENCY_S + reduced)
+    assert slower.dense_s == pytest.approx(slow.dense_s + reduced)
 
 
 def test_narrow_slices_pay_for_whole_accesses() -> None:
