@@ -1,10 +1,11 @@
 """Clicks for the DLRM benchmarks, drawn on the device: ids alone, or ids with a planted signal.
 
-Power-law ids: row k of a table with C rows (k from 0) is looked up with the probability
-log((k + 2) / (k + 1)) / log(C + 1), near 1 / (k ln C): an exponent of 1. Rows are numbered by
-falling frequency, as preparation does it. A draw is a function of (seed, purpose, number), so that
-any part of a stream can be made again; PyTorch's generator is counter-based on a GPU, and gives
-other numbers there than on a CPU.
+Power-law ids: row k of a table with C rows (k from 0) is drawn with the probability of the interval
+from k + 1 to k + 2 under the density x^-s between 1 and C + 1. So rows are numbered by falling
+frequency, as preparation does it; s = 0 is uniform.
+
+A draw is a function of (seed, purpose, number), so that any part of a stream can be made again.
+PyTorch's generator is counter-based on a GPU, and gives other numbers there than on a CPU.
 """
 
 import math
@@ -18,21 +19,35 @@ from torch import Tensor
 from trainmark.seeding import generator
 
 Ids = Literal["uniform", "power_law"]
+EXPONENTS: dict[Ids, float] = {"uniform": 0.0, "power_law": 1.0}
+"""s, for measurements of speed; with 1, a row's frequency is near 1 / (k ln C)."""
 LARGEST_BIAS = 20.0
 
 
-def draw_ids(table_rows: Sequence[int], samples: int, ids: Ids, random: torch.Generator) -> Tensor:
+def draw_ids(
+    table_rows: Sequence[int], samples: int, exponent: float, random: torch.Generator
+) -> Tensor:
     """[F, samples] int32 rows of each feature's table."""
     # In float64: with the 24 bits of a float32, most rows of a large table could not be drawn.
     u_FB = torch.rand(
         len(table_rows), samples, dtype=torch.float64, device=random.device, generator=random
     )
     rows_F1 = torch.tensor(table_rows, dtype=torch.float64, device=random.device)[:, None]
-    if ids == "power_law":
-        u_FB.mul_(torch.log1p(rows_F1)).expm1_()
+    end_F1, power = torch.log1p(rows_F1), 1 - exponent
+    if power:
+        u_FB.mul_((power * end_F1).expm1()).log1p_().div_(power)
     else:
-        u_FB.mul_(rows_F1)
-    return u_FB.clamp_(max=rows_F1 - 1).to(torch.int32)  # rounding may have reached the end
+        u_FB.mul_(end_F1)
+    return u_FB.expm1_().clamp_(max=rows_F1 - 1).to(torch.int32)  # rounding may reach the end
+
+
+def chances(rows: int, exponent: float, device: torch.device) -> Tensor:
+    """[rows] float64: how likely each row is to be drawn."""
+    edges = torch.arange(1, rows + 2, dtype=torch.float64, device=device).log()
+    power = 1 - exponent
+    if power:
+        edges = (power * edges).expm1()
+    return torch.diff(edges / edges[-1])
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,8 @@ class Signal:
     interacting: tuple[int, ...]
     """Features whose hidden vectors are multiplied, each with each."""
     numerical_features: int = 8
+    exponent: float = 1.2
+    """Of the power law of the ids."""
     large_values: float = 0.4
     other_values: float = 0.15
     interactions: float = 0.3
@@ -111,15 +128,14 @@ class PlantedStream:
         return Clicks(numerical_BN, ids_FB, clicks_B, logits_B)
 
     def _features(self, samples: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        ids_FB = draw_ids(self.signal.table_rows, samples, "power_law", random)
+        ids_FB = draw_ids(self.signal.table_rows, samples, self.signal.exponent, random)
         shape = (samples, self.signal.numerical_features)
         return torch.randn(shape, device=self.device, generator=random).half(), ids_FB
 
     def _centred_vectors(self, rows: int, random: torch.Generator) -> Tensor:
         """[rows, rank], mean 0 over the ids drawn: alone, a feature says nothing by them."""
         vectors = torch.randn(rows, self.signal.rank, device=self.device, generator=random)
-        k = torch.arange(rows, dtype=torch.float64, device=self.device)
-        chance = (torch.log1p(1 / (k + 1)) / math.log(rows + 1)).float()
+        chance = chances(rows, self.signal.exponent, self.device).float()
         vectors -= chance @ vectors
         return vectors / (chance @ vectors.square()).sqrt()
 

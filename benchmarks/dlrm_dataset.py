@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dlrm_clicks import Ids, draw_ids
+from dlrm_clicks import EXPONENTS, Ids, draw_ids
 
 from trainmark import feature_spec
 from trainmark.seeding import generator
@@ -56,7 +56,7 @@ def _write_block(
     torch.set_num_threads(1)
     random = generator(torch.device("cpu"), split, start)
     count, files = stop - start, spec.files(split)
-    ids_FB = draw_ids(spec.cardinalities, count, ids, random).numpy()
+    ids_FB = draw_ids(spec.cardinalities, count, EXPONENTS[ids], random).numpy()
     columns = dict(zip(spec.categorical, ids_FB, strict=True))
     columns[spec.label] = (torch.rand(count, generator=random) < CLICK_RATE).numpy()
     for name, column in columns.items():

@@ -11,7 +11,7 @@ from typing import Any
 import dlrm_peers
 import numpy as np
 import torch
-from dlrm_clicks import Ids, draw_ids
+from dlrm_clicks import EXPONENTS, Ids, draw_ids
 from torch import Tensor
 
 from trainmark import feature_spec, hardware, workloads
@@ -80,7 +80,7 @@ def random_clicks(model: Model, batch: int, ids: Ids, device: torch.device) -> l
     return [
         (
             torch.randn(batch, model.numerical_features, device=device, generator=random).half(),
-            draw_ids(model.table_rows, batch, ids, random),
+            draw_ids(model.table_rows, batch, EXPONENTS[ids], random),
             torch.rand(batch, device=device, generator=random) < 0.2,
         )
         for _ in range(POOL)

@@ -98,19 +98,27 @@ def test_a_peer_trains_as_we_do(bench: Modules, name: str, no_process_group: Non
 # --- clicks
 
 
-def test_power_law_ids_have_the_stated_frequencies(bench: Modules) -> None:
-    rows, draws = (50, 8_000_000), 400_000
-    ids = bench.clicks.draw_ids(rows, draws, "power_law", torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0, 1.2])
+def test_ids_have_the_stated_frequencies(bench: Modules, exponent: float) -> None:
+    rows, draws = 50, 200_000
+    random = torch.Generator().manual_seed(1)
+    ids = bench.clicks.draw_ids((rows, 3), draws, exponent, random)
     assert ids.dtype == torch.int32
-    k = torch.arange(50)
-    expected = draws * torch.log((k + 2) / (k + 1)) / math.log(51)
-    found = torch.bincount(ids[0], minlength=50)
-    assert len(found) == 50
-    assert ((found - expected).abs() < 5 * expected.sqrt()).all()
-    # Half of the lookups are below the square root; the tail is hit at random, not on a grid.
-    assert (ids[1] < 8_000_000**0.5).float().mean() == pytest.approx(0.5, abs=0.01)
-    tail = ids[1][ids[1] > 4_000_000]
-    assert tail.unique().numel() > 0.99 * len(tail)
+    assert ids[1].max() == 2
+    x = np.linspace(1, rows + 1, 1000 * rows + 1)  # the density, integrated from row to row
+    density = ((x[1:] + x[:-1]) / 2) ** -exponent
+    share = density.reshape(rows, -1).sum(1) / density.sum()
+    found = np.bincount(ids[0], minlength=rows)
+    assert len(found) == rows
+    assert (np.abs(found - draws * share) < 5 * np.sqrt(draws * share)).all()
+    np.testing.assert_allclose(bench.clicks.chances(rows, exponent, CPU), share, rtol=1e-5)
+
+
+def test_every_row_of_a_large_table_can_be_drawn(bench: Modules) -> None:
+    (ids,) = bench.clicks.draw_ids((8_000_000,), 400_000, 1.0, torch.Generator().manual_seed(1))
+    tail = ids[ids > 4_000_000]
+    assert len(tail) > 10_000
+    assert tail.unique().numel() > 0.99 * len(tail)  # at random, not on a grid of floats
     assert (tail % 2).float().mean() == pytest.approx(0.5, abs=0.02)
 
 
