@@ -72,16 +72,16 @@ def test_distilbert_on_sst2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("recipe", distilbert_sst2.RECIPES)
 def test_recipes_are_flags_of_the_command(
-    recipe: tuple[float, int, int, float], capsys: pytest.CaptureFixture[str]
+    recipe: distilbert_sst2.Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = distilbert_sst2.flags(recipe, "packed", 1)
-    assert main(["show", "distilbert-sst2", *flags]) == 0
+    assert main(["show", "distilbert-sst2", *flags, "--cluster", "h200x1x1"]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
-    lr, batch, epochs, warmup = recipe
-    assert float(shown["lr"]) == lr
-    steps = int(shown["schedule.warmup_steps"]) + int(shown["schedule.decay_steps"])
-    assert steps == -(-67_349 // batch) * epochs
-    assert int(shown["schedule.warmup_steps"]) == round(warmup * steps)
+    assert float(shown["lr"]) == recipe.lr
+    warmup = int(shown["schedule.warmup_steps"])
+    steps = warmup + int(shown["schedule.decay_steps"])
+    assert steps == -(-67_349 // recipe.batch) * recipe.epochs
+    assert warmup == round(recipe.warmup * steps)
 
 
 def test_llama3_speed(tmp_path: Path) -> None:
