@@ -8,19 +8,24 @@ from torch import nn
 from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import Engine
+from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.torchrec_tables import TableSpecs
+from trainmark.kernels.sparse_update import Rule
 from trainmark.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
 from trainmark.workloads.dlrm.placing import cluster, place
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, in_other_formats, table_formats
 
 
 def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
     """The model with the engine for its ranks."""
     if cfg.sharding.engine == "torchrec":
         model.tables = _torchrec_engine(mesh, cfg)
+        return [model]
+    if in_other_formats(cfg):
+        model.tables = _fused_engine(cfg)
         return [model]
     placement = place(cfg, mesh.world_size)
     if _needs_exchange(placement, cfg):
@@ -34,6 +39,13 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             force_exchange=cfg.sharding.force_exchange,
         )
     return [model]
+
+
+def _fused_engine(cfg: DlrmRun) -> Engine:
+    rule = Rule(cfg.optimizer.name, cfg.optimizer.eps)  # type: ignore[arg-type]  # resolve checks
+    return FusedEngine(
+        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, cfg.seed
+    )
 
 
 def _needs_exchange(placement: Placement, cfg: DlrmRun) -> bool:

@@ -1,5 +1,6 @@
 """Where a DLRM run's tables lie: from its configuration to a checked placement."""
 
+import dataclasses
 import json
 import math
 from functools import lru_cache
@@ -11,7 +12,7 @@ from trainmark.embeddings import placement as placements
 from trainmark.embeddings.access import AccessProfile
 from trainmark.embeddings.auto_placement import DoesNotFitError, auto
 from trainmark.embeddings.cutting import Options
-from trainmark.embeddings.placement import Placement
+from trainmark.embeddings.placement import Placement, TablePlacement
 from trainmark.embeddings.strategies import by_strategy
 from trainmark.errors import InputError
 from trainmark.hardware import GIB, Cluster
@@ -19,7 +20,14 @@ from trainmark.planner.costs import STATE_BYTES, TableCosts, TableStep
 from trainmark.planner.machine import machine
 from trainmark.planner.memory import MemoryPlan
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
-from trainmark.workloads.dlrm.runs import DlrmRun, mlp_parameters
+from trainmark.workloads.dlrm.runs import (
+    WEIGHT_BYTES,
+    DlrmRun,
+    in_other_formats,
+    mlp_parameters,
+    table_bytes,
+    table_formats,
+)
 
 
 def place(cfg: DlrmRun, devices: int) -> Placement:
@@ -27,7 +35,9 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
         return placements.read(Path(sharding.placement), rows, dim, devices)
-    if sharding.placement == "auto":
+    if in_other_formats(cfg):  # on one device: `resolve` has seen to it
+        placed = _on_the_only_device(cfg)
+    elif sharding.placement == "auto":
         placed = _auto(cfg, devices)
     else:
         placed = by_strategy(
@@ -40,6 +50,23 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
             host_tables=sharding.host_tables,
         )
     return placements.checked(placed, rows, dim, devices)
+
+
+def _on_the_only_device(cfg: DlrmRun) -> Placement:
+    return Placement(
+        devices=1,
+        tables=tuple(
+            TablePlacement(
+                table=table,
+                sharding="table_wise",
+                shards=placements.whole_everywhere(rows, cfg.model.embedding_dim, 1),
+                reason=f"the only device; stored in {kind}",
+            )
+            for table, (rows, kind) in enumerate(
+                zip(cfg.model.table_rows, table_formats(cfg), strict=True)
+            )
+        ),
+    )
 
 
 @lru_cache(maxsize=4)  # a run asks several times: to build, to check its memory, to report
@@ -73,6 +100,7 @@ def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:
         dim=cfg.model.embedding_dim,
         element_bytes=4 if cfg.precision in ("fp32", "tf32") else 2,
         optimizer=cfg.optimizer.name,
+        weight_bytes=WEIGHT_BYTES[cfg.table_format.table_precision],
     )
     return TableCosts(machine(cluster(cfg, devices), cfg.sharding.network_gb_s), step)
 
@@ -131,9 +159,10 @@ def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
     devices = cluster(cfg).world
     loads = table_costs(cfg, devices).loads(place(cfg, devices), _profiles(cfg, devices))
     dense = _dense(cfg)
+    stored = table_bytes(cfg) if in_other_formats(cfg) else None  # all of it on the one device
     return [
         MemoryPlan(
-            weights=dense.weights + load.weights,
+            weights=dense.weights + (load.weights if stored is None else stored),
             gradients=dense.gradients,
             optimizer=dense.optimizer + load.state,
             activations=dense.activations + load.buffers,
@@ -175,8 +204,19 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
     return (
         f"{start}: its tables need {needed / GIB:.1f} GiB, and {devices} devices have "
         f"{each / GIB:.1f} GiB each for them. It would fit {math.ceil(needed / each)} such "
-        f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}."
+        f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}"
+        f"{_format_advice(cfg, each, devices)}."
     )
+
+
+def _format_advice(cfg: DlrmRun, each: float, devices: int) -> str:
+    """The widest format in which the tables fit one device, if one there is."""
+    for kind in ("bf16", "int8"):
+        chosen = dataclasses.replace(cfg.table_format, table_precision=kind)
+        smaller = dataclasses.replace(cfg, table_format=chosen)
+        if devices == 1 and table_bytes(smaller) <= each:
+            return f", or this one with --table-precision {kind}"
+    return ""
 
 
 def _saved_by_host(cfg: DlrmRun, costs: TableCosts) -> dict[int, int]:

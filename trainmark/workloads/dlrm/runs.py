@@ -30,6 +30,8 @@ _CLOSED = OBSERVATION | {
 PLANTED_TARGET = 0.95
 SYNTHETIC_HELD_OUT = 131_072
 PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "greedy")
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
 MOST_PARAMETERS = 2**58  # bytes are counted in 64 bits
 
 
@@ -88,6 +90,18 @@ class Sharding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableFormat:
+    """How embedding tables are stored."""
+
+    table_precision: Literal["fp32", "bf16", "fp16", "int8", "fp8"] = "fp32"
+    """Of large tables. Below 32 bits, updates are rounded by chance, so that small ones add up."""
+    fp32_up_to_rows: int = 100_000
+    """Tables of at most so many rows stay fp32: they take little memory and every update."""
+    fp32_tables: tuple[int, ...] = ()
+    """Further tables to keep fp32, by number."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DlrmRun(Run):
     """A DLRM run."""
 
@@ -96,6 +110,7 @@ class DlrmRun(Run):
     lr: float = 24.0
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
+    table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
@@ -269,13 +284,37 @@ def table_parameters(model: Model) -> int:
     return sum(model.table_rows) * model.embedding_dim
 
 
+def table_formats(cfg: DlrmRun) -> list[str]:
+    """How each table is stored."""
+    chosen = cfg.table_format
+    return [
+        "fp32"
+        if rows <= chosen.fp32_up_to_rows or table in chosen.fp32_tables
+        else chosen.table_precision
+        for table, rows in enumerate(cfg.model.table_rows)
+    ]
+
+
+def table_bytes(cfg: DlrmRun) -> int:
+    """Bytes of all tables as they are stored, without the optimiser's state."""
+    return sum(
+        rows * (cfg.model.embedding_dim * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
+        for rows, kind in zip(cfg.model.table_rows, table_formats(cfg), strict=True)
+    )
+
+
+def in_other_formats(cfg: DlrmRun) -> bool:
+    """Whether some table is not fp32."""
+    return any(kind != "fp32" for kind in table_formats(cfg))
+
+
 def sizes(cfg: DlrmRun) -> dict[str, float]:
     """What `list` and `show` print about the model."""
     tables = table_parameters(cfg.model)
     return {
         "table rows": sum(cfg.model.table_rows),
         "parameters": tables + mlp_parameters(cfg.model),
-        "tables GiB": tables * 4 / 2**30,
+        "tables GiB": table_bytes(cfg) / 2**30,
     }
 
 
@@ -300,7 +339,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
             cfg = _with_dataset(cfg, Path(cfg.data))
         except InputError as error:
             problems.append(str(error))
-    problems += _model_problems(cfg) + _sharding_problems(cfg)
+    problems += _model_problems(cfg) + _sharding_problems(cfg) + _format_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems and cfg.seed >= 0:
@@ -403,4 +442,29 @@ def _sharding_problems(cfg: DlrmRun) -> list[str]:
         for table in sharding.host_tables
         if not 0 <= table < tables
     ]
+    return problems
+
+
+def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+    chosen, tables = cfg.table_format, len(cfg.model.table_rows)
+    problems = [
+        f"fp32_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
+        for table in chosen.fp32_tables
+        if not 0 <= table < tables
+    ]
+    if not in_other_formats(cfg):
+        return problems
+    received = f"Received: table_precision {chosen.table_precision}"
+    if cluster.world > 1 or cfg.sharding.host_tables or cfg.sharding.force_exchange:
+        problems.append(
+            "Tables that are exchanged between devices, or with the host, are fp32 in this "
+            f"version. {received} on {cluster}."
+        )
+    if cfg.sharding.engine == "torchrec":
+        problems.append(f"TorchRec's tables are fp32 here. {received}; use --engine native.")
+    if cfg.optimizer.name == "adam":
+        problems.append(
+            f"Adam needs fp32 tables. {received}; use --optimizer.name sgd, adagrad or "
+            "rowwise_adagrad."
+        )
     return problems

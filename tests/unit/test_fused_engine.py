@@ -1,0 +1,197 @@
+"""The fused engine against the plain one, in all formats; here by its kernels' references."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import small
+from trainmark.cli import main
+from trainmark.embeddings.engine import IdGroup, LocalEngine
+from trainmark.embeddings.fused import FusedEngine
+from trainmark.embeddings.update import make_rule
+from trainmark.kernels.sparse_update import Rule
+
+ROWS, DIM = (5, 70_000, 3), 8
+ON = torch.ones(())
+SETTINGS = {"eps": 1e-6, "beta1": 0.9, "beta2": 0.999}
+RULES = ["sgd", "adagrad", "rowwise_adagrad"]
+
+
+def groups(seed: int, samples: int = 40) -> list[IdGroup]:
+    random = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(0, rows, (samples,), generator=random) for rows in ROWS]
+    small = torch.stack([ids[0], ids[2]]).to(torch.int8)
+    return [IdGroup([0, 2], small), IdGroup([1], ids[1].to(torch.int32)[None])]
+
+
+def fused(formats: tuple[str, ...], rule: str) -> FusedEngine:
+    engine = FusedEngine(ROWS, formats, DIM, Rule(rule, SETTINGS["eps"]), seed=1).to_empty(
+        device="cpu"
+    )
+    return _ready(engine)
+
+
+def plain(rule: str) -> LocalEngine:
+    return _ready(LocalEngine(ROWS, DIM, make_rule(rule, **SETTINGS)).to_empty(device="cpu"))
+
+
+def _ready(engine):
+    engine.init_weights(3)
+    engine.create_state()
+    return engine
+
+
+def train(engine, steps: range, lr: float = 0.1, micro_batches: int = 1) -> list[Tensor]:
+    """Steps towards a target; the outputs of each."""
+    outputs = []
+    for step in steps:
+        batch = groups(step)
+        for part in torch.arange(40).chunk(micro_batches):
+            piece = slice(int(part[0]), int(part[-1]) + 1)
+            x = torch.linspace(-1, 1, len(part) * DIM).view(-1, DIM).requires_grad_()
+            lookup = engine.prepare([group.part(piece) for group in batch], [len(part)])
+            output = engine.lookup_and_interact(lookup, x)
+            (output.sin().sum() / 10).backward()
+            outputs.append(output.detach())
+        assert sum(gradient.sum() for gradient in engine.gradients()).isfinite()
+        engine.apply_gradients(lr, ON)
+    return outputs
+
+
+def decoded(engine: FusedEngine, table: int) -> Tensor:
+    """A table's weights in fp32, whatever its format."""
+    tensors = engine.table_weights()
+    if f"tables.{table}.weight" in tensors:
+        return tensors[f"tables.{table}.weight"].float()
+    return tensors[f"tables.{table}.codes"].float() * tensors[f"tables.{table}.scales"][:, None]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_fp32_is_the_plain_engine(rule: str, micro_batches: int) -> None:
+    ours, theirs = fused(("fp32",) * 3, rule), plain(rule)
+    for mine, expected in zip(
+        train(ours, range(4), micro_batches=micro_batches),
+        train(theirs, range(4), micro_batches=micro_batches),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    expected_tensors = theirs.table_weights() | theirs.table_state()
+    got = ours.table_weights() | ours.table_state()
+    assert got.keys() - expected_tensors.keys() == {"tables.updates"}
+    for name, tensor in expected_tensors.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("large", "bound"), [("bf16", 0.01), ("fp16", 0.002), ("int8", 0.02), ("fp8", 0.1)]
+)
+def test_other_formats_are_near(large: str, bound: float) -> None:
+    """Within what the format can say; the small tables, in fp32, nearer still."""
+    formats = ("fp32", large, "fp32")
+    ours, theirs = fused(formats, "sgd"), plain("sgd")
+    assert ours.stores[1].codes.dtype != torch.float32
+    train(ours, range(4))
+    train(theirs, range(4))
+    expected = theirs.table_weights()
+    touched = torch.cat([groups(step)[1].ids[0] for step in range(4)]).unique().long()
+    mine = decoded(ours, 1)[touched]
+    true = expected["tables.1.weight"][touched]
+    assert (mine - true).norm() <= bound * true.norm()
+    small = decoded(ours, 0)
+    assert (small - expected["tables.0.weight"]).norm() <= bound * small.norm() / 2
+
+
+def test_rounding_goes_on_after_a_resumption_as_if_nothing_had_happened() -> None:
+    formats = ("fp32", "int8", "int8")
+    whole, first, second = (fused(formats, "rowwise_adagrad") for _ in range(3))
+    train(whole, range(6))
+    train(first, range(3))
+    saved = first.table_weights() | first.table_state()
+    for name, tensor in (second.table_weights() | second.table_state()).items():
+        tensor.copy_(saved[name])
+    second.state_loaded()
+    train(second, range(3, 6))
+    expected = whole.table_weights() | whole.table_state()
+    for name, tensor in (second.table_weights() | second.table_state()).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_small_updates_add_up_only_if_rounded_by_chance() -> None:
+    """One row, moved 200 times by a hundredth of its smallest step."""
+    engine = FusedEngine((1,), ("int8",), DIM, Rule("sgd"), seed=1).to_empty(device="cpu")
+    _ready(engine)
+    store = engine.stores[0]
+    store.codes.copy_(torch.tensor([[127] + [0] * (DIM - 1)]))
+    store.scales.fill_(1 / 127)
+    move = torch.zeros(1, 1, DIM)
+    move[..., 1:] = -0.01 / 127
+    for _ in range(200):
+        lookup = engine.prepare([IdGroup([0], torch.zeros(1, 1, dtype=torch.int8))], [1])
+        engine._looked_up.append((lookup, move.clone()))
+        engine.apply_gradients(1.0, ON)
+    moved = store.codes[0, 1:].float().mean() * store.scales[0]
+    assert moved == pytest.approx(2 / 127, rel=0.6)  # to nearest it would still be 0
+
+
+def test_a_closed_gate_changes_nothing_and_says_why() -> None:
+    engine = fused(("fp32", "int8", "fp32"), "rowwise_adagrad")
+    train(engine, range(1))
+    before = {n: t.clone() for n, t in (engine.table_weights() | engine.table_state()).items()}
+    x = torch.ones(40, DIM, requires_grad=True)
+    output = engine.lookup_and_interact(engine.prepare(groups(1), [40]), x)
+    (output.sum() * torch.inf).backward()
+    assert not sum(gradient.sum() for gradient in engine.gradients()).isfinite()
+    engine.apply_gradients(0.1, torch.zeros(()))
+    for name, tensor in (engine.table_weights() | engine.table_state()).items():
+        assert name == "tables.updates" or torch.equal(tensor, before[name])
+    assert sum(gradient.sum() for gradient in engine.gradients()) == 0
+
+
+def test_nothing_is_allocated_before_its_time() -> None:
+    """421 GiB of tables on the meta device; at 8 bits they fit a GPU of 141 GB."""
+    from trainmark.workloads.dlrm.runs import THRESHOLD_0
+
+    formats = ["int8" if rows > 100_000 else "fp32" for rows in THRESHOLD_0]
+    engine = FusedEngine(THRESHOLD_0, formats, 128, Rule("sgd"), seed=1)
+    total = sum(
+        tensor.numel() * tensor.element_size() for tensor in engine.table_weights().values()
+    )
+    assert 105 * 2**30 < total < 110 * 2**30
+
+
+# --- through the command line
+
+
+def test_a_run_with_8_bit_tables_resumes_exactly(tmp_path: Path) -> None:
+    """Codes, scales and the count that rounding goes on from are in the checkpoint."""
+    flags = ("--table-precision", "int8", "--fp32-up-to-rows", "5", "--lr", "0.5")
+    flags += ("--optimizer.name", "rowwise_adagrad", "--checkpoint-every", "3 steps")
+    assert small.train(tmp_path / "whole", *flags) == 0
+    assert small.train(tmp_path / "parts", *flags, "--max-steps", "4") == 0
+    assert small.train(tmp_path / "parts", *flags) == 0
+    whole, parts = (small.saved(small.newest(tmp_path / name)) for name in ("whole", "parts"))
+    assert len(whole["model.tables.0.codes"]) == 50 * 8
+    assert len(whole["model.tables.2.weight"]) == 3 * 8 * 4
+    assert whole == parts
+
+
+def test_what_formats_cannot_do_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--table-precision int8 --optimizer.name adam --fp32-tables 26 --cluster h200x1x8"
+    command = f"train dlrm-xlarge --data synthetic --dry-run {flags}"
+    assert main(command.split()) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Adam needs fp32 tables" in said
+    assert "are fp32 in this version" in said
+    assert "table 26 does not exist" in said
+
+
+def test_a_run_that_does_not_fit_names_the_format_that_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = ["plan", "dlrm-xlarge", "--data", "synthetic", "--cluster", "h200x1x1"]
+    assert main(plan) == 2
+    assert "--table-precision int8" in " ".join(capsys.readouterr().err.split())
+    assert main([*plan, "--table-precision", "int8"]) == 0

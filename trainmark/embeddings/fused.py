@@ -1,0 +1,206 @@
+"""The engine of one device in which lookup and interaction are one kernel, and tables any format.
+
+Large tables may be stored in 16 or 8 bits, rounded by chance; small ones stay fp32, beside them.
+A row is read twice and written once in a step: by the forward pass, by the backward pass, which
+reads it again rather than keep a copy, and by the update.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainmark.embeddings.engine import IdGroup, TableBytes, held_bytes, joined
+from trainmark.embeddings.format_store import FormatStore
+from trainmark.embeddings.store import table_names, whole_table
+from trainmark.kernels.gather_interaction import gather_interaction
+from trainmark.kernels.interaction import dot_interaction
+from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
+from trainmark.kernels.table_formats import Tables
+from trainmark.seeding import stream_seed
+
+LARGEST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A micro-batch's ids, and what its update needs to know of them."""
+
+    ids_BF: Tensor
+    """Rows of the store that the feature is in."""
+    batches: list[SortedRows]
+    """One per store."""
+
+    def tensors(self) -> list[Tensor]:
+        sorted_rows = [t for batch in self.batches for t in (batch.rows_N, batch.places_N)]
+        return [self.ids_BF, *sorted_rows]
+
+
+class FusedEngine(nn.Module):
+    """Whole tables of one width on one device.
+
+    Args:
+        table_rows: rows of each table; categorical feature i looks up table i.
+        table_formats: how each table is stored; of at most two kinds, see `kernels.table_formats`.
+        dim: width of a row.
+        rule: how rows are updated.
+        seed: of the random bits that rounding takes.
+    """
+
+    updates: Tensor
+
+    def __init__(
+        self,
+        table_rows: Sequence[int],
+        table_formats: Sequence[str],
+        dim: int,
+        rule: Rule,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.interaction = dot_interaction  # the only one that the kernel knows
+        self.sent_bytes: dict[str, int] = {}
+        names = table_names(len(table_rows))
+        parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
+        kinds = list(dict.fromkeys(table_formats))
+        self._features = [
+            [i for i, used in enumerate(table_formats) if used == kind] for kind in kinds
+        ]
+        self.stores = nn.ModuleList(
+            FormatStore([parts[i] for i in features], dim, rule, kind)
+            for kind, features in zip(kinds, self._features, strict=True)
+        )
+        # Counts steps: rounding draws other bits in each, and the same after a resumption.
+        self.register_buffer(
+            "updates", torch.empty((), dtype=torch.int32, device="meta"), persistent=False
+        )
+        self._key = stream_seed(seed, "rounding") % LARGEST_INT32
+        self._constants: _Constants | None = None
+        self._looked_up: list[tuple[Lookup, Tensor]] = []
+
+    # --- forward
+
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Lookup:
+        (own_samples,) = samples
+        constants = self._on_device()
+        ids_BF = constants.starts_F.new_empty(own_samples, constants.starts_F.numel())
+        for group in groups:
+            columns = constants.columns_of(group)
+            ids_BF[:, columns] = (group.ids + constants.starts_F[columns, None]).t().to(ids_BF)
+        return Lookup(ids_BF, [sort_rows(ids_BF, features) for features in constants.features])
+
+    def begin_step(self, lr: float) -> None:
+        """Nothing: the update is told."""
+
+    def begin(self, lookup: Lookup) -> None:
+        """Nothing: the rows are here."""
+
+    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+        constants = self._on_device()
+        if x_BD.device.type not in ("cpu", "meta"):  # made on another stream
+            for tensor in lookup.tensors():
+                tensor.record_stream(torch.accelerator.current_stream())
+        if not torch.is_grad_enabled():
+            return gather_interaction(x_BD, lookup.ids_BF, self._tables())
+        grads_BFD = x_BD.new_empty(*lookup.ids_BF.shape, x_BD.shape[1])
+        self._looked_up.append((lookup, grads_BFD))
+        return gather_interaction(x_BD, lookup.ids_BF, self._tables(), grads_BFD, constants.finite)
+
+    def _tables(self) -> Tables:
+        rows = [store.rows for store in self._stores()]
+        if len(rows) == 1:
+            return Tables(rows[0])
+        return Tables(rows[0], rows[1], self._on_device().in_second_F)
+
+    # --- update
+
+    def gradients(self) -> list[Tensor]:
+        """0, or infinite if a gradient is not finite: the kernel has looked at them all."""
+        return [1 / self._on_device().finite - 1]
+
+    def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
+        looked_up, self._looked_up = self._looked_up, []
+        constants = self._on_device()
+        constants.finite.fill_(1)
+        if not looked_up:
+            return
+        constants.scalars[0] = lr
+        constants.scalars[1] = 1 if unscale is None else unscale
+        constants.scalars[2] = gate
+        grads = joined([grads for _, grads in looked_up]).flatten(0, 1)
+        lookup = looked_up[0][0] if len(looked_up) == 1 else self._joined(looked_up)
+        for number, (store, batch) in enumerate(zip(self._stores(), lookup.batches, strict=True)):
+            key = self.updates * len(self.stores) + (self._key + number)
+            store.update(batch, grads, constants.scalars, key)
+        self.updates += 1
+
+    def _joined(self, looked_up: list[tuple[Lookup, Tensor]]) -> Lookup:
+        """The lookups of several micro-batches as one."""
+        ids_BF = torch.cat([lookup.ids_BF for lookup, _ in looked_up])
+        features = self._on_device().features
+        return Lookup(ids_BF, [sort_rows(ids_BF, chosen) for chosen in features])
+
+    # --- state
+
+    def init_weights(self, seed: int) -> None:
+        for store in self._stores():
+            store.init_weights(seed)
+
+    def create_state(self) -> None:
+        for store in self._stores():
+            store.create_state()
+        self.updates.zero_()
+
+    def state_loaded(self) -> None:
+        """Nothing: there is no copy to fill."""
+
+    def table_weights(self) -> dict[str, Tensor]:
+        return dict(named for store in self._stores() for named in store.part_weights())
+
+    def table_state(self) -> dict[str, Tensor]:
+        state = dict(named for store in self._stores() for named in store.part_state())
+        return state | {"tables.updates": self.updates}
+
+    def device_bytes(self) -> TableBytes:
+        return held_bytes(self)
+
+    def _stores(self) -> list[FormatStore]:
+        return list(self.stores)  # type: ignore[arg-type]
+
+    def _on_device(self) -> "_Constants":
+        if self._constants is None:
+            self._constants = _Constants(self._stores(), self._features, self.updates.device)
+        return self._constants
+
+
+class _Constants:
+    """Small tensors that every step needs, copied to the device only once."""
+
+    def __init__(
+        self, stores: list[FormatStore], features: list[list[int]], device: torch.device
+    ) -> None:
+        starts = {
+            feature: start
+            for store, own in zip(stores, features, strict=True)
+            for feature, start in zip(own, store.starts, strict=False)
+        }
+        # A sort of int32 takes half the time.
+        wide = max((store.starts[-1] for store in stores), default=0) > LARGEST_INT32
+        dtype = torch.int64 if wide else torch.int32
+        in_order = [starts[feature] for feature in range(len(starts))]
+        self.starts_F = torch.tensor(in_order, dtype=dtype, device=device)
+        only_one = len(stores) < 2
+        self.features = [None if only_one else torch.tensor(own, device=device) for own in features]
+        self.in_second_F = torch.zeros(len(starts), dtype=torch.bool, device=device)
+        if not only_one:
+            self.in_second_F[features[1]] = True
+        self.finite = torch.ones((), device=device)
+        self.scalars = torch.zeros(3, device=device)
+        self._columns: dict[tuple[int, ...], Tensor] = {}
+
+    def columns_of(self, group: IdGroup) -> Tensor:
+        key = tuple(group.features)
+        if key not in self._columns:
+            self._columns[key] = torch.tensor(group.features, device=self.starts_F.device)
+        return self._columns[key]
