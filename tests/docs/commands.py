@@ -24,6 +24,7 @@ def _help() -> dict[str, list[list[str]]]:
     words |= {
         verb: [[verb, run] for run in RUN.values()] for verb in ("show", "plan", "train", "sweep")
     }
+    words["launch"] = [["launch"], ["launch", "logs"]]
     return words | {f"prepare {kind}": [["prepare", kind]] for kind in cli.PREPARATIONS}
 
 
@@ -73,6 +74,10 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.plan.plan",
             "trainmark.report.report",
             "trainmark.report.compare",
+            *(
+                f"trainmark.distributed.launch.{verb}"
+                for verb in ("launch", "status", "logs", "stop")
+            ),
             *(f"{module}.prepare" for module in cli.PREPARATIONS.values()),
         ):
             patch.setattr(target, nothing)
