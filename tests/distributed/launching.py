@@ -55,7 +55,7 @@ def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str
     try:
         out, err = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
-        process.terminate()
+        process.kill()
         out, err = process.communicate()
         pytest.fail(f"the launch hangs:\n{out}\n{err}")
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -1,12 +1,14 @@
 """torchrun, as a library: its agent runs in this process, so that its errors can be told here."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 MODULE = "trainmark"
+LOOK_S = 3.0
 SAVE_S = 600
 """How long ranks may take to save when they are asked to stop; torchrun's own patience is 30 s."""
 
@@ -125,6 +128,7 @@ def run(words: list[str]) -> int:
 
     # Its warnings say what is told below; its errors name a rank whose death led to a restart.
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    threading.Thread(target=_end_a_hanging_agent, daemon=True).start()
     try:
         torchrun.run(torchrun.parse_args(words))
     except ChildFailedError as error:
@@ -138,6 +142,24 @@ def run(words: list[str]) -> int:
             "that the same --rendezvous is given on each and can be reached from each."
         ) from None
     return 0
+
+
+def _end_a_hanging_agent() -> None:
+    """The agent looks after its ranks every tenth of a second, unless it waits for an answer from a
+    machine that is gone: then its dead ranks lie about, and nothing but the clock ends it."""
+    import psutil
+
+    looks = 0
+    while looks < 3:
+        time.sleep(LOOK_S)
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended, and noticed, a moment ago
+            ranks = psutil.Process().children()
+            unnoticed = any(rank.status() == psutil.STATUS_ZOMBIE for rank in ranks)
+            looks = looks + 1 if unnoticed else 0
+    for rank in ranks:
+        rank.kill()
+    _say("a rank has ended, and the other machines cannot be reached; this one gives up.")
+    os._exit(1)
 
 
 def _tell(error: "ChildFailedError") -> int:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 BEAT_S = 5.0
-SILENCE_S = 40.0
+SILENCE_S = 30.0
 """A machine that has not been heard of for this long is taken for dead. Long, because a busy
 interpreter may delay a beat; short enough that a job ends within a minute."""
 ECHO_GRACE_S = 10.0
@@ -109,9 +109,14 @@ def _say(error: Exception, debug: bool) -> None:
 
 def _pass_on(cause: dict[str, str] | None) -> None:
     """Tell the first error once per machine that it did not happen on."""
-    if cause and cause["host"] != socket.gethostname() and os.environ["LOCAL_RANK"] == "0":
+    if cause and cause["machine"] != _machine() and os.environ["LOCAL_RANK"] == "0":
         text = f"rank {cause['rank']} on {cause['host']}: {cause['error']}"
         sys.stderr.write(f"trainmark: {text}\n")
+
+
+def _machine() -> str:
+    """torchrun's number of this machine: names may be the same."""
+    return os.environ.get("GROUP_RANK", "0")
 
 
 def _is_echo(error: Exception) -> bool:
@@ -170,7 +175,12 @@ def _is_first(store: dist.Store | None) -> bool:
 
 
 def _leave(store: dist.Store | None, error: Exception) -> None:
-    left = {"rank": os.environ["RANK"], "host": socket.gethostname(), "error": str(error)}
+    left = {
+        "rank": os.environ["RANK"],
+        "machine": _machine(),
+        "host": socket.gethostname(),
+        "error": str(error),
+    }
     if store is not None:
         with contextlib.suppress(RuntimeError):  # then nobody is left to read it
             store.set(_key("cause"), json.dumps(left))
