@@ -84,7 +84,8 @@ def test_a_batch_script() -> None:
     words = shlex.split(" ".join(lines[first:]).replace("\\", ""))
     assert words[: words.index("python")] == [
         "srun", "--kill-on-bad-exit=1", "--cpus-per-task=96",
-        "--container-image=registry#trainmark:1", "--container-mounts=/data:/data,/a b:/c", "--cpu-bind=none",
+        "--container-image=registry#trainmark:1", "--container-mounts=/data:/data,/a b:/c",
+        "--cpu-bind=none",
     ]  # fmt: skip
     launcher = words[words.index("python") + 3 :]
     assert launcher[:9] == ["launch", "--on", "torchrun", "-j", "2x8", "--max-restarts", "2",

@@ -1,7 +1,6 @@
 """torchrun, as a library: its agent runs in this process, so that its errors can be told here."""
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -145,21 +144,34 @@ def run(words: list[str]) -> int:
 
 
 def _end_a_hanging_agent() -> None:
-    """The agent looks after its ranks every tenth of a second, unless it waits for an answer from a
-    machine that is gone: then its dead ranks lie about, and nothing but the clock ends it."""
+    """End this process where a rank has lost another machine, and the agent has not seen it.
+
+    The agent looks after its ranks every tenth of a second, unless it waits for an answer from that
+    machine, for many minutes. Nothing but another thread ends it then.
+    """
     import psutil
 
+    from trainmark.distributed.launched import LOST_MACHINE
+
     looks = 0
-    while looks < 3:
+    while looks < 2:
         time.sleep(LOOK_S)
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended, and noticed, a moment ago
-            ranks = psutil.Process().children()
-            unnoticed = any(rank.status() == psutil.STATUS_ZOMBIE for rank in ranks)
-            looks = looks + 1 if unnoticed else 0
+        ranks = psutil.Process().children()
+        unseen = any(_exit_code_unseen(rank.pid) == LOST_MACHINE for rank in ranks)
+        looks = looks + 1 if unseen else 0
     for rank in ranks:
         rank.kill()
-    _say("a rank has ended, and the other machines cannot be reached; this one gives up.")
-    os._exit(1)
+    _say("the other machines cannot be reached; this one gives up.")
+    os._exit(LOST_MACHINE)
+
+
+def _exit_code_unseen(child: int) -> int | None:
+    """The exit code of a child that nobody has waited for yet; it stays to be seen."""
+    try:
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_status
 
 
 def _tell(error: "ChildFailedError") -> int:

@@ -25,6 +25,8 @@ SILENCE_S = 30.0
 interpreter may delay a beat; short enough that a job ends within a minute."""
 ECHO_GRACE_S = 10.0
 """How long a rank that lost its partner waits for the partner's own error."""
+LOST_MACHINE = 75
+"""Exit code where a machine fell silent (EX_TEMPFAIL: the same line may work later)."""
 STORE_TIMEOUT = timedelta(seconds=5)
 
 
@@ -250,7 +252,7 @@ class Heartbeat:
                     "it or the network between is down."
                 )
                 _say(error, debug=False)
-                os._exit(1)  # the main thread hangs in a collective
+                os._exit(LOST_MACHINE)  # the main thread hangs in a collective
 
 
 def watch_machines() -> Heartbeat | None:
