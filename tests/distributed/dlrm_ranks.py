@@ -1,22 +1,26 @@
 """A DLRM so small that a run takes a second, the placements of its tables, and ranks that train it.
 
-    python -m tests.distributed.dlrm_ranks RANK WORLD FOLDER
+    python -m tests.distributed.dlrm_ranks RANK WORLD FOLDER matrix
 
-runs everything that WORLD ranks are needed for in one process group, started once: importing torch
-takes as long as ten of the runs. Rank 0 writes what it found to FOLDER/ranks-WORLD.json.
+does everything that WORLD ranks are needed for in one process group, started once: importing torch
+takes as long as ten of the runs. Ranks of all world sizes run at the same time and read each
+other's checkpoints. What a rank found goes to FOLDER/rank-RANK-of-WORLD.json.
 """
 
 import dataclasses
+import itertools
 import json
 import sys
-from collections.abc import Sequence
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from trainmark import workloads
+from trainmark import checkpoint, workloads
+from trainmark.checkpoint_boxes import Box
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
@@ -33,15 +37,29 @@ from trainmark.embeddings.placement import (
 )
 from trainmark.hardware import Cluster
 from trainmark.loop import build_trainer
+from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
-from trainmark.workloads.dlrm.step import DlrmTrainer
+from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
 
 CPU = torch.device("cpu")
 TABLE_ROWS = (50, 7, 300, 1, 129, 31)
 DIM = 8
 GLOBAL_BATCH = 96
-TRAIN_ROWS = 4 * GLOBAL_BATCH + 3  # the last batch leaves ranks without a sample
+TRAIN_ROWS = 3 * GLOBAL_BATCH + 3  # the last batch leaves ranks without a sample
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+WORLDS = (1, 2, 4)
+SAVED_AT = 4
+KINDS = (
+    "table_wise", "column_wise", "row_wise", "data_parallel", "mixture",
+    "table_wise_host", "row_wise_host", "column_wise_host", "mixture_host",
+)  # fmt: skip
+RESHARDED = {
+    "table_wise": ("rowwise_adagrad", "table_wise"),
+    "row_wise": ("rowwise_adagrad", "row_wise"),
+    "column_wise": ("rowwise_adagrad", "column_wise"),
+    "mixture with Adam": ("adam", "mixture_host"),
+}
+"""What checkpoints are written from and loaded into: (optimiser, placement)."""
 
 
 # --- placements
@@ -124,62 +142,171 @@ def trainer(cfg: DlrmRun, mesh: Mesh) -> DlrmTrainer:
     return built
 
 
-def train(built: DlrmTrainer, *, skip: int = 0, steps: int | None = None) -> dict[str, Any]:
-    """Losses, samples of this rank and metrics; batches are prepared a step ahead, as in a run."""
-    cfg, mesh, workload = built.cfg, built.mesh, workloads.load("dlrm")
-    data = workload.build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
-    data.restore({"samples": skip})
-    losses, samples = [], 0
-    batches = list(data)[:steps]
-    ahead = built.prepare(batches[0])
-    for batch, following in zip(batches, [*batches[1:], None], strict=True):
-        prepared = ahead
-        if following is not None:
-            ahead = built.prepare(following)
-        loss, skipped = built.step(prepared, cfg.lr)
+def batches(built: DlrmTrainer, after: int = 0) -> list[ClickBatch]:
+    """This rank's batches behind the first `after` steps."""
+    data = build_data(built.cfg, "train", built.mesh.dp_rank, built.mesh.dp_size)
+    return list(data)[after:]
+
+
+def steps(built: DlrmTrainer, of: list[ClickBatch]) -> list[float]:
+    """Losses; batches are prepared a step ahead, as in a run."""
+    losses, ahead = [], built.prepare(of[0])
+    for following in [*of[1:], None]:
+        prepared, ahead = ahead, built.prepare(following) if following else None
+        loss, skipped = built.step(prepared, built.cfg.lr)
         assert not skipped
         losses.append(loss.item())
-        samples += batch.samples
-    held_out = workload.build_data(cfg, "test", mesh.dp_rank, mesh.dp_size)
+    return losses
+
+
+def train(built: DlrmTrainer) -> dict[str, Any]:
+    """A whole run: losses, samples of all ranks, metrics, and bytes that this rank sent."""
+    of = batches(built)
+    held_out = build_data(built.cfg, "test", built.mesh.dp_rank, built.mesh.dp_size)
     return {
-        "losses": losses,
-        "samples": samples,
-        "metrics": workload.evaluate(built, held_out),
+        "losses": steps(built, of),
+        "samples": built.mesh.sum_over_dp([sum(batch.samples for batch in of)])[0],
+        "metrics": evaluate(built, held_out),
         "sent": dict(built.model.tables.sent_bytes),
     }
 
 
-KINDS = (
-    "table_wise", "column_wise", "row_wise", "data_parallel", "mixture",
-    "table_wise_host", "row_wise_host", "column_wise_host", "mixture_host",
-)  # fmt: skip
-CASES: list[tuple[str, str, dict[str, Any]]] = [
-    (kind, optimizer, {}) for kind in KINDS for optimizer in OPTIMIZERS
-]
+def tensors(built: DlrmTrainer) -> dict[str, Any]:
+    """What a checkpoint holds."""
+    return built.weights() | built.state_dict()
 
 
-def _main(rank: int, world: int, folder: Path) -> None:
+# --- what ranks do
+
+LOW_PRECISION = {"precision": "fp16", "loss_scale": 64.0}
+
+
+def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """(placement, optimiser, other changes) of the runs that must equal those of one process."""
+    micro_batches = {"micro_batch": GLOBAL_BATCH // 4 // world}
+    chosen = [(kind, optimizer, {}) for kind in KINDS for optimizer in OPTIMIZERS[:2]]
+    for kind in ("data_parallel", "mixture", "mixture_host"):
+        chosen += [(kind, optimizer, {}) for optimizer in OPTIMIZERS[2:]]
+        chosen += [(kind, "rowwise_adagrad", micro_batches), (kind, "sgd", LOW_PRECISION)]
+    return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
+
+
+def _equality(mesh: Mesh, folder: Path) -> dict[str, Any]:
+    found = {}
+    for name, (kind, optimizer, changes) in cases(mesh.world_size).items():
+        result = train(trainer(placed(mesh.world_size, optimizer, kind, folder, **changes), mesh))
+        shared = {key: value for key, value in result.items() if key != "sent"}
+        everywhere: list[Any] = [None] * mesh.world_size
+        dist.all_gather_object(everywhere, shared)
+        assert everywhere == [shared] * mesh.world_size, name
+        found[name] = result
+    return found
+
+
+def _save(mesh: Mesh, folder: Path) -> None:
+    for kind in RESHARDED:
+        built = trainer(placed(mesh.world_size, *RESHARDED[kind], folder), mesh)
+        steps(built, batches(built)[:SAVED_AT])
+        path = checkpoint.save(
+            folder / f"saved-{kind}-{mesh.world_size}", SAVED_AT, tensors(built), {}, keep=1
+        )
+        mesh.barrier()
+        if mesh.is_main:
+            path.with_name("done").touch()
+
+
+def _reshard(mesh: Mesh, folder: Path) -> dict[str, float]:
+    """Load what every number of ranks and every sharding saved; the loss of the step after it."""
+    built = {
+        kind: trainer(placed(mesh.world_size, *RESHARDED[kind], folder), mesh) for kind in RESHARDED
+    }
+    found = {}
+    for source_world, source in itertools.product(WORLDS, RESHARDED):
+        saved = folder / f"saved-{source}-{source_world}"
+        _wait_for(saved / "done")
+        for kind, target in built.items():
+            if RESHARDED[kind][0] != RESHARDED[source][0]:
+                continue  # another optimiser has other state
+            name = f"{source} on {source_world} -> {kind} on {mesh.world_size}"
+            path = checkpoint.latest(saved)
+            assert path is not None
+            checkpoint.load(path, tensors(target), exact=True)
+            target.load_state_dict({})
+            _check_bits(path, tensors(target), name)
+            (found[name],) = steps(target, batches(target, SAVED_AT)[:1])
+    return found
+
+
+def _check_bits(path: Path, loaded: dict[str, Any], name: str) -> None:
+    """Every box has the elements of the whole tensor."""
+    whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in loaded.items()}
+    checkpoint.load(path, whole)
+    for tensor, held in loaded.items():
+        plain = [Box(offsets=(0,) * held.dim(), tensor=held)] if isinstance(held, Tensor) else []
+        for box in plain or held.boxes:
+            ends = zip(box.offsets, box.tensor.shape, strict=True)
+            part = whole[tensor][tuple(slice(o, o + n) for o, n in ends)]
+            assert torch.equal(part, box.tensor), (name, tensor)
+
+
+def _skips(mesh: Mesh, folder: Path) -> dict[str, bool]:
+    """What happens when one rank has a bad sample, or one rank's rows overflow fp16."""
+    world, found = mesh.world_size, {}
+    for name, changes in (("nan", {}), ("overflow", LOW_PRECISION | {"loss_scale": 2.0**40})):
+        built = trainer(placed(world, "adam", "mixture_host", folder, **changes), mesh)
+        first = batches(built)[0]
+        if name == "nan" and mesh.rank == world - 1:
+            first.numerical[0, 0] = float("nan")
+        before = _copies(built)
+        _, skipped = built.step(built.prepare(first), 0.1)
+        unchanged = all(map(torch.equal, _copies(built), before))
+        found[name] = bool(skipped) and not mesh.any(not unchanged)
+        steps(built, batches(built)[:2]) if name == "nan" else None
+    return found
+
+
+def _copies(built: DlrmTrainer) -> list[Tensor]:
+    return [
+        box.clone()
+        for held in tensors(built).values()
+        for box in ([held] if isinstance(held, Tensor) else [b.tensor for b in held.boxes])
+    ]
+
+
+def _wait_for(path: Path) -> None:
+    """For what ranks of another world size write."""
+    for _ in range(3000):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise TimeoutError(path)
+
+
+def _save_without_end(mesh: Mesh, folder: Path) -> None:
+    """For the kill test."""
+    built = trainer(placed(mesh.world_size, "rowwise_adagrad", "mixture", folder), mesh)
+    for step in itertools.count(1):
+        steps(built, batches(built)[:1])
+        checkpoint.save(folder / "killed", step, tensors(built), {"step": step}, keep=2)
+
+
+def _main(rank: int, world: int, folder: Path, task: str) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder / f'store-{world}'}"
     dist.init_process_group("gloo", store, rank=rank, world_size=world)
     mesh = meshes.build(CPU, {"dp": world})
-    found = {}
-    try:
-        for kind, optimizer, changes in CASES:
-            built = trainer(placed(world, optimizer, kind, folder, **changes), mesh)
-            result = train(built)
-            result["samples"] = mesh.sum_over_dp([result["samples"]])[0]
-            found[f"{kind}-{optimizer}"] = result
-        if rank == 0:
-            (folder / f"ranks-{world}.json").write_text(json.dumps(found))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def main(arguments: Sequence[str]) -> None:
-    _main(int(arguments[0]), int(arguments[1]), Path(arguments[2]))
+    if task == "save":
+        _save_without_end(mesh, folder)
+    _save(mesh, folder)
+    found = {
+        "equality": _equality(mesh, folder),
+        "skips": _skips(mesh, folder),
+        "reshard": _reshard(mesh, folder),
+    }
+    (folder / f"rank-{rank}-of-{world}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

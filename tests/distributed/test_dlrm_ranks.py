@@ -1,0 +1,155 @@
+"""DLRM on 1, 2 and 4 ranks, with tables sharded in every way, trains like one process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed import dlrm_ranks as ranks
+from trainmark import checkpoint
+from trainmark.distributed.mesh import single
+from trainmark.workloads.dlrm.data import rank_shares
+
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = 2e-6  # relative; in fp32 differences come from the order of additions alone
+LOW_PRECISION_TOLERANCE = 1e-4
+
+
+def start(world: int, folder: Path, task: str) -> list[subprocess.Popen[str]]:
+    module = [sys.executable, "-m", "tests.distributed.dlrm_ranks"]
+    return [
+        subprocess.Popen(
+            [*module, str(rank), str(world), str(folder), task],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=open(folder / f"rank-{rank}-of-{world}.log", "w"),
+            text=True,
+        )
+        for rank in range(world)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]], folder: Path) -> None:
+    """Wait for ranks; if one fails, stop all."""
+    deadline = time.monotonic() + 500
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes) or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    failed = any(process.poll() != 0 for process in processes)
+    for process in processes:
+        process.kill()
+        process.wait()
+    logs = [path.read_text()[-2000:] for path in sorted(folder.glob("rank-*.log"))]
+    assert not failed, "\n".join(logs)
+
+
+def alone(optimizer: str, **changes: Any) -> dict[str, Any]:
+    return ranks.train(ranks.trainer(ranks.config(1, optimizer, **changes), single(ranks.CPU)))
+
+
+def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
+    """One test, so that ranks are started once, whoever runs the tests."""
+    started = [rank for world in ranks.WORLDS for rank in start(world, tmp_path, "matrix")]
+    expected = {name: alone(name) for name in ranks.OPTIMIZERS}
+    low = alone("sgd", **ranks.LOW_PRECISION)
+    assert len(set(expected["sgd"]["losses"])) == 8
+    finish(started, tmp_path)
+    for world in ranks.WORLDS:
+        of_ranks = [
+            json.loads((tmp_path / f"rank-{rank}-of-{world}.json").read_text())
+            for rank in range(world)
+        ]
+        print(f"{world} ranks: largest relative difference of a loss, difference of AUC")
+        for name, (kind, optimizer, changes) in ranks.cases(world).items():
+            is_low = "precision" in changes
+            reference = low if is_low else expected[optimizer]
+            tolerance = LOW_PRECISION_TOLERANCE if is_low else TOLERANCE
+            _check_run(name, of_ranks[0]["equality"][name], reference, tolerance)
+            if kind == "table_wise" and optimizer == "sgd":
+                _check_bytes([rank["equality"][name]["sent"] for rank in of_ranks])
+        assert of_ranks[0]["skips"] == {"nan": True, "overflow": True}
+        _check_resharded(of_ranks[0]["reshard"], expected, world)
+
+
+def _check_run(
+    name: str, found: dict[str, Any], reference: dict[str, Any], tolerance: float
+) -> None:
+    pairs = zip(found["losses"], reference["losses"], strict=True)
+    difference = max(abs(a - b) / b for a, b in pairs)
+    of_auc = abs(found["metrics"]["auc"] - reference["metrics"]["auc"])
+    print(f"  {name:45} {difference:.1e} {of_auc:.1e}")
+    assert difference < tolerance, name
+    assert of_auc < 10 * tolerance, name
+    assert found["metrics"] == pytest.approx(reference["metrics"], rel=10 * tolerance), name
+    assert found["samples"] == reference["samples"] == 2 * ranks.TRAIN_ROWS, name
+
+
+def _check_bytes(sent: list[dict[str, int]]) -> None:
+    """Table i lies on rank i modulo the ranks; count what must go elsewhere, sample by sample."""
+    world, epochs, table_count = len(sent), 2, len(ranks.TABLE_ROWS)
+    batches = [ranks.GLOBAL_BATCH] * 3 + [3]
+    totals = [sum(rank_shares(b, world)[r] for b in batches) * epochs for r in range(world)]
+    for rank, found in enumerate(sent):
+        mine = len(range(rank, table_count, world))
+        others = sum(totals) - totals[rank]
+        asked = totals[rank] * (table_count - mine)
+        assert found["ids"] == 4 * asked
+        assert found["rows"] == others * mine * ranks.DIM * 4
+        assert found["gradients"] == asked * ranks.DIM * 4
+        assert found["counts"] == found["replicas"] == found["squares"] == 0
+
+
+def _check_resharded(
+    found: dict[str, float], expected: dict[str, dict[str, Any]], world: int
+) -> None:
+    """9 checkpoints into 3 shardings, and those with Adam."""
+    assert len(found) == 9 * 3 + 3
+    for name, loss in found.items():
+        optimizer = "adam" if "Adam" in name else "rowwise_adagrad"
+        after = expected[optimizer]["losses"][ranks.SAVED_AT]
+        assert loss == pytest.approx(after, rel=TOLERANCE), name
+
+
+def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) -> None:
+    processes = start(2, tmp_path, "save")
+    root = tmp_path / "killed"
+    try:
+        _wait_until(lambda: len(checkpoint.all_checkpoints(root)) == 2)
+        _wait_until(lambda: any(root.glob(".writing-*/rank-00001.safetensors")))
+        os.kill(processes[1].pid, signal.SIGKILL)
+        processes[1].wait()
+        time.sleep(0.2)  # the other rank may finish what it was doing, but not the checkpoint
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    newest = checkpoint.latest(root)
+    assert newest is not None
+    checkpoint.verify(newest)
+    built = ranks.trainer(ranks.config(1, "rowwise_adagrad"), single(ranks.CPU))
+    state = checkpoint.load(newest, ranks.tensors(built), exact=True)
+    assert newest.name == f"step-{state['step']:08d}"
+    # As many steps on one process end in the same weights.
+    again = ranks.trainer(ranks.config(1, "rowwise_adagrad"), single(ranks.CPU))
+    for _ in range(state["step"]):
+        ranks.steps(again, ranks.batches(again)[:1])
+    for name, tensor in ranks.tensors(again).items():
+        assert tensor.numpy() == pytest.approx(built_tensor(built, name), rel=1e-3, abs=1e-5), name
+
+
+def built_tensor(built: Any, name: str) -> Any:
+    return ranks.tensors(built)[name].numpy()
+
+
+def _wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
