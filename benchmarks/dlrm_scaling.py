@@ -1,0 +1,507 @@
+"""DLRM over 1, 2 and 4 CPU ranks: trainmark's engine beside TorchRec's, in one run.
+
+Three systems train the same batches with the same sharding, optimiser and dtype (fp32), one thread
+per rank, over gloo:
+
+    native         trainmark's own engine
+    torchrec       `--engine torchrec`: TorchRec's tables in trainmark's step
+    torchrec-own   TorchRec's trainer as its users run it: DistributedModelParallel over tables and
+                   MLPs (with DDP), optimiser fused into the backward pass, TrainPipelineSparseDist
+
+All have trainmark's MLPs and interaction, int32 ids, and freed memory kept (`keep_freed_memory`,
+which helps every one of them). TorchRec's own trainer gets wide, ready-made batches and may return
+features in its own order; the other two widen and sort them in each step.
+
+The systems of a case live in the same processes and take turns, a few steps each, round after
+round: a noisy machine troubles all alike. A round gives a mean step between two barriers; a figure
+is the median over rounds, a ratio that of the ratios within rounds. Bytes and the share of
+communication come from a second pass: bytes that a rank sends to others, on average over ranks
+(all-reduce and its like as rings); share of the step's time that a rank's thread is blocked in
+collectives, so what is hidden behind computation does not count. DDP communicates out of sight,
+so this share is not known of torchrec-own.
+
+    python benchmarks/dlrm_scaling.py            writes benchmarks/results/dlrm_scaling_cpu.json
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import write_results
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from trainmark import workloads
+from trainmark.allocator import keep_freed_memory
+from trainmark.config import resolve
+from trainmark.distributed import mesh as meshes
+from trainmark.distributed.mesh import Mesh
+from trainmark.embeddings.placement import Placement, Shard, TablePlacement, even_ranges, to_json
+from trainmark.hardware import Cluster
+from trainmark.kernels.interaction import dot_interaction
+from trainmark.loop import build_trainer
+from trainmark.workloads.dlrm.data import ClickBatch, build_data
+from trainmark.workloads.dlrm.model import build_model
+from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
+
+BATCH = 8192
+LR = 0.01
+POOL = 8  # different batches, so that no step finds the rows of the one before in a cache
+CPU = torch.device("cpu")
+NATIVE, ENGINE, OWN = "native", "torchrec", "torchrec-own"
+SYSTEMS = (NATIVE, ENGINE, OWN)
+LEAST = {"embeddings": {1: 1.5, 2: 1.5, 4: 1.2}, "full-size": {1: 1.0, 2: 1.0, 4: 1.0}}
+"""How many times as fast as TorchRec native should be, by shape and ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    about: str
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
+
+
+SHAPES = {
+    "embeddings": Shape(
+        about="26 tables of 200 k rows, dim 64, MLPs of width 128",
+        bottom_mlp=(128, 64),
+        top_mlp=(128, 128, 1),
+    ),
+    "full-size": Shape(
+        about="26 tables of 200 k rows, dim 64, full-size MLPs",
+        bottom_mlp=(512, 256, 64),
+        top_mlp=(1024, 1024, 512, 256, 1),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    shape: str
+    ranks: int
+    sharding: str = "table_wise"
+    optimizer: str = "sgd"
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.optimizer}, {self.ranks} ranks, {self.sharding}"
+
+
+CASES = [
+    Case(shape="embeddings", ranks=1),
+    *(
+        Case(shape="embeddings", ranks=ranks, sharding=sharding)
+        for ranks in (2, 4)
+        for sharding in ("table_wise", "row_wise", "column_wise")
+    ),
+    *(Case(shape="embeddings", ranks=r, optimizer="rowwise_adagrad") for r in (1, 2, 4)),
+    *(Case(shape="full-size", ranks=ranks) for ranks in (1, 2, 4)),
+]
+
+
+# --- the run that all systems train
+
+
+def configuration(case: Case, engine: str, rows: int, folder: Path) -> DlrmRun:
+    shape = SHAPES[case.shape]
+    path = folder / "placement.json"
+    if dist.get_rank() == 0:
+        path.write_text(to_json(_placement(case, rows)))
+    dist.barrier()
+    run = DlrmRun(
+        name="dlrm-scaling",
+        data="synthetic",
+        device="cpu",
+        model=Model(
+            table_rows=(rows,) * 26,
+            embedding_dim=64,
+            bottom_mlp=shape.bottom_mlp,
+            top_mlp=shape.top_mlp,
+        ),
+        optimizer=Optimizer(name=case.optimizer),  # type: ignore[arg-type]
+        sharding=Sharding(engine=engine, placement=str(path)),  # type: ignore[arg-type]
+        global_batch=BATCH,
+        synthetic_rows=BATCH * POOL,
+        precision="fp32",
+    )
+    return resolve(run, Cluster("cpu", 1, case.ranks))
+
+
+def _placement(case: Case, rows: int) -> Placement:
+    def shards(table: int) -> Iterator[Shard]:
+        if case.sharding == "table_wise":
+            yield Shard(device=table % case.ranks, rows=(0, rows), columns=(0, 64))
+            return
+        cut = even_ranges(rows if case.sharding == "row_wise" else 64, case.ranks)
+        for device, part in enumerate(cut):
+            if case.sharding == "row_wise":
+                yield Shard(device=device, rows=part, columns=(0, 64))
+            else:
+                yield Shard(device=device, rows=(0, rows), columns=part)
+
+    tables = tuple(
+        TablePlacement(table=t, sharding=case.sharding, shards=tuple(shards(t)))  # type: ignore[arg-type]
+        for t in range(26)
+    )
+    return Placement(devices=case.ranks, tables=tables)
+
+
+# --- the systems: each call of a step trains the next batch
+
+Step = Callable[[], Tensor]
+
+
+def trainmark_step(cfg: DlrmRun, mesh: Mesh, pool: list[ClickBatch]) -> Step:
+    """The loop's order: the next batch is prepared before this one's step."""
+    trainer = build_trainer(cfg, workloads.load("dlrm"), mesh)
+    batches = itertools.cycle(pool)
+    ahead = [trainer.prepare(next(batches))]
+
+    def step() -> Tensor:
+        ahead.append(trainer.prepare(next(batches)))
+        loss, _ = trainer.step(ahead.pop(0), LR)
+        return loss
+
+    return step
+
+
+class WholeDlrm(nn.Module):
+    """Tables and MLPs in one module, with its loss, as TorchRec's trainer wants it."""
+
+    def __init__(self, cfg: DlrmRun, collection: nn.Module) -> None:
+        super().__init__()
+        model = build_model(cfg)
+        self.bottom, self.top = (
+            model.bottom.to_empty(device="cpu"),
+            model.top.to_empty(device="cpu"),
+        )
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.05, 0.05)
+        self.collection = collection
+        self.dim, self.num_features = cfg.model.embedding_dim, len(cfg.model.table_rows)
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        rows = self.collection(batch.sparse_features).values()
+        x = self.bottom(batch.dense_features)
+        rows_BFD = rows.view(-1, self.num_features, self.dim)
+        logits = self.top(dot_interaction(x, rows_BFD)).squeeze(-1)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, loss.detach()
+
+
+torch.fx.wrap("dot_interaction")
+
+
+def own_step(cfg: DlrmRun, mesh: Mesh, pool: list[ClickBatch]) -> Step:
+    """TorchRec's own trainer."""
+    from torchrec import KeyedJaggedTensor
+    from torchrec.datasets.utils import Batch
+    from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.types import ShardingEnv, ShardingPlan
+    from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper
+
+    from trainmark.embeddings.torchrec_tables import feature_names, make_collection, make_plan
+    from trainmark.optimizers import make_optimizer
+    from trainmark.workloads.dlrm.parallelize import torchrec_specs
+    from trainmark.workloads.dlrm.placing import place
+
+    specs = torchrec_specs(cfg)
+    collection = make_collection(specs)
+    placement = place(cfg, mesh.world_size)
+    plan = make_plan(collection, specs, placement, Cluster("cpu", 1, mesh.world_size))
+    model = DistributedModelParallel(
+        WholeDlrm(cfg, collection),
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ShardingPlan({"collection": plan}),
+        sharders=[EmbeddingBagCollectionSharder()],
+    )
+    for group in model.fused_optimizer.param_groups:
+        group["lr"] = LR
+    dense = {n: p for n, p in model.named_parameters() if "collection" not in n}
+
+    def dense_optimizer(parameters: Any) -> torch.optim.Optimizer:
+        settings = cfg.optimizer
+        made = make_optimizer(settings.name, parameters, eps=settings.eps, beta1=0.9, beta2=0.999)
+        for group in made.param_groups:
+            group["lr"] = LR
+        return made
+
+    optimizer = CombinedOptimizer(
+        [model.fused_optimizer, KeyedOptimizerWrapper(dense, dense_optimizer)]
+    )
+    pipeline = TrainPipelineSparseDist(model, optimizer, CPU)
+    names = feature_names(len(specs.rows))
+
+    def wide(batch: ClickBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (group,) = batch.groups
+        ids = group.ids.int().flatten()
+        return batch.numerical.float(), ids, torch.ones_like(ids), batch.labels.float()
+
+    def batches() -> Iterator[Batch]:
+        for numerical, ids, lengths, labels in itertools.cycle([wide(batch) for batch in pool]):
+            yield Batch(numerical, KeyedJaggedTensor(names, ids, lengths=lengths), labels)
+
+    endless = batches()
+    return lambda: pipeline.progress(endless)
+
+
+# --- what ranks say to each other
+
+
+class Communication:
+    """Counts bytes sent to other ranks and the time blocked in PyTorch's collectives."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.bytes, self.seconds = ranks, 0.0, 0.0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within, every collective that is called through `torch.distributed` is counted."""
+        sizes: dict[str, Callable[..., float]] = {
+            "all_to_all_single": self._all_to_all,
+            "all_reduce": lambda tensor, *a, **k: 2 * self._others(tensor),
+            "reduce_scatter_tensor": lambda output, input, *a, **k: self._others(input),
+            "all_gather_into_tensor": lambda output, input, *a, **k: self._others(output),
+            "reduce_scatter": lambda output, input_list, *a, **k: sum(
+                map(self._others, input_list)
+            ),
+            "all_gather": lambda tensor_list, tensor, *a, **k: sum(map(self._others, tensor_list)),
+        }
+        originals = {name: getattr(dist, name) for name in sizes}
+        for name, size in sizes.items():
+            setattr(dist, name, self._watch(originals[name], size))
+        try:
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(dist, name, original)
+
+    def _others(self, tensor: Tensor) -> float:
+        return tensor.nbytes * (self.ranks - 1) / self.ranks
+
+    def _all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> float:
+        if not input_split_sizes:
+            return self._others(input)
+        row_bytes = input.nbytes / max(len(input), 1)
+        return (sum(input_split_sizes) - input_split_sizes[dist.get_rank()]) * row_bytes
+
+    def _watch(self, collective: Callable[..., Any], size: Callable[..., float]) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.bytes += size(*args, **kwargs)
+            work = self.clocked(collective, *args, **kwargs)
+            return work if work is None else _ClockedWork(work, self)
+
+        return watched
+
+    def clocked(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+class _ClockedWork:
+    """A collective under way, whose waiting is clocked."""
+
+    def __init__(self, work: Any, communication: Communication) -> None:
+        self._work, self._communication = work, communication
+
+    def wait(self, *args: Any) -> Any:
+        return self._communication.clocked(self._work.wait, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+# --- one rank of one case
+
+
+def measure(case: Case, rank: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Step times of all systems by round, bytes sent and time blocked per step, of this rank."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", store, rank=rank, world_size=case.ranks)
+    mesh = meshes.build(CPU, {"dp": case.ranks})
+    steps: dict[str, Step] = {}
+    for system in SYSTEMS:
+        engine = "native" if system == NATIVE else "torchrec"
+        cfg = configuration(case, engine, options.rows, folder)
+        data = build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
+        pool = list(itertools.islice(data, POOL))
+        one = mesh if case.ranks > 1 else meshes.single(CPU)
+        steps[system] = (own_step if system == OWN else trainmark_step)(cfg, one, pool)
+    losses: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+    times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+    for number in range(options.rounds + 1):
+        for system in SYSTEMS if number % 2 else SYSTEMS[::-1]:
+            began = _together()
+            losses[system] += [steps[system]().item() for _ in range(options.steps)]
+            times[system].append((_together() - began) / options.steps)
+    _check_losses(losses)
+    result: dict[str, Any] = {}
+    for system in SYSTEMS:
+        found = Communication(case.ranks)
+        began = _together()
+        with found.watched():
+            for _ in range(options.steps):
+                steps[system]()
+        took = _together() - began
+        result[system] = {
+            "step_s": times[system][1:],  # the first round warms up
+            "bytes": found.bytes / options.steps,
+            "share": found.seconds / took,
+        }
+    dist.destroy_process_group()
+    return result
+
+
+def _together() -> float:
+    """Now, when all ranks are here."""
+    dist.barrier()
+    return time.perf_counter()
+
+
+def _check_losses(losses: dict[str, list[float]]) -> None:
+    """Systems that do not train the same cannot be compared."""
+    native, engine = torch.tensor(losses[NATIVE]), torch.tensor(losses[ENGINE])
+    torch.testing.assert_close(engine, native, rtol=1e-4, atol=1e-5)
+    assert all(torch.tensor(losses[system]).isfinite().all() for system in SYSTEMS)
+
+
+# --- all cases, and what they say
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4, help="of each system in a round")
+    parser.add_argument("--rows", type=int, default=200_000, help="of each table")
+    parser.add_argument("--cases", type=int, nargs="*", help="some of them, by number; no file")
+    parser.add_argument(
+        "--rank", nargs=3, metavar=("CASE", "RANK", "FOLDER"), help=argparse.SUPPRESS
+    )
+    options = parser.parse_args()
+    if options.rank:
+        case, rank, folder = CASES[int(options.rank[0])], int(options.rank[1]), options.rank[2]
+        print(json.dumps(measure(case, rank, Path(folder), options)))
+        return
+    numbers = range(len(CASES)) if options.cases is None else options.cases
+    rows = [row for number in numbers for row in _rows(number, options)]
+    _show(rows)
+    if options.cases is None:
+        print(write_results("dlrm_scaling_cpu", rows))
+
+
+def _rows(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per system."""
+    case, load = CASES[number], os.getloadavg()
+    print(f"{case} (load average {load[0]:.1f})", flush=True)
+    of_ranks = _start_ranks(number, options)
+    rows = []
+    for system in SYSTEMS:
+        found = [of_rank[system] for of_rank in of_ranks]
+        step_s = statistics.median(found[0]["step_s"])
+        known = system != OWN or case.ranks == 1
+        rows.append(
+            {
+                "system": "trainmark" if system == NATIVE else "torchrec",
+                "engine": system,
+                "shape": case.shape,
+                "about": SHAPES[case.shape].about,
+                "ranks": case.ranks,
+                "sharding": case.sharding,
+                "optimizer": case.optimizer,
+                "table_rows": options.rows,
+                "global_batch": BATCH,
+                "threads_per_rank": 1,
+                "samples_per_s": BATCH / step_s,
+                "bytes_per_step": statistics.mean(f["bytes"] for f in found) if known else None,
+                "communication_share": statistics.mean(f["share"] for f in found)
+                if known
+                else None,
+                "step_s": step_s,
+                "step_s_of_rounds": found[0]["step_s"],
+                "load_average_before": load,
+            }
+        )
+    rows[0]["ratios"] = [_ratio(case, rows[0], peer) for peer in rows[1:]]
+    return rows
+
+
+def _mean(found: list[dict[str, Any]], key: str) -> float:
+    return statistics.mean(of_rank[key] for of_rank in found)
+
+
+def _ratio(case: Case, native: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
+    pairs = zip(peer["step_s_of_rounds"], native["step_s_of_rounds"], strict=True)
+    value, least = statistics.median(p / n for p, n in pairs), LEAST[case.shape][case.ranks]
+    about = f"{case}: native is times as fast as {peer['engine']}"
+    return {"about": about, "value": value, "at_least": least, "reached": value >= least}
+
+
+def _start_ranks(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--rounds", str(options.rounds)]
+        command += ["--steps", str(options.steps), "--rows", str(options.rows)]
+        ranks = []
+        for rank in range(CASES[number].ranks):
+            ranks.append(
+                subprocess.Popen(
+                    [*command, "--rank", str(number), str(rank), folder],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
+            )
+        outputs = [rank.communicate()[0] for rank in ranks]
+        assert all(rank.returncode == 0 for rank in ranks), [r.returncode for r in ranks]
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    table = Table(
+        "shape", "optimizer", "ranks", "sharding", "engine", "samples/s", "MB sent", "comm."
+    )
+    for row in rows:
+        sent, share = row["bytes_per_step"], row["communication_share"]
+        table.add_row(
+            *(str(row[key]) for key in ("shape", "optimizer", "ranks", "sharding", "engine")),
+            f"{row['samples_per_s']:,.0f}",
+            "" if sent is None else f"{sent / 1e6:.1f}",
+            "" if share is None else f"{share:.0%}",
+        )
+    console = Console()
+    console.print(table)
+    for ratio in (ratio for row in rows for ratio in row.get("ratios", [])):
+        verdict = "reached" if ratio["reached"] else "MISSED"
+        console.print(f"{ratio['value']:.2f}  {ratio['about']} ({ratio['at_least']}: {verdict})")
+
+
+if __name__ == "__main__":
+    main()
