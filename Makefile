@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
-# TorchRec, to read what we write. Without its dependencies: they would bring another torch. Its
-# test is skipped where this fails.
+# TorchRec, for its engine, and to read what we write. Without its dependencies: they would bring
+# CUDA builds and another torch. Its tests are skipped where this fails.
 TORCHREC := torchrec fbgemm-gpu-cpu iopath lightning-utilities portalocker pyre-extensions \
             pyvers tensordict torchmetrics tqdm typing-inspect
 
