@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainmark.kernels import gather_interaction, gather_rows, interaction, sparse_update
+from trainmark.kernels import gather_interaction, gather_rows, interaction, rounding, sparse_update
 from trainmark.kernels.interaction import Launch
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
 from trainmark.kernels.table_formats import Rows, Tables, decode, encode, read_rows
 
 triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 
 # What a product of numbers in that type, added up in fp32, leaves of a relative error.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -48,6 +49,27 @@ def two_stores(dim: int, dtype: torch.dtype, device: str, features: int) -> Tabl
     return Tables(
         stored(40, dim, dtype, device), stored(50, dim, torch.float32, device, 2), in_second_F
     )
+
+
+# --- random bits
+
+
+@triton.jit
+def _bits_kernel(rows, key, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    bits = rounding.bits_of_rows(tl.load(key), tl.load(rows + row), column)
+    place = row[:, None] * COLUMNS + column[None, :]
+    tl.store(out + place, bits.to(tl.int32, bitcast=True))
+
+
+def check_bits(device: str) -> None:
+    rows = torch.tensor([0, 5, 2**31 - 1, 2**31, 2**32, 2**40 + 3, 882_774_558, 7], device=device)
+    for value in (0, 1, -77, 2**31 - 1):
+        key = rounding_key(device, value)
+        out = torch.empty(8, 64, dtype=torch.int32, device=device)
+        _bits_kernel[(1,)](rows, key, out, ROWS=8, COLUMNS=64)
+        assert torch.equal(out, rounding.random_bits(key, rows, 64))
+        assert torch.equal(out.cpu(), rounding.random_bits(key.cpu(), rows.cpu(), 64))
 
 
 # --- interaction

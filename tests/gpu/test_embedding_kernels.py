@@ -5,6 +5,7 @@ import torch
 
 from tests.embedding_kernels import (
     Case,
+    check_bits,
     check_gather,
     check_gather_interaction,
     check_interaction_of_rows,
@@ -24,7 +25,6 @@ from tests.embedding_kernels import (
 from trainmark.kernels import interaction, sparse_update
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import Launch
-from trainmark.kernels.rounding import random_bits
 from trainmark.kernels.sparse_update import Rule, RuleName, update_rows, update_rows_reference
 from trainmark.kernels.table_formats import (
     FORMATS,
@@ -191,10 +191,8 @@ def test_rows_beyond_2_to_the_31_weights(dtype: torch.dtype) -> None:
     assert not rows.scales[:-count].any()  # type: ignore[index]
 
 
-def test_bits_are_the_same_on_every_device() -> None:
-    rows = torch.tensor([0, 5, 2**31, 2**40 + 3])
-    here = random_bits(rounding_key("cpu"), rows, 64)
-    assert torch.equal(here, random_bits(rounding_key("cuda"), rows.cuda(), 64).cpu())
+def test_bits_are_the_same_in_triton_and_torch() -> None:
+    check_bits("cuda")
 
 
 def test_state_of_untouched_rows_stays() -> None:

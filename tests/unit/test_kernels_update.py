@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.embedding_kernels import (
+    check_bits,
     check_update,
     copied,
     new_state,
@@ -33,6 +34,11 @@ interpreted = pytest.mark.skipif(
 RULES: list[RuleName] = ["sgd", "rowwise_adagrad", "adagrad"]
 FP32 = torch.float32
 UPDATES = [pytest.param(update_rows_triton, marks=interpreted), update_rows_reference]
+
+
+@interpreted
+def test_bits_are_the_same_in_triton_and_torch() -> None:
+    check_bits("cpu")
 
 
 # --- the plan

@@ -226,7 +226,7 @@ if triton is not None:
 
             column = tl.arange(0, COLUMNS)
             in_row = column < D
-            source = tl.load(places + place, inside, 0)
+            source = tl.load(places + place, inside, 0).to(tl.int64)
             grad = tl.load(
                 grads + source[:, None] * D + column[None, :],
                 inside[:, None] & in_row[None, :],
@@ -345,5 +345,6 @@ def update_rows(
             spoils its neighbours in the sorted list, too: close the gate for it.
         key: int32 scalar on the device, different for every step and store (see `rounding`).
     """
-    update = update_rows_triton if grads_ND.is_cuda and triton else update_rows_reference
+    has_kernel = grads_ND.is_cuda and triton is not None
+    update = update_rows_triton if has_kernel else update_rows_reference
     update(rows, state, batch, grads_ND, rule, scalars, key)
