@@ -1,0 +1,75 @@
+"""Whole DLRM runs on a GPU beside the same run on the CPU, from the same weights."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import small
+from trainmark import checkpoint
+
+pytestmark = pytest.mark.gpu
+
+SGD = ("--optimizer.name", "sgd", "--lr", "0.5", "--log-every", "1", "--schedule.warmup-steps", "0")
+RULES = {
+    "row-wise Adagrad": ("--optimizer.name", "rowwise_adagrad", "--lr", "0.05"),
+    "Adagrad": ("--optimizer.name", "adagrad", "--lr", "0.05"),
+    "Adam": ("--optimizer.name", "adam", "--lr", "0.01"),
+}
+WAYS = {
+    "plain": (),
+    "compiled": ("--compile",),
+    "eager": ("--eager",),
+    "micro-batches": ("--micro-batch", "128"),
+    "exchange with oneself": ("--force-exchange",),
+    "host memory": ("--host-tables", "0", "2"),
+    "tf32": ("--precision", "tf32"),
+    "bf16": ("--precision", "bf16"),
+    "fp16": ("--precision", "fp16", "--loss-scale", "dynamic"),
+}
+
+
+def losses(output: Path) -> list[float]:
+    lines = (output / "loss.csv").read_text().splitlines()[1:]
+    return [float(line.split(",")[2]) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights to begin with: a GPU would draw others than a CPU."""
+    folder = tmp_path_factory.mktemp("start")
+    assert small.train(folder, *SGD, "--max-steps", "1", "--checkpoint-every", "1 steps") == 0
+    found = checkpoint.latest(folder / "checkpoints")
+    assert found is not None
+    return str(found)
+
+
+@pytest.mark.parametrize("way", [*WAYS, *RULES])
+def test_the_losses_are_those_of_a_cpu(way: str, start: str, tmp_path: Path) -> None:
+    both = (*SGD, *RULES.get(way, ()), "--from", start)
+    assert small.train(tmp_path / "cpu", *both) == 0
+    assert small.train(tmp_path / "gpu", *both, *WAYS.get(way, ()), "--device", "cuda") == 0
+    expected, got = losses(tmp_path / "cpu"), losses(tmp_path / "gpu")
+    assert len(got) == len(expected) == small.STEPS
+    rough = way in ("bf16", "fp16", "tf32")
+    assert got == pytest.approx(expected, rel=3e-2 if rough else 2e-4)
+    quality = [small.result(tmp_path / where)["quality"]["value"] for where in ("cpu", "gpu")]
+    assert quality[1] == pytest.approx(quality[0], abs=2e-2 if rough else 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "int8", "fp8"])
+def test_tables_of_other_formats_learn_the_same(kind: str, tmp_path: Path) -> None:
+    flags = (*SGD, "--fp32-up-to-rows", "5", "--device", "cuda", "--table-precision")
+    for name in ("fp32", kind):
+        assert small.train(tmp_path / name, *flags, name) == 0
+    assert losses(tmp_path / kind) == pytest.approx(losses(tmp_path / "fp32"), rel=2e-2)
+    assert losses(tmp_path / kind) != losses(tmp_path / "fp32")
+
+
+def test_a_checkpoint_of_a_gpu_continues_on_it(tmp_path: Path) -> None:
+    flags = (*SGD, "--table-precision", "int8", "--fp32-up-to-rows", "5", "--device", "cuda")
+    assert small.train(tmp_path / "whole", *flags) == 0
+    assert small.train(tmp_path / "parts", *flags, "--max-steps", "4") == 0
+    assert small.train(tmp_path / "parts", *flags) == 0
+    assert losses(tmp_path / "parts")[-3:] == pytest.approx(
+        losses(tmp_path / "whole")[-3:], rel=1e-5
+    )
