@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.distributed import dlrm_ranks as ranks
+from tests.small import FLAGS, result, train
 from trainmark import checkpoint
 from trainmark.distributed.mesh import single
 from trainmark.workloads.dlrm.data import rank_shares
@@ -153,3 +154,57 @@ def _wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_two_ranks_of_torchrun_begin_and_one_process_continues(tmp_path: Path) -> None:
+    placement = tmp_path / "placement.json"
+    tables = [{"table": 0, "sharding": "row_wise", "shards": [
+        {"device": 0, "rows": [0, 20], "columns": [0, 8]},
+        {"device": 1, "rows": [20, 50], "columns": [0, 8]},
+    ]}, {"table": 1, "sharding": "data_parallel"},
+    {"table": 2, "sharding": "table_wise", "shards": [
+        {"device": 1, "rows": [0, 3], "columns": [0, 8]},
+    ]}]  # fmt: skip
+    placement.write_text(
+        json.dumps({"schema": "trainmark.placement/1", "devices": 2, "tables": tables})
+    )
+    output, flags = tmp_path / "ranks", ("--evals-per-epoch", "2", "--checkpoint-every", "4 steps")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    command += ["-m", "trainmark", "train", "dlrm-demo", *FLAGS, *flags, "--output", str(output)]
+    subprocess.run(
+        [*command, "--placement", str(placement), "--max-steps", "4"], check=True, cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
+    )  # fmt: skip
+    first = result(output)
+    sent = first["parallel"]["sent_bytes_per_step"]
+    assert first["parallel"]["dp"] == 2
+    # Of table 2, rank 0 asks for 256 rows of 8 numbers, and sends as many gradients.
+    assert sent["gradients"] >= 256 * 8 * 4
+    assert sent["ids"] >= 256 * 4
+    assert sent["counts"] > 0
+    assert sent["replicas"] == 7 * 8 * 4
+    assert train(output, *flags) == 0
+    assert train(tmp_path / "alone", *flags) == 0
+    found, expected = result(output), result(tmp_path / "alone")
+    assert found["parallel"] == {"dp": 1}
+    assert found["samples"] == expected["samples"] == 4000
+    assert _curve(output) == pytest.approx(_curve(tmp_path / "alone"), rel=TOLERANCE)
+    evaluations = {(e["at_sample"], e["split"]): e["metrics"] for e in found["evaluations"]}
+    assert len(expected["evaluations"]) == 3
+    for evaluation in expected["evaluations"]:  # the first run ended with some of its own
+        metrics = evaluations[evaluation["at_sample"], evaluation["split"]]
+        assert metrics == pytest.approx(evaluation["metrics"], rel=1e-5)
+
+
+def _curve(output: Path) -> list[float]:
+    rows = (output / "loss.csv").read_text().splitlines()[1:]
+    losses = [float(row.split(",")[2]) for row in rows]
+    assert len(losses) == 8
+    return losses
