@@ -91,3 +91,16 @@ def assert_trained_like_one_process(output: Path, folder: Path) -> None:
     losses, wanted = ([row[2] for row in rows] for rows in (found, expected))
     assert losses == pytest.approx(wanted, rel=1e-5)
     assert len(set(wanted)) == 10
+
+
+def check_torchx(folder: Path, *flags: str) -> None:
+    """A run through TorchX trains, and one with bad input ends with that input's exit code."""
+    line = ["launch", "--on", "torchx", *flags]
+    done = finish(start([*line, *SHORT, "--output", "run"], folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 10  loss" in done.stdout
+    assert_trained_like_one_process(folder / "run", folder)
+    wrong = [*SHORT, "--output", "wrong", "--micro-batch", "7"]
+    done = finish(start([*line, *wrong], folder))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout.count("global_batch 16 must equal") == 1

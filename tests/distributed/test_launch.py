@@ -1,6 +1,7 @@
 """`trainmark launch --on torchrun` with real ranks: ends well, fails clearly, restarts, stops."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.distributed.launching import (
     ROOT,
     SHORT,
     assert_trained_like_one_process,
+    check_torchx,
     finish,
     start,
     wait_until,
@@ -98,3 +100,20 @@ def test_a_detached_job_is_found_again_and_stopped(
 def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["launch", "status", handle]) == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_torchx_runs_two_machines_on_this_one(tmp_path: Path) -> None:
+    pytest.importorskip("torchx")
+    check_torchx(tmp_path, "-j", "2x1")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves(tmp_path: Path) -> None:
+    launcher = start([*TORCHRUN, *ENDLESS, "--output", "run"], tmp_path)
+    wait_until((tmp_path / "run" / "loss.csv").exists)
+    launcher.send_signal(signal.SIGINT)
+    done = finish(launcher)
+    assert done.returncode == 130
+    assert done.stderr.count("Stopped by request, saved") == 1
+    assert checkpoint.latest(tmp_path / "run" / "checkpoints")

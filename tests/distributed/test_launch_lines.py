@@ -81,7 +81,7 @@ def test_a_batch_script() -> None:
         "#SBATCH --exclusive",
     ]
     (first,) = [place for place, line in enumerate(lines) if line.startswith("srun ")]
-    words = shlex.split(" ".join(lines[first:]).replace("\\", ""))
+    words = shlex.split(" ".join(lines[first : first + 2]).replace("\\", ""))
     assert words[: words.index("python")] == [
         "srun", "--kill-on-bad-exit=1", "--cpus-per-task=96",
         "--container-image=registry#trainmark:1", "--container-mounts=/data:/data,/a b:/c",

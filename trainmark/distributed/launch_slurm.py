@@ -37,7 +37,7 @@ class State:
 
 def script(options: LaunchOptions, shape: Shape, name: str, command: list[str]) -> str:
     """The batch script for `command` (the words after `trainmark`)."""
-    sbatch = _sbatch(options, shape, name)
+    sbatch, folder = _sbatch(options, shape, name), options.jobs.absolute()
     srun = {"kill-on-bad-exit": "1", "cpus-per-task": sbatch["cpus-per-task"]}
     if options.container:
         srun |= {"container-image": options.container}
@@ -51,9 +51,15 @@ def script(options: LaunchOptions, shape: Shape, name: str, command: list[str]) 
             "#!/bin/bash",
             *words,
             "",
-            "# One launcher per node; if one fails, all are ended.",
+            "# One launcher per node; if one fails, all are ended, and the first one says why.",
+            f"export TORCHELASTIC_ERROR_FILE={shlex.quote(str(folder))}/slurm-$SLURM_JOB_ID.error",
             f"srun {flags} \\",
             f"    {_launcher(options, shape)} {shlex.join(command)}",
+            "code=$?  # the highest of all launchers', not that of the first to fail",
+            'if [ -f "$TORCHELASTIC_ERROR_FILE" ]; then',
+            """    code=$(sed -E 's/.*"errorCode": ([0-9]+).*/\\1/' "$TORCHELASTIC_ERROR_FILE")""",
+            "fi",
+            "exit $code",
             "",
         ]
     )
@@ -125,7 +131,7 @@ def state(job_id: str) -> State:
     )
     found = re.search(r"\bJobState=(\S+) Reason=(\S+).*\bExitCode=(\d+):(\d+)", shown.stdout)
     if shown.returncode == 0 and found and found[1] == "PENDING":
-        return State(f"PENDING ({found[2]})", None)
+        return State("PENDING" if found[2] == "None" else f"PENDING ({found[2]})", None)
     if shown.returncode == 0 and found:
         return _state(found[1], int(found[3]), int(found[4]))
     if "Invalid job id" not in shown.stderr:

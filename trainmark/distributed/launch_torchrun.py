@@ -1,6 +1,7 @@
 """torchrun, as a library: its agent runs in this process, so that its errors can be told here."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -9,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmark.distributed.launch_options import LaunchOptions, Shape, endpoint
@@ -126,7 +126,8 @@ def run(words: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     # Its warnings say what is told below; its errors name a rank whose death led to a restart.
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed")]:
+        logging.getLogger(name).setLevel(logging.ERROR)
     threading.Thread(target=_end_a_hanging_agent, daemon=True).start()
     try:
         torchrun.run(torchrun.parse_args(words))
@@ -194,9 +195,11 @@ def _say(sentence: str) -> None:
 
 
 def _tell_scheduler(sentence: str, code: int) -> None:
-    """Leave the error where a scheduler such as TorchX looks for it."""
+    """Leave the error where TorchX, or our batch script, looks for it; the first one stays."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        extra = {"timestamp": str(int(time.time()))}
-        content = {"message": {"message": sentence, "errorCode": code, "extraInfo": extra}}
-        Path(path).write_text(json.dumps(content))
+    extra = {"timestamp": str(int(time.time()))}
+    content = {"message": {"message": sentence, "errorCode": code, "extraInfo": extra}}
+    with contextlib.suppress(OSError):  # it is there already, or its folder is outside a container
+        if path:
+            with open(path, "x") as file:
+                json.dump(content, file)
