@@ -148,6 +148,9 @@ class Options:
     seconds: float
     disk_rows: int
     scratch: Path
+    output: Path
+    commit: str | None = None
+    """What is measured, where there is no git to ask."""
 
 
 def named_run(case: Case, options: Options) -> DlrmRun:
@@ -306,7 +309,13 @@ def measure(case: Case, options: Options) -> None:
     for row in measured(case, options):
         print(json.dumps({k: v for k, v in row.items() if k != "kernels_ms"}), flush=True)
         rows = {key_of(old): old for old in read_rows(options)} | {key_of(row): row}
-        common.write_results(result_name(options), with_ratios([*rows.values()]), options.device)
+        common.write_results(
+            result_name(options),
+            with_ratios([*rows.values()]),
+            options.device,
+            folder=options.output,
+            commit=options.commit,
+        )
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -318,7 +327,7 @@ def result_name(options: Options) -> str:
 
 
 def read_rows(options: Options) -> list[dict[str, Any]]:
-    path = common.RESULTS / f"{result_name(options)}.json"
+    path = options.output / f"{result_name(options)}.json"
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
@@ -385,6 +394,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=common.RESULTS)
+    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--only", default="", help="cases that have all these words, by commas")
     parser.add_argument("--seconds", type=float, default=1.5, help="timed seconds per row")
     parser.add_argument("--budget", type=float, default=540, help="no case starts after seconds")
@@ -393,11 +403,10 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="leave out what is there already")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args()
-    common.RESULTS = args.output
     device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
     options = Options(
         device=device, tiny=args.tiny, seconds=args.seconds, disk_rows=args.disk_rows,
-        scratch=args.scratch,
+        scratch=args.scratch, output=args.output, commit=args.commit,
     )  # fmt: skip
     options.scratch.mkdir(parents=True, exist_ok=True)
     words = {word for word in args.only.split(",") if word}

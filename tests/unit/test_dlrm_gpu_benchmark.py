@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -30,10 +29,9 @@ class Modules:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Modules:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Modules:
     monkeypatch.syspath_prepend(BENCHMARKS)
     modules = Modules()
-    monkeypatch.setattr(modules.common, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(modules.systems, "POOL", 2)
     monkeypatch.setattr(modules.gpu, "WINDOW", 1)
     monkeypatch.setattr(modules.gpu, "WARMUP", 1)
@@ -43,7 +41,12 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Modules:
 @pytest.fixture
 def options(bench: Modules, tmp_path: Path) -> Any:
     return bench.gpu.Options(
-        device=CPU, tiny=True, seconds=0.0, disk_rows=2048, scratch=tmp_path / "scratch"
+        device=CPU,
+        tiny=True,
+        seconds=0.0,
+        disk_rows=2048,
+        scratch=tmp_path / "scratch",
+        output=tmp_path,
     )
 
 
@@ -302,14 +305,28 @@ def test_a_row_gives_way_to_one_of_more_samples(bench: Modules) -> None:
     assert rows[0]["curve"] == [[100, 0.6], [200, 0.7]]
 
 
-def test_a_study_writes_its_rows(bench: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_batch_sees_the_same_stream(bench: Modules) -> None:
     quality = bench.quality
-    monkeypatch.setattr(quality, "BLOCK_BATCHES", 2)
+    study = quality.STUDIES["tiny"]
+    stream = bench.clicks.PlantedStream(study.signal, CPU)
+    labels = {}
+    for batch in (128, 256):
+        cut = dataclasses.replace(study, batch=batch)
+        batches = list(quality.training_batches(cut, stream, 3))
+        assert len(batches) == study.block_rows // batch
+        labels[batch] = torch.cat([b.labels for b in batches])
+        assert cut.steps * batch == cut.samples_in_full == study.samples_in_full
+    assert torch.equal(labels[128], labels[256])
+
+
+def test_a_study_writes_its_rows(bench: Modules, tmp_path: Path) -> None:
+    quality = bench.quality
     study = dataclasses.replace(quality.STUDIES["tiny"], milestones=2, samples=4096)
     wanted = [quality.Variant(), quality.Variant(mlps="fp32")]
+    results = quality.Results(tmp_path)
     for seed in (0, 1):
-        quality.run(study, [dataclasses.replace(v, seed=seed) for v in wanted], CPU, math.inf)
-    rows = quality.read_rows()
+        quality.run(study, [dataclasses.replace(v, seed=seed) for v in wanted], CPU, results)
+    rows = results.rows()
     assert [(r["mlp_precision"], r["seed"]) for r in rows] == [
         ("bf16", 0), ("fp32", 0), ("bf16", 1), ("fp32", 1),
     ]  # fmt: skip
