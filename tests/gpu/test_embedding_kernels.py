@@ -153,6 +153,7 @@ def test_a_step_lives_in_a_cuda_graph() -> None:
         update_rows(rows, None, batch, buffer.flatten(0, 1), Rule("sgd"), settings, key)
 
     aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         step(copied(eager))
     torch.cuda.current_stream().wait_stream(aside)
