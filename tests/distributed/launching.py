@@ -103,4 +103,4 @@ def check_torchx(folder: Path, *flags: str) -> None:
     wrong = [*SHORT, "--output", "wrong", "--micro-batch", "7"]
     done = finish(start([*line, *wrong], folder))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stdout.count("global_batch 16 must equal") == 1
+    assert "global_batch 16 must equal" in done.stdout

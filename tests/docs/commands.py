@@ -45,7 +45,9 @@ def flags(verb: str) -> frozenset[str]:
                 cli.main([*words, "--help"])
     # A flag starts its line; flags in the middle of a sentence do not count.
     lines = re.findall(
-        r"^[│|]? {1,2}(?:-h, )?(--[a-z][\w.-]*(?:, --[a-z][\w.-]*)*)", text.getvalue(), re.M
+        r"^[│|]? {1,2}(?:-\w(?: \w+)?, )?(--[a-z][\w.-]*(?:, --[a-z][\w.-]*)*)",
+        text.getvalue(),
+        re.M,
     )
     found = {flag for line in lines for flag in line.split(", ")}
     if "--compile" in found:  # a pair on the command line, one field with three values below it
