@@ -52,6 +52,7 @@ def train(engine, steps: range, lr: float = 0.1, micro_batches: int = 1) -> list
             piece = slice(int(part[0]), int(part[-1]) + 1)
             x = torch.linspace(-1, 1, len(part) * DIM).view(-1, DIM).requires_grad_()
             lookup = engine.prepare([group.part(piece) for group in batch], [len(part)])
+            engine.begin(lookup)
             output = engine.lookup_and_interact(lookup, x)
             (output.sin().sum() / 10).backward()
             outputs.append(output.detach())
@@ -130,7 +131,8 @@ def test_small_updates_add_up_only_if_rounded_by_chance() -> None:
     move[..., 1:] = -0.01 / 127
     for _ in range(200):
         lookup = engine.prepare([IdGroup([0], torch.zeros(1, 1, dtype=torch.int8))], [1])
-        engine._looked_up.append((lookup, move.clone()))
+        engine.begin(lookup)
+        engine._gradient_rows[:] = [move.flatten().clone()]
         engine.apply_gradients(1.0, ON)
     moved = store.codes[0, 1:].float().mean() * store.scales[0]
     assert moved == pytest.approx(2 / 127, rel=0.6)  # to nearest it would still be 0
@@ -141,7 +143,9 @@ def test_a_closed_gate_changes_nothing_and_says_why() -> None:
     train(engine, range(1))
     before = {n: t.clone() for n, t in (engine.table_weights() | engine.table_state()).items()}
     x = torch.ones(40, DIM, requires_grad=True)
-    output = engine.lookup_and_interact(engine.prepare(groups(1), [40]), x)
+    lookup = engine.prepare(groups(1), [40])
+    engine.begin(lookup)
+    output = engine.lookup_and_interact(lookup, x)
     (output.sum() * torch.inf).backward()
     assert not sum(gradient.sum() for gradient in engine.gradients()).isfinite()
     engine.apply_gradients(0.1, torch.zeros(()))
@@ -184,7 +188,7 @@ def test_what_formats_cannot_do_is_said_at_once(capsys: pytest.CaptureFixture[st
     assert main(command.split()) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "Adam needs fp32 tables" in said
-    assert "are fp32 in this version" in said
+    assert "fp32 and not fused in this version" in said
     assert "table 26 does not exist" in said
 
 
@@ -195,3 +199,17 @@ def test_a_run_that_does_not_fit_names_the_format_that_would(
     assert main(plan) == 2
     assert "--table-precision int8" in " ".join(capsys.readouterr().err.split())
     assert main([*plan, "--table-precision", "int8"]) == 0
+
+
+def test_a_run_with_the_fused_engine_is_the_plain_run(tmp_path: Path) -> None:
+    assert small.train(tmp_path / "plain", "--log-every", "1") == 0
+    assert small.train(tmp_path / "fused", "--log-every", "1", "--engine", "fused") == 0
+    plain_losses, fused_losses = (
+        [
+            float(line.split(",")[2])
+            for line in (tmp_path / name / "loss.csv").open().readlines()[1:]
+        ]
+        for name in ("plain", "fused")
+    )
+    assert len(plain_losses) == small.STEPS
+    assert fused_losses == pytest.approx(plain_losses, rel=1e-5)

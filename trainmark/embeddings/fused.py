@@ -5,6 +5,7 @@ A row is read twice and written once in a step: by the forward pass, by the back
 reads it again rather than keep a copy, and by the update.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,8 @@ class FusedEngine(nn.Module):
         )
         self._key = stream_seed(seed, "rounding") % LARGEST_INT32
         self._constants: _Constants | None = None
-        self._looked_up: list[tuple[Lookup, Tensor]] = []
+        self._looked_up: list[Lookup] = []
+        self._gradient_rows: list[Tensor] = []
 
     # --- forward
 
@@ -94,18 +96,34 @@ class FusedEngine(nn.Module):
         """Nothing: the update is told."""
 
     def begin(self, lookup: Lookup) -> None:
-        """Nothing: the rows are here."""
-
-    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
-        constants = self._on_device()
-        if x_BD.device.type not in ("cpu", "meta"):  # made on another stream
+        """In training, note what the update will need."""
+        if lookup.ids_BF.device.type not in ("cpu", "meta"):  # it was made on another stream
             for tensor in lookup.tensors():
                 tensor.record_stream(torch.accelerator.current_stream())
+        if torch.is_grad_enabled():
+            self._looked_up.append(lookup)
+
+    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+        return self.interact(lookup.ids_BF, x_BD)
+
+    def interact(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
+        """The latest lookup that was begun, by its ids alone: a CUDA graph may hold this part."""
         if not torch.is_grad_enabled():
-            return gather_interaction(x_BD, lookup.ids_BF, self._tables())
-        grads_BFD = x_BD.new_empty(*lookup.ids_BF.shape, x_BD.shape[1])
-        self._looked_up.append((lookup, grads_BFD))
-        return gather_interaction(x_BD, lookup.ids_BF, self._tables(), grads_BFD, constants.finite)
+            return gather_interaction(x_BD, ids_BF, self._tables())
+        grads_BFD = self._gradient_buffer(
+            len(self._looked_up) - 1, (*ids_BF.shape, x_BD.shape[1]), x_BD
+        )
+        finite = self._on_device().finite
+        return gather_interaction(x_BD, ids_BF, self._tables(), grads_BFD, finite)
+
+    def _gradient_buffer(self, number: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Where a micro-batch's gradient rows go: always to the same place, as a graph demands."""
+        if number == len(self._gradient_rows):
+            self._gradient_rows.append(like.new_empty(0))
+        held = self._gradient_rows[number]
+        if held.numel() < math.prod(shape) or held.dtype != like.dtype:
+            held = self._gradient_rows[number] = like.new_empty(math.prod(shape))
+        return held[: math.prod(shape)].view(shape)
 
     def _tables(self) -> Tables:
         rows = [store.rows for store in self._stores()]
@@ -128,16 +146,22 @@ class FusedEngine(nn.Module):
         constants.scalars[0] = lr
         constants.scalars[1] = 1 if unscale is None else unscale
         constants.scalars[2] = gate
-        grads = joined([grads for _, grads in looked_up]).flatten(0, 1)
-        lookup = looked_up[0][0] if len(looked_up) == 1 else self._joined(looked_up)
+        width = self._tables().first.codes.shape[1]
+        grads = joined(
+            [
+                buffer[: lookup.ids_BF.numel() * width].view(-1, width)
+                for buffer, lookup in zip(self._gradient_rows, looked_up, strict=False)
+            ]
+        )
+        lookup = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)
         for number, (store, batch) in enumerate(zip(self._stores(), lookup.batches, strict=True)):
             key = self.updates * len(self.stores) + (self._key + number)
             store.update(batch, grads, constants.scalars, key)
         self.updates += 1
 
-    def _joined(self, looked_up: list[tuple[Lookup, Tensor]]) -> Lookup:
+    def _joined(self, looked_up: list[Lookup]) -> Lookup:
         """The lookups of several micro-batches as one."""
-        ids_BF = torch.cat([lookup.ids_BF for lookup, _ in looked_up])
+        ids_BF = torch.cat([lookup.ids_BF for lookup in looked_up])
         features = self._on_device().features
         return Lookup(ids_BF, [sort_rows(ids_BF, chosen) for chosen in features])
 

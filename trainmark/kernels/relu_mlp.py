@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
+
+from trainmark.kernels.interaction import PAD_TO
 
 try:
     import triton
@@ -58,6 +60,11 @@ class _ReluMlp(torch.autograd.Function):
     def forward(ctx: Any, x_BM: Tensor, last_relu: bool, *parameters: Tensor) -> Tensor:
         cast = _cast(parameters, x_BM.dtype)
         weights, biases = cast[: len(cast) // 2], cast[len(cast) // 2 :]
+        # A width that tensor cores like; the only one that data, not a designer, may have chosen.
+        ctx.width = x_BM.shape[1]
+        missing = -ctx.width % PAD_TO
+        if missing:
+            x_BM, weights[0] = pad(x_BM, (0, missing)), pad(weights[0], (0, missing))
         inputs = [x_BM]
         for layer, (w_NM, b_N) in enumerate(zip(weights, biases, strict=True)):
             has_relu = layer < len(weights) - 1 or last_relu
@@ -78,13 +85,12 @@ class _ReluMlp(torch.autograd.Function):
         else:
             gradient, bias_grad = grads[0], grads[0].sum(dim=0, dtype=torch.float32)
         weight_grads, bias_grads = [], [bias_grad]
-        for layer in reversed(range(count)):
+        for layer in reversed(range(1, count)):
             weight_grads.append(_weight_gradient(gradient, inputs[layer]))
-            if layer == 0:
-                x_grad = gradient @ weights[0] if ctx.needs_input_grad[0] else None
-            else:
-                gradient, bias_grad = masked_product(gradient, weights[layer], inputs[layer])
-                bias_grads.append(bias_grad)
+            gradient, bias_grad = masked_product(gradient, weights[layer], inputs[layer])
+            bias_grads.append(bias_grad)
+        weight_grads.append(_weight_gradient(gradient, inputs[0])[:, : ctx.width])
+        x_grad = (gradient @ weights[0])[:, : ctx.width] if ctx.needs_input_grad[0] else None
         return (x_grad, None, *reversed(weight_grads), *reversed(bias_grads))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.engine import Engine, LocalEngine
 from trainmark.embeddings.update import UpdateRule, make_rule
+from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
 
@@ -26,8 +27,8 @@ class Dlrm(nn.Module):
     def __init__(self, cfg: DlrmRun) -> None:
         super().__init__()
         model = cfg.model
-        self.bottom = _mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
-        self.top = _mlp([interaction_width(model), *model.top_mlp], last_relu=False)
+        self.bottom = Mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
+        self.top = Mlp([interaction_width(model), *model.top_mlp], last_relu=False)
         self.tables: Engine = LocalEngine(model.table_rows, model.embedding_dim, table_rule(cfg))
 
     def forward(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
@@ -42,11 +43,27 @@ class Dlrm(nn.Module):
         self.tables.interaction = torch.compile(self.tables.interaction)
 
 
-def _mlp(widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(widths):
-        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+class Mlp(nn.Sequential):
+    """Linear layers with ReLUs between them."""
+
+    def __init__(self, widths: Sequence[int], *, last_relu: bool) -> None:
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in itertools.pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        super().__init__(*(layers if last_relu else layers[:-1]))
+        self.fused_dtype: torch.dtype | None = None
+        """Compute with the kernel, in this type; None: layer by layer, as autocast says."""
+
+    def forward(self, x_BM: Tensor) -> Tensor:
+        if self.fused_dtype is None:
+            return super().forward(x_BM)
+        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
+        return relu_mlp(
+            x_BM.to(self.fused_dtype),
+            [linear.weight for linear in linears],
+            [linear.bias for linear in linears],
+            last_relu=isinstance(self[-1], nn.ReLU),
+        )
 
 
 def table_rule(cfg: DlrmRun) -> UpdateRule:

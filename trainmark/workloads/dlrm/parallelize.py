@@ -24,8 +24,10 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
     if cfg.sharding.engine == "torchrec":
         model.tables = _torchrec_engine(mesh, cfg)
         return [model]
-    if in_other_formats(cfg):
+    if in_other_formats(cfg) or cfg.sharding.engine == "fused":
         model.tables = _fused_engine(cfg)
+        if mesh.device.type == "cuda":
+            model.bottom.fused_dtype = model.top.fused_dtype = compute_dtype(cfg.precision)
         return [model]
     placement = place(cfg, mesh.world_size)
     if _needs_exchange(placement, cfg):

@@ -11,7 +11,9 @@ from trainmark.config import filled
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.fused import FusedEngine, Lookup
 from trainmark.errors import InputError
+from trainmark.kernels.graph import Graphed
 from trainmark.metrics import binary_metrics
 from trainmark.optimizers import (
     LossScale,
@@ -82,6 +84,13 @@ class DlrmTrainer:
         self._steps = 0
         if cfg.compile:
             model.compile_dense()
+        # Lookups of other engines keep Python objects, which a graph would not see change.
+        can_graph = isinstance(model.tables, FusedEngine) and mesh.device.type == "cuda"
+        self._graphed = (
+            Graphed(self._add_gradients_of_all, [self._top.buffer, self._bottom.buffer])
+            if can_graph and not cfg.eager
+            else None
+        )
 
     # --- input
 
@@ -142,13 +151,27 @@ class DlrmTrainer:
         self._bottom.zero()
         for index, micro in enumerate(prepared.micro_batches, 1):
             self._in_last_micro_batch = index == len(prepared.micro_batches)
-            micro_loss = self._loss(micro) / prepared.global_samples
-            self._scaled(micro_loss).backward()
-            self._bottom.loss.add_(micro_loss.detach())
+            self.model.tables.begin(micro.lookup)
+            if self._graphed is not None and len(prepared.micro_batches) == 1:
+                self._graphed([micro.numerical_BN, micro.labels_B, micro.lookup.ids_BF])
+            else:
+                self._add_gradients(micro, prepared.global_samples)
         gate = self._finish_gradients()
         self._update(lr, gate)
         self._steps += 1
         return self._bottom.loss.clone(), gate == 0
+
+    def _add_gradients(self, micro: MicroBatch, global_samples: int) -> None:
+        """Add a micro-batch's gradients and loss to those of the step."""
+        loss = self._loss(micro) / global_samples
+        self._scaled(loss).backward()
+        self._bottom.loss.add_(loss.detach())
+
+    def _add_gradients_of_all(self, numerical_BN: Tensor, labels_B: Tensor, ids_BF: Tensor) -> None:
+        """The same for the only micro-batch of the only rank, as a CUDA graph takes it."""
+        lookup = Lookup(ids_BF, [])
+        micro = MicroBatch(numerical_BN=numerical_BN, labels_B=labels_B, lookup=lookup)
+        self._add_gradients(micro, len(labels_B))
 
     def _loss(self, batch: MicroBatch) -> Tensor:
         return binary_cross_entropy_with_logits(
@@ -156,7 +179,6 @@ class DlrmTrainer:
         )
 
     def _logits(self, batch: MicroBatch) -> Tensor:
-        self.model.tables.begin(batch.lookup)
         with autocast(self.cfg.precision, self.mesh.device):
             logits = self.model(batch.numerical_BN, batch.lookup)
         return logits.float()
@@ -199,7 +221,11 @@ class DlrmTrainer:
         """[B] click logits."""
         _wait_for(prepared.ready)
         _wait_for(prepared.lookups_ready)
-        return torch.cat([self._logits(micro) for micro in prepared.micro_batches])
+        logits = []
+        for micro in prepared.micro_batches:
+            self.model.tables.begin(micro.lookup)
+            logits.append(self._logits(micro))
+        return torch.cat(logits)
 
     # --- state
 
