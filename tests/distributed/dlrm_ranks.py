@@ -10,6 +10,7 @@ other's checkpoints. What a rank found goes to FOLDER/rank-RANK-of-WORLD.json.
 import dataclasses
 import itertools
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -57,7 +58,8 @@ RESHARDED = {
     "table_wise": ("rowwise_adagrad", "table_wise"),
     "row_wise": ("rowwise_adagrad", "row_wise"),
     "column_wise": ("rowwise_adagrad", "column_wise"),
-    "mixture with Adam": ("adam", "mixture_host"),
+    "mixture, Adam": ("adam", "mixture_host"),
+    "table_wise, Adam": ("adam", "table_wise"),
 }
 """What checkpoints are written from and loaded into: (optimiser, placement)."""
 
@@ -129,7 +131,7 @@ def config(world: int, optimizer: str, **changes: Any) -> DlrmRun:
 
 def placed(world: int, optimizer: str, kind: str, folder: Path, **changes: Any) -> DlrmRun:
     """The same with its tables placed in one of the ways."""
-    path = folder / f"{kind}-{world}.json"
+    path = folder / f"{kind}-{world}-{os.getpid()}.json"  # every rank makes the same
     if not path.exists():
         path.write_text(to_json(placement(kind, world)))
     sharding = Sharding(placement=str(path), force_exchange=True)

@@ -215,12 +215,12 @@ class ShardedEngine(nn.Module):
     def lookup(self, lookup: Lookup) -> Tensor:
         """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""
         if lookup.rows is None or lookup.received is None:
-            raise RuntimeError("A lookup must begin before its rows can be read.")
+            raise RuntimeError("A lookup must begin before its rows can be read, and only once.")
         lookup.rows.wait()
         units = lookup.received.view(-1, self.routes.unit)
         shape = (lookup.samples, self.routes.num_features, self.routes.dim)
         rows_BFD = units.index_select(0, lookup.layout.places).view(shape)
-        lookup.received = None
+        sent_bytes, lookup.rows, lookup.received = lookup.rows.sent_bytes, None, None
         if torch.is_grad_enabled():
             rows_BFD.requires_grad_()
             # As soon as the interaction's backward pass is done, before the bottom MLP's.
@@ -228,7 +228,7 @@ class ShardedEngine(nn.Module):
                 lambda rows: self._send_gradients(lookup, gradient(rows))
             )
             self._looked_up.append((lookup, rows_BFD))
-            self.sent_bytes.update(lookup.sent_bytes, rows=lookup.rows.sent_bytes)
+            self.sent_bytes.update(lookup.sent_bytes, rows=sent_bytes)
         return rows_BFD
 
     def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class ShardedEngine(nn.Module):
             self.replicas.forget()
             return
         summed = self._sum_replicas()
-        for index in set(range(len(self.stores))) - set(self._sliced):
+        for index in [i for i in range(len(self.stores)) if i not in self._sliced]:
             asked, grads = self._collected(index, looked_up, unscale)
             asked.holder.update(asked.rows, grads, lr, gate)
             self._updated(index, asked.holder)
@@ -335,7 +335,7 @@ class ShardedEngine(nn.Module):
             store.create_state()
 
     def _all_stores(self) -> list[TableStore]:
-        return [*self.stores, self.replicas]
+        return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
 
     def table_weights(self) -> dict[str, Any]:
         of_parts = [
