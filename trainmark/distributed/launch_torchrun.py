@@ -125,9 +125,10 @@ def run(words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    # Its warnings say what is told below; its errors name a rank whose death led to a restart.
+    # What it logs is told below, but for the death of a rank that leads to a restart.
+    level = logging.ERROR if "--max-restarts" in words else logging.CRITICAL
     for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed")]:
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(level)
     threading.Thread(target=_end_a_hanging_agent, daemon=True).start()
     try:
         torchrun.run(torchrun.parse_args(words))

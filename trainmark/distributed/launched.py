@@ -25,6 +25,9 @@ SILENCE_S = 30.0
 interpreter may delay a beat; short enough that a job ends within a minute."""
 ECHO_GRACE_S = 10.0
 """How long a rank that lost its partner waits for the partner's own error."""
+YIELD_S = 2.0
+"""How long a rank that was not the first to fail waits for the first one to end: the launcher takes
+the first end for the cause."""
 LOST_MACHINE = 75
 """Exit code where a machine fell silent (EX_TEMPFAIL: the same line may work later)."""
 STORE_TIMEOUT = timedelta(seconds=5)
@@ -85,17 +88,17 @@ def tell(error: Exception, debug: bool) -> None:
     if _is_echo(error):
         cause = _wait_for_cause(store)
         if cause is not None:
-            _pass_on(cause)
+            _yield_to(cause)
             return
         error = ConnectionError(
             "the connection to another rank was lost. That rank was most likely killed (out of "
             "memory?), or its machine is gone; its own log tells more. "
             f"Seen here: {_first_line(error)}"
         )
-    get_error_handler().record_exception(error)
     if not _is_first(store):
-        _pass_on(_cause(store))
+        _yield_to(_cause(store))
         return
+    get_error_handler().record_exception(error)
     _leave(store, error)
     _say(error, debug)
 
@@ -109,11 +112,12 @@ def _say(error: Exception, debug: bool) -> None:
     sys.stderr.flush()
 
 
-def _pass_on(cause: dict[str, str] | None) -> None:
-    """Tell the first error once per machine that it did not happen on."""
+def _yield_to(cause: dict[str, str] | None) -> None:
+    """Let the first rank end first; tell its error, once, on a machine that it is not on."""
     if cause and cause["machine"] != _machine() and os.environ["LOCAL_RANK"] == "0":
         text = f"rank {cause['rank']} on {cause['host']}: {cause['error']}"
         sys.stderr.write(f"trainmark: {text}\n")
+    time.sleep(YIELD_S)
 
 
 def _machine() -> str:
