@@ -46,7 +46,7 @@ def backward_reference(
     grad_x_BD, grads_BFD = gradients_reference(grad_BW, vectors_BVD)
     grad_rows_BFD.copy_(grads_BFD)
     if finite is not None:
-        finite.mul_(grad_rows_BFD.isfinite().all())
+        finite.mul_(grad_rows_BFD.isfinite().all() & grad_x_BD.isfinite().all())
     return grad_x_BD
 
 
@@ -102,7 +102,7 @@ def gather_interaction(
             not change before the backward pass.
         grad_rows_BFD: contiguous buffer of any float type that the backward pass fills; needed in
             training only. With micro-batches, a slice of the batch's buffer.
-        finite: float scalar, 1 before the step; the backward pass sets it to 0 if a gradient row,
-            as stored, has a value that is not finite.
+        finite: float scalar, 1 before the step; the backward pass sets it to 0 if a gradient, as
+            stored, is not finite.
     """
     return _GatherInteraction.apply(x_BD, ids_BF, tables, grad_rows_BFD, finite)

@@ -159,8 +159,8 @@ def launch_backward(
     """Fills `grad_rows_BFD`, of any type, and returns the gradient of x.
 
     Args:
-        finite: a float scalar that is set to 0 if a gradient row has a value that is not finite;
-            the caller sets it to 1 beforehand.
+        finite: a float scalar that is set to 0 if a gradient is not finite; the caller sets it to
+            1 beforehand.
     """
     B, num_rows, D = grad_rows_BFD.shape
     grad_x_BD = torch.empty_like(x_BD, memory_format=torch.contiguous_format)
@@ -343,23 +343,22 @@ if triton is not None:
                     sample, here, vector, row, wanted, is_second, column,
                     D, FIRST_SCALED, TWO, SECOND_SCALED,
                 )  # fmt: skip
-                grads = tl.dot(pairs, vectors, input_precision=PRECISION)
-                in_row = column < D
+                in_row = (column < D)[None, :]
+                # The dense vector is also passed on as it is.
+                direct = tl.load(grad + sample * W + column, (column < D) & here, 0.0)
+                direct = tl.where((vector == 0)[:, None], direct[None, :].to(tl.float32), 0.0)
+                grads = tl.dot(pairs, vectors, input_precision=PRECISION) + direct
                 place_rows = (sample * F + vector - 1)[:, None] * D + column[None, :]
                 rounded = grads.to(grad_rows.dtype.element_ty)
-                tl.store(grad_rows + place_rows, rounded, wanted[:, None] & in_row[None, :])
+                tl.store(grad_rows + place_rows, rounded, wanted[:, None] & in_row)
+                place_x = sample * D + (vector * 0)[:, None] + column[None, :]
+                is_x = ((vector == 0) & here)[:, None] & in_row
+                tl.store(grad_x + place_x, grads.to(grad_x.dtype.element_ty), is_x)
                 if CHECK:
-                    sound = tl.abs(rounded.to(tl.float32)) < float("inf")
-                    if tl.min(tl.min(sound.to(tl.int32), 1), 0) == 0:
+                    # Without its sign, what is not finite is the largest as an integer.
+                    pattern = rounded.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+                    if tl.max(pattern) >= 0x7F800000:
                         tl.store(finite, 0.0)
-                # The dense vector is also passed on as it is.
-                direct = tl.load(grad + sample * W + column, in_row & here, 0.0).to(tl.float32)
-                grad_dense = tl.sum(tl.where((vector == 0)[:, None], grads, 0.0), 0) + direct
-                tl.store(
-                    grad_x + sample * D + column,
-                    grad_dense.to(grad_x.dtype.element_ty),
-                    in_row & here,
-                )
 
 
 # --- dispatch
