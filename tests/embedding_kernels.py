@@ -177,8 +177,6 @@ def exact_update(
     """Weights and state after one update with `scalars`, in float64, by dense operations."""
     weights = decode(rows).double()
     sums = torch.zeros_like(weights).index_add_(0, ids_N.long(), grads_ND.double()) * 0.5
-    touched = torch.zeros(len(weights), dtype=torch.bool, device=weights.device)
-    touched[ids_N.long()] = True
     if state is None:
         return weights - 0.1 * sums, None
     if rule.name == "adagrad":
