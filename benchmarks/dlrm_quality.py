@@ -347,6 +347,8 @@ def main() -> None:
     study, device = STUDIES[args.size], torch.device(args.device)
     given = {name: getattr(args, name) for name in ("samples", "optimizer", "lr", "batch")}
     study = dataclasses.replace(study, **{k: v for k, v in given.items() if v is not None})
+    if study.block_rows % study.batch:
+        parser.error(f"--batch must divide {study.block_rows}, the samples drawn together.")
     asked = [v for seed in args.seeds for v in variants(seed)]
     asked = [v for v in asked if any(words in str(v) for words in args.only)]
     results = Results(args.output, args.commit)
