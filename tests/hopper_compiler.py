@@ -1,0 +1,108 @@
+"""Compiles Triton kernels for Hopper on a machine without a GPU, instead of launching them.
+
+    python -m tests.hopper_compiler       (not in Triton's interpreter)
+
+prints a line per kernel of the embedding path: its name, and the bytes of stack that it needs for
+registers it does not have. The interpreter accepts programs that the compiler refuses.
+"""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from trainmark.kernels import gather_interaction, gather_rows, interaction, sparse_update
+from trainmark.kernels.sparse_update import Rule, SortedRows
+from trainmark.kernels.table_formats import FORMATS, Tables, new_rows
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+OPTIONS = ("num_warps", "num_stages")
+TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int8: "*i8",
+    torch.uint8: "*u8", torch.float8_e4m3fn: "*fp8e4nv", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+
+
+def compile_instead(self: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """What a launch would compile, with aligned pointers."""
+    options = {key: named.pop(key) for key in OPTIONS if key in named}
+    values = dict(zip(self.arg_names, args, strict=False)) | named
+    signature, constants, aligned = {}, {}, {}
+    for place, parameter in enumerate(self.params):
+        name, value = parameter.name, values[parameter.name]
+        if parameter.is_constexpr:
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = TYPES[value.dtype]
+            aligned[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "i32" if isinstance(value, int) else "fp32"
+    source = ASTSource(self, signature, constants, aligned)
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    print(self.fn.__name__, stack_bytes(compiled.asm["cubin"]), flush=True)
+
+
+def stack_bytes(binary: bytes) -> int:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [TOOLS / "cuobjdump", "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (stack,) = re.findall(r"STACK:(\d+)", usage)
+    return int(stack)
+
+
+def compile_interactions(features: int, dim: int, dtype: torch.dtype, tables: Tables) -> None:
+    B = 4096
+    x, ids = torch.empty(B, dim, dtype=dtype), torch.empty(B, features, dtype=torch.int32)
+    grad = torch.empty(B, interaction.output_width(features, dim), dtype=dtype)
+    rows = gather_rows.gather_rows_triton(ids, tables, dtype)
+    gather_interaction.forward_triton(x, ids, tables)
+    gather_interaction.backward_triton(grad, x, ids, tables, rows, torch.empty(()))
+
+
+def compile_updates(dim: int, table_format: str, rule: Rule) -> None:
+    count, num_rows = 65536, 1000
+    rows = new_rows(num_rows, dim, FORMATS[table_format], "meta")
+    shapes = {"sgd": None, "rowwise_adagrad": (num_rows,), "adagrad": (num_rows, dim)}
+    shape = shapes[rule.name]
+    batch = SortedRows(torch.empty(count, dtype=torch.int32), torch.empty(count).long())
+    sparse_update.update_rows_triton(
+        rows,
+        None if shape is None else torch.empty(shape),
+        batch,
+        torch.empty(count, dim, dtype=torch.bfloat16),
+        rule,
+        torch.empty(3),
+        torch.empty((), dtype=torch.int32),
+    )
+
+
+def main() -> None:
+    JITFunction.run = compile_instead
+    torch.set_default_device("meta")
+    for features, dim in ((26, 128), (64, 512), (1, 24)):
+        fp32 = new_rows(1000, dim, torch.float32, "meta")
+        int8 = new_rows(1000, dim, torch.int8, "meta")
+        mixed = Tables(int8, fp32, torch.empty(features, dtype=torch.bool))
+        for dtype in (torch.bfloat16, torch.float32):
+            compile_interactions(features, dim, dtype, mixed)
+    fp8 = Tables(new_rows(1000, 128, torch.float8_e4m3fn, "meta"))
+    compile_interactions(26, 128, torch.float16, fp8)
+    for table_format in FORMATS:
+        compile_updates(128, table_format, Rule("rowwise_adagrad"))
+    compile_updates(128, "fp32", Rule("sgd"))
+    compile_updates(128, "fp16", Rule("adagrad"))
+    compile_updates(512, "int8", Rule("sgd"))
+
+
+if __name__ == "__main__":
+    main()

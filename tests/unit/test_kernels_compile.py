@@ -1,0 +1,27 @@
+"""Every kernel of the embedding path compiles for Hopper, and keeps its values in registers."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper_without_spilling(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.hopper_compiler"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert Counter(kernel for kernel, _ in lines) == {
+        "_gather_kernel": 7, "_forward_kernel": 7, "_backward_kernel": 7,
+        "_chunk_kernel": 8, "_group_kernel": 8, "_finish_kernel": 8,
+    }  # fmt: skip
+    assert {stack for _, stack in lines} == {"0"}
