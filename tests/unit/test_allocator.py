@@ -2,11 +2,15 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from trainmark.allocator import use_huge_pages
 
 FAULTS = """
 import resource, torch
@@ -39,6 +43,38 @@ def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("musl", "1.2"))
     assert not allocator.keep_freed_memory()
+
+
+def _huge_kilobytes(tensor: torch.Tensor) -> int:
+    """Of the mapping that a tensor lies in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= tensor.data_ptr() + 2**23 < int(found[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1])
+    return 0
+
+
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not THP.exists() or "[madvise]" not in THP.read_text(),
+    reason="a kernel that gives huge pages to those who ask",
+)
+def test_huge_pages() -> None:
+    asked = torch.empty(2**24)  # 64 MiB
+    assert use_huge_pages(asked)
+    asked.fill_(1)
+    assert _huge_kilobytes(asked) > 2**15
+    assert asked.sum() == 2**24
+
+
+def test_no_huge_pages_where_there_are_none() -> None:
+    assert not use_huge_pages(torch.empty(2**24, device="meta"))
+    assert not use_huge_pages(torch.empty(10))
+    assert not use_huge_pages(torch.empty(0))
 
 
 LARGE_GRADIENT = (

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from trainmark.allocator import use_huge_pages
 from trainmark.embeddings.update import RowwiseAdagrad, State, UpdateRule
 from trainmark.seeding import generator
 
@@ -101,6 +102,7 @@ class TableStore(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """Fill each part with its table's values."""
+        use_huge_pages(self.weight)
         for part, weight in zip(self.parts, self._split(self.weight), strict=True):
             init_part(part, weight, seed)
 
