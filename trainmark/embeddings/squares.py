@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainmark.embeddings.exchange import Exchange
 from trainmark.embeddings.routes import Routes
+from trainmark.embeddings.update import square_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class ColumnSquares:
         for store, (rows, grads) in distinct.items():
             starts = torch.tensor(self._routes.stores[self._rank][store].starts)
             bounds = torch.searchsorted(rows, starts.to(rows.device)).tolist()
-            sums = grads.square().sum(dim=1)
+            sums = square_sums(grads)
             for s in self._slices[self._rank]:
                 if s.store == store:
                     found[s] = sums[bounds[s.part] : bounds[s.part + 1]]
