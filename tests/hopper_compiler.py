@@ -2,7 +2,7 @@
 
     python -m tests.hopper_compiler       (not in Triton's interpreter)
 
-prints a line per kernel of the embedding path: its name, and the bytes of stack that it needs for
+prints a line per kernel of DLRM: its name, and the bytes of stack that it needs for
 registers it does not have. The interpreter accepts programs that the compiler refuses.
 """
 
@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from trainmark.kernels import gather_interaction, gather_rows, interaction, sparse_update
+from trainmark.kernels import gather_interaction, gather_rows, interaction, relu_mlp, sparse_update
 from trainmark.kernels.sparse_update import Rule, SortedRows
 from trainmark.kernels.table_formats import FORMATS, Tables, new_rows
 
@@ -86,6 +86,12 @@ def compile_updates(dim: int, table_format: str, rule: Rule) -> None:
     )
 
 
+def compile_mlps(dtype: torch.dtype) -> None:
+    gradient, weight = torch.empty(4096, 512, dtype=dtype), torch.empty(512, 1024, dtype=dtype)
+    relu_mlp._masked_product(gradient, weight, torch.empty(4096, 1024, dtype=dtype))
+    relu_mlp._masked_sums(gradient, gradient)
+
+
 def main() -> None:
     JITFunction.run = compile_instead
     torch.set_default_device("meta")
@@ -102,6 +108,8 @@ def main() -> None:
     compile_updates(128, "fp32", Rule("sgd"))
     compile_updates(128, "fp16", Rule("adagrad"))
     compile_updates(512, "int8", Rule("sgd"))
+    for dtype in (torch.bfloat16, torch.float16):
+        compile_mlps(dtype)
 
 
 if __name__ == "__main__":

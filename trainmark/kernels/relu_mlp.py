@@ -139,8 +139,8 @@ def masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor]
 # Column sums are taken per tile of rows and added up afterwards, always in the same order, so that
 # results are repeatable bit by bit.
 
-TILE_ROWS, TILE_COLUMNS, TILE_INNER = 128, 256, 64
-SUM_ROWS, SUM_COLUMNS = 64, 128
+TILE_ROWS, TILE_COLUMNS, TILE_INNER = 128, 128, 64
+SUM_ROWS, SUM_COLUMNS = 32, 128
 
 
 def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +152,7 @@ def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Te
     _masked_product_kernel[(row_tiles * column_tiles,)](
         gradient_BN, w_NM, x_BM, result_BM, sums, B, N, M,
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, TILE_INNER=TILE_INNER,
-        num_warps=8, num_stages=3,
+        num_warps=8, num_stages=4,
     )  # fmt: skip
     return result_BM, sums.sum(dim=0)
 
@@ -179,17 +179,21 @@ if triton is not None:
         # Neighbouring programs share their rows of the gradient, which the second-level cache
         # then reads once; the weight is small enough to stay there whole.
         column_tiles = tl.cdiv(M, TILE_COLUMNS)
-        row_tile = tl.program_id(0) // column_tiles
-        column_tile = tl.program_id(0) % column_tiles
-        row = row_tile.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-        column = column_tile * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+        row_tile = (tl.program_id(0) // column_tiles).to(tl.int64)
+        # Places within a tile's rows fit 32 bits, and as many registers.
+        gradient += row_tile * TILE_ROWS * N
+        relu_output += row_tile * TILE_ROWS * M
+        result += row_tile * TILE_ROWS * M
+        rows_left = (B - row_tile * TILE_ROWS).to(tl.int32)
+        row = tl.arange(0, TILE_ROWS)
+        column = tl.program_id(0) % column_tiles * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
         inner = tl.arange(0, TILE_INNER)
         total = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
         for start in range(0, N, TILE_INNER):
             k = start + inner
             left = tl.load(
                 gradient + row[:, None] * N + k[None, :],
-                (row[:, None] < B) & (k[None, :] < N),
+                (row[:, None] < rows_left) & (k[None, :] < N),
                 other=0.0,
             )
             right = tl.load(
@@ -198,23 +202,25 @@ if triton is not None:
                 other=0.0,
             )
             total = tl.dot(left, right, total)
-        inside = (row[:, None] < B) & (column[None, :] < M)
+        inside = (row[:, None] < rows_left) & (column[None, :] < M)
         place = row[:, None] * M + column[None, :]
         is_open = tl.load(relu_output + place, inside, other=0.0) > 0
         total = tl.where(is_open, total, 0.0)
         tl.store(result + place, total.to(result.dtype.element_ty), inside)
-        tl.store(sums + row_tile.to(tl.int64) * M + column, tl.sum(total, axis=0), column < M)
+        tl.store(sums + row_tile * M + column, tl.sum(total, axis=0), column < M)
 
     @triton.jit
     def _masked_sums_kernel(
         gradient, relu_output, masked, sums, B, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr
     ):
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row_tile = tl.program_id(0).to(tl.int64)
+        first = row_tile * ROWS * N
+        row = tl.arange(0, ROWS)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        inside = (row[:, None] < B) & (column[None, :] < N)
+        inside = (row[:, None] < (B - row_tile * ROWS)) & (column[None, :] < N)
         place = row[:, None] * N + column[None, :]
-        is_open = tl.load(relu_output + place, inside, other=0.0) > 0
-        value = tl.where(is_open, tl.load(gradient + place, inside, other=0.0), 0.0)
-        tl.store(masked + place, value, inside)
+        is_open = tl.load(relu_output + first + place, inside, other=0.0) > 0
+        value = tl.where(is_open, tl.load(gradient + first + place, inside, other=0.0), 0.0)
+        tl.store(masked + first + place, value, inside)
         total = tl.sum(value.to(tl.float32), axis=0)
-        tl.store(sums + tl.program_id(0).to(tl.int64) * N + column, total, column < N)
+        tl.store(sums + row_tile * N + column, total, column < N)
