@@ -85,9 +85,9 @@ class Signal:
     numerical_features: int = 8
     exponent: float = 1.2
     """Of the power law of the ids."""
-    large_values: float = 0.4
-    other_values: float = 0.15
-    interactions: float = 0.3
+    large_values: float = 0.25
+    other_values: float = 0.1
+    interactions: float = 0.5
     numerical: float = 0.15
     rank: int = 3
     """Length of the hidden vectors."""
