@@ -97,9 +97,14 @@ class Routes:
     # --- ids out
 
     @property
-    def widest_store(self) -> int:
-        """Rows of the largest store, which an id's type must be able to count."""
-        return max((store.num_rows for store in self._all_stores()), default=0)
+    def most_rows(self) -> int:
+        """Rows of the largest table or store, which an id's type must be able to count.
+
+        Of a table that is larger than each of the stores that share it, too: which of them has a
+        row is found from its number in the table.
+        """
+        stores = [*self._all_stores(), self.replicas]
+        return max([*self.table_rows, *(store.num_rows for store in stores)])
 
     def whole_parts(self) -> list[tuple[int, int]]:
         """(feature, first row in its store) of every part with whole rows, by receiver."""

@@ -56,6 +56,9 @@ class Lookup:
 
     layout: Layout
     ids: Pending
+    sent_ids: Tensor
+    """Kept until the compute stream has waited for the exchange: the stream that they were made on,
+    which has not, would reuse their memory while they are still read."""
     samples: int
     replica_ids: Tensor
     sent_bytes: Counter[str]
@@ -112,7 +115,7 @@ class ShardedEngine(nn.Module):
         self.interaction = dot_interaction
         kinds = ("ids", "counts", "rows", "gradients", "squares", "replicas")
         self.sent_bytes: Counter[str] = Counter(dict.fromkeys(kinds, 0))
-        self._ids_type = torch.int32 if self.routes.widest_store < INT32_ROWS else torch.int64
+        self._ids_type = torch.int32 if self.routes.most_rows < INT32_ROWS else torch.int64
         squares = ColumnSquares(self.routes, self._rank)
         needs_squares = isinstance(rule, RowwiseAdagrad) and squares.needed
         self._squares = squares if needs_squares else None
@@ -142,6 +145,7 @@ class ShardedEngine(nn.Module):
         return Lookup(
             layout=layout,
             ids=ids,
+            sent_ids=sent,
             samples=own_samples,
             replica_ids=replicas.flatten().long(),
             sent_bytes=sent_bytes,
@@ -184,7 +188,7 @@ class ShardedEngine(nn.Module):
     def begin(self, lookup: Lookup) -> None:
         layout = lookup.layout
         ids = lookup.ids.wait()
-        _used_here(ids, lookup.replica_ids, layout.places, layout.inverse)
+        _used_here(ids, lookup.sent_ids, lookup.replica_ids, layout.places, layout.inverse)
         lookup.asked = [self._asked(index, lookup, ids) for index in range(len(self.stores))]
         rows = ids.new_empty(sum(layout.rows_out), dtype=self.dtype)
         begins = [0] * len(self.stores)
