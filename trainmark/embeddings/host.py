@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from trainmark.allocator import use_huge_pages
 from trainmark.embeddings.store import TablePart, TableStore, gated, init_part
 from trainmark.embeddings.update import RowwiseAdagrad, State, UpdateRule
 
@@ -241,6 +242,7 @@ class HostStore(TableStore):
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         self.weight = torch.empty(self.weight.shape)
+        use_huge_pages(self.weight)
         for part, weight in super().part_weights():
             init_part(part, weight, seed, draw_on=self._device)
 
