@@ -121,6 +121,8 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
     device = meshes.local_device(kind)
+    if kind == "cuda":  # streams, barriers and broadcasts of objects take the current device
+        torch.accelerator.set_device_index(device)
     ranks = meshes.launched_ranks()
     heartbeat, begins = None, ranks > 1 and not dist.is_initialized()
     if begins:

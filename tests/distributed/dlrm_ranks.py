@@ -299,6 +299,7 @@ def _main(rank: int, world: int, folder: Path, task: str) -> None:
     mesh = meshes.build(CPU, {"dp": world})
     if task == "save":
         _save_without_end(mesh, folder)
+    assert mesh.from_main(f"of rank {rank}") == "of rank 0"
     _save(mesh, folder)
     found = {
         "equality": _equality(mesh, folder),

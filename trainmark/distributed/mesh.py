@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainmark.errors import InputError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,14 @@ class Mesh:
         gathered = [torch.empty_like(padded) for _ in shares]
         dist.all_gather(gathered, padded, group=self.group("dp"))
         return torch.cat([part[:share] for part, share in zip(gathered, shares, strict=True)])
+
+    def from_main(self, value: T) -> T:
+        """Rank 0's value, on all ranks."""
+        if self.device_mesh is None:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes."""

@@ -29,7 +29,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
         if mesh.device.type == "cuda":
             model.bottom.fused_dtype = model.top.fused_dtype = compute_dtype(cfg.precision)
         return [model]
-    placement = place(cfg, mesh.world_size)
+    placement = _place(mesh, cfg)
     if _needs_exchange(placement, cfg):
         model.tables = ShardedEngine(
             placement,
@@ -50,6 +50,12 @@ def _fused_engine(cfg: DlrmRun) -> Engine:
     )
 
 
+def _place(mesh: Mesh, cfg: DlrmRun) -> Placement:
+    """Rank 0's: on another kind of CPU the last bit of a predicted time may be another, and with it
+    the placement; and a file need not be the same on all machines."""
+    return mesh.from_main(place(cfg, mesh.world_size))
+
+
 def _needs_exchange(placement: Placement, cfg: DlrmRun) -> bool:
     on_host = any(table.memory == "host" for table in placement.tables)
     return placement.devices > 1 or on_host or cfg.sharding.force_exchange
@@ -59,7 +65,7 @@ def _torchrec_engine(mesh: Mesh, cfg: DlrmRun) -> Engine:
     from trainmark.embeddings.torchrec_engine import TorchRecEngine
 
     by_its_planner = cfg.sharding.placement == "auto"
-    placement = None if by_its_planner else place(cfg, mesh.world_size)
+    placement = None if by_its_planner else _place(mesh, cfg)
     return TorchRecEngine(torchrec_specs(cfg), mesh, placement, cluster(cfg, mesh.world_size))
 
 
