@@ -443,6 +443,8 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
     if hasattr(cfg, "sharding"):  # likewise
         cfg = dataclasses.replace(cfg, sharding=dataclasses.replace(cfg.sharding, placement="auto"))
     with _joined(cfg) as mesh:
+        if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # nor their share of the batch
+            cfg = dataclasses.replace(cfg, micro_batch=None)
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)
         path = find_checkpoint(folder)

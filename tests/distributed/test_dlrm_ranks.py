@@ -156,7 +156,7 @@ def _wait_until(condition: Any) -> None:
         time.sleep(0.001)
 
 
-def test_two_ranks_of_torchrun_begin_and_one_process_continues(tmp_path: Path) -> None:
+def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_path: Path) -> None:
     placement = tmp_path / "placement.json"
     tables = [{"table": 0, "sharding": "row_wise", "shards": [
         {"device": 0, "rows": [0, 20], "columns": [0, 8]},
@@ -169,19 +169,8 @@ def test_two_ranks_of_torchrun_begin_and_one_process_continues(tmp_path: Path) -
         json.dumps({"schema": "trainmark.placement/1", "devices": 2, "tables": tables})
     )
     output, flags = tmp_path / "ranks", ("--evals-per-epoch", "2", "--checkpoint-every", "4 steps")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    command += ["-m", "trainmark", "train", "dlrm-demo", *FLAGS, *flags, "--output", str(output)]
-    subprocess.run(
-        [*command, "--placement", str(placement), "--max-steps", "4"], check=True, cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-    )  # fmt: skip
+    arguments = ["dlrm-demo", *FLAGS, *flags, "--output", str(output), "--max-steps", "4"]
+    torchrun("train", *arguments, "--placement", str(placement))
     first = result(output)
     sent = first["parallel"]["sent_bytes_per_step"]
     assert first["parallel"]["dp"] == 2
@@ -201,6 +190,22 @@ def test_two_ranks_of_torchrun_begin_and_one_process_continues(tmp_path: Path) -
     for evaluation in expected["evaluations"]:  # the first run ended with some of its own
         metrics = evaluations[evaluation["at_sample"], evaluation["split"]]
         assert metrics == pytest.approx(evaluation["metrics"], rel=1e-5)
+    torchrun("evaluate", str(tmp_path / "alone"))
+    evaluated = json.loads((tmp_path / "alone" / "evaluation.json").read_text())["splits"]
+    for evaluation in expected["evaluations"][1:]:
+        assert evaluated[evaluation["split"]] == pytest.approx(evaluation["metrics"], rel=1e-5)
+
+
+def torchrun(*arguments: str) -> None:
+    """`trainmark` on two ranks."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [sys.executable, *launcher, "-m", "trainmark", *arguments],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
 
 
 def _curve(output: Path) -> list[float]:
