@@ -8,6 +8,7 @@ import pytest
 
 from tests.docs.commands import ROOT
 from trainmark import workloads
+from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.embeddings import placement
 from trainmark.hardware import Cluster
@@ -31,6 +32,13 @@ def test_predictions_are_todays(name: str, cluster: str, precision: str, predict
     found = prediction.predict(resolve(run, Cluster.parse(cluster))).samples_per_s
     assert found is not None
     assert f"{found / 1e6:.3g}" == f"{float(predicted):.3g}"
+
+
+def test_what_plan_prints_is_todays(capsys: pytest.CaptureFixture[str]) -> None:
+    (shown,) = re.findall(r"^```\n(dlrm-xlarge on .*?)^```", PAGE, re.M | re.S)
+    assert main(["plan", "dlrm-xlarge", "--cluster", "a100-80gx1x8"]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed[:4] == shown.splitlines()
 
 
 def test_the_placement_is_one(tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_bad_settings_are_named_together() -> None:
 def test_plan_prints_and_its_file_is_a_placement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")  # of a screen, which this is not
     file = tmp_path / "placement.json"
     words = ["plan", "dlrm-large", "--cluster", "a100-80gx1x8"]
     assert main([*words, "--json", str(file)]) == 0
@@ -396,6 +396,7 @@ def test_plan_prints_and_its_file_is_a_placement(
     assert "Predicted, not measured:" in first
     assert "no counts are known (give --data)" in first
     assert "45,833,188" in first
+    assert "\N{HORIZONTAL ELLIPSIS}" not in first
     data = json.loads(file.read_text())
     assert data["devices"] == 8
     assert main([*words, "--placement", str(file)]) == 0
@@ -405,6 +406,8 @@ def test_plan_prints_and_its_file_is_a_placement(
     file.write_text(json.dumps(data))
     assert main([*words, "--placement", str(file)]) == 2
     assert "Table 25 must be placed once" in capsys.readouterr().err
+    assert main([*words, "--json", str(tmp_path / "missing" / "file.json")]) == 2
+    assert "file.json cannot be written: No such file or directory." in capsys.readouterr().err
 
 
 def test_plan_of_a_dlrm_needs_no_torch() -> None:

@@ -217,7 +217,10 @@ def read(path: Path, table_rows: Sequence[int], dim: int, devices: int) -> Place
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"Placement {path} does not exist.") from None
+        raise InputError(
+            f"Placement {path} does not exist. 'trainmark plan RUN --cluster ... --json FILE' "
+            "writes one."
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"Placement {path} cannot be read: {error}.") from None
     return checked(

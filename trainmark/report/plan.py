@@ -20,6 +20,8 @@ from trainmark.workloads.dlrm.prediction import Prediction, predict
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 MEMORY = ("weights", "gradients", "optimizer", "activations")
+WIDE = 140
+"""Columns of the widest table: what a file or another program gets, whatever the screen."""
 
 
 def plan(cfg: Run, cluster: str, json_file: Path | None) -> None:
@@ -45,7 +47,7 @@ def _plan_memory(cfg: Run, cluster: Cluster) -> None:
     for name in (*MEMORY, "total"):
         table.add_column(name, justify="right")
     table.add_row(*(_gib(getattr(memory, name)) for name in MEMORY), _total(memory, cluster))
-    console = Console()
+    console = _console()
     console.print(table)
     console.print(f"No time is predicted for {cfg.workload}.", soft_wrap=True)
     card = _card(cluster)
@@ -63,7 +65,7 @@ def _plan_dlrm(cfg: DlrmRun, cluster: Cluster, json_file: Path | None) -> None:
     from trainmark.workloads.dlrm import placing
 
     prediction = predict(cfg)
-    console = Console()
+    console = _console()
     console.print(_devices_table(cfg, cluster, prediction))
     console.print("")
     console.print(_tables_table(cfg, prediction.placement.tables))
@@ -71,7 +73,7 @@ def _plan_dlrm(cfg: DlrmRun, cluster: Cluster, json_file: Path | None) -> None:
     for line in _sentences(cfg, prediction, counted=placing.counted(cfg)):
         console.print(line, soft_wrap=True, highlight=False)
     if json_file:
-        write_atomically(json_file, to_json(prediction.placement))
+        _write(json_file, to_json(prediction.placement))
         console.print(
             f"{json_file}: edit it and give it as --placement.", soft_wrap=True, highlight=False
         )
@@ -80,12 +82,12 @@ def _plan_dlrm(cfg: DlrmRun, cluster: Cluster, json_file: Path | None) -> None:
 
 def _devices_table(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> Table:
     table = _table(f"{cfg.name} on {cluster}: GiB and predicted ms of a step, per device")
-    table.add_column("device")
+    table.add_column("device", overflow="fold")
     on_host = any(prediction.host_bytes)
     memory = (*MEMORY, "total", *(["host"] if on_host else []))
     times = ("gather", "exchange", "dense", "update", "step")
     for name in (*memory, *times):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     cells = [
         [
             *(_gib(getattr(prediction.memory[device], name)) for name in MEMORY),
@@ -152,6 +154,13 @@ def _sentences(cfg: DlrmRun, prediction: Prediction, *, counted: bool) -> list[s
     return lines
 
 
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"--json {path} cannot be written: {error.strerror}.") from None
+
+
 def _check_fits(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> None:
     from trainmark.workloads.dlrm import placing
 
@@ -168,6 +177,13 @@ def _check_fits(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> None:
 
 
 # --- cells
+
+
+def _console() -> Console:
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
 
 
 def _table(title: str) -> Table:

@@ -202,8 +202,8 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
     if needed <= each * devices and cfg.sharding.placement != "auto":
         return f"{start} by {cfg.sharding.placement}. Use --placement auto."
     return (
-        f"{start}: its tables need {needed / GIB:.1f} GiB, and {devices} devices have "
-        f"{each / GIB:.1f} GiB each for them. It would fit {math.ceil(needed / each)} such "
+        f"{start}: its tables need {needed / GIB:.1f} GiB, and have {devices} x "
+        f"{each / GIB:.1f} GiB. It would fit {math.ceil(needed / each)} such "
         f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}"
         f"{_format_advice(cfg, each, devices)}."
     )
