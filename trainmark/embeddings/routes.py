@@ -14,9 +14,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainmark.embeddings.placement import Memory, Placement
 from trainmark.embeddings.store import TablePart, table_names
+
+EVERY_DEVICE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +63,14 @@ class Routes:
     def __init__(self, placement: Placement, table_rows: Sequence[int], dim: int) -> None:
         self.devices, self.table_rows, self.dim = placement.devices, list(table_rows), dim
         self.num_features = len(table_rows)
-        names = table_names(len(table_rows))
-        self.stores: list[list[StoreParts]] = []
+        found = _parts(placement, self.table_rows, dim)
+        self.stores = [
+            [_store(key, found[key]) for key in sorted(found) if key.device == device]
+            for device in range(placement.devices)
+        ]
         """Of each device, those of whole rows first."""
-        groups: dict[tuple[int, bool, Memory, int], list[tuple[TablePart, int]]] = {}
-        replicas: list[tuple[TablePart, int]] = []
-        for table in placement.tables:
-            shape = (table_rows[table.table], dim)
-            for shard in table.shards:
-                part = TablePart(
-                    name=names[table.table], shape=shape, rows=shard.rows, columns=shard.columns
-                )
-                if table.sharding == "data_parallel":
-                    if shard.device == 0:  # the same on all
-                        replicas.append((part, table.table))
-                    continue
-                cut = part.num_rows < shape[0]
-                key = (shard.device, cut, table.memory, part.width)
-                groups.setdefault(key, []).append((part, table.table))
-        self.stores = [[] for _ in range(placement.devices)]
-        for device, cut, memory, width in sorted(groups):
-            found = sorted(groups[device, cut, memory, width], key=_place_in_store)
-            self.stores[device].append(_store_parts(device, cut, memory, width, found))
-        self.replicas = _store_parts(
-            -1, False, "device", dim, sorted(replicas, key=_place_in_store)
-        )
+        on_all = _Key(device=EVERY_DEVICE, cut=False, memory="device", width=dim)
+        self.replicas = _store(on_all, found.get(on_all, []))
         """The tables that lie whole on every device."""
         self.unit = math.gcd(
             dim, *(n for store in self._all_stores() for p in store.parts for n in p.columns)
@@ -171,19 +157,45 @@ class Routes:
         return first, step, buckets
 
 
-def _place_in_store(entry: tuple[TablePart, int]) -> tuple[int, int, int]:
-    part, table = entry
-    return table, part.rows[0], part.columns[0]
+class _Key(NamedTuple):
+    """What parts have in common that lie in one store. Sorted, whole rows come first."""
+
+    device: int
+    cut: bool
+    memory: Memory
+    width: int
 
 
-def _store_parts(
-    device: int, cut: bool, memory: Memory, width: int, found: list[tuple[TablePart, int]]
-) -> StoreParts:
+def _parts(
+    placement: Placement, table_rows: Sequence[int], dim: int
+) -> dict[_Key, list[tuple[int, TablePart]]]:
+    """Every part with its table, by store."""
+    names = table_names(len(table_rows))
+    found: dict[_Key, list[tuple[int, TablePart]]] = {}
+    for table in placement.tables:
+        rows = table_rows[table.table]
+        is_replicated = table.sharding == "data_parallel"
+        for shard in table.shards[:1] if is_replicated else table.shards:
+            key = _Key(
+                device=EVERY_DEVICE if is_replicated else shard.device,
+                cut=shard.num_rows < rows,
+                memory=table.memory,
+                width=shard.num_columns,
+            )
+            part = TablePart(
+                name=names[table.table],
+                shape=(rows, dim),
+                rows=shard.rows,
+                columns=shard.columns,
+            )
+            found.setdefault(key, []).append((table.table, part))
+    return found
+
+
+def _store(key: _Key, found: list[tuple[int, TablePart]]) -> StoreParts:
+    in_order = sorted(found, key=lambda entry: (entry[0], entry[1].rows, entry[1].columns))
     return StoreParts(
-        device=device,
-        memory=memory,
-        width=width,
-        cut=cut,
-        parts=tuple(part for part, _ in found),
-        tables=tuple(table for _, table in found),
+        **key._asdict(),
+        parts=tuple(part for _, part in in_order),
+        tables=tuple(table for table, _ in in_order),
     )
