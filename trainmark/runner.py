@@ -39,7 +39,7 @@ from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
 from trainmark.loop import CHECKPOINTS, Training, build_trainer
 from trainmark.monitor import Monitor
-from trainmark.planner.memory import MemoryPlan, check_fits, plan_memory
+from trainmark.planner.memory import MemoryPlan, check_fits, check_host_fits, plan_memory
 from trainmark.precision import set_matmul_precision
 from trainmark.report import alignment
 from trainmark.result import Result
@@ -157,12 +157,16 @@ def _check_memory(cfg: Run, workload: Workload, mesh: Mesh) -> None:
     import psutil
 
     plan = plan_memory(cfg, workload, mesh)
+    on_host = min(psutil.virtual_memory().available, hardware.host_memory_bytes())
     if mesh.device.type == "cpu":
-        available = min(psutil.virtual_memory().available, hardware.host_memory_bytes())
-        check_fits(plan, available, cfg.name, "this machine")
+        check_fits(plan, on_host, cfg.name, "this machine")
     else:
         available, _ = torch.cuda.mem_get_info(mesh.device)
         check_fits(plan, available, cfg.name, hardware.identify(mesh.device).name)
+    per_node = _this_cluster(mesh).devices
+    first = mesh.rank // per_node * per_node
+    kept = sum(workload.host_bytes(cfg)[first : first + per_node])
+    check_host_fits(kept, on_host, cfg.name)
 
 
 # --- the output folder

@@ -1,11 +1,16 @@
-"""What a process makes of being a rank; no process group is needed to see it."""
+"""What a process looks at before it trains as a rank; no process group is needed to see it."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 
-from trainmark import runner, workloads
+from tests.small import config, train
+from trainmark import hardware, runner, workloads
+from trainmark.config import resolve
+from trainmark.hardware import Cluster
+from trainmark.workloads.dlrm.runs import Sharding
 
 
 def test_a_ranks_current_device_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +22,23 @@ def test_a_ranks_current_device_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     with runner._joined(cfg) as mesh:
         assert mesh.device == torch.device("cuda", 3)
     assert chosen == [mesh.device]
+
+
+def test_tables_in_host_memory_must_fit_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = 64 * 2**20
+    monkeypatch.setattr(hardware, "host_memory_bytes", lambda: free)
+    table_bytes = 2 * 8 * 4  # of a row: 8 numbers of weights, and as many of Adagrad's state
+    rows = free // table_bytes + 1
+    words = ("--model.table-rows", str(rows), "7", "3", "--host-tables", "0")
+    assert train(tmp_path / "run", *words) == 2
+    assert "tables in host memory need 0.1 GiB on this machine" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_host_bytes_are_those_of_each_devices_own_tables() -> None:
+    sharding = Sharding(placement="round_robin", host_tables=(0, 1))
+    run = dataclasses.replace(config(), sharding=sharding, micro_batch=None)
+    cfg = resolve(run, Cluster("cpu", 1, 2))
+    assert workloads.load("dlrm").host_bytes(cfg) == [50 * 2 * 8 * 4, 7 * 2 * 8 * 4]

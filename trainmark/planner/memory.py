@@ -65,3 +65,13 @@ def check_fits(plan: MemoryPlan, available: int, name: str, where: str) -> None:
             "smaller micro_batch, smaller tables (DLRM: a higher frequency threshold) or smaller "
             "states (Llama-3: --optimizer-states bf16)."
         )
+
+
+def check_host_fits(needed: int, available: int, name: str) -> None:
+    """Likewise for tables in host memory, of all devices of this machine."""
+    if needed > available:
+        raise InputError(
+            f"{name} does not fit: its tables in host memory need {needed / GIB:.1f} GiB on this "
+            f"machine, which has {available / GIB:.1f} GiB free. Use fewer --host-tables, more "
+            "machines or smaller tables (a higher frequency threshold)."
+        )

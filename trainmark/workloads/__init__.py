@@ -56,6 +56,8 @@ class Workload:
     """(cfg, samples, tokens) -> floating-point operations of training, per convention."""
     activation_bytes: Callable[..., int]
     """(cfg) -> estimated bytes of activations on one device."""
+    host_bytes: Callable[..., list[int]] = lambda cfg: []
+    """(cfg) -> bytes that each device keeps in its host's memory."""
     notes: Callable[..., list[str]] = lambda cfg: []
     """(cfg) -> sentences that a reader of the result must know."""
     save_model: Callable[..., None] | None = None
@@ -85,6 +87,7 @@ def load(name: str) -> Workload:
         better=runs_module(name).BETTER,
         flops=modules["flops"].flops,
         activation_bytes=modules["flops"].activation_bytes,
+        **_optional(modules["flops"], "host_bytes"),
         **_optional(runs_module(name), "notes"),
         **_optional(modules["step"], "save_model"),
     )

@@ -36,6 +36,13 @@ def activation_bytes(cfg: DlrmRun) -> int:
     return max(plan.activations for plan in plan_devices(cfg))
 
 
+def host_bytes(cfg: DlrmRun) -> list[int]:
+    """Of each device, bytes of its tables in host memory."""
+    from trainmark.workloads.dlrm import placing  # likewise
+
+    return placing.host_bytes(cfg)
+
+
 def dense_activation_bytes(cfg: DlrmRun) -> int:
     """Estimated: what one micro-batch keeps for its backward pass, with its gradients."""
     model = cfg.model

@@ -16,7 +16,7 @@ from trainmark.embeddings.placement import Placement, TablePlacement
 from trainmark.embeddings.strategies import by_strategy
 from trainmark.errors import InputError
 from trainmark.hardware import GIB, Cluster
-from trainmark.planner.costs import STATE_BYTES, TableCosts, TableStep
+from trainmark.planner.costs import STATE_BYTES, Load, TableCosts, TableStep
 from trainmark.planner.machine import machine
 from trainmark.planner.memory import MemoryPlan
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
@@ -156,8 +156,6 @@ def _vocabulary(folder: Path, table: int) -> Path:
 
 def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
     """Bytes on every device of the run's cluster: exact, except for the activations."""
-    devices = cluster(cfg).world
-    loads = table_costs(cfg, devices).loads(place(cfg, devices), _profiles(cfg, devices))
     dense = _dense(cfg)
     stored = table_bytes(cfg) if in_other_formats(cfg) else None  # all of it on the one device
     return [
@@ -167,8 +165,18 @@ def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
             optimizer=dense.optimizer + load.state,
             activations=dense.activations + load.buffers,
         )
-        for load in loads
+        for load in _loads(cfg)
     ]
+
+
+def host_bytes(cfg: DlrmRun) -> list[int]:
+    """Bytes of tables and their state that every device keeps in its host's memory."""
+    return [load.host for load in _loads(cfg)]
+
+
+def _loads(cfg: DlrmRun) -> list[Load]:
+    devices = cluster(cfg).world
+    return table_costs(cfg, devices).loads(place(cfg, devices), _profiles(cfg, devices))
 
 
 def _dense(cfg: DlrmRun) -> MemoryPlan:
