@@ -36,10 +36,11 @@ Losses = Callable[[Ids], Iterator[Tensor]]
 
 def tables_in(precision: str, rounding: str = "stochastic") -> dict[str, Any]:
     """The change of configuration that stores large tables in `precision`."""
-    if precision == "fp32":
-        return {}
-    nearest = {"rounding": rounding} if rounding != "stochastic" else {}
-    return {"tables": {"precision": precision} | nearest}
+    by = {"stochastic": "chance", "nearest": "nearest"}[rounding]
+    return {
+        "table_format": {"table_precision": precision, "table_rounding": by},
+        "sharding": {"engine": "fused"},
+    }
 
 
 def mlps_in(precision: str) -> dict[str, Any]:

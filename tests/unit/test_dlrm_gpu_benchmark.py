@@ -277,7 +277,8 @@ def test_variants_are_those_asked_for(bench: Modules) -> None:
         assert sum(v.tables == tables for v in three_seeds) == 3
     assert len({dataclasses.astuple(v) for v in variants}) == len(variants) == 15
     (nearest,) = [v for v in variants if v.rounding == "nearest"]
-    assert nearest.changes["tables"] == {"precision": "int8", "rounding": "nearest"}
+    stored = {"table_precision": "int8", "table_rounding": "nearest"}
+    assert nearest.changes["table_format"] == stored
     assert nearest.reference == bench.quality.Variant(tables="fp32")
 
 

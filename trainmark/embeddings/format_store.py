@@ -45,7 +45,7 @@ class FormatStore(nn.Module):
     def rows(self) -> Rows:
         return Rows(self.codes, self.scales)
 
-    def update(self, batch: SortedRows, grads: Tensor, scalars: Tensor, key: Tensor) -> None:
+    def update(self, batch: SortedRows, grads: Tensor, scalars: Tensor, key: Tensor | None) -> None:
         """Apply the rule; see `update_rows`."""
         update_rows(self.rows, self.state, batch, grads, self.rule, scalars, key)
 

@@ -46,7 +46,7 @@ class FusedEngine(nn.Module):
         table_formats: how each table is stored; of at most two kinds, see `kernels.table_formats`.
         dim: width of a row.
         rule: how rows are updated.
-        seed: of the random bits that rounding takes.
+        seed: of the random bits that rounding takes; None: round to nearest.
     """
 
     updates: Tensor
@@ -57,7 +57,7 @@ class FusedEngine(nn.Module):
         table_formats: Sequence[str],
         dim: int,
         rule: Rule,
-        seed: int,
+        seed: int | None,
     ) -> None:
         super().__init__()
         self.interaction = dot_interaction  # the only one that the kernel knows
@@ -76,7 +76,7 @@ class FusedEngine(nn.Module):
         self.register_buffer(
             "updates", torch.empty((), dtype=torch.int32, device="meta"), persistent=False
         )
-        self._key = stream_seed(seed, "rounding") % LARGEST_INT32
+        self._key = None if seed is None else stream_seed(seed, "rounding") % LARGEST_INT32
         self._constants: _Constants | None = None
         self._looked_up: list[Lookup] = []
         self._gradient_rows: list[Tensor] = []
@@ -155,9 +155,13 @@ class FusedEngine(nn.Module):
         )
         lookup = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)
         for number, (store, batch) in enumerate(zip(self._stores(), lookup.batches, strict=True)):
-            key = self.updates * len(self.stores) + (self._key + number)
-            store.update(batch, grads, constants.scalars, key)
+            store.update(batch, grads, constants.scalars, self._rounding_key(number))
         self.updates += 1
+
+    def _rounding_key(self, store: int) -> Tensor | None:
+        if self._key is None:
+            return None
+        return self.updates * len(self.stores) + (self._key + store)
 
     def _joined(self, looked_up: list[Lookup]) -> Lookup:
         """The lookups of several micro-batches as one."""

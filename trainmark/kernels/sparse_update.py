@@ -90,7 +90,7 @@ def update_rows_reference(
     grads_ND: Tensor,
     rule: Rule,
     scalars: Tensor,
-    key: Tensor,
+    key: Tensor | None,
 ) -> None:
     """See `update_rows`."""
     lr, factor, gate = scalars.unbind()
@@ -136,7 +136,7 @@ def update_rows_triton(
     grads_ND: Tensor,
     rule: Rule,
     scalars: Tensor,
-    key: Tensor,
+    key: Tensor | None,
     launch: Launch | None = None,
 ) -> None:
     """See `update_rows`."""
@@ -158,7 +158,8 @@ def update_rows_triton(
         "codes": rows.codes,
         "scales": rows.codes if rows.scales is None else rows.scales,
         "state": rows.codes if state is None else state,
-        "key": key,
+        "key": rows.codes if key is None else key,
+        "BY_CHANCE": key is not None,
         "eps": rule.eps,
         "RULE": rule.name,
         "LARGEST_CODE": LARGEST_CODE.get(rows.codes.dtype, 0.0),
@@ -184,7 +185,7 @@ if triton is not None:
     def _update_tile(
         codes, scales, state, key, row, wanted, column, old, sums, lr, eps,
         RULE: tl.constexpr, D: tl.constexpr,
-        LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
+        LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to the rows that are wanted; `old` are their weights."""
         if RULE == "sgd":
@@ -200,14 +201,15 @@ if triton is not None:
             tl.store(state + place, total, inside)
             step = tl.div_rn(sums * lr, tl.sqrt_rn(total) + eps)
         store_rows(
-            codes, scales, row, wanted, column, old - step, key, D, LARGEST_CODE, SMALLEST_ROW
-        )
+            codes, scales, row, wanted, column, old - step, key,
+            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+        )  # fmt: skip
 
     @triton.jit
     def _chunk_kernel(
         rows, places, grads, sums, scalars, count, codes, scales, state, key, eps,
         RULE: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
-        D: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+        BY_CHANCE: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
         lr, factor, gate = tl.load(scalars), tl.load(scalars + 1), tl.load(scalars + 2)
         chunk = tl.program_id(0).to(tl.int64)
@@ -245,7 +247,7 @@ if triton is not None:
             )
             _update_tile(
                 codes, scales, state, key, row, ends_here, column, old, total, lr, eps,
-                RULE, D, LARGEST_CODE, SMALLEST_ROW,
+                RULE, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
             )  # fmt: skip
 
     @triton.jit
@@ -268,6 +270,7 @@ if triton is not None:
     def _finish_kernel(
         rows, sums, group_sums, scalars, count, codes, scales, state, key, eps,
         RULE: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
+        BY_CHANCE: tl.constexpr,
         D: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
     ):  # fmt: skip
         chunk = tl.program_id(0).to(tl.int64)
@@ -317,7 +320,7 @@ if triton is not None:
             total = own + tl.sum(tile, 0)[None, :]
             _update_tile(
                 codes, scales, state, key, row + one, one == 0, column, old, total,
-                tl.load(scalars), eps, RULE, D, LARGEST_CODE, SMALLEST_ROW,
+                tl.load(scalars), eps, RULE, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
             )  # fmt: skip
 
 
@@ -331,7 +334,7 @@ def update_rows(
     grads_ND: Tensor,
     rule: Rule,
     scalars: Tensor,
-    key: Tensor,
+    key: Tensor | None,
 ) -> None:
     """Change the rows of a batch, and their state, in place.
 
@@ -343,7 +346,8 @@ def update_rows(
         scalars: [3] fp32 on the device: learning rate, factor of the gradients (1 / loss scale),
             and gate: 0 changes nothing, whatever the gradients are. A value that is not finite
             spoils its neighbours in the sorted list, too: close the gate for it.
-        key: int32 scalar on the device, different for every step and store (see `rounding`).
+        key: int32 scalar on the device, different for every step and store (see `rounding`); None
+            rounds to nearest, which loses small updates.
     """
     has_kernel = grads_ND.is_cuda and triton is not None
     update = update_rows_triton if has_kernel else update_rows_reference

@@ -173,8 +173,9 @@ if triton is not None:
     def store_rows(
         codes, scales, row, wanted, column, values, key,
         D: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
+        BY_CHANCE: tl.constexpr,
     ):  # fmt: skip
-        """Store whole fp32 rows, rounded by chance. `LARGEST_CODE` 0: a type without scales."""
+        """Store whole fp32 rows, rounded. `LARGEST_CODE` 0: a type without scales."""
         dtype: tl.constexpr = codes.dtype.element_ty
         inside = wanted[:, None] & (column < D)[None, :]
         if LARGEST_CODE > 0:
@@ -186,7 +187,9 @@ if triton is not None:
             inverse = tl.where(usable, tl.div_rn(code, tl.where(usable, largest, 1.0)), 0.0)
             tl.store(scales + row, scale, wanted)
             values = tl.clamp(values * inverse[:, None], -LARGEST_CODE, LARGEST_CODE)
-        if dtype != tl.float32:
+        if dtype != tl.float32 and BY_CHANCE:
             bits = bits_of_rows(tl.load(key), row, column)
             values = rounded_by_chance(values, bits, dtype)
+        elif dtype == tl.int8:
+            values = tl.floor(values + 0.5)
         tl.store(codes + row[:, None] * D + column[None, :], values.to(dtype), inside)

@@ -45,8 +45,9 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
 
 def _fused_engine(cfg: DlrmRun) -> Engine:
     rule = Rule(cfg.optimizer.name, cfg.optimizer.eps)  # type: ignore[arg-type]  # resolve checks
+    seed = cfg.seed if cfg.table_format.table_rounding == "chance" else None
     return FusedEngine(
-        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, cfg.seed
+        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, seed
     )
 
 

@@ -94,7 +94,9 @@ class TableFormat:
     """How embedding tables are stored."""
 
     table_precision: Literal["fp32", "bf16", "fp16", "int8", "fp8"] = "fp32"
-    """Of large tables. Below 32 bits, updates are rounded by chance, so that small ones add up."""
+    """Of large tables."""
+    table_rounding: Literal["chance", "nearest"] = "chance"
+    """Of updates, below 32 bits: by chance small ones add up; to nearest they are lost."""
     fp32_up_to_rows: int = 100_000
     """Tables of at most so many rows stay fp32: they take little memory and every update."""
     fp32_tables: tuple[int, ...] = ()
