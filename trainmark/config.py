@@ -339,7 +339,7 @@ def _resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]
         return run, [
             f"global_batch {total} must equal micro_batch x accumulate x data-parallel size; "
             f"received micro_batch {run.micro_batch}, accumulate {run.accumulate}, "
-            f"data-parallel size {data_parallel}."
+            f"data-parallel size {data_parallel}.{_nearest_batches(run, data_parallel)}"
         ]
     return dataclasses.replace(
         run,
@@ -348,3 +348,12 @@ def _resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]
         accumulate=accumulate,
         eval_batch=run.eval_batch or micro,
     ), []
+
+
+def _nearest_batches(run: Run, data_parallel: int) -> str:
+    """The next global batches that divide, unless all three factors are fixed."""
+    if run.global_batch is None or (run.micro_batch and run.accumulate):
+        return ""
+    unit = (run.micro_batch or run.accumulate or 1) * data_parallel
+    below = run.global_batch // unit * unit
+    return f" Nearest: {f'{below} or ' if below else ''}{below + unit}."

@@ -382,6 +382,15 @@ def test_bad_settings_are_named_together() -> None:
         assert part in message
 
 
+def test_a_batch_that_does_not_divide_names_those_that_do() -> None:
+    with pytest.raises(InputError, match=r"data-parallel size 3. Nearest: 65535 or 65538.$"):
+        resolved("dlrm-large", "h100x1x3")
+    with pytest.raises(InputError, match=r"Nearest: 48.$"):
+        resolved("dlrm-large", "h100x1x3", global_batch=32, micro_batch=16)
+    with pytest.raises(InputError, match=r"data-parallel size 3.$"):
+        resolved("dlrm-large", "h100x1x3", micro_batch=16, accumulate=2)
+
+
 # --- the verb
 
 
