@@ -121,8 +121,8 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
     device = meshes.local_device(kind)
-    if kind == "cuda":  # streams, barriers and broadcasts of objects take the current device
-        torch.accelerator.set_device_index(device)
+    if kind == "cuda":
+        _make_current(device)
     ranks = meshes.launched_ranks()
     heartbeat, begins = None, ranks > 1 and not dist.is_initialized()
     if begins:
@@ -133,6 +133,17 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
         heartbeat.stop()
     if begins:
         dist.destroy_process_group()
+
+
+def _make_current(device: torch.device) -> None:
+    """Streams, barriers and broadcasts of objects take the current device: this rank's."""
+    found = torch.cuda.device_count()
+    if (device.index or 0) >= found:
+        raise InputError(
+            f"A rank was started for device {device.index} of this machine, which has {found}. "
+            f"Start at most {found} ranks here (launch -j NODESx{found}), or use --device cpu."
+        )
+    torch.accelerator.set_device_index(device)
 
 
 def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:

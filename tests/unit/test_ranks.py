@@ -9,6 +9,7 @@ import torch
 from tests.small import config, train
 from trainmark import hardware, runner, workloads
 from trainmark.config import resolve
+from trainmark.errors import InputError
 from trainmark.hardware import Cluster
 from trainmark.workloads.dlrm.runs import Sharding
 
@@ -16,12 +17,16 @@ from trainmark.workloads.dlrm.runs import Sharding
 def test_a_ranks_current_device_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
     monkeypatch.setenv("LOCAL_RANK", "3")
     cfg = dataclasses.replace(workloads.named_run("dlrm-demo"), device="cuda")
     with runner._joined(cfg) as mesh:
         assert mesh.device == torch.device("cuda", 3)
     assert chosen == [mesh.device]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(InputError, match="for device 3 of this machine, which has 3"):
+        runner._joined(cfg).__enter__()
 
 
 def test_tables_in_host_memory_must_fit_the_host(
