@@ -360,6 +360,16 @@ def test_what_does_not_fit_says_what_would() -> None:
         placing.place(resolved("dlrm-xlarge", "a100-40gx1x11", global_batch=11 * 5958), 11)
 
 
+def test_rows_on_their_way_count_in_what_would_fit() -> None:
+    small = resolved("dlrm-large", "a100-40gx1x4", model=Model())
+    each = placing.room(small, placing.table_costs(small, 4))
+    rows = int(0.998 * 4 * each / 26 / (128 * 4))  # the tables alone would fit four
+    model = Model(table_rows=(rows,) * 26)
+    with pytest.raises(InputError, match="It would fit 5 such devices"):
+        placing.place(resolved("dlrm-large", "a100-40gx1x4", model=model), 4)
+    placing.place(resolved("dlrm-large", "a100-40gx1x5", model=model, global_batch=65535), 5)
+
+
 def test_a_600_gb_table_on_smaller_cards_says_what_would() -> None:
     cfg = resolved("dlrm-xlarge", "a100-40gx1x8", model=ONE_TABLE)
     with pytest.raises(InputError, match=r"fit 15 such devices, or these with --host-tables 0 \("):

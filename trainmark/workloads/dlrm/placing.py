@@ -205,8 +205,7 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
             f"{start}: MLPs and activations alone need {_dense(cfg).total / GIB:.1f} GiB of a "
             "device. Use a smaller micro_batch."
         )
-    saved = _saved_by_host(cfg, costs)
-    needed = sum(saved.values())
+    needed, saved = _needed_and_saved_by_host(cfg, costs)
     if needed <= each * devices and cfg.sharding.placement != "auto":
         return f"{start} by {cfg.sharding.placement}. Use --placement auto."
     return (
@@ -227,16 +226,19 @@ def _format_advice(cfg: DlrmRun, each: float, devices: int) -> str:
     return ""
 
 
-def _saved_by_host(cfg: DlrmRun, costs: TableCosts) -> dict[int, int]:
-    """Bytes that each table takes on devices, and would not if it were in host memory."""
-    found = {}
+def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dict[int, int]]:
+    """Bytes that all tables take on devices; and what each would not if it were in host memory."""
+    needed, saved = 0, {}
     for table, rows in enumerate(cfg.model.table_rows):
-        if table not in cfg.sharding.host_tables:
-            (whole,) = placements.whole_everywhere(rows, costs.step.dim, 1)
-            profile = access.uniform(rows)
-            load, on_host = costs.shard(profile, whole), costs.shard(profile, whole, "host")
-            found[table] = load.memory - on_host.memory
-    return found
+        (whole,) = placements.whole_everywhere(rows, costs.step.dim, 1)
+        profile = access.uniform(rows)
+        on_host = costs.shard(profile, whole, "host").memory
+        if table in cfg.sharding.host_tables:
+            needed += on_host
+        else:
+            here = costs.shard(profile, whole).memory
+            needed, saved[table] = needed + here, here - on_host
+    return needed, saved
 
 
 def _host_advice(cfg: DlrmRun, costs: TableCosts, saved: dict[int, int], excess: float) -> str:
