@@ -324,17 +324,15 @@ class Communication:
             self.seconds += time.perf_counter() - began
 
 
-class _ClockedWork:
-    """A collective under way, whose waiting is clocked."""
+class _ClockedWork(dist.Work):
+    """A collective under way, whose waiting is clocked. TorchRec waits only for a `Work`."""
 
     def __init__(self, work: Any, communication: Communication) -> None:
+        super().__init__()
         self._work, self._communication = work, communication
 
     def wait(self, *args: Any) -> Any:
         return self._communication.clocked(self._work.wait, *args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
 
 
 # --- one rank of one case
