@@ -12,7 +12,7 @@ Every rank holds parts of tables (`routes.py`) and looks up rows for its own sam
 There is one all-to-all for all tables, whatever their sharding. Ids travel on a process group of
 their own, so that those of the next batch never queue behind this step. Where tables are row-wise,
 how many ids go where depends on the ids: the counts are exchanged first, and `prepare` reads them
-on the host. Nothing else makes the host wait for a GPU.
+on the host. Nothing else in the exchange makes the host wait for a GPU.
 
 What a rank receives for its samples lies in the order of the senders' stores. One `index_select`
 puts it in the order of samples and features, in pieces that always travel together (`unit`): whole
