@@ -459,10 +459,6 @@ def _rows(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _mean(found: list[dict[str, Any]], key: str) -> float:
-    return statistics.mean(of_rank[key] for of_rank in found)
-
-
 def _ratio(case: Case, native: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
     def of(key: str) -> float:
         return statistics.median(p / n for p, n in zip(peer[key], native[key], strict=True))

@@ -468,7 +468,7 @@ def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
         problems.append(f"TorchRec's tables are fp32 here. {received}.")
     if cfg.optimizer.name == "adam":
         problems.append(
-            f"Adam needs fp32 tables and no fused kernels. {received}; or use --optimizer.name "
-            "sgd, adagrad or rowwise_adagrad."
+            f"Adam needs fp32 tables and --engine native. {received}. Change these, or use "
+            "--optimizer.name sgd, adagrad or rowwise_adagrad."
         )
     return problems

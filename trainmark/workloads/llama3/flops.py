@@ -4,7 +4,6 @@ from trainmark.workloads.llama3.runs import (
     LlamaRun,
     Model,
     axes_of,
-    block_parameters,
     parameters,
     stages_per_rank,
 )
@@ -62,11 +61,3 @@ def _kept_per_token(cfg: LlamaRun) -> float:
         return products
     inputs = 2 * model.hidden + model.ffn  # the norms' outputs and SwiGLU's
     return products + (inputs / 2 if cfg.precision == "fp8" else inputs)
-
-
-def parameters_per_device(cfg: LlamaRun) -> float:
-    """Parameters that one device of the first pipeline stage computes with."""
-    model, axes = cfg.model, axes_of(cfg)
-    blocks = model.layers * block_parameters(model) / axes["pp"]
-    ends = model.vocab * model.hidden * (2 if axes["pp"] == 1 else 1)
-    return (blocks + ends) / axes["tp"]
