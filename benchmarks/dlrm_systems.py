@@ -37,10 +37,7 @@ Losses = Callable[[Ids], Iterator[Tensor]]
 def tables_in(precision: str, rounding: str = "stochastic") -> dict[str, Any]:
     """The change of configuration that stores large tables in `precision`."""
     by = {"stochastic": "chance", "nearest": "nearest"}[rounding]
-    return {
-        "table_format": {"table_precision": precision, "table_rounding": by},
-        "sharding": {"engine": "fused"},
-    }
+    return {"table_format": {"table_precision": precision, "table_rounding": by}}
 
 
 def mlps_in(precision: str) -> dict[str, Any]:

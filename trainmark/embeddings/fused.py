@@ -76,6 +76,7 @@ class FusedEngine(nn.Module):
         self.register_buffer(
             "updates", torch.empty((), dtype=torch.int32, device="meta"), persistent=False
         )
+        self._rounds = any(kind != "fp32" for kind in kinds)
         self._key = None if seed is None else stream_seed(seed, "rounding") % LARGEST_INT32
         self._constants: _Constants | None = None
         self._looked_up: list[Lookup] = []
@@ -188,7 +189,7 @@ class FusedEngine(nn.Module):
 
     def table_state(self) -> dict[str, Tensor]:
         state = dict(named for store in self._stores() for named in store.part_state())
-        return state | {"tables.updates": self.updates}
+        return state | ({"tables.updates": self.updates} if self._rounds else {})
 
     def device_bytes(self) -> TableBytes:
         return held_bytes(self)

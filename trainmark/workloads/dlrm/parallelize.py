@@ -1,6 +1,7 @@
 """Which parts of DLRM a rank owns: the MLPs whole, and the parts of tables that the placement says.
 
-One rank with all tables in its device's memory has nothing to exchange and keeps the fused step.
+One rank with all tables in its device's memory has nothing to exchange: on a GPU it looks up and
+interacts in one kernel.
 """
 
 from torch import nn
@@ -24,11 +25,9 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
     if cfg.sharding.engine == "torchrec":
         model.tables = _torchrec_engine(mesh, cfg)
         return [model]
-    if in_other_formats(cfg) or cfg.sharding.engine == "fused":
-        model.tables = _fused_engine(cfg)
-        if mesh.device.type == "cuda":
-            model.bottom.fused_dtype = model.top.fused_dtype = compute_dtype(cfg.precision)
-        return [model]
+    on_gpu = mesh.device.type == "cuda"
+    if on_gpu:
+        model.bottom.fused_dtype = model.top.fused_dtype = compute_dtype(cfg.precision)
     placement = _place(mesh, cfg)
     if _needs_exchange(placement, cfg):
         model.tables = ShardedEngine(
@@ -40,6 +39,8 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             compute_dtype(cfg.precision),
             force_exchange=cfg.sharding.force_exchange,
         )
+    elif in_other_formats(cfg) or (on_gpu and cfg.optimizer.name != "adam"):
+        model.tables = _fused_engine(cfg)
     return [model]
 
 

@@ -71,8 +71,8 @@ class Optimizer:
 class Sharding:
     """Which device holds which part of which table (`trainmark plan` shows it)."""
 
-    engine: Literal["native", "fused", "torchrec"] = "native"
-    """Ours; ours by fused kernels, on one device; or TorchRec's (an extra), with its planner."""
+    engine: Literal["native", "torchrec"] = "native"
+    """Ours, or TorchRec's (an extra), with its planner."""
     placement: str = "auto"
     """auto, round_robin, memory_balanced, memory_optimized, greedy; or a file of `plan --json`."""
     column_slice_threshold: float | None = None
@@ -454,21 +454,19 @@ def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
         for table in chosen.fp32_tables
         if not 0 <= table < tables
     ]
-    if not in_other_formats(cfg) and cfg.sharding.engine != "fused":
+    if not in_other_formats(cfg):
         return problems
-    received = (
-        f"Received: --engine {cfg.sharding.engine} --table-precision {chosen.table_precision}"
-    )
+    received = f"Received: --table-precision {chosen.table_precision}"
     if cluster.world > 1 or cfg.sharding.host_tables or cfg.sharding.force_exchange:
         problems.append(
-            "Tables that are exchanged between devices, or with the host, are fp32 and not fused "
-            f"in this version. {received} on {cluster}."
+            "Tables that are exchanged between devices, or with the host, are fp32 in this "
+            f"version. {received} on {cluster}."
         )
     if cfg.sharding.engine == "torchrec":
         problems.append(f"TorchRec's tables are fp32 here. {received}.")
     if cfg.optimizer.name == "adam":
         problems.append(
-            f"Adam needs fp32 tables and --engine native. {received}. Change these, or use "
-            "--optimizer.name sgd, adagrad or rowwise_adagrad."
+            f"Adam needs fp32 tables. {received}. Leave it out, or use --optimizer.name sgd, "
+            "adagrad or rowwise_adagrad."
         )
     return problems
