@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainmark.kernels import gather_interaction, gather_rows, interaction, rounding, sparse_update
+from trainmark.kernels import (
+    copy_rows,
+    gather_interaction,
+    gather_rows,
+    interaction,
+    rounding,
+    sparse_update,
+)
 from trainmark.kernels.interaction import Launch
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
 from trainmark.kernels.table_formats import Rows, Tables, decode, encode, read_rows
@@ -131,6 +138,23 @@ def check_gather_interaction(
     assert finite.item() == 1
 
 
+def check_gradients_at_rows(case: Case, device: str) -> None:
+    """Rows that are looked up once each, in any order: gradients come back in theirs."""
+    x_BD, grad_BW = case.x(device), case.grad(device)
+    count = case.batch * case.features
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).to(device)
+    rows_RD = random(count, case.dim, seed=6, device=device, dtype=case.dtype)
+    ids_BF = order.view(case.batch, case.features)
+    _, grad_x, grad_rows = exact_interaction(x_BD, rows_RD[ids_BF], grad_BW)
+    expected = torch.empty(count, case.dim, dtype=torch.float64, device=device)
+    expected[order] = grad_rows.flatten(0, 1)
+    for backward in (gather_interaction.backward_triton, gather_interaction.backward_reference):
+        found = torch.full_like(rows_RD, torch.nan)
+        found_x = backward(grad_BW, x_BD, ids_BF, Tables(Rows(rows_RD)), found, None, at_rows=True)
+        assert relative_error(found_x, grad_x) < TOLERANCE[case.dtype]
+        assert relative_error(found, expected) < TOLERANCE[case.dtype]
+
+
 def check_interaction_of_rows(case: Case, device: str) -> None:
     """The same from a tensor of rows, through autograd."""
     x_BD, grad_BW = case.x(device), case.grad(device)
@@ -232,3 +256,31 @@ def check_stored(rows: Rows, ids: Tensor, exact: Tensor) -> None:
 
 def sorted_one(ids_N: Tensor) -> SortedRows:
     return sort_rows(ids_N[:, None])
+
+
+# --- copies
+
+
+def check_copies(dim: int | None, device: str, table_device: str, num_rows: int = 5000) -> None:
+    """Lists with rows that the table does not have, read and written; `dim` None: no columns."""
+    shape = () if dim is None else (dim,)
+    for count in (0, 1, 33, 2 * num_rows // 3):
+        rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(1))[:count].int()
+        rows[::3] = num_rows + 7
+        table, listed = random(num_rows, *shape, seed=2, device="cpu"), torch.ones(count, *shape)
+        there = rows < num_rows
+        expected = listed.clone()
+        expected[there] = table[rows[there]]
+        held = table.to(table_device)
+        if device != table_device:
+            held = held.pin_memory()
+        found = listed.to(device)
+        copy_rows.copy_rows_triton(held, rows.to(device), found, to_table=False)
+        assert torch.equal(found.cpu(), expected)
+
+        expected = table.clone()
+        expected[rows[there]] = listed[there] * 3
+        copy_rows.copy_rows_triton(held, rows.to(device), listed.to(device) * 3, to_table=True)
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        assert torch.equal(held.cpu(), expected)

@@ -18,7 +18,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from trainmark.kernels import gather_interaction, gather_rows, interaction, relu_mlp, sparse_update
+from trainmark.kernels import (
+    copy_rows,
+    gather_interaction,
+    gather_rows,
+    interaction,
+    relu_mlp,
+    sparse_update,
+)
 from trainmark.kernels.sparse_update import Rule, SortedRows
 from trainmark.kernels.table_formats import FORMATS, Tables, new_rows
 
@@ -67,6 +74,10 @@ def compile_interactions(features: int, dim: int, dtype: torch.dtype, tables: Ta
     rows = gather_rows.gather_rows_triton(ids, tables, dtype)
     gather_interaction.forward_triton(x, ids, tables)
     gather_interaction.backward_triton(grad, x, ids, tables, rows, torch.empty(()))
+    received = Tables(new_rows(B * features, dim, dtype, "meta"))
+    gather_interaction.backward_triton(
+        grad, x, ids.long(), received, torch.empty_like(received.first.codes), at_rows=True
+    )
 
 
 def compile_updates(dim: int, table_format: str, rule: Rule) -> None:
@@ -84,6 +95,14 @@ def compile_updates(dim: int, table_format: str, rule: Rule) -> None:
         torch.empty(3),
         torch.empty((), dtype=torch.int32),
     )
+
+
+def compile_copies(dim: int) -> None:
+    table, listed = torch.empty(1000, dim), torch.empty(500, dim)
+    for to_table in (False, True):
+        copy_rows.copy_rows_triton(
+            table, torch.empty(500, dtype=torch.int32), listed, to_table=to_table
+        )
 
 
 def compile_mlps(dtype: torch.dtype) -> None:
@@ -110,6 +129,8 @@ def main() -> None:
     compile_updates(512, "int8", Rule("sgd"))
     for dtype in (torch.bfloat16, torch.float16):
         compile_mlps(dtype)
+    for dim in (1, 24, 128):
+        compile_copies(dim)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import torch
 from tests.embedding_kernels import (
     Case,
     check_bits,
+    check_copies,
     check_gather,
     check_gather_interaction,
+    check_gradients_at_rows,
     check_interaction_of_rows,
     check_stored,
     check_update,
@@ -51,6 +53,13 @@ def test_interaction(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     case = Case(*shape, dtype)
     check_gather_interaction(case, one_store(case.dim, torch.float32, "cuda"), "cuda")
     check_interaction_of_rows(case, "cuda")
+    check_gradients_at_rows(case, "cuda")
+
+
+@pytest.mark.parametrize("dim", [None, 1, 24, 128, 512])
+def test_copies_of_rows_of_the_host_and_of_the_device(dim: int | None) -> None:
+    check_copies(dim, "cuda", "cpu")
+    check_copies(dim, "cuda", "cuda", num_rows=100_000)
 
 
 @pytest.mark.parametrize("table_format", FORMATS)

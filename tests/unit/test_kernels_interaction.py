@@ -7,6 +7,7 @@ from tests.embedding_kernels import (
     Case,
     check_gather,
     check_gather_interaction,
+    check_gradients_at_rows,
     check_interaction_of_rows,
     one_store,
     relative_error,
@@ -43,6 +44,12 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fused_passes_are_exact(case: Case) -> None:
     check_gather_interaction(case, one_store(case.dim, FP32, "cpu"), "cpu")
+
+
+@interpreted
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_go_where_the_rows_came_from(case: Case) -> None:
+    check_gradients_at_rows(case, "cpu")
 
 
 @interpreted

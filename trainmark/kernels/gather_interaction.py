@@ -39,14 +39,20 @@ def backward_reference(
     tables: Tables,
     grad_rows_BFD: Tensor,
     finite: Tensor | None = None,
+    *,
+    at_rows: bool = False,
 ) -> Tensor:
     """Fills `grad_rows_BFD` and returns the gradient of x. `finite`: see `gather_interaction`."""
     rows_BFD = gather_rows_reference(ids_BF, tables, x_BD.dtype)
     vectors_BVD = torch.cat([x_BD.unsqueeze(1), rows_BFD], dim=1)
     grad_x_BD, grads_BFD = gradients_reference(grad_BW, vectors_BVD)
-    grad_rows_BFD.copy_(grads_BFD)
+    if at_rows:
+        grad_rows_BFD[ids_BF] = grads_BFD.to(grad_rows_BFD.dtype)
+    else:
+        grad_rows_BFD.copy_(grads_BFD)
     if finite is not None:
-        finite.mul_(grad_rows_BFD.isfinite().all() & grad_x_BD.isfinite().all())
+        stored = grads_BFD.to(grad_rows_BFD.dtype)
+        finite.mul_(stored.isfinite().all() & grad_x_BD.isfinite().all())
     return grad_x_BD
 
 
@@ -71,9 +77,11 @@ class _GatherInteraction(torch.autograd.Function):
         tables: Tables,
         grad_rows_BFD: Tensor | None,
         finite: Tensor | None,
+        at_rows: bool,
     ) -> Tensor:
         ctx.save_for_backward(x_BD, ids_BF)
         ctx.tables, ctx.grad_rows_BFD, ctx.finite = tables, grad_rows_BFD, finite
+        ctx.at_rows = at_rows
         forward = forward_triton if has_kernel(x_BD) else forward_reference
         return forward(x_BD, ids_BF, tables)
 
@@ -82,8 +90,10 @@ class _GatherInteraction(torch.autograd.Function):
     def backward(ctx: Any, grad_BW: Tensor) -> tuple[Tensor | None, ...]:
         x_BD, ids_BF = ctx.saved_tensors
         backward = backward_triton if has_kernel(x_BD) else backward_reference
-        grad_x_BD = backward(grad_BW, x_BD, ids_BF, ctx.tables, ctx.grad_rows_BFD, ctx.finite)
-        return grad_x_BD, None, None, None, None
+        grad_x_BD = backward(
+            grad_BW, x_BD, ids_BF, ctx.tables, ctx.grad_rows_BFD, ctx.finite, at_rows=ctx.at_rows
+        )
+        return grad_x_BD, None, None, None, None, None
 
 
 @torch.compiler.disable
@@ -93,6 +103,8 @@ def gather_interaction(
     tables: Tables,
     grad_rows_BFD: Tensor | None = None,
     finite: Tensor | None = None,
+    *,
+    at_rows: bool = False,
 ) -> Tensor:
     """[B, D] and [B, F] -> [B, W], in the type of `x_BD`; once differentiable.
 
@@ -104,5 +116,7 @@ def gather_interaction(
             training only. With micro-batches, a slice of the batch's buffer.
         finite: float scalar, 1 before the step; the backward pass sets it to 0 if a gradient, as
             stored, is not finite.
+        at_rows: every row is looked up once, and its gradient goes to the same row of
+            `grad_rows_BFD`, which is [R, D].
     """
-    return _GatherInteraction.apply(x_BD, ids_BF, tables, grad_rows_BFD, finite)
+    return _GatherInteraction.apply(x_BD, ids_BF, tables, grad_rows_BFD, finite, at_rows)

@@ -36,11 +36,15 @@ TILE = 4096  # numbers per program: 32 registers of each thread
 
 
 def gather_rows_triton(
-    ids_BF: Tensor, tables: Tables, dtype: torch.dtype, rows_at_a_time: int | None = None
+    ids_BF: Tensor,
+    tables: Tables,
+    dtype: torch.dtype,
+    rows_at_a_time: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     B, F = ids_BF.shape
     D = tables.first.codes.shape[1]
-    rows_BFD = torch.empty(B, F, D, dtype=dtype, device=ids_BF.device)
+    rows_BFD = torch.empty(B, F, D, dtype=dtype, device=ids_BF.device) if out is None else out
     columns = next_power_of_2(D)
     per_program = rows_at_a_time or max(1, TILE // columns)
     if B * F:
@@ -87,5 +91,17 @@ if triton is not None:
 
 def gather_rows(ids_BF: Tensor, tables: Tables, dtype: torch.dtype) -> Tensor:
     """[B, F] ids, of 32 or 64 bits -> [B, F, D] rows."""
-    gather = gather_rows_triton if ids_BF.is_cuda and triton is not None else gather_rows_reference
+    gather = gather_rows_triton if _has_kernel(ids_BF) else gather_rows_reference
     return gather(ids_BF, tables, dtype)
+
+
+def gather_rows_into(out_ND: Tensor, ids_N: Tensor, tables: Tables) -> None:
+    """The same for a list of ids, into a contiguous tensor, in its type."""
+    if _has_kernel(ids_N):
+        gather_rows_triton(ids_N[:, None], tables, out_ND.dtype, out=out_ND)
+    else:
+        out_ND.copy_(gather_rows_reference(ids_N[:, None], tables, out_ND.dtype)[:, 0])
+
+
+def _has_kernel(ids: Tensor) -> bool:
+    return ids.is_cuda and triton is not None

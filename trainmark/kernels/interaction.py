@@ -155,14 +155,19 @@ def launch_backward(
     grad_rows_BFD: Tensor,
     finite: Tensor | None = None,
     launch: Launch | None = None,
+    *,
+    at_rows: bool = False,
 ) -> Tensor:
     """Fills `grad_rows_BFD`, of any type, and returns the gradient of x.
 
     Args:
+        at_rows: `grad_rows_BFD` is [R, D], and a row's gradient goes to the row's own place: for
+            rows that are looked up once each.
         finite: a float scalar that is set to 0 if a gradient is not finite; the caller sets it to
             1 beforehand.
     """
-    B, num_rows, D = grad_rows_BFD.shape
+    B, D = x_BD.shape
+    num_rows = grad_rows_BFD.shape[1] if ids_BF is None else ids_BF.shape[1]
     grad_x_BD = torch.empty_like(x_BD, memory_format=torch.contiguous_format)
     launch = launch or default_launch(num_rows, D, x_BD.dtype)
     if B:
@@ -177,6 +182,7 @@ def launch_backward(
             count=B,
             W=grad_BW.shape[1],
             CHECK=finite is not None,
+            AT_ROWS=at_rows,
             **_shared_constants(num_rows, D, ids_BF, launch),
         )
     return grad_x_BD
@@ -321,7 +327,8 @@ if triton is not None:
         FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
         F: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
         VECTORS: tl.constexpr, COLUMNS: tl.constexpr, SAMPLES: tl.constexpr,
-        HAS_IDS: tl.constexpr, CHECK: tl.constexpr, PRECISION: tl.constexpr,
+        HAS_IDS: tl.constexpr, CHECK: tl.constexpr, AT_ROWS: tl.constexpr,
+        PRECISION: tl.constexpr,
     ):  # fmt: skip
         vector = tl.arange(0, VECTORS)
         i, j = vector[:, None], vector[None, :]
@@ -348,7 +355,8 @@ if triton is not None:
                 direct = tl.load(grad + sample * W + column, (column < D) & here, 0.0)
                 direct = tl.where((vector == 0)[:, None], direct[None, :].to(tl.float32), 0.0)
                 grads = tl.dot(pairs, vectors, input_precision=PRECISION) + direct
-                place_rows = (sample * F + vector - 1)[:, None] * D + column[None, :]
+                target = row if AT_ROWS else sample * F + vector - 1
+                place_rows = target[:, None] * D + column[None, :]
                 rounded = grads.to(grad_rows.dtype.element_ty)
                 tl.store(grad_rows + place_rows, rounded, wanted[:, None] & in_row)
                 place_x = sample * D + (vector * 0)[:, None] + column[None, :]
