@@ -3,12 +3,14 @@
     python -m tests.distributed.broken_rank HOW launch --on torchrun -j 1x2 train RUN ...
 
 HOW is `input` (an InputError), `crash` (any other exception) or `kill` (as by `kill -9`). The last
-rank fails before its fifth step, and does not fail again when torchrun restarts it.
+rank, or with `HOW:0` the first, fails before its fifth step, and does not fail again when torchrun
+restarts it. With `linger` it does not fail, but its process takes a while to end.
 """
 
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from trainmark import cli
@@ -16,6 +18,7 @@ from trainmark.distributed import launch_torchrun
 from trainmark.errors import InputError
 
 FAILS_AT = 5
+LINGERS_S = 3.0
 
 
 def _fail(how: str) -> None:
@@ -23,18 +26,22 @@ def _fail(how: str) -> None:
         raise InputError("The shard of this rank is damaged. Prepare the data again.")
     if how == "crash":
         raise ZeroDivisionError("a bug in the last rank")
+    assert how == "kill"
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _break_last_rank(how: str) -> None:
+def _is_broken(rank: str) -> bool:
+    return os.environ["RANK"] == (rank or str(int(os.environ["WORLD_SIZE"]) - 1))
+
+
+def _break(how: str) -> None:
     from trainmark import loop
 
     count = loop.Training._count
 
     def fail_first(self: loop.Training, *args: Any) -> None:
-        last = self.mesh.rank == self.mesh.world_size - 1
         first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-        if last and first_attempt and self.progress.step == FAILS_AT - 1:
+        if first_attempt and self.progress.step == FAILS_AT - 1:
             _fail(how)
         count(self, *args)
 
@@ -48,5 +55,10 @@ if __name__ == "__main__":
         sys.exit(cli.main())
     from trainmark.distributed.launched import run_rank
 
-    _break_last_rank(how)
-    sys.exit(run_rank(cli.main))
+    kind, _, rank = how.partition(":")
+    if _is_broken(rank) and kind != "linger":
+        _break(kind)
+    code = run_rank(cli.main)
+    if _is_broken(rank) and kind == "linger":
+        time.sleep(LINGERS_S)
+    sys.exit(code)

@@ -16,12 +16,17 @@ from trainmark.distributed.launch_options import LaunchOptions, Shape, endpoint
 from trainmark.errors import InputError
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 MODULE = "trainmark"
 LOOK_S = 3.0
 SAVE_S = 600
 """How long ranks may take to save when they are asked to stop; torchrun's own patience is 30 s."""
+PARTING_S = 30.0
+"""How long a machine that has ended waits for the others to end, too: a rank that has lost its
+partners ends well within this."""
+ENDED = "trainmark/ended"
 
 
 def arguments(options: LaunchOptions, shape: Shape, command: list[str]) -> list[str]:
@@ -125,18 +130,18 @@ def run(words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
+    arguments = torchrun.parse_args(words)
     # What it logs is told below, but for the death of a rank that leads to a restart.
     level = logging.ERROR if "--max-restarts" in words else logging.CRITICAL
     for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed")]:
         logging.getLogger(name).setLevel(level)
     threading.Thread(target=_end_a_hanging_agent, daemon=True).start()
     try:
-        torchrun.run(torchrun.parse_args(words))
-    except ChildFailedError as error:
-        return _tell(error)
-    except SignalException as stop:
-        _say(f"stopped by {signal.Signals(stop.sigval).name}.")
-        return 128 + stop.sigval
+        torchrun.run(arguments)
+    except (ChildFailedError, SignalException) as end:
+        code = _tell_signal(end) if isinstance(end, SignalException) else _tell(end)
+        _wait_for_other_machines(arguments, code)  # `end` keeps the agent and its store alive
+        return code
     except RendezvousError as error:
         raise InputError(
             f"The machines of this job did not find, or have lost, one another ({error}). Check "
@@ -174,6 +179,38 @@ def _exit_code_unseen(child: int) -> int | None:
     except ChildProcessError:
         return None
     return None if ended is None else ended.si_status
+
+
+def _wait_for_other_machines(arguments: argparse.Namespace, code: int) -> None:
+    """Stay until all machines have ended, because one of them has the store where they meet.
+
+    Were it to leave first, the agents of the others could take that for the end of the network, and
+    their ranks could not read there whose error has ended them. Where all ranks succeed, torchrun
+    waits itself.
+    """
+    import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    from trainmark.distributed.launched import LOST_MACHINE, STORE_TIMEOUT
+
+    machines, deadline = int(arguments.nnodes), time.monotonic() + PARTING_S
+    if machines == 1 or code == LOST_MACHINE:
+        return
+    host, port = endpoint(arguments.rdzv_endpoint)
+    # RuntimeError: the store has left, as it may once all have ended. A second Ctrl-C ends at once.
+    with contextlib.suppress(RuntimeError, SignalException):
+        store = dist.TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
+        )
+        ended = store.add(ENDED, 1)
+        while ended < machines and time.monotonic() < deadline:
+            time.sleep(0.1)
+            ended = store.add(ENDED, 0)
+
+
+def _tell_signal(stop: "SignalException") -> int:
+    _say(f"stopped by {signal.Signals(stop.sigval).name}.")
+    return 128 + int(stop.sigval)
 
 
 def _tell(error: "ChildFailedError") -> int:
