@@ -1,6 +1,6 @@
 """Copies of a batch to the device, on a stream of their own, ahead of the step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -33,14 +33,27 @@ class Copier:
             tensor.record_stream(compute)
         return converted, ready
 
-    def then(self, function: Callable[[], Result]) -> tuple[Result, Any]:
+    def into(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
+        """Copy to given places on a GPU; the event after which they may be read."""
+        assert self._stream is not None
+        with self._stream:
+            for place, tensor in zip(places, tensors, strict=True):
+                place.copy_(tensor, non_blocking=True)
+            ready = torch.Event(device=self.device)
+            ready.record()
+        return ready
+
+    def then(self, function: Callable[[], Result], after: Any = None) -> tuple[Result, Any]:
         """What `function` makes of copies, behind them on their stream, and the event after it.
 
-        Whoever reads the result on the compute stream says so with `record_stream`.
+        It waits for the event `after`, too. Whoever reads the result on the compute stream says so
+        with `record_stream`.
         """
         if self._stream is None:
             return function(), None
         with self._stream:
+            if after is not None:
+                after.wait()
             result = function()
             done = torch.Event(device=self.device)
             done.record()

@@ -36,15 +36,49 @@ class Graphed:
 
     def _capture(self, static: list[Tensor]) -> tuple[Any, list[Tensor]]:
         before = [tensor.clone() for tensor in self._changes]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARMUPS):
-                self._function(*static)
-        torch.cuda.current_stream().wait_stream(aside)
+        for _ in range(WARMUPS):
+            _aside(lambda: self._function(*static))
         for tensor, value in zip(self._changes, before, strict=True):
             tensor.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._function(*static)
-        return graph, static
+        return _captured(lambda: self._function(*static)), static
+
+
+class GraphedInPlace:
+    """`function()`, which works on tensors that stay where they are.
+
+    Its first calls are made as they are; the next one is captured, and from then on replayed.
+
+    Args:
+        function: works on the device alone, and returns nothing.
+        pool: memory that graphs share which never run at the same time.
+    """
+
+    def __init__(self, function: Callable[[], None], pool: Any) -> None:
+        self._function, self._pool = function, pool
+        self._calls = 0
+        self._graph: Any = None
+
+    def __call__(self) -> None:
+        self._calls += 1
+        if self._calls <= WARMUPS:
+            return _aside(self._function)
+        if self._graph is None:
+            self._graph = _captured(self._function, self._pool)
+        self._graph.replay()
+
+
+def _aside(function: Callable[[], None]) -> None:
+    """On another stream, as captures are: autograd's notes of the default one would break them."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        function()
+    torch.cuda.current_stream().wait_stream(aside)
+
+
+def _captured(function: Callable[[], None], pool: Any = None) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may go on, to read the coming batches into pinned memory.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        function()
+    return graph

@@ -1,6 +1,7 @@
 """DLRM's optimiser step: forward, loss, backward, sparse and dense update, or nothing."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,9 +12,8 @@ from trainmark.config import filled
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import IdGroup
-from trainmark.embeddings.fused import FusedEngine, Lookup
+from trainmark.embeddings.fused import FusedEngine
 from trainmark.errors import InputError
-from trainmark.kernels.graph import Graphed
 from trainmark.metrics import binary_metrics
 from trainmark.optimizers import (
     LossScale,
@@ -27,6 +27,7 @@ from trainmark.transfer import Copier
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData, rank_shares
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.slots import Filled, Slots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Prepared:
     """The event after which the copies may be read: input ends there."""
     lookups_ready: Any
     """The event after which the lookups are prepared: part of the step."""
+    slot: Filled | None = None
+    """Where the batch lies instead, if CUDA graphs work on it."""
     tokens: int = 0
 
 
@@ -78,18 +81,19 @@ class DlrmTrainer:
         # buffer also takes a sum of all gradients of table rows along, and the loss.
         self._top = FlatGradients(model.top.parameters(), mesh, extra=0)
         self._bottom = FlatGradients(model.bottom.parameters(), mesh, extra=2)
+        # What a CUDA graph is told, and what it tells: the loss, and whether the step was skipped.
+        self._lr = torch.zeros((), device=mesh.device)
+        self._outcome = torch.zeros(2, device=mesh.device)
         self._in_last_micro_batch = False
         last_linear = cast(nn.Linear, model.bottom[-2])
         last_linear.bias.register_post_accumulate_grad_hook(self._interaction_done)
         self._steps = 0
         if cfg.compile:
             model.compile_dense()
-        # Lookups of other engines keep Python objects, which a graph would not see change.
+        # Other engines decide on the host, where a graph would not see it.
         can_graph = isinstance(model.tables, FusedEngine) and mesh.device.type == "cuda"
-        self._graphed = (
-            Graphed(self._add_gradients_of_all, [self._top.buffer, self._bottom.buffer])
-            if can_graph and not cfg.eager
-            else None
+        self._slots = (
+            Slots(self._copy, self._train_in_slot) if can_graph and not cfg.eager else None
         )
 
     # --- input
@@ -99,30 +103,28 @@ class DlrmTrainer:
 
         At most `most_samples`, by default a micro-batch, go through the model together.
         """
-
-        def widen(tensors: list[Tensor]) -> list[Tensor]:
-            numerical, labels, *ids = tensors
-            return [numerical.float(), labels.float(), *ids]
-
-        (numerical, labels, *ids), ready = self._copy(
-            [batch.numerical, batch.labels, *(group.ids for group in batch.groups)], widen
-        )
-        groups = [IdGroup(g.features, i) for g, i in zip(batch.groups, ids, strict=True)]
+        tensors = [batch.numerical, batch.labels, *(group.ids for group in batch.groups)]
+        features = [group.features for group in batch.groups]
+        if self._slots and most_samples is None and batch.samples == self.cfg.micro_batch:
+            slot = self._slots.fill(tensors, partial(self._only_micro_batch, features))
+            return _prepared(batch, [], slot.ready, slot.prepared, slot)
+        (numerical, labels, *ids), ready = self._copy(tensors, _widened)
         parts = self._parts(batch, most_samples or filled(self.cfg.micro_batch))
-        lookups, lookups_ready = self._copy.then(lambda: self._lookups(groups, parts))
-        own_parts = [of_ranks[self.mesh.dp_rank] for of_ranks in parts]
-        return Prepared(
-            micro_batches=[
-                MicroBatch(numerical_BN=numerical[part], labels_B=labels[part], lookup=lookup)
-                for part, lookup in zip(own_parts, lookups, strict=True)
-            ],
-            samples=batch.samples,
-            global_samples=batch.global_samples,
-            position=batch.position,
-            partial=batch.partial,
-            ready=ready,
-            lookups_ready=lookups_ready,
+        lookups, lookups_ready = self._copy.then(
+            lambda: self._lookups(_groups(features, ids), parts)
         )
+        own_parts = [of_ranks[self.mesh.dp_rank] for of_ranks in parts]
+        micro_batches = [
+            MicroBatch(numerical_BN=numerical[part], labels_B=labels[part], lookup=lookup)
+            for part, lookup in zip(own_parts, lookups, strict=True)
+        ]
+        return _prepared(batch, micro_batches, ready, lookups_ready)
+
+    def _only_micro_batch(self, features: list[list[int]], tensors: list[Tensor]) -> MicroBatch:
+        """The only one of the only rank, as a CUDA graph prepares it."""
+        numerical, labels, *ids = _widened(tensors)
+        (lookup,) = self._lookups(_groups(features, ids), [[slice(0, len(labels))]])
+        return MicroBatch(numerical_BN=numerical, labels_B=labels, lookup=lookup)
 
     def _lookups(self, groups: list[IdGroup], parts: list[list[slice]]) -> list[Any]:
         rank = self.mesh.dp_rank
@@ -145,33 +147,38 @@ class DlrmTrainer:
 
     def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
-        _wait_for(prepared.lookups_ready)
         self.model.tables.begin_step(lr)
+        if prepared.slot is not None:
+            self._lr.fill_(lr)
+            prepared.slot.train()
+        else:
+            _wait_for(prepared.lookups_ready)
+            self._train(prepared.micro_batches, prepared.global_samples, lr)
+        self._steps += 1
+        loss, skipped = self._outcome.clone().unbind()
+        return loss, skipped
+
+    def _train_in_slot(self, micro: MicroBatch) -> None:
+        rate = cast(float, self._lr)  # a tensor, so that every replay reads it anew
+        self._train([micro], len(micro.labels_B), rate)
+
+    def _train(self, micros: list[MicroBatch], global_samples: int, lr: float) -> None:
+        """The whole step: nothing in it makes the host wait for a GPU."""
         self._top.zero()
         self._bottom.zero()
-        for index, micro in enumerate(prepared.micro_batches, 1):
-            self._in_last_micro_batch = index == len(prepared.micro_batches)
+        for index, micro in enumerate(micros, 1):
+            self._in_last_micro_batch = index == len(micros)
             self.model.tables.begin(micro.lookup)
-            if self._graphed is not None and len(prepared.micro_batches) == 1:
-                self._graphed([micro.numerical_BN, micro.labels_B, micro.lookup.ids_BF])
-            else:
-                self._add_gradients(micro, prepared.global_samples)
+            self._add_gradients(micro, global_samples)
         gate = self._finish_gradients()
         self._update(lr, gate)
-        self._steps += 1
-        return self._bottom.loss.clone(), gate == 0
+        torch.stack([self._bottom.loss, 1 - gate], out=self._outcome)
 
     def _add_gradients(self, micro: MicroBatch, global_samples: int) -> None:
         """Add a micro-batch's gradients and loss to those of the step."""
         loss = self._loss(micro) / global_samples
         self._scaled(loss).backward()
         self._bottom.loss.add_(loss.detach())
-
-    def _add_gradients_of_all(self, numerical_BN: Tensor, labels_B: Tensor, ids_BF: Tensor) -> None:
-        """The same for the only micro-batch of the only rank, as a CUDA graph takes it."""
-        lookup = Lookup(ids_BF, [])
-        micro = MicroBatch(numerical_BN=numerical_BN, labels_B=labels_B, lookup=lookup)
-        self._add_gradients(micro, len(labels_B))
 
     def _loss(self, batch: MicroBatch) -> Tensor:
         return binary_cross_entropy_with_logits(
@@ -265,6 +272,34 @@ class DlrmTrainer:
         """Bytes that this rank sent to others in training, by what they were, mean over steps."""
         sent = {kind: n / max(self._steps, 1) for kind, n in self.model.tables.sent_bytes.items()}
         return {**sent, "dense": float(self._top.sent_bytes + self._bottom.sent_bytes)}
+
+
+def _prepared(
+    batch: ClickBatch,
+    micro_batches: list[MicroBatch],
+    ready: Any,
+    lookups_ready: Any,
+    slot: Filled | None = None,
+) -> Prepared:
+    return Prepared(
+        micro_batches=micro_batches,
+        samples=batch.samples,
+        global_samples=batch.global_samples,
+        position=batch.position,
+        partial=batch.partial,
+        ready=ready,
+        lookups_ready=lookups_ready,
+        slot=slot,
+    )
+
+
+def _widened(tensors: list[Tensor]) -> list[Tensor]:
+    numerical, labels, *ids = tensors
+    return [numerical.float(), labels.float(), *ids]
+
+
+def _groups(features: list[list[int]], ids: list[Tensor]) -> list[IdGroup]:
+    return [IdGroup(f, i) for f, i in zip(features, ids, strict=True)]
 
 
 def _wait_for(event: Any) -> None:

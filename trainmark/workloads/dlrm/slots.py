@@ -1,0 +1,94 @@
+"""Places on the device where batches lie, so that CUDA graphs can prepare them and train on them.
+
+There are two: while the compute stream trains on the batch in one, the copy stream fills the other.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainmark.kernels.graph import GraphedInPlace
+from trainmark.transfer import Copier
+
+
+class Slot:
+    """A place for one batch at a time.
+
+    Args:
+        like: the tensors of a batch, as the reader makes them.
+        prepare: from such tensors on the device to what `train` takes.
+        train: one step of training.
+        pools: of the memory for preparing and training; see `GraphedInPlace`.
+    """
+
+    def __init__(
+        self,
+        like: Sequence[Tensor],
+        copier: Copier,
+        prepare: Callable[[list[Tensor]], Any],
+        train: Callable[[Any], None],
+        pools: tuple[Any, Any],
+    ) -> None:
+        self._copier = copier
+        self._copies = [torch.empty_like(tensor, device=copier.device) for tensor in like]
+        self._batch: Any = None
+        self._trained: Any = None
+        self._fills = 0
+
+        def fill() -> None:
+            self._batch = prepare(self._copies)
+
+        self._prepare = GraphedInPlace(fill, pools[0])
+        self._train = GraphedInPlace(lambda: train(self._batch), pools[1])
+
+    def fill(self, tensors: Sequence[Tensor]) -> "Filled":
+        """Copy a batch and prepare it, once the step with the batch before has ended."""
+        ready = self._copier.into(self._copies, tensors)
+        _, prepared = self._copier.then(self._prepare, after=self._trained)
+        self._fills += 1
+        return Filled(self, self._fills, ready, prepared)
+
+    def train(self, fill: int) -> None:
+        """One step with the batch of that fill."""
+        if fill != self._fills:
+            raise RuntimeError("Batches were prepared further ahead than there are slots.")
+        self._train()
+        self._trained = torch.Event(device=self._copier.device)
+        self._trained.record()
+
+
+class Filled:
+    """A batch in a slot."""
+
+    def __init__(self, slot: Slot, fill: int, ready: Any, prepared: Any) -> None:
+        self._slot, self._fill = slot, fill
+        self.ready, self.prepared = ready, prepared
+        """The events after which the copies may be read, and the batch trained on."""
+
+    def train(self) -> None:
+        self.prepared.wait()
+        self._slot.train(self._fill)
+
+
+class Slots:
+    """Slots in turn. The arguments are those of a `Slot`."""
+
+    COUNT = 2
+
+    def __init__(self, copier: Copier, train: Callable[[Any], None]) -> None:
+        self._copier, self._train = copier, train
+        self._slots: list[Slot] = []
+        self._fills = 0
+
+    def fill(self, tensors: Sequence[Tensor], prepare: Callable[[list[Tensor]], Any]) -> Filled:
+        """Fill the next slot. How the first batch is prepared, all are."""
+        if not self._slots:
+            # Within a stream graphs follow one another, so those of all slots can share memory.
+            pools = (torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle())
+            self._slots = [
+                Slot(tensors, self._copier, prepare, self._train, pools) for _ in range(self.COUNT)
+            ]
+        self._fills += 1
+        return self._slots[self._fills % self.COUNT].fill(tensors)
