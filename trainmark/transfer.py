@@ -16,7 +16,7 @@ class Copier:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         on_host = device.type in ("cpu", "meta")
-        self._stream = None if on_host else torch.Stream(device=device)
+        self._stream: Any = None if on_host else torch.Stream(device=device)
 
     def __call__(self, tensors: list[Tensor], convert: Convert) -> tuple[list[Tensor], Any]:
         """The converted tensors, and the event after which the compute stream may read them."""
@@ -35,7 +35,6 @@ class Copier:
 
     def into(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
         """Copy to given places on a GPU; the event after which they may be read."""
-        assert self._stream is not None
         with self._stream:
             for place, tensor in zip(places, tensors, strict=True):
                 place.copy_(tensor, non_blocking=True)
