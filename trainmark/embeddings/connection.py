@@ -33,6 +33,8 @@ class Connection:
         self.replica_starts = self._starts(replicas.starts[:-1])
         self.buckets = Buckets(routes, mesh.device) if routes.cut_stores else None
         self.layouts = Layouts(routes, mesh.dp_rank, mesh.device)
+        self.finite = torch.ones((), device=mesh.device)
+        """1 until a gradient row of the step is not finite, then 0."""
         self._features: dict[tuple[int, ...], Tensor] = {}
 
     def join(self, groups: Sequence[IdGroup], samples: int) -> Tensor:

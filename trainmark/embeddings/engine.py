@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from trainmark.embeddings.row_update import Settings
 from trainmark.embeddings.store import TableStore, table_names, whole_table
 from trainmark.embeddings.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
@@ -196,9 +197,8 @@ class LocalEngine(nn.Module):
         if looked_up:
             ids = joined([ids for ids, _ in looked_up])
             grads = joined([gradient(rows).flatten(0, 1) for _, rows in looked_up])
-            if unscale is not None:
-                grads.mul_(unscale)
-            self.store.update(ids, grads, lr, gate)
+            settings = Settings(lr=lr, gate=gate, unscale=unscale)
+            self.store.update(self.store.plan_update(ids), grads, settings)
 
     # --- state
 

@@ -1,11 +1,15 @@
 """Tables in host memory: the rows of a batch come to the device before it, and go back after it.
 
-The rows that a batch looks up, with their optimiser state, are fetched ahead of its step into a
-working set on the device, through pinned memory; they are looked up and updated there, and written
-back. One thread per store does both in the order in which they were asked for:
+The distinct rows that a batch looks up, with their optimiser state, are fetched ahead of its step
+into a working set on the device; they are looked up and updated there, and written back:
 
-    main thread     prepare 2      step 1           prepare 3      step 2           ...
-    store's thread        fetch 2        write 1          fetch 3        write 2
+    ahead of the step    prepare 2: fetch 2        prepare 3: fetch 3        prepare 4: fetch 4
+    steps                step 1                    step 2                    step 3
+    writing                        write 1                   write 2
+
+A GPU has the host's memory mapped, and its own kernels do both over its link (`copy_rows`), each on
+a stream of its own; how many distinct rows there are never leaves it, so the host does not wait. A
+working set has room for as many rows as were looked up; what is not needed names no row.
 
 A batch is prepared while the step before it has yet to change rows, so what is fetched may be out
 of date: every working set is numbered by the writes that its fetch comes after, and before it is
@@ -14,8 +18,7 @@ thus exactly that of tables in device memory.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,8 +27,15 @@ import torch
 from torch import Tensor
 
 from trainmark.allocator import use_huge_pages
-from trainmark.embeddings.store import TablePart, TableStore, gated, init_part
+from trainmark.embeddings import row_update
+from trainmark.embeddings.mapped import map_to_gpu
+from trainmark.embeddings.row_update import Plan, Settings
+from trainmark.embeddings.store import TablePart, TableStore, init_part
 from trainmark.embeddings.update import RowwiseAdagrad, State, UpdateRule
+from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
+from trainmark.kernels.gather_rows import gather_rows_into
+from trainmark.kernels.sparse_update import SortedRows, sort_rows
+from trainmark.kernels.table_formats import Rows, Tables
 
 
 @dataclass(kw_only=True)
@@ -34,25 +44,26 @@ class WorkingSet:
 
     rule: UpdateRule
     store_rows: Tensor
-    """[n] which rows of the store, ascending."""
-    store_rows_on_host: Tensor
+    """[n] which rows of the store, ascending; behind the last of them, rows that it has not."""
     places: Tensor
     """Of each id that was looked up, its row here."""
+    plan: Plan
+    """The same for an update."""
     weight: Tensor
     state: State
     shared_state: State
     """The store's scalars."""
-    ready: Any = None
-    """The event after which all of it may be read."""
+    writes_before: int = 0
+    """How many write-backs of the store it has seen."""
 
     def gather_into(self, rows: Tensor, out: Tensor) -> None:
         """Write rows to a contiguous [n, width] tensor, in its type."""
-        out.copy_(self.weight.index_select(0, rows))
+        gather_rows_into(out, rows, Tables(Rows(self.weight)))
 
-    def update(self, rows: Tensor, grads: Tensor, lr: float, gate: Tensor) -> None:
-        """Change rows, duplicates included, if `gate` is 1. Overwrites `grads`."""
+    def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
+        """Change rows, duplicates included. Overwrites `grads`."""
         state = self.state | self.shared_state
-        self.rule.update(self.weight, state, rows, gated(grads, gate), lr, gate)
+        row_update.update(self.rule, self.weight, state, plan, grads, settings)
 
     def update_rows(self, rows: Tensor, grads: Tensor, mean_square: Tensor, lr: float) -> None:
         """Row-wise Adagrad on distinct rows whose mean(g^2) the caller has found."""
@@ -63,31 +74,41 @@ class WorkingSet:
         """Which rows of the store these are."""
         return self.store_rows.index_select(0, rows)
 
-    def take_newer(self, newer: "WorkingSet") -> None:
-        """Replace the rows that `newer` has, too, by what it has; without asking the host."""
-        if len(newer.store_rows) == 0:
+    def take_newer(self, newer: "WorkingSet", beyond: int) -> None:
+        """Replace the rows below `beyond` that `newer` has, too, by what it has."""
+        count = len(newer.store_rows)
+        if count == 0:
             return
         found = torch.searchsorted(newer.store_rows, self.store_rows)
-        found.clamp_(max=len(newer.store_rows) - 1)
-        is_there = newer.store_rows[found] == self.store_rows
-
-        def chosen(new: Tensor, old: Tensor) -> Tensor:
-            mask = is_there if old.dim() == 1 else is_there[:, None]
-            return torch.where(mask, new.index_select(0, found), old)
-
-        self.weight = chosen(newer.weight, self.weight)
-        self.state = {kind: chosen(newer.state[kind], old) for kind, old in self.state.items()}
+        is_there = newer.store_rows[found.clamp(max=count - 1)] == self.store_rows
+        found = torch.where(is_there & (self.store_rows < beyond), found, count)
+        read_rows_into(self.weight, newer.weight, found)
+        for kind, tensor in self.state.items():
+            read_rows_into(tensor, newer.state[kind], found)
 
     def tensors(self) -> list[Tensor]:
-        return [self.store_rows, self.places, self.weight, *self.state.values()]
+        plan = [self.plan.rows_N, self.plan.places_N] if isinstance(self.plan, SortedRows) else []
+        return [self.store_rows, self.places, *plan, self.weight, *self.state.values()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
-    """A working set on its way."""
+def distinct(ids: Tensor, beyond: int) -> tuple[Tensor, Tensor, SortedRows]:
+    """The distinct ids in order, without asking how many there are.
 
-    future: "Future[WorkingSet]"
-    writes_before: int
+    Args:
+        ids: [n]
+        beyond: larger than all of them; takes the places behind the last one.
+
+    Returns:
+        [n] distinct ids; [n] the place of each id among them; those places, sorted.
+    """
+    in_order = sort_rows(ids[:, None])
+    sorted_ids = in_order.rows_N
+    is_new = torch.ones_like(sorted_ids)
+    is_new[1:] = (sorted_ids[1:] != sorted_ids[:-1]).to(is_new)
+    places = is_new.cumsum(0) - 1
+    found = torch.full_like(sorted_ids, beyond).scatter_(0, places, sorted_ids)
+    of_each = torch.empty_like(places).scatter_(0, in_order.places_N, places)
+    return found, of_each, SortedRows(places, in_order.places_N)
 
 
 class HostStore(TableStore):
@@ -98,11 +119,10 @@ class HostStore(TableStore):
     ) -> None:
         super().__init__(parts, width, rule)
         self._device = device
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-tables")
-        has_stream = device.type not in ("cpu", "meta")
-        self._stream = torch.Stream(device=device) if has_stream else None
+        self._writing: Any = None
+        """The stream of writes, once there is one; a CPU needs none."""
+        self._written_event: Any = None
         self._writes = 0
-        self._writing: deque[Future[None]] = deque()
         self._written: deque[tuple[int, WorkingSet]] = deque()
         """What fetches that are not used yet may have missed, with its number."""
         self._unused: Counter[int] = Counter()
@@ -113,53 +133,39 @@ class HostStore(TableStore):
 
     # --- fetching
 
-    def fetch(self, ids: Callable[[], Tensor]) -> Fetched:
-        """Begin to bring the rows of `ids`, which is called when it may wait, to the device."""
+    @torch.no_grad()
+    def fetch(self, ids: Tensor) -> WorkingSet:
+        """Begin to bring the rows of `ids` to the device, on the current stream."""
+        rows, places, plan = distinct(ids, self.starts[-1])
+        if self._written_event is not None:
+            self._written_event.wait()
         self._unused[self._writes] += 1
-        made = self._event()
-        return Fetched(
-            future=self._thread.submit(self._fetch, ids, made), writes_before=self._writes
+        of_rows = {k: t for k, t in self.optimizer_state.items() if t.dim() > 0}
+        return WorkingSet(
+            rule=self.rule,
+            store_rows=rows,
+            places=places,
+            plan=plan if row_update.has_kernel(self.rule, ids) else places,
+            weight=self._fetched(self.weight, rows),
+            state={kind: self._fetched(tensor, rows) for kind, tensor in of_rows.items()},
+            shared_state=self.scalar_state(),
+            writes_before=self._writes,
         )
 
-    @torch.no_grad()
-    def _fetch(self, ids: Callable[[], Tensor], made: Any) -> WorkingSet:
-        with self._on_own_stream():
-            if made is not None:
-                made.wait()
-            store_rows, places = torch.unique(ids(), return_inverse=True)
-            on_host = store_rows.cpu()
-            rows_of = {k: t for k, t in self.optimizer_state.items() if t.dim() > 0}
-            return WorkingSet(
-                rule=self.rule,
-                store_rows=store_rows,
-                store_rows_on_host=on_host,
-                places=places,
-                weight=self._to_device(self.weight, on_host),
-                state={kind: self._to_device(t, on_host) for kind, t in rows_of.items()},
-                shared_state=self.scalar_state(),
-                ready=self._event(),
-            )
+    def _fetched(self, table: Tensor, rows: Tensor) -> Tensor:
+        fetched = torch.empty(len(rows), *table.shape[1:], dtype=table.dtype, device=rows.device)
+        read_rows_into(fetched, table, rows)
+        return fetched
 
-    def _to_device(self, table: Tensor, rows: Tensor) -> Tensor:
-        pinned = self._stream is not None
-        staged = table.new_empty(len(rows), *table.shape[1:], pin_memory=pinned)
-        torch.index_select(table, 0, rows, out=staged)
-        return staged.to(self._device, non_blocking=True)
-
-    def take(self, fetched: Fetched) -> WorkingSet:
-        """The rows that were fetched, as they are after all updates so far."""
-        working = fetched.future.result()
-        if working.ready is not None:
-            working.ready.wait()
-            for tensor in working.tensors():
-                tensor.record_stream(torch.accelerator.current_stream())
+    def take(self, working: WorkingSet) -> None:
+        """Make of the rows that were fetched those after all updates so far."""
+        _used_here(working)
         for number, written in self._written:
-            if number > fetched.writes_before:
-                working.take_newer(written)
-        self._unused[fetched.writes_before] -= 1
+            if number > working.writes_before:
+                working.take_newer(written, self.starts[-1])
+        self._unused[working.writes_before] -= 1
         self._unused += Counter()  # drops what is zero
         self._forget_old()
-        return working
 
     # --- writing back
 
@@ -167,51 +173,39 @@ class HostStore(TableStore):
         """The working sets of several micro-batches as one."""
         if len(sets) == 1:
             return sets[0]
-        rows, places = torch.unique(torch.cat([s.store_rows for s in sets]), return_inverse=True)
+        rows, places, _ = distinct(torch.cat([s.store_rows for s in sets]), self.starts[-1])
 
         def spread(tensors: list[Tensor]) -> Tensor:
             together = torch.cat(tensors)
             # A row of several micro-batches is the same in all: any may be the last to be written.
-            return together.new_empty(len(rows), *together.shape[1:]).index_put((places,), together)
+            return torch.empty_like(together).index_put((places,), together)
 
         parts = places.split([len(s.store_rows) for s in sets])
+        of_ids = torch.cat([part[s.places] for part, s in zip(parts, sets, strict=True)])
         return WorkingSet(
             rule=self.rule,
             store_rows=rows,
-            store_rows_on_host=rows.cpu(),
-            places=torch.cat([part[s.places] for part, s in zip(parts, sets, strict=True)]),
+            places=of_ids,
+            plan=row_update.plan_update(self.rule, of_ids),
             weight=spread([s.weight for s in sets]),
             state={kind: spread([s.state[kind] for s in sets]) for kind in sets[0].state},
             shared_state=sets[0].shared_state,
         )
 
+    @torch.no_grad()
     def write_back(self, working: WorkingSet) -> None:
         """Begin to write updated rows to host memory."""
-        while self._writing and self._writing[0].done():
-            self._writing.popleft().result()  # raises what went wrong
         self._writes += 1
         self._written.append((self._writes, working))
         self._forget_old()
-        self._writing.append(self._thread.submit(self._write, working, self._event()))
-
-    def _write(self, working: WorkingSet, updated: Any) -> None:
-        with self._on_own_stream():
-            if updated is not None:
-                updated.wait()
-            targets = [(self.weight, working.weight)]
-            targets += [(self.optimizer_state[kind], t) for kind, t in working.state.items()]
-            copies = [(table, self._to_host(rows)) for table, rows in targets]
-            if self._stream is not None:
-                self._stream.synchronize()
-            for table, rows in copies:
-                table[working.store_rows_on_host] = rows
-
-    def _to_host(self, rows: Tensor) -> Tensor:
-        if self._stream is None:
-            return rows
-        rows.record_stream(self._stream)
-        pinned = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-        return pinned.copy_(rows, non_blocking=True)
+        with self._on_writing_stream():
+            _used_here(working)
+            write_rows_from(working.weight, self.weight, working.store_rows)
+            for kind, tensor in working.state.items():
+                write_rows_from(tensor, self.optimizer_state[kind], working.store_rows)
+            if self._writing is not None:
+                self._written_event = torch.Event(device=self._device)
+                self._written_event.record()
 
     def _forget_old(self) -> None:
         """Drop what no fetch on its way can have missed."""
@@ -221,21 +215,17 @@ class HostStore(TableStore):
 
     def flush(self) -> None:
         """Wait until host memory has all updates."""
-        while self._writing:
-            self._writing.popleft().result()
+        if self._writing is not None:
+            self._writing.synchronize()
 
-    # --- streams; a CPU has none
-
-    def _on_own_stream(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else self._stream
-
-    def _event(self) -> Any:
-        """The present point of the current stream."""
-        if self._stream is None:
-            return None
-        event = torch.Event(device=self._device)
-        event.record()
-        return event
+    def _on_writing_stream(self) -> AbstractContextManager[Any]:
+        """Behind what the current stream has done so far; a CPU has no streams."""
+        if self._device.type in ("cpu", "meta"):
+            return nullcontext()
+        if self._writing is None:
+            self._writing = torch.Stream(device=self._device)
+        self._writing.wait_stream(torch.accelerator.current_stream(self._device))
+        return cast(AbstractContextManager[Any], self._writing)
 
     # --- state
 
@@ -243,13 +233,17 @@ class HostStore(TableStore):
     def init_weights(self, seed: int) -> None:
         self.weight = torch.empty(self.weight.shape)
         use_huge_pages(self.weight)
+        map_to_gpu(self.weight, self._device, owner=self)
         for part, weight in super().part_weights():
             init_part(part, weight, seed, draw_on=self._device)
 
     def create_state(self) -> None:
         super().create_state()
-        for kind, tensor in self.scalar_state().items():  # which the rule uses on the device
-            self.optimizer_state[kind] = tensor.to(self._device)
+        for kind, tensor in self.optimizer_state.items():
+            if tensor.dim() == 0:  # which the rule uses on the device
+                self.optimizer_state[kind] = tensor.to(self._device)
+            else:
+                map_to_gpu(tensor, self._device, owner=self)
 
     def part_weights(self) -> Iterator[tuple[TablePart, Tensor]]:
         self.flush()
@@ -258,3 +252,10 @@ class HostStore(TableStore):
     def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
         self.flush()
         return super().part_state()
+
+
+def _used_here(working: WorkingSet) -> None:
+    """Tell the allocator that a working set made on another stream is used on this one."""
+    for tensor in working.tensors():
+        if tensor.device.type not in ("cpu", "meta"):
+            tensor.record_stream(torch.accelerator.current_stream())

@@ -39,7 +39,8 @@ class Layout:
 
     def ids_of(self, store: int, received: Tensor) -> Tensor:
         """Of all ids that were received, those for one store."""
-        return joined([received[s.ids] for s in self.segments if s.store == store]).long()
+        ids = joined([received[s.ids] for s in self.segments if s.store == store])
+        return ids if ids.is_cuda else ids.long()  # some of torch's CPU operations want 64 bits
 
 
 class Layouts:

@@ -11,8 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainmark.embeddings.routes import StoreParts
+from trainmark.embeddings.row_update import Plan, Settings
 from trainmark.embeddings.store import TableStore
 from trainmark.embeddings.update import UpdateRule
+from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
+from trainmark.kernels.table_formats import Rows
 
 
 class Replicas(TableStore):
@@ -23,10 +26,15 @@ class Replicas(TableStore):
         self._rows = parts.num_rows
         self._buffer: Tensor | None = None
 
-    def add_gradients(self, ids: Tensor, grads: Tensor) -> None:
+    def add_gradients(self, ids: Tensor, plan: Plan, grads: Tensor) -> None:
         """Collect the gradient rows of some lookups of this rank."""
         gradient, touched = self._views()
-        gradient.index_add_(0, ids, grads.float())
+        if isinstance(plan, SortedRows):
+            one = torch.ones((), device=grads.device)
+            plus = Settings(lr=-1.0, gate=one)
+            update_rows(Rows(gradient), None, plan, grads, Rule("sgd"), plus.scalars, None)
+        else:
+            gradient.index_add_(0, ids, grads.float())
         if touched is not None:
             touched[ids] = 1
 
@@ -35,17 +43,15 @@ class Replicas(TableStore):
         self._views()
         return dist.all_reduce(self._buffer, group=group, async_op=True) if group else None
 
-    def apply_sum(self, lr: float, gate: Tensor, unscale: Tensor | None) -> None:
+    def apply_sum(self, settings: Settings) -> None:
         """Update with the sums over all ranks, and forget them."""
         gradient, touched = self._views()
-        if unscale is not None:
-            gradient.mul_(unscale)
         if touched is None:
             rows = torch.arange(self._rows, device=gradient.device)
         else:
             rows = touched.nonzero().squeeze(1)
             gradient = gradient.index_select(0, rows)
-        self.update(rows, gradient, lr, gate)
+        self.update(self.plan_update(rows), gradient, settings)
         self.forget()
 
     def forget(self) -> None:

@@ -14,18 +14,18 @@ their own, so that those of the next batch never queue behind this step. Where t
 how many ids go where depends on the ids: the counts are exchanged first, and `prepare` reads them
 on the host. Nothing else in the exchange makes the host wait for a GPU.
 
-What a rank receives for its samples lies in the order of the senders' stores. One `index_select`
-puts it in the order of samples and features, in pieces that always travel together (`unit`): whole
-rows, or the common divisor of the column slices. Its inverse serves the gradients.
+What a rank receives for its samples lies in the order of the senders' stores. On a GPU, the kernel
+of the interaction reads each row from where it lies, and leaves its gradient in the same place of
+what is sent back. Elsewhere, and with column slices, one `index_select` puts rows in the order of
+samples and features, in pieces that always travel together (`unit`): whole rows, or the common
+divisor of the slices. Its inverse serves the gradients.
 
 Updates are those of one process, but for the order of additions. Row-wise Adagrad needs the mean
 over all columns of a row: `squares.py`.
 """
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -36,48 +36,20 @@ from trainmark.embeddings.boxes import table_boxes
 from trainmark.embeddings.buckets import Bucketed
 from trainmark.embeddings.connection import Connection
 from trainmark.embeddings.engine import IdGroup, TableBytes, gradient, joined
-from trainmark.embeddings.exchange import Pending
-from trainmark.embeddings.host import Fetched, HostStore, WorkingSet
-from trainmark.embeddings.layout import Layout
+from trainmark.embeddings.host import HostStore, WorkingSet
+from trainmark.embeddings.lookups import Asked, Lookup
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.replicas import Replicas
 from trainmark.embeddings.routes import Routes, StoreParts
+from trainmark.embeddings.row_update import Settings, as_summed, plan_update
 from trainmark.embeddings.squares import ColumnSquares
-from trainmark.embeddings.store import TableStore, gated
+from trainmark.embeddings.store import TableStore
 from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule, sum_duplicates
+from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
+from trainmark.kernels.table_formats import Rows, Tables
 
 INT32_ROWS = 2**31
-
-
-@dataclass(kw_only=True)
-class Lookup:
-    """A micro-batch on its way through the exchange."""
-
-    layout: Layout
-    ids: Pending
-    sent_ids: Tensor
-    """Kept until the compute stream has waited for the exchange: the stream that they were made on,
-    which has not, would reuse their memory while they are still read."""
-    samples: int
-    replica_ids: Tensor
-    sent_bytes: Counter[str]
-    fetched: dict[int, Fetched]
-    """Of each of this rank's stores in host memory, what was fetched ahead."""
-    asked: list["Asked"] = dataclasses.field(default_factory=list)
-    """What all ranks ask of each of this rank's stores."""
-    received: Tensor | None = None
-    """Rows for this rank's samples, once they are there; those of replicated tables last."""
-    rows: Pending | None = None
-    gradients: Pending | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Rows of a store, or of a working set of it, from all ranks."""
-
-    rows: Tensor
-    holder: TableStore | WorkingSet
 
 
 class ShardedEngine(nn.Module):
@@ -121,7 +93,11 @@ class ShardedEngine(nn.Module):
         self._squares = squares if needs_squares else None
         self._sliced = squares.stores if needs_squares else []
         self._connected: Connection | None = None
-        self._looked_up: list[tuple[Lookup, Tensor]] = []
+        self._looked_up: list[Lookup] = []
+        self._on_gpu = mesh.device.type == "cuda"
+        self._reads_in_place = self._on_gpu and self.routes.unit == dim
+        # On a GPU this makes a stream wait; else the host, which rows of its own memory are worth.
+        self._asks_ahead = self._on_gpu or any(isinstance(s, HostStore) for s in self.stores)
 
     # --- ids, ahead of the step
 
@@ -142,24 +118,32 @@ class ShardedEngine(nn.Module):
         ids = connected.ids.start(sent, layout.ids_out, layout.ids_in)
         sent_bytes["ids"] = ids.sent_bytes
         replicas = ids_FB.index_select(0, connected.replica_features) + connected.replica_starts
-        return Lookup(
+        replica_ids = replicas.flatten().long()
+        lookup = Lookup(
             layout=layout,
             ids=ids,
             sent_ids=sent,
             samples=own_samples,
-            replica_ids=replicas.flatten().long(),
+            replica_ids=replica_ids,
+            replica_plan=plan_update(self.rule, replica_ids),
             sent_bytes=sent_bytes,
-            fetched=self._fetch(layout, ids),
         )
+        if self._asks_ahead:
+            lookup.asked = self._asked(lookup)
+        return lookup
 
-    def _fetch(self, layout: Layout, ids: Pending) -> dict[int, Fetched]:
-        """Begin to bring rows from host memory to the device."""
-
-        def ids_of(store: int) -> Callable[[], Tensor]:
-            return lambda: layout.ids_of(store, ids.wait())
-
-        hosts = [(i, store) for i, store in enumerate(self.stores) if isinstance(store, HostStore)]
-        return {index: store.fetch(ids_of(index)) for index, store in hosts}
+    def _asked(self, lookup: Lookup) -> list[Asked]:
+        """What all ranks ask of this one, sorted for the update; from host memory, fetched."""
+        ids = lookup.ids.wait()
+        asked = []
+        for index, store in enumerate(self.stores):
+            rows = lookup.layout.ids_of(index, ids)
+            if isinstance(store, HostStore):
+                working = store.fetch(rows)
+                asked.append(Asked(rows=working.places, plan=working.plan, holder=working))
+            else:
+                asked.append(Asked(rows=rows, plan=store.plan_update(rows), holder=store))
+        return asked
 
     def _connect(self) -> Connection:
         """Groups and indices, made when first needed: a dry run has no use for them."""
@@ -188,8 +172,12 @@ class ShardedEngine(nn.Module):
     def begin(self, lookup: Lookup) -> None:
         layout = lookup.layout
         ids = lookup.ids.wait()
-        _used_here(ids, lookup.sent_ids, lookup.replica_ids, layout.places, layout.inverse)
-        lookup.asked = [self._asked(index, lookup, ids) for index in range(len(self.stores))]
+        if not self._asks_ahead:
+            lookup.asked = self._asked(lookup)
+        lookup.used_here()
+        for store, asked in zip(self.stores, lookup.asked, strict=True):
+            if isinstance(store, HostStore):
+                store.take(cast(WorkingSet, asked.holder))
         rows = ids.new_empty(sum(layout.rows_out), dtype=self.dtype)
         begins = [0] * len(self.stores)
         for segment in layout.segments:
@@ -209,103 +197,120 @@ class ShardedEngine(nn.Module):
             self.replicas.gather_into(lookup.replica_ids, tail)
         lookup.received = received
 
-    def _asked(self, index: int, lookup: Lookup, ids: Tensor) -> Asked:
-        store = self.stores[index]
-        if isinstance(store, HostStore):
-            working = store.take(lookup.fetched[index])
-            return Asked(rows=working.places, holder=working)
-        return Asked(rows=lookup.layout.ids_of(index, ids), holder=store)
+    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+        if self._reads_in_place:
+            return self._interact_in_place(lookup, x_BD)
+        return self.interaction(x_BD, self.lookup(lookup).to(x_BD.dtype))
+
+    def _interact_in_place(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+        """Read rows from where they were received, and leave gradients in the same places."""
+        received = self._received_rows(lookup)
+        places_BF = lookup.layout.places.view(lookup.samples, self.routes.num_features)
+        tables = Tables(Rows(received.view(-1, self.routes.dim)))
+        if not torch.is_grad_enabled():
+            return gather_interaction(x_BD, places_BF, tables)
+        grads = torch.empty_like(tables.first.codes)
+        # As soon as the interaction's backward pass is done, before the bottom MLP's.
+        x_BD.register_hook(lambda _: self._send_gradients(lookup, grads.view(-1)))
+        finite = self._connect().finite
+        return gather_interaction(x_BD, places_BF, tables, grads, finite, at_rows=True)
 
     def lookup(self, lookup: Lookup) -> Tensor:
         """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""
+        units = self._received_rows(lookup).view(-1, self.routes.unit)
+        shape = (lookup.samples, self.routes.num_features, self.routes.dim)
+        rows_BFD = units.index_select(0, lookup.layout.places).view(shape)
+        if torch.is_grad_enabled():
+            lookup.in_order = rows_BFD.requires_grad_()
+            # As soon as the interaction's backward pass is done, before the bottom MLP's.
+            rows_BFD.register_post_accumulate_grad_hook(
+                lambda rows: self._send_gradients(lookup, self._as_received(lookup, rows))
+            )
+        return rows_BFD
+
+    def _received_rows(self, lookup: Lookup) -> Tensor:
         if lookup.rows is None or lookup.received is None:
             raise RuntimeError("A lookup must begin before its rows can be read, and only once.")
         lookup.rows.wait()
-        units = lookup.received.view(-1, self.routes.unit)
-        shape = (lookup.samples, self.routes.num_features, self.routes.dim)
-        rows_BFD = units.index_select(0, lookup.layout.places).view(shape)
-        sent_bytes, lookup.rows, lookup.received = lookup.rows.sent_bytes, None, None
         if torch.is_grad_enabled():
-            rows_BFD.requires_grad_()
-            # As soon as the interaction's backward pass is done, before the bottom MLP's.
-            rows_BFD.register_post_accumulate_grad_hook(
-                lambda rows: self._send_gradients(lookup, gradient(rows))
-            )
-            self._looked_up.append((lookup, rows_BFD))
-            self.sent_bytes.update(lookup.sent_bytes, rows=sent_bytes)
-        return rows_BFD
-
-    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
-        return self.interaction(x_BD, self.lookup(lookup).to(x_BD.dtype))
+            self._looked_up.append(lookup)
+            self.sent_bytes.update(lookup.sent_bytes, rows=lookup.rows.sent_bytes)
+        received, lookup.rows, lookup.received = lookup.received, None, None
+        return received
 
     # --- gradients, backward
 
-    def _send_gradients(self, lookup: Lookup, grads_BFD: Tensor) -> None:
+    def _as_received(self, lookup: Lookup, rows_BFD: Tensor) -> Tensor:
+        """The gradients in the order in which the rows came."""
+        units = gradient(rows_BFD).reshape(-1, self.routes.unit)
+        return units.index_select(0, lookup.layout.inverse).view(-1)
+
+    def _send_gradients(self, lookup: Lookup, grads: Tensor) -> None:
         layout = lookup.layout
-        units = grads_BFD.reshape(-1, self.routes.unit).index_select(0, layout.inverse)
         size = sum(layout.rows_in)
-        sent, of_replicas = units.view(-1).split([size, units.numel() - size])
+        sent, of_replicas = grads.split([size, grads.numel() - size])
         lookup.gradients = self._connect().rows.start(sent, layout.rows_in, layout.rows_out)
         self.sent_bytes["gradients"] += lookup.gradients.sent_bytes
         if len(lookup.replica_ids):
             rows = of_replicas.view(-1, self.routes.dim)
-            self.replicas.add_gradients(lookup.replica_ids, rows)
+            self.replicas.add_gradients(lookup.replica_ids, lookup.replica_plan, rows)
 
     def gradients(self) -> list[Tensor]:
-        return [rows.grad for _, rows in self._looked_up if rows.grad is not None]
+        """Of rows that are read in place, 0 or infinite: the kernel has looked at them all."""
+        if self._reads_in_place:
+            return [1 / self._connect().finite - 1]
+        in_order = [lookup.in_order for lookup in self._looked_up]
+        return [rows.grad for rows in in_order if rows is not None and rows.grad is not None]
 
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
         looked_up, self._looked_up = self._looked_up, []
         if not looked_up:
             return
+        if self._reads_in_place:
+            self._connect().finite.fill_(1)
         if gate.device.type == "cpu" and not gate:  # here asking costs nothing
             self.replicas.forget()
             return
+        settings = Settings(lr=lr, gate=gate, unscale=unscale)
         summed = self._sum_replicas()
         for index in [i for i in range(len(self.stores)) if i not in self._sliced]:
-            asked, grads = self._collected(index, looked_up, unscale)
-            asked.holder.update(asked.rows, grads, lr, gate)
+            asked, grads = self._collected(index, looked_up)
+            asked.holder.update(asked.plan, grads, settings)
             self._updated(index, asked.holder)
         if self._squares is not None:
-            self._update_slices(self._squares, looked_up, lr, gate, unscale)
+            self._update_slices(self._squares, looked_up, settings)
         if self.replicas.parts:
             if summed is not None:
                 summed.wait()
-            self.replicas.apply_sum(lr, gate, unscale)
+            self.replicas.apply_sum(settings)
 
     def _update_slices(
-        self,
-        squares: ColumnSquares,
-        looked_up: list[tuple[Lookup, Tensor]],
-        lr: float,
-        gate: Tensor,
-        unscale: Tensor | None,
+        self, squares: ColumnSquares, looked_up: list[Lookup], settings: Settings
     ) -> None:
         """Row-wise Adagrad where a row's columns lie on several ranks; all take part."""
         holders, distinct, in_store = {}, {}, {}
         for index in self._sliced:
-            asked, grads = self._collected(index, looked_up, unscale)
-            rows, grads = sum_duplicates(asked.rows, gated(grads, gate))
+            asked, grads = self._collected(index, looked_up)
+            rows, grads = sum_duplicates(asked.rows, as_summed(grads, settings))
             holders[index], distinct[index] = asked.holder, (rows, grads)
             in_store[index] = (asked.holder.in_store(rows), grads)
         means, sent_bytes = squares.means(self._connect().rows, in_store)
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in distinct.items():
-            holders[index].update_rows(rows, grads, means[index], lr)
+            holders[index].update_rows(rows, grads, means[index], settings.lr)
             self._updated(index, holders[index])
 
-    def _collected(
-        self, index: int, looked_up: list[tuple[Lookup, Tensor]], unscale: Tensor | None
-    ) -> tuple[Asked, Tensor]:
+    def _collected(self, index: int, looked_up: list[Lookup]) -> tuple[Asked, Tensor]:
         """Rows of a store and their gradients, of all micro-batches and ranks."""
-        asked, store = [lookup.asked[index] for lookup, _ in looked_up], self.stores[index]
-        grads = joined([self._received(index, lookup) for lookup, _ in looked_up]).float()
-        if unscale is not None:
-            grads.mul_(unscale)
+        asked, store = [lookup.asked[index] for lookup in looked_up], self.stores[index]
+        grads = joined([self._received(index, lookup) for lookup in looked_up])
+        if len(asked) == 1:
+            return asked[0], grads
         if isinstance(store, HostStore):
             working = store.joined([cast(WorkingSet, a.holder) for a in asked])
-            return Asked(rows=working.places, holder=working), grads
-        return Asked(rows=joined([a.rows for a in asked]), holder=store), grads
+            return Asked(rows=working.places, plan=working.plan, holder=working), grads
+        rows = joined([a.rows for a in asked])
+        return Asked(rows=rows, plan=store.plan_update(rows), holder=store), grads
 
     def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
         if isinstance(holder, WorkingSet):
@@ -392,10 +397,3 @@ def _bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
         weights += store.weight.nbytes
         optimizer += sum(tensor.nbytes for tensor in store.optimizer_state.values())
     return TableBytes(weights=weights, optimizer=optimizer)
-
-
-def _used_here(*tensors: Tensor) -> None:
-    """Tell the allocator that tensors made on another stream are read on this one."""
-    for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta"):
-            tensor.record_stream(torch.accelerator.current_stream())

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.allocator import use_huge_pages
+from trainmark.embeddings import row_update
+from trainmark.embeddings.row_update import Plan, Settings
 from trainmark.embeddings.update import RowwiseAdagrad, State, UpdateRule
+from trainmark.kernels.gather_rows import gather_rows_into
+from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.seeding import generator
 
 # Rows that share one random stream. Values depend on (seed, table, row) only, so that a rank that
@@ -76,17 +80,20 @@ class TableStore(nn.Module):
 
     def gather_into(self, ids: Tensor, rows: Tensor) -> None:
         """Write the rows to a contiguous [n, width] tensor, in its type."""
-        if rows.dtype == self.weight.dtype:
+        if ids.is_cuda:
+            gather_rows_into(rows, ids, Tables(Rows(self.weight)))
+        elif rows.dtype == self.weight.dtype:
             torch.index_select(self.weight, 0, ids, out=rows)
         else:
             rows.copy_(self.gather(ids))
 
-    def update(self, ids: Tensor, grads: Tensor, lr: float, gate: Tensor) -> None:
-        """Change the rows `ids`, duplicates included, if `gate` is 1. Overwrites `grads`."""
-        if gate.device.type == "cpu" and not gate:  # here asking costs nothing
-            return
-        grads = gated(grads, gate)
-        self.rule.update(self.weight, self.optimizer_state, ids, grads, lr, gate)
+    def plan_update(self, ids: Tensor) -> Plan:
+        """What an update of the rows `ids` needs; ahead of the step."""
+        return row_update.plan_update(self.rule, ids)
+
+    def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
+        """Change rows, duplicates included. Overwrites `grads`."""
+        row_update.update(self.rule, self.weight, self.optimizer_state, plan, grads, settings)
 
     def in_store(self, rows: Tensor) -> Tensor:
         """Which rows of the store these are: `host.py` has others that are not the same."""
@@ -127,13 +134,6 @@ class TableStore(nn.Module):
 
     def _split(self, tensor: Tensor) -> list[Tensor]:
         return [tensor[a:b] for a, b in itertools.pairwise(self.starts)]
-
-
-def gated(grads: Tensor, gate: Tensor) -> Tensor:
-    """Zeros in place of gradients that must not count; on a CPU the caller has looked before."""
-    if gate.device.type == "cpu":
-        return grads
-    return torch.where(gate > 0, grads, torch.zeros_like(grads))
 
 
 def init_part(

@@ -10,11 +10,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trainmark.kernels.sparse_update import Rule
+
 State = dict[str, Tensor]
 
 
 class UpdateRule(Protocol):
     """What an engine needs of an optimiser."""
+
+    @property
+    def kernel(self) -> Rule | None:
+        """The same rule as the kernels know it, if they do."""
+        ...
 
     @property
     def ignores_zeros(self) -> bool:
@@ -47,6 +54,7 @@ class Sgd:
     """w -= lr g. The only rule that is linear in g: duplicates need not be summed first."""
 
     ignores_zeros = True
+    kernel = Rule("sgd")
 
     def new_state(self, weight: Tensor) -> State:
         return {}
@@ -63,6 +71,7 @@ class Adagrad:
     def __init__(self, eps: float) -> None:
         self.eps = eps
         self.ignores_zeros = eps > 0  # else the first one would be 0 / 0
+        self.kernel = Rule("adagrad", eps)
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": torch.zeros_like(weight)}
@@ -82,6 +91,7 @@ class RowwiseAdagrad:
     def __init__(self, eps: float) -> None:
         self.eps = eps
         self.ignores_zeros = eps > 0  # else the first one would be 0 / 0
+        self.kernel = Rule("rowwise_adagrad", eps)
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": weight.new_zeros(weight.shape[0])}
@@ -112,6 +122,7 @@ class LazyAdam:
     """Adam whose moments move only in the rows touched, as torch.optim.SparseAdam has it."""
 
     ignores_zeros = False
+    kernel = None
 
     def __init__(self, eps: float, beta1: float, beta2: float) -> None:
         self.eps, self.beta1, self.beta2 = eps, beta1, beta2

@@ -2,7 +2,7 @@
 
 The GPU itself reads and writes the host's memory, row by row: no list on the host, no buffer in
 between, and no host that waits. A few programs keep the link busy, and leave the rest of the GPU to
-the step that goes on meanwhile.
+the step that goes on meanwhile. A table may as well be the device's.
 
 A row number that the table does not have is left out: lists of unknown length are filled up so.
 
@@ -51,7 +51,9 @@ def copy_rows_triton(table_RD: Tensor, rows_N: Tensor, list_ND: Tensor, *, to_ta
     columns = next_power_of_2(D)
     per_turn = max(1, TILE // (columns * list_ND.element_size()))
     constants: dict[str, Any] = {"D": D, "ROWS": per_turn, "COLUMNS": columns}
-    _copy_kernel[(PROGRAMS,)](
+    turns = -(-rows_N.numel() // per_turn)
+    programs = turns if table_RD.is_cuda else min(turns, PROGRAMS)
+    _copy_kernel[(programs,)](
         table_RD, rows_N, list_ND, len(table_RD), rows_N.numel(), TO_TABLE=to_table, **constants
     )
 

@@ -1,0 +1,70 @@
+"""Updating the rows of a store: by the kernels on a GPU, where they know the rule; else by it.
+
+For the kernels, looked-up rows are sorted ahead of the step. The host then never waits for the GPU.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trainmark.embeddings.update import State, UpdateRule
+from trainmark.kernels.sparse_update import SortedRows, sort_rows, update_rows
+from trainmark.kernels.table_formats import Rows
+
+Plan = Tensor | SortedRows
+"""The rows to update, duplicates included: sorted for the kernels, else as they were looked up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all stores' updates of one step have in common."""
+
+    lr: float
+    gate: Tensor
+    """1, or 0: nothing may change."""
+    unscale: Tensor | None = None
+    """What to multiply gradients by, where the loss was scaled."""
+
+    @cached_property
+    def scalars(self) -> Tensor:
+        """For the kernels; made on the device, because a copy from the host would wait for it."""
+        factor = torch.ones_like(self.gate) if self.unscale is None else self.unscale
+        return torch.stack([torch.full_like(self.gate, self.lr), factor, self.gate])
+
+
+def plan_update(rule: UpdateRule, ids: Tensor) -> Plan:
+    """What an update of the rows `ids` needs to know of them."""
+    return sort_rows(ids[:, None]) if has_kernel(rule, ids) else ids
+
+
+def has_kernel(rule: UpdateRule, ids: Tensor) -> bool:
+    return ids.is_cuda and rule.kernel is not None
+
+
+def update(
+    rule: UpdateRule, weight: Tensor, state: State, plan: Plan, grads: Tensor, settings: Settings
+) -> None:
+    """Change `weight` and `state` in place. `grads`, of any float type, may be overwritten."""
+    gate = settings.gate
+    if isinstance(plan, SortedRows):
+        if rule.kernel is None:
+            raise TypeError(f"{type(rule).__name__} has no kernel that could use sorted rows.")
+        grads = grads.contiguous()
+        update_rows(
+            Rows(weight), state.get("sum"), plan, grads, rule.kernel, settings.scalars, None
+        )
+    elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
+        grads = as_summed(grads, settings)
+        rule.update(weight, state, plan, grads, settings.lr, gate)
+
+
+def as_summed(grads: Tensor, settings: Settings) -> Tensor:
+    """Gradients in fp32 and of the loss itself; zeros where the gate is closed, on a GPU."""
+    grads = grads.float()
+    if settings.unscale is not None:
+        grads = grads.mul_(settings.unscale)
+    if settings.gate.device.type == "cpu":
+        return grads
+    return torch.where(settings.gate > 0, grads, torch.zeros_like(grads))
