@@ -39,7 +39,7 @@ from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
 from trainmark.loop import CHECKPOINTS, Training, build_trainer
 from trainmark.monitor import Monitor
-from trainmark.planner.memory import MemoryPlan, check_fits, check_host_fits, plan_memory
+from trainmark.planner.memory import MemoryPlan, check_fits, check_host_fits, plan_memory, sum_of
 from trainmark.precision import set_matmul_precision
 from trainmark.report import alignment
 from trainmark.result import Result
@@ -124,14 +124,14 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     if kind == "cuda":
         _make_current(device)
     ranks = meshes.launched_ranks()
-    heartbeat, begins = None, ranks > 1 and not dist.is_initialized()
-    if begins:
+    heartbeat, begins = None, not dist.is_initialized()
+    if begins and ranks > 1:
         launched.join("nccl" if kind == "cuda" else "gloo")
         heartbeat = launched.watch_machines()
     yield meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
     if heartbeat is not None:
         heartbeat.stop()
-    if begins:
+    if begins and dist.is_initialized():  # by the lines above, or by an engine for itself alone
         dist.destroy_process_group()
 
 
@@ -168,14 +168,19 @@ def _check_memory(cfg: Run, workload: Workload, mesh: Mesh) -> None:
     import psutil
 
     plan = plan_memory(cfg, workload, mesh)
+    # Before the ranks compare their plans: none of them has allocated anything yet.
     on_host = min(psutil.virtual_memory().available, hardware.host_memory_bytes())
-    if mesh.device.type == "cpu":
-        check_fits(plan, on_host, cfg.name, "this machine")
+    per_node = _this_cluster(mesh).devices
+    first = mesh.rank // per_node * per_node
+    if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
+        devices = workload.plan_devices(cfg)
+        own = devices[mesh.rank] if devices else plan
+        of_machine = sum_of(mesh.of_all_ranks(own)[first : first + per_node])
+        check_fits(of_machine, on_host, cfg.name, "this machine", per_node)
+        on_host -= of_machine.total
     else:
         available, _ = torch.cuda.mem_get_info(mesh.device)
         check_fits(plan, available, cfg.name, hardware.identify(mesh.device).name)
-    per_node = _this_cluster(mesh).devices
-    first = mesh.rank // per_node * per_node
     kept = sum(workload.host_bytes(cfg)[first : first + per_node])
     check_host_fits(kept, on_host, cfg.name)
 

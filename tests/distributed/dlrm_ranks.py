@@ -13,17 +13,20 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainmark import checkpoint, workloads
+from trainmark import checkpoint, hardware, runner, workloads
 from trainmark.checkpoint_boxes import Box
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
+from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.placement import (
     Memory,
@@ -36,9 +39,11 @@ from trainmark.embeddings.placement import (
     to_json,
     whole_everywhere,
 )
+from trainmark.errors import InputError
 from trainmark.hardware import Cluster
 from trainmark.loop import build_trainer
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
+from trainmark.workloads.dlrm.placing import plan_devices
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
 
@@ -267,6 +272,31 @@ def _skips(mesh: Mesh, folder: Path) -> dict[str, bool]:
     return found
 
 
+def _memory(mesh: Mesh, folder: Path) -> None:
+    """On CPUs, all ranks of a machine must fit it together; here two are a machine, or one."""
+    cfg, workload = placed(mesh.world_size, "sgd", "table_wise", folder), workloads.load("dlrm")
+    together = min(2, mesh.world_size)
+    first = mesh.rank // together * together
+    needed = sum(plan.total for plan in plan_devices(cfg)[first : first + together])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_WORLD_SIZE", str(together))
+        patch.setattr(hardware, "host_memory_bytes", lambda: needed)
+        runner._check_memory(cfg, workload, mesh)
+        patch.setattr(hardware, "host_memory_bytes", lambda: needed - 1)
+        with pytest.raises(InputError, match="2 ranks need" if together == 2 else "it needs"):
+            runner._check_memory(cfg, workload, mesh)
+
+
+def _unstarted_sum(mesh: Mesh) -> None:
+    """A sum over ranks that nothing has begun is no sum; one rank has nothing to add."""
+    gradients = FlatGradients([nn.Parameter(torch.ones(3))], mesh)
+    with (
+        pytest.raises(RuntimeError, match="nothing began") if mesh.world_size > 1 else nullcontext()
+    ):
+        gradients.wait()
+    gradients.reduce()
+
+
 def _copies(built: DlrmTrainer) -> list[Tensor]:
     return [
         box.clone()
@@ -300,6 +330,8 @@ def _main(rank: int, world: int, folder: Path, task: str) -> None:
     if task == "save":
         _save_without_end(mesh, folder)
     assert mesh.from_main(f"of rank {rank}") == "of rank 0"
+    _memory(mesh, folder)
+    _unstarted_sum(mesh)
     _save(mesh, folder)
     found = {
         "equality": _equality(mesh, folder),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.small import config, train
 from trainmark import hardware, runner, workloads
@@ -40,6 +41,21 @@ def test_tables_in_host_memory_must_fit_the_host(
     assert train(tmp_path / "run", *words) == 2
     assert "tables in host memory need 0.1 GiB on this machine" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("engine", ["native", "torchrec"])
+def test_a_group_for_the_exchange_with_oneself_goes_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    if engine == "torchrec":
+        pytest.importorskip("torchrec")
+    made: list[int] = []
+    init = dist.init_process_group
+    monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: made.append(1) or init(*a, **k))
+    words = ("--force-exchange",) if engine == "native" else ("--engine", "torchrec")
+    assert train(tmp_path / "run", *words, "--max-steps", "2") == 0
+    assert made
+    assert not dist.is_initialized()
 
 
 def test_host_bytes_are_those_of_each_devices_own_tables() -> None:

@@ -26,6 +26,7 @@ class FlatGradients:
         self.gradients, self.extra = self.buffer.split([sum(sizes), extra])
         self.loss = self.buffer[-1]
         self._work: Any = None
+        self._started = False
         for parameter, part in zip(parameters, self.gradients.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter)
 
@@ -39,13 +40,15 @@ class FlatGradients:
 
     def start(self) -> None:
         """Begin to reduce; the buffer must be left alone until `wait`."""
-        self._work = self._mesh.start_sum_over_dp(self.buffer)
+        self._work, self._started = self._mesh.start_sum_over_dp(self.buffer), True
 
     def wait(self) -> None:
         """Until the sums are there; on a GPU the current stream waits, not the host."""
+        if not self._started and self._mesh.dp_size > 1:
+            raise RuntimeError("Sums over the ranks were waited for, but nothing began them.")
         if self._work is not None:
             self._work.wait()
-            self._work = None
+        self._work, self._started = None, False
 
     @property
     def sent_bytes(self) -> int:

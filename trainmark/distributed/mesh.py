@@ -112,6 +112,14 @@ class Mesh:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def of_all_ranks(self, value: T) -> list[T]:
+        """Every rank's value, in the order of the ranks, on all of them."""
+        if self.device_mesh is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes."""
         return bool(self.max_over_ranks([float(flag)])[0])

@@ -1,7 +1,7 @@
 """Bytes per device of a run, from a model built on the meta device: nothing is allocated."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from trainmark.config import Run
@@ -54,11 +54,19 @@ def _bytes(tensors: Iterable["Tensor"]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def check_fits(plan: MemoryPlan, available: int, name: str, where: str) -> None:
+def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
+    """What several devices need together."""
+    plans = list(plans)
+    kinds = [field.name for field in fields(MemoryPlan)]
+    return MemoryPlan(**{kind: sum(getattr(plan, kind) for plan in plans) for kind in kinds})
+
+
+def check_fits(plan: MemoryPlan, available: int, name: str, where: str, ranks: int = 1) -> None:
     """Refuse, before anything is allocated, a run that cannot fit."""
     if plan.total > available:
+        who = "it needs" if ranks == 1 else f"its {ranks} ranks need"
         raise InputError(
-            f"{name} does not fit: it needs {plan.total / GIB:.1f} GiB (weights "
+            f"{name} does not fit: {who} {plan.total / GIB:.1f} GiB (weights "
             f"{plan.weights / GIB:.1f}, gradients {plan.gradients / GIB:.1f}, optimiser "
             f"{plan.optimizer / GIB:.1f}, activations about {plan.activations / GIB:.1f}), and "
             f"{where} has {available / GIB:.1f} GiB free. Use more or larger devices, a "
@@ -72,6 +80,6 @@ def check_host_fits(needed: int, available: int, name: str) -> None:
     if needed > available:
         raise InputError(
             f"{name} does not fit: its tables in host memory need {needed / GIB:.1f} GiB on this "
-            f"machine, which has {available / GIB:.1f} GiB free. Use fewer --host-tables, more "
-            "machines or smaller tables (a higher frequency threshold)."
+            f"machine, which has {max(available, 0) / GIB:.1f} GiB free for them. Use fewer "
+            "--host-tables, more machines or smaller tables (a higher frequency threshold)."
         )

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainmark.errors import unknown
+
+if TYPE_CHECKING:
+    from trainmark.planner.memory import MemoryPlan
 
 NAMES = ("dlrm", "distilbert", "llama3")
 
@@ -56,6 +59,8 @@ class Workload:
     """(cfg, samples, tokens) -> floating-point operations of training, per convention."""
     activation_bytes: Callable[..., int]
     """(cfg) -> estimated bytes of activations on one device."""
+    plan_devices: Callable[..., "list[MemoryPlan]"] = lambda cfg: []
+    """(cfg) -> bytes on each device, where they may differ."""
     host_bytes: Callable[..., list[int]] = lambda cfg: []
     """(cfg) -> bytes that each device keeps in its host's memory."""
     notes: Callable[..., list[str]] = lambda cfg: []
@@ -87,6 +92,7 @@ def load(name: str) -> Workload:
         better=runs_module(name).BETTER,
         flops=modules["flops"].flops,
         activation_bytes=modules["flops"].activation_bytes,
+        **_optional(modules["flops"], "plan_devices"),
         **_optional(modules["flops"], "host_bytes"),
         **_optional(runs_module(name), "notes"),
         **_optional(modules["step"], "save_model"),

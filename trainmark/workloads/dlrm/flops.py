@@ -1,8 +1,12 @@
 """What a DLRM step costs: floating-point operations, and memory for activations."""
 
 import itertools
+from typing import TYPE_CHECKING
 
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
+
+if TYPE_CHECKING:
+    from trainmark.planner.memory import MemoryPlan
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
@@ -29,10 +33,15 @@ def multiply_adds(cfg: DlrmRun) -> int:
     )
 
 
+def plan_devices(cfg: DlrmRun) -> "list[MemoryPlan]":
+    """Bytes on each device, by the tables that it holds."""
+    from trainmark.workloads.dlrm import placing  # which needs what is below
+
+    return placing.plan_devices(cfg)
+
+
 def activation_bytes(cfg: DlrmRun) -> int:
     """Estimated: what a device keeps for the backward pass, and the rows that it sends."""
-    from trainmark.workloads.dlrm.placing import plan_devices  # which needs what is below
-
     return max(plan.activations for plan in plan_devices(cfg))
 
 
