@@ -109,6 +109,7 @@ def compile_mlps(dtype: torch.dtype) -> None:
     gradient, weight = torch.empty(4096, 512, dtype=dtype), torch.empty(512, 1024, dtype=dtype)
     relu_mlp._masked_product(gradient, weight, torch.empty(4096, 1024, dtype=dtype))
     relu_mlp._masked_sums(gradient, gradient)
+    relu_mlp._single_output_backward(gradient[:, :1], weight[:1, :256], gradient[:, :256])
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """A multi-layer perceptron with ReLUs, forward and backward, with little besides the products.
 
-Bias and ReLU ride on the forward products (cuBLASLt's epilogue). In the backward pass the gradient
-of a hidden layer is masked where its ReLU was closed, and summed over the batch for the bias: both
-ride on the product that makes that gradient, or, for small layers, take one pass together.
+Bias and ReLU ride on the forward products. In the backward pass the gradient of a hidden layer is
+masked where its ReLU was closed, and summed over the batch for the bias: both ride on the product
+that makes that gradient, cuBLASLt's where it can, else our own, or, for small layers, take one pass
+together. A last layer with one output (a click's logit) takes one pass for its whole backward.
 
 Shapes: B samples, M inputs and N outputs of a layer.
 """
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
+from trainmark.kernels import cublaslt
 from trainmark.kernels.interaction import PAD_TO
 
 try:
@@ -43,6 +45,16 @@ def masked_sums_reference(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tenso
     return masked_BN, masked_BN.sum(dim=0, dtype=torch.float32)
 
 
+def single_output_backward_reference(
+    gradient_B1: Tensor, w_1M: Tensor, x_BM: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a layer with one output, whose input came out of a ReLU: the gradient of that ReLU's
+    input and its sum over the batch, and the gradients of the layer's weight and bias."""
+    masked_BM, sums_M = masked_sums_reference(gradient_B1 * w_1M, x_BM)
+    bias_grad_1 = gradient_B1.sum(dim=0, dtype=torch.float32)
+    return masked_BM, sums_M, _weight_gradient(gradient_B1, x_BM), bias_grad_1
+
+
 # --- dispatch
 
 
@@ -65,29 +77,42 @@ class _ReluMlp(torch.autograd.Function):
         missing = -ctx.width % PAD_TO
         if missing:
             x_BM, weights[0] = pad(x_BM, (0, missing)), pad(weights[0], (0, missing))
-        inputs = [x_BM]
-        for layer, (w_NM, b_N) in enumerate(zip(weights, biases, strict=True)):
-            has_relu = layer < len(weights) - 1 or last_relu
-            product = _relu_product if has_relu else torch.addmm
-            inputs.append(product(b_N, inputs[-1], w_NM.t()))
+        inputs, bits = [x_BM], []
+        for w_NM, b_N in zip(weights[:-1], biases[:-1], strict=True):
+            output, open_bits = _relu_product(inputs[-1], w_NM, b_N)
+            inputs.append(output)
+            bits.append(open_bits)
+        last = torch._addmm_activation if last_relu else torch.addmm
+        output = last(biases[-1], inputs[-1], weights[-1].t())
         ctx.last_relu = last_relu
-        ctx.save_for_backward(*inputs, *weights)
-        return inputs[-1]
+        ctx.save_for_backward(output if last_relu else None, *inputs, *weights, *bits)
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        count = len(saved) // 2
-        inputs, weights = saved[: count + 1], saved[count + 1 :]
+        output, *saved = ctx.saved_tensors
+        count = (len(saved) + 1) // 3
+        inputs, weights, bits = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        gradient, hidden = grads[0].contiguous(), count - 1
+        weight_grads, bias_grads = [], []
         if ctx.last_relu:
-            gradient, bias_grad = masked_sums(grads[0], inputs[-1])
+            gradient, bias_grad = masked_sums(gradient, output)
+            bias_grads.append(bias_grad)
+        elif hidden > 0 and len(weights[-1]) == 1:
+            gradient, bias_grad, weight_grad, own_bias_grad = single_output_backward(
+                gradient, weights[-1], inputs[-1]
+            )
+            weight_grads.append(weight_grad)
+            bias_grads += [own_bias_grad, bias_grad]
+            hidden -= 1
         else:
-            gradient, bias_grad = grads[0], grads[0].sum(dim=0, dtype=torch.float32)
-        weight_grads, bias_grads = [], [bias_grad]
-        for layer in reversed(range(1, count)):
+            bias_grads.append(gradient.sum(dim=0, dtype=torch.float32))
+        for layer in range(hidden, 0, -1):
             weight_grads.append(_weight_gradient(gradient, inputs[layer]))
-            gradient, bias_grad = masked_product(gradient, weights[layer], inputs[layer])
+            gradient, bias_grad = masked_product(
+                gradient, weights[layer], inputs[layer], bits[layer - 1]
+            )
             bias_grads.append(bias_grad)
         weight_grads.append(_weight_gradient(gradient, inputs[0])[:, : ctx.width])
         x_grad = (gradient @ weights[0])[:, : ctx.width] if ctx.needs_input_grad[0] else None
@@ -103,8 +128,10 @@ def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return copies
 
 
-def _relu_product(b_N: Tensor, x_BM: Tensor, w_MN: Tensor) -> Tensor:
-    return torch._addmm_activation(b_N, x_BM, w_MN)
+def _relu_product(x_BM: Tensor, w_NM: Tensor, b_N: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The layer's output, and the bits where its ReLU is open where the backward can use them."""
+    found = cublaslt.relu_product(x_BM, w_NM, b_N)
+    return found or (torch._addmm_activation(b_N, x_BM, w_NM.t()), None)
 
 
 def _weight_gradient(gradient_BN: Tensor, x_BM: Tensor) -> Tensor:
@@ -114,8 +141,17 @@ def _weight_gradient(gradient_BN: Tensor, x_BM: Tensor) -> Tensor:
     return (gradient_BN.t() @ x_BM).float()
 
 
-def masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
-    """(gradient @ w) where x is positive, and its sum over the batch: x came out of a ReLU."""
+def masked_product(
+    gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor, open_bits: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(gradient @ w) where x is positive, and its sum over the batch: x came out of a ReLU.
+
+    The bits say the same as x in less room.
+    """
+    if open_bits is not None:
+        found = cublaslt.masked_product(gradient_BN, w_NM, open_bits)
+        if found is not None:
+            return found
     if _worth_fusing(gradient_BN, w_NM):
         return _masked_product(gradient_BN, w_NM, x_BM)
     return masked_sums(gradient_BN @ w_NM, x_BM)
@@ -134,6 +170,15 @@ def masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor]
     return masked_sums_reference(gradient_BN, output_BN)
 
 
+def single_output_backward(
+    gradient_B1: Tensor, w_1M: Tensor, x_BM: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`single_output_backward_reference` in one pass."""
+    if x_BM.is_cuda and x_BM.shape[1] <= MOST_SINGLE_INPUTS:
+        return _single_output_backward(gradient_B1, w_1M, x_BM)
+    return single_output_backward_reference(gradient_B1, w_1M, x_BM)
+
+
 # --- Triton
 #
 # Column sums are taken per tile of rows and added up afterwards, always in the same order, so that
@@ -141,6 +186,8 @@ def masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor]
 
 TILE_ROWS, TILE_COLUMNS, TILE_INNER = 128, 128, 64
 SUM_ROWS, SUM_COLUMNS = 32, 128
+SINGLE_TILES, SINGLE_NUMBERS = 8, 4096  # of a program's rows, one after the other; of a tile
+MOST_SINGLE_INPUTS = 1024
 
 
 def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +199,7 @@ def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Te
     _masked_product_kernel[(row_tiles * column_tiles,)](
         gradient_BN, w_NM, x_BM, result_BM, sums, B, N, M,
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, TILE_INNER=TILE_INNER,
-        num_warps=8, num_stages=4,
+        num_warps=8, num_stages=3,
     )  # fmt: skip
     return result_BM, sums.sum(dim=0)
 
@@ -167,6 +214,24 @@ def _masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor
         gradient_BN, output_BN, masked_BN, sums, B, N, ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS
     )
     return masked_BN, sums.sum(dim=0)
+
+
+def _single_output_backward(
+    gradient_B1: Tensor, w_1M: Tensor, x_BM: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x_BM = x_BM.contiguous()
+    B, M = x_BM.shape
+    columns = triton.next_power_of_2(M)
+    rows = max(SINGLE_NUMBERS // columns, 1)
+    masked_BM = torch.empty_like(x_BM)
+    programs = -(-B // (rows * SINGLE_TILES))
+    sums = masked_BM.new_empty(programs, 2 * M + 1, dtype=torch.float32)
+    _single_output_kernel[(programs,)](
+        gradient_B1, w_1M, x_BM, masked_BM, sums, B, M,
+        TILES=SINGLE_TILES, ROWS=rows, COLUMNS=columns,
+    )  # fmt: skip
+    total = sums.sum(dim=0)
+    return masked_BM, total[:M], total[M : 2 * M].view(1, M), total[2 * M :]
 
 
 if triton is not None:
@@ -224,3 +289,30 @@ if triton is not None:
         tl.store(masked + first + place, value, inside)
         total = tl.sum(value.to(tl.float32), axis=0)
         tl.store(sums + row_tile * N + column, total, column < N)
+
+    @triton.jit
+    def _single_output_kernel(
+        gradient, weight, relu_output, masked, sums, B, M,
+        TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ):  # fmt: skip
+        program = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, COLUMNS)
+        w = tl.load(weight + column, column < M, other=0.0).to(tl.float32)
+        masked_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
+        weight_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
+        own_sum = tl.zeros((ROWS,), tl.float32)
+        for tile in range(TILES):
+            row = (program * TILES + tile) * ROWS + tl.arange(0, ROWS)
+            g = tl.load(gradient + row, row < B, other=0.0).to(tl.float32)
+            inside = (row[:, None] < B) & (column[None, :] < M)
+            place = row[:, None] * M + column[None, :]
+            x = tl.load(relu_output + place, inside, other=0.0).to(tl.float32)
+            value = tl.where(x > 0, g[:, None] * w[None, :], 0.0)
+            tl.store(masked + place, value.to(masked.dtype.element_ty), inside)
+            masked_sum += value
+            weight_sum += g[:, None] * x
+            own_sum += g
+        sums += program * (2 * M + 1)
+        tl.store(sums + column, tl.sum(masked_sum, axis=0), column < M)
+        tl.store(sums + M + column, tl.sum(weight_sum, axis=0), column < M)
+        tl.store(sums + 2 * M, tl.sum(own_sum, axis=0))

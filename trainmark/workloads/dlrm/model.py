@@ -38,8 +38,9 @@ class Dlrm(nn.Module):
 
     def compile_dense(self) -> None:
         """Compile everything but the lookup, whose gradient is not autograd's business."""
-        self.bottom.compile()
-        self.top.compile()
+        for mlp in (self.bottom, self.top):
+            if mlp.fused_dtype is None:  # else there is nothing left to compile
+                mlp.compile()
         self.tables.interaction = torch.compile(self.tables.interaction)
 
 
