@@ -1,0 +1,87 @@
+"""The last layer with its loss, against float64 autograd."""
+
+import pytest
+import torch
+
+from trainmark.kernels import click_loss as kernel
+
+triton = pytest.importorskip("triton")
+
+
+def float64(x, weight, bias, labels, scale):
+    """Gradients by autograd, of a ReLU's input that is its output where that is positive."""
+    before = torch.where(x > 0, x, -1.0).double().requires_grad_()
+    weight, bias = (t.double().requires_grad_() for t in (weight, bias))
+    logits = (before.relu() @ weight.t() + bias).squeeze(-1)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, labels.double(), reduction="sum"
+    )
+    grads = torch.autograd.grad(scale.double() * loss, [before, weight, bias])
+    return loss.detach(), grads
+
+
+def inputs(samples, width, dtype, device, spread=1.0):
+    random = torch.Generator(device).manual_seed(samples * 1000 + width)
+    x = torch.randn(samples, width, device=device, generator=random).relu().to(dtype)
+    weight = spread * torch.randn(1, width, device=device, generator=random)
+    bias = torch.randn(1, device=device, generator=random)
+    labels = (torch.rand(samples, device=device, generator=random) < 0.3).float()
+    return x, weight, bias, labels, torch.tensor(1 / max(samples, 1), device=device)
+
+
+def check(compute, samples, width, dtype, device, spread=1.0):
+    args = inputs(samples, width, dtype, device, spread)
+    found = compute(*args)
+    loss, (grad_x, grad_weight, grad_bias) = float64(*args)
+    rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    assert found.inputs_BM.dtype == dtype
+    assert found.loss.isfinite()
+    for mine, theirs, bound in (
+        (found.loss, loss, 1e-5),
+        (found.inputs_BM, grad_x, rounding),
+        (found.inputs_sum_M, grad_x.sum(0), 1e-5),
+        (found.weight_1M, grad_weight, 1e-5),
+        (found.bias_1, grad_bias, 1e-5),
+    ):
+        assert mine.shape == theirs.shape
+        size = max(theirs.norm(), grad_bias.abs().max())
+        assert (mine.double() - theirs).norm() <= bound * size
+
+
+SHAPES = [(1, 1), (5, 3), (64, 256), (70, 100), (257, 16), (9, 1500)]
+
+
+@pytest.mark.parametrize(("samples", "width"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_kernel(samples, width, dtype):
+    check(kernel.click_loss_triton, samples, width, dtype, "cpu")
+
+
+@pytest.mark.parametrize("compute", [kernel.click_loss_triton, kernel.click_loss_reference])
+def test_extreme_logits(compute):
+    """Logits of some hundreds, where a naive sigmoid overflows."""
+    check(compute, 50, 40, torch.float32, "cpu", spread=100.0)
+
+
+@pytest.mark.parametrize(("samples", "width"), SHAPES)
+def test_reference(samples, width):
+    check(kernel.click_loss_reference, samples, width, torch.float32, "cpu")
+
+
+def test_programs_with_several_tiles(monkeypatch):
+    monkeypatch.setattr(kernel, "PROGRAMS", 3)
+    check(kernel.click_loss_triton, 1001, 300, torch.float32, "cpu")
+
+
+def test_no_samples():
+    found = kernel.click_loss_triton(*inputs(0, 8, torch.float32, "cpu"))
+    assert found.loss == 0
+    assert not found.weight_1M.any()
+    assert found.inputs_BM.shape == (0, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("samples", "width"), [*SHAPES, (65536, 256)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_on_a_gpu(samples, width, dtype):
+    check(kernel.click_loss_triton, samples, width, dtype, "cuda")

@@ -1,0 +1,142 @@
+"""The last layer of a click model, its loss and their gradients in one pass over the samples.
+
+The layer has one output, so it is no matrix product but a matter of bytes: what comes in is read
+once, and its gradient written once. The gradients do not wait for the backward pass, because the
+loss is the end of the model.
+
+Shapes: B samples, M inputs of the layer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from trainmark.kernels.table_formats import next_power_of_2
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a machine without a GPU
+    triton = None
+
+
+@dataclass(frozen=True)
+class LossGradients:
+    """The loss, and the gradients of `scale` x loss."""
+
+    loss: Tensor
+    """Scalar: binary cross entropy, added up over the samples."""
+    inputs_BM: Tensor
+    """Masked where the input, which came out of a ReLU, is 0."""
+    inputs_sum_M: Tensor
+    """Of `inputs_BM` over the samples, in fp32."""
+    weight_1M: Tensor
+    bias_1: Tensor
+
+
+# --- plain torch
+
+
+def click_loss_reference(
+    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+) -> LossGradients:
+    """See `click_loss`."""
+    x_BM, wide_BM = x_BM.detach(), x_BM.detach().float()
+    logits_B = wide_BM @ weight_1M[0] + bias_1
+    grad_B = (logits_B.sigmoid() - labels_B) * scale
+    grad_BM = torch.where(x_BM > 0, grad_B[:, None] * weight_1M, 0.0)
+    return LossGradients(
+        loss=binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum"),
+        inputs_BM=grad_BM.to(x_BM.dtype),
+        inputs_sum_M=grad_BM.sum(0),
+        weight_1M=(grad_B @ wide_BM)[None],
+        bias_1=grad_B.sum(0, keepdim=True),
+    )
+
+
+# --- Triton
+#
+# Each program takes every n-th tile of samples and keeps its sums in registers. The programs' sums
+# are added up afterwards, always in the same order.
+
+PROGRAMS = 1024
+TILE = 4096  # numbers
+
+
+def click_loss_triton(
+    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+) -> LossGradients:
+    """See `click_loss`."""
+    (B, M), x_BM = x_BM.shape, x_BM.contiguous()
+    columns = next_power_of_2(M)
+    rows = max(1, TILE // columns)
+    programs = max(1, min(PROGRAMS, -(-B // rows)))
+    grad_BM = torch.empty_like(x_BM)
+    # By program: sums of the masked gradient, of the weight's, of the bias's, and of the loss.
+    sums = torch.empty(programs, 2 * M + 2, device=x_BM.device)
+    _click_loss_kernel[(programs,)](
+        x_BM, weight_1M, bias_1, labels_B, scale, grad_BM, sums, B, M,
+        ROWS=rows, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+    inputs_sum_M, weight_M, bias_1, loss = sums.sum(0).split([M, M, 1, 1])
+    return LossGradients(loss[0], grad_BM, inputs_sum_M, weight_M[None], bias_1)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _click_loss_kernel(
+        x, weight, bias, labels, scale, grad, sums, B, M, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    ):
+        column = tl.arange(0, COLUMNS)
+        in_row = column < M
+        w = tl.load(weight + column, in_row, 0.0)
+        b, factor = tl.load(bias), tl.load(scale)
+        inputs_sum = tl.zeros([COLUMNS], tl.float32)
+        weight_sum = tl.zeros([COLUMNS], tl.float32)
+        bias_sum = tl.zeros([ROWS], tl.float32)
+        loss_sum = tl.zeros([ROWS], tl.float32)
+        for tile in range(tl.program_id(0), tl.cdiv(B, ROWS), tl.num_programs(0)):
+            row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
+            exists = row < B
+            place = row[:, None] * M + column[None, :]
+            inside = exists[:, None] & in_row[None, :]
+            value = tl.load(x + place, inside, 0.0).to(tl.float32)
+            label = tl.load(labels + row, exists, 0.0)
+            logit = tl.sum(value * w[None, :], 1) + b
+            small = tl.exp(-tl.abs(logit))
+            loss = tl.maximum(logit, 0.0) - logit * label + tl.log(1.0 + small)
+            # Of -|logit|, so that nothing overflows.
+            probability = tl.where(logit > 0, 1.0, small) / (1.0 + small)
+            d = tl.where(exists, (probability - label) * factor, 0.0)
+            masked = tl.where(value > 0, d[:, None] * w[None, :], 0.0)
+            tl.store(grad + place, masked.to(grad.dtype.element_ty), inside)
+            inputs_sum += tl.sum(masked, 0)
+            weight_sum += tl.sum(d[:, None] * value, 0)
+            bias_sum += d
+            loss_sum += tl.where(exists, loss, 0.0)
+        mine = sums + tl.program_id(0) * (2 * M + 2)
+        tl.store(mine + column, inputs_sum, in_row)
+        tl.store(mine + M + column, weight_sum, in_row)
+        tl.store(mine + 2 * M, tl.sum(bias_sum, 0))
+        tl.store(mine + 2 * M + 1, tl.sum(loss_sum, 0))
+
+
+# --- dispatch
+
+
+def click_loss(
+    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+) -> LossGradients:
+    """Loss of the logits `x @ weight + bias`, and all gradients of `scale` x loss.
+
+    Args:
+        x_BM: what a ReLU gave, in any float type.
+        weight_1M, bias_1, labels_B: fp32.
+        scale: fp32 scalar on the device.
+    """
+    has_kernel = x_BM.is_cuda and triton is not None
+    compute = click_loss_triton if has_kernel else click_loss_reference
+    return compute(x_BM, weight_1M, bias_1, labels_B, scale)
