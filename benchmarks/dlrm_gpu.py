@@ -19,11 +19,9 @@ call replaces the rows that it measures again, and keeps the others.
 
 import argparse
 import dataclasses
-import itertools
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -45,14 +43,13 @@ from dlrm_systems import (
     mlps_in,
     peer_system,
     resolved,
-    synchronize,
     tables_in,
     trainmark_system,
     with_changes,
 )
+from dlrm_timing import PARTS, memory_gib, profiled, warm_up, windows
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
@@ -61,7 +58,6 @@ from trainmark.workloads.dlrm.runs import RUNS, DlrmRun, Model
 OURS = "trainmark"
 RESULT = "dlrm_gpu_h200"
 INDICES: tuple[Ids, ...] = ("power_law", "uniform")
-WARMUP, WINDOW, PROFILED = 12, 10, 5  # steps
 TINY = {
     "table_rows": (300, 40_000, 150, 7),
     "embedding_dim": 16,
@@ -70,18 +66,6 @@ TINY = {
 }
 GIB = 2**30
 KEY = ("system", "size", "batch", "indices", "source", "tables_precision", "mlp_precision")
-
-# What a kernel is for, by its name; the first that matches counts.
-PARTS = {
-    "mlp": r"gemm|cutlass|nvjet|xmma|cublas|splitk|_masked_|mkldnn|addmm|aten::b?mm"
-    r"|triton_(poi|red|per|tem|for)_",  # what the compiler fuses around the products
-    "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
-    "update": r"_chunk_kernel|_group_kernel|_finish_kernel|indexfunc|index_add|index_put|sparse"
-    r"|embedding\w*backward|backward\w*embedding|scatter_add|multi_tensor|fused_sgd",
-    "forward": r"_forward_kernel|_gather_kernel|embedding|index_?select|gather",
-    "backward": r"_backward_kernel",
-    "copy": r"memcpy|memset|copy|fill",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,18 +154,16 @@ def measure_resident(case: Case, options: Options) -> Iterator[dict[str, Any]]:
         system = peer_system(case.system, cfg, device)
     for ids in case.indices:
         losses = system(ids)
-        for _ in range(WARMUP):
-            next(losses)
-        synchronize(device)
+        warm_up(losses, device)
         ready_s = time.perf_counter() - began
-        step_s = statistics.median(_windows(losses, options))
+        step_s = statistics.median(windows(losses, options.seconds, device))
         assert torch.isfinite(next(losses))
-        split_ms, kernels_ms = _profile(losses, device)
+        split_ms, kernels_ms = profiled(losses, device)
         yield _row(case, ids) | {
             "samples_per_s": case.batch / step_s,
             "step_ms": step_s * 1e3,
             "split_ms": split_ms,
-            "memory_gib": _memory_gib(device),
+            "memory_gib": memory_gib(device),
             "kernels_ms": kernels_ms,
             "ready_s": ready_s,
         }
@@ -190,66 +172,6 @@ def measure_resident(case: Case, options: Options) -> Iterator[dict[str, Any]]:
 
 def _row(case: Case, ids: Ids) -> dict[str, Any]:
     return {name: ids if name == "indices" else getattr(case, name) for name in KEY}
-
-
-def _windows(losses: Iterator[Tensor], options: Options) -> list[float]:
-    """Seconds per step, averaged over each window of steps, for as long as asked."""
-    (first,) = _timed_windows(losses, 1, options.device)
-    count = max(3, round(options.seconds / (first * WINDOW)))
-    return _timed_windows(losses, count, options.device)
-
-
-def _timed_windows(losses: Iterator[Tensor], count: int, device: torch.device) -> list[float]:
-    """By device events, so that the host need not wait between windows."""
-    marks = [_mark(device)]
-    for _ in range(count):
-        for _ in range(WINDOW):
-            next(losses)
-        marks.append(_mark(device))
-    synchronize(device)
-    return [_seconds(a, b) / WINDOW for a, b in itertools.pairwise(marks)]
-
-
-def _mark(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _seconds(a: Any, b: Any) -> float:
-    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
-
-
-def _profile(
-    losses: Iterator[Tensor], device: torch.device
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds of a step by part, and those of its longest kernels."""
-    from torch.profiler import ProfilerActivity, profile
-
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
-    with profile(activities=activities) as profiler:
-        for _ in range(PROFILED):
-            next(losses)
-        synchronize(device)
-    time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    kernels = {e.key: getattr(e, time_of) / 1e3 / PROFILED for e in profiler.key_averages()}
-    split = dict.fromkeys([*PARTS, "other"], 0.0)
-    for name, ms in kernels.items():
-        split[part_of(name)] += ms
-    longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:12]
-    return split, {name[:80]: kernels[name] for name in longest}
-
-
-def part_of(kernel: str) -> str:
-    """What a kernel is for."""
-    return next((part for part, p in PARTS.items() if re.search(p, kernel, re.I)), "other")
-
-
-def _memory_gib(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_reserved() / GIB if device.type == "cuda" else None
 
 
 # --- measuring rows from disk

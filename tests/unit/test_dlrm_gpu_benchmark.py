@@ -33,8 +33,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Modules:
     monkeypatch.syspath_prepend(BENCHMARKS)
     modules = Modules()
     monkeypatch.setattr(modules.systems, "POOL", 2)
-    monkeypatch.setattr(modules.gpu, "WINDOW", 1)
-    monkeypatch.setattr(modules.gpu, "WARMUP", 1)
+    monkeypatch.setattr(modules.timing, "WINDOW", 1)
+    monkeypatch.setattr(modules.timing, "WARMUP", 1)
     return modules
 
 
@@ -234,12 +234,13 @@ def test_every_case_says_what_it_cannot_do(bench: Modules, options: Any) -> None
         ("_chunk_kernel", "update"),
         ("_forward_kernel", "forward"),
         ("_backward_kernel", "backward"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "exchange"),
         ("Memcpy HtoD (Pinned -> Device)", "copy"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>", "other"),
     ],
 )
 def test_kernels_have_their_part(bench: Modules, kernel: str, part: str) -> None:
-    assert bench.gpu.part_of(kernel) == part
+    assert bench.timing.part_of(kernel) == part
 
 
 # --- quality

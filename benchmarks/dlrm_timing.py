@@ -1,0 +1,93 @@
+"""Timing endless steps on a device: their time, and what its kernels are for."""
+
+import itertools
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from dlrm_systems import synchronize
+from torch import Tensor
+
+WARMUP, WINDOW, PROFILED = 12, 10, 5  # steps
+GIB = 2**30
+
+# What a kernel is for, by its name; the first that matches counts.
+PARTS = {
+    "mlp": r"gemm|cutlass|nvjet|xmma|cublas|splitk|_masked_|mkldnn|addmm|aten::b?mm"
+    r"|triton_(poi|red|per|tem|for)_",  # what the compiler fuses around the products
+    "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
+    "update": r"_chunk_kernel|_group_kernel|_finish_kernel|indexfunc|index_add|index_put|sparse"
+    r"|embedding\w*backward|backward\w*embedding|scatter_add|multi_tensor|fused_sgd",
+    "forward": r"_forward_kernel|_gather_kernel|embedding|index_?select|gather",
+    "backward": r"_backward_kernel",
+    "exchange": r"nccl|_copy_kernel",
+    "copy": r"memcpy|memset|copy|fill",
+}
+
+
+def warm_up(losses: Iterator[Tensor], device: torch.device) -> None:
+    for _ in range(WARMUP):
+        next(losses)
+    synchronize(device)
+
+
+def windows(losses: Iterator[Tensor], seconds: float, device: torch.device) -> list[float]:
+    """Seconds per step, averaged over each window of steps, for as long as asked."""
+    (first,) = _timed_windows(losses, 1, device)
+    count = max(3, round(seconds / (first * WINDOW)))
+    return _timed_windows(losses, count, device)
+
+
+def _timed_windows(losses: Iterator[Tensor], count: int, device: torch.device) -> list[float]:
+    """By device events, so that the host need not wait between windows."""
+    marks = [_mark(device)]
+    for _ in range(count):
+        for _ in range(WINDOW):
+            next(losses)
+        marks.append(_mark(device))
+    synchronize(device)
+    return [_seconds(a, b) / WINDOW for a, b in itertools.pairwise(marks)]
+
+
+def _mark(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(a: Any, b: Any) -> float:
+    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
+
+
+def profiled(
+    losses: Iterator[Tensor], device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Milliseconds of a step by part, and those of its longest kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
+    with profile(activities=activities) as profiler:
+        for _ in range(PROFILED):
+            next(losses)
+        synchronize(device)
+    time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    kernels = {e.key: getattr(e, time_of) / 1e3 / PROFILED for e in profiler.key_averages()}
+    split = dict.fromkeys([*PARTS, "other"], 0.0)
+    for name, ms in kernels.items():
+        split[part_of(name)] += ms
+    longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:12]
+    return split, {name[:80]: kernels[name] for name in longest}
+
+
+def part_of(kernel: str) -> str:
+    """What a kernel is for."""
+    return next((part for part, p in PARTS.items() if re.search(p, kernel, re.I)), "other")
+
+
+def memory_gib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_reserved() / GIB if device.type == "cuda" else None
