@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from trainmark.kernels import (
     copy_rows,
+    fp8_mlp,
     gather_interaction,
     gather_rows,
     interaction,
@@ -34,7 +35,8 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 OPTIONS = ("num_warps", "num_stages")
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int8: "*i8",
-    torch.uint8: "*u8", torch.float8_e4m3fn: "*fp8e4nv", torch.int32: "*i32", torch.int64: "*i64",
+    torch.uint8: "*u8", torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
+    torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
 
 
@@ -112,6 +114,14 @@ def compile_mlps(dtype: torch.dtype) -> None:
     relu_mlp._single_output_backward(gradient[:, :1], weight[:1, :256], gradient[:, :256])
 
 
+def compile_fp8_layers() -> None:
+    gradient, scale = torch.empty(4096, 512, dtype=torch.bfloat16), torch.empty(())
+    fp8_mlp._quantize(gradient, scale, fp8_mlp.CODES)
+    fp8_mlp._quantize(gradient.float(), scale, fp8_mlp.CODES)
+    for output in (gradient, gradient.to(fp8_mlp.CODES)):
+        fp8_mlp._quantize_masked(gradient, output, scale)
+
+
 def main() -> None:
     JITFunction.run = compile_instead
     torch.set_default_device("meta")
@@ -130,6 +140,7 @@ def main() -> None:
     compile_updates(512, "int8", Rule("sgd"))
     for dtype in (torch.bfloat16, torch.float16):
         compile_mlps(dtype)
+    compile_fp8_layers()
     for dim in (1, 24, 128):
         compile_copies(dim)
 

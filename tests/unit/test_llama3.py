@@ -273,8 +273,8 @@ def test_the_published_cluster_resolves_and_dry_runs(capsys: pytest.CaptureFixtu
 
 
 def test_other_workloads_have_no_fp8(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "dlrm-demo", "--precision", "fp8"]) == 2
-    assert "dlrm has no precision fp8" in capsys.readouterr().err
+    assert main(["show", "distilbert-sst2", "--precision", "fp8"]) == 2
+    assert "distilbert has no precision fp8" in capsys.readouterr().err
 
 
 # --- real text

@@ -119,8 +119,8 @@ class Product:
     """To add to each row, or to be filled with a sum."""
     bits: Tensor | None = None
     """The ReLU's mask, to write or to read (`new_bits`)."""
-    scales: tuple[Tensor, Tensor] | None = None
-    """What to multiply fp8 factors by, the left one's first: fp32, on the device."""
+    scales: tuple[Tensor | None, Tensor | None] = (None, None)
+    """What to multiply fp8 factors by, the left one's first: fp32, on the device; None: 1."""
     fast: bool = False
     """fp8: add up in the units' short accumulators."""
 
@@ -134,6 +134,7 @@ class Product:
             self.right_transposed,
             self.fast,
             None if self.bias is None else self.bias.dtype,
+            tuple(scale is None for scale in self.scales),
             *((tensor.shape, tensor.dtype, _alignment(tensor)) for tensor in tensors),
         )
 
@@ -295,10 +296,11 @@ class Plan:
             self._set(_Setting.BIAS_POINTER, c_void_p(product.bias.data_ptr()))
         if product.bits is not None:
             self._set(_Setting.BITS_POINTER, c_void_p(product.bits.data_ptr()))
-        if product.scales is not None:
-            of_left, of_right = product.scales
-            self._set(_Setting.A_SCALE_POINTER, c_void_p(of_right.data_ptr()))
-            self._set(_Setting.B_SCALE_POINTER, c_void_p(of_left.data_ptr()))
+        # A is the right factor, B the left one.
+        settings = (_Setting.B_SCALE_POINTER, _Setting.A_SCALE_POINTER)
+        for name, scale in zip(settings, product.scales, strict=True):
+            if scale is not None:
+                self._set(name, c_void_p(scale.data_ptr()))
 
     def _set(self, name: _Setting, value: Any) -> None:
         _call("MatmulDescSetAttribute", self._descriptor, name, byref(value), sizeof(value))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.engine import Engine, LocalEngine
 from trainmark.embeddings.update import UpdateRule, make_rule
+from trainmark.kernels.fp8_mlp import fp8_layers, fp8_relu_layers
 from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
@@ -54,17 +55,21 @@ class Mlp(nn.Sequential):
         super().__init__(*(layers if last_relu else layers[:-1]))
         self.fused_dtype: torch.dtype | None = None
         """Compute with the kernel, in this type; None: layer by layer, as autocast says."""
+        self.fp8 = False
+        """The kernel's large layers in fp8."""
 
     def forward(self, x_BM: Tensor) -> Tensor:
         if self.fused_dtype is None:
             return super().forward(x_BM)
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
-        return relu_mlp(
-            x_BM.to(self.fused_dtype),
-            [linear.weight for linear in linears],
-            [linear.bias for linear in linears],
-            last_relu=isinstance(self[-1], nn.ReLU),
-        )
+        weights = [linear.weight for linear in linears]
+        biases = [linear.bias for linear in linears]
+        x_BM = x_BM.to(self.fused_dtype)
+        large = fp8_layers(weights) if self.fp8 else 0
+        if large:
+            x_BM = fp8_relu_layers(x_BM, weights[:large], biases[:large])
+        last_relu = isinstance(self[-1], nn.ReLU)
+        return relu_mlp(x_BM, weights[large:], biases[large:], last_relu)
 
 
 def table_rule(cfg: DlrmRun) -> UpdateRule:

@@ -22,6 +22,8 @@ from trainmark.workloads.dlrm.runs import DlrmRun, in_other_formats, table_forma
 
 def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
     """The model with the engine for its ranks."""
+    if cfg.precision == "fp8":
+        model.top.fused_dtype, model.top.fp8 = compute_dtype(cfg.precision), True
     if cfg.sharding.engine == "torchrec":
         model.tables = _torchrec_engine(mesh, cfg)
         return [model]

@@ -18,6 +18,7 @@ from trainmark.metrics import share_of_excess
 from trainmark.schedule import Schedule
 
 METRIC, BETTER = "auc", "higher"
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 # Fields that a closed run may change: what a vendor may tune while the result stays comparable.
 _CLOSED = OBSERVATION | {

@@ -1,0 +1,281 @@
+"""The large layers of a perceptron with their products in fp8, forward and backward.
+
+Inputs and weights are e4m3 (more digits), gradients e5m2 (more range). What the layers pass on to
+one another forward is written in fp8 by the products themselves, never in 16 bits. In the backward
+pass one pass between two products masks a gradient, sums it for the bias, and writes it in fp8, in
+rows and in columns: the units multiply rows by rows, and the weight's gradient sums over the batch.
+
+Scales hold nothing from step to step, so there is nothing to save or to resume:
+- a weight's comes from its largest number;
+- the input's and the gradients' from the largest of some rows, with room above, where numbers are
+  cut off. e5m2 has so much range that the gradients of all layers share one;
+- between layers it is 1: behind a ReLU, e4m3 holds 0.002 to 448.
+
+Shapes: B samples, M inputs and N outputs of a layer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trainmark.kernels import cublaslt
+from trainmark.kernels.cublaslt import Epilogue, Product
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a machine without a GPU
+    triton = None
+
+CODES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
+SMALLEST_LAYER = 2**18  # weights: of smaller layers, 16-bit products take as long
+WIDTH_STEP = 16  # bytes that the units load together
+SAMPLED_ROWS = 1024
+INPUT_ROOM, GRADIENT_ROOM = 4.0, 128.0  # how far above the sampled largest numbers may lie
+_LEAST = 1e-30  # zeros must not give an infinite scale
+
+
+def fp8_layers(weights: Sequence[Tensor]) -> int:
+    """How many of the first layers are worth it: large, of whole steps, and with a ReLU behind."""
+    count = 0
+    for w_NM in weights[:-1]:
+        if w_NM.numel() < SMALLEST_LAYER or any(width % WIDTH_STEP for width in w_NM.shape):
+            break
+        count += 1
+    return count
+
+
+def fp8_relu_layers(x_BM: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Layers in order, a ReLU behind each; once differentiable. The result is of x's type."""
+    return _Fp8Layers.apply(x_BM, *weights, *biases)
+
+
+class _Fp8Layers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BM: Tensor, *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+        factors = [_Weight(w_NM, largest) for w_NM, largest in _with_largest(weights)]
+        x_scale = _sampled_scale(x_BM, CODES, INPUT_ROOM)
+        x8_BM, x8_MB = quantize(x_BM, x_scale, CODES)
+        y_BN: Tensor = x8_BM
+        scale: Tensor | None = x_scale
+        outputs = []
+        for layer, (factor, b_N) in enumerate(zip(factors, biases, strict=True)):
+            dtype = x_BM.dtype if layer == len(factors) - 1 else CODES
+            y_BN = _product(
+                y_BN, factor.w8_NM, (scale, factor.scale), dtype, bias=b_N.to(x_BM.dtype)
+            )
+            scale = None
+            outputs.append(y_BN)
+        ctx.save_for_backward(
+            x_scale, x8_MB, *outputs, *(f.w8_MN for f in factors), *(f.scale for f in factors)
+        )
+        return outputs[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_scale, x8_MB, *saved = ctx.saved_tensors
+        count = len(saved) // 3
+        outputs, weights, scales = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        scale = _sampled_scale(grads[0], GRADIENTS, GRADIENT_ROOM)
+        weight_grads, bias_grads = [], []
+        g8_BN, g8_NB, _, sums_N = quantize_masked(grads[0], outputs[-1], scale)
+        for layer in range(count - 1, -1, -1):
+            bias_grads.append(sums_N)
+            left_NB, right_MB, right_scale = g8_NB, x8_MB, x_scale
+            gradient: Any = None
+            if layer > 0 or ctx.needs_input_grad[0]:
+                factors = (g8_BN, weights[layer], (scale, scales[layer]))
+                gradient = _product(*factors, grads[0].dtype)
+            if layer > 0:
+                # This pass also flips the layer's input, which it reads as the ReLU's mask.
+                g8_BN, g8_NB, right_MB, sums_N = quantize_masked(
+                    gradient, outputs[layer - 1], scale
+                )
+                right_scale = None
+            # Summed over all samples: here the units' short accumulators would be heard.
+            weight_grads.append(
+                _product(left_NB, right_MB, (scale, right_scale), torch.float32, fast=False)
+            )
+        return (gradient, *reversed(weight_grads), *reversed(bias_grads))
+
+
+class _Weight:
+    """A weight in fp8, in rows and in columns."""
+
+    def __init__(self, w_NM: Tensor, largest: Tensor) -> None:
+        self.scale = largest.float().clamp(min=_LEAST) / torch.finfo(CODES).max
+        self.w8_NM, self.w8_MN = quantize(w_NM, self.scale, CODES)
+
+
+def _with_largest(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    largest = torch._foreach_norm([w.detach() for w in weights], ord=float("inf"))
+    return list(zip(weights, largest, strict=True))
+
+
+def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
+    rows = x_BM[:: max(len(x_BM) // SAMPLED_ROWS, 1)]
+    if not rows.numel():
+        return torch.ones((), device=x_BM.device)
+    largest = torch.linalg.vector_norm(rows, ord=float("inf"), dtype=torch.float32)
+    return largest.clamp(min=_LEAST) * (room / torch.finfo(dtype).max)
+
+
+def _product(
+    left8: Tensor,
+    right8: Tensor,
+    scales: tuple[Tensor | None, Tensor | None],
+    dtype: torch.dtype,
+    *,
+    bias: Tensor | None = None,
+    fast: bool = True,
+) -> Tensor:
+    """left right^T, both in rows; with a bias, a ReLU behind it."""
+    if left8.is_cuda:
+        result = left8.new_empty(len(left8), len(right8), dtype=dtype)
+        product = Product(
+            left=left8,
+            right=right8,
+            right_transposed=True,
+            result=result,
+            epilogue=Epilogue.NONE if bias is None else Epilogue.RELU_BIAS,
+            bias=bias,
+            scales=scales,
+            fast=fast,
+        )
+        if cublaslt.run(product):
+            return result
+        raise RuntimeError(
+            f"cuBLASLt has no fp8 product of {left8.dtype} {tuple(left8.shape)} and {right8.dtype} "
+            f"{tuple(right8.shape)} that gives {dtype} on this GPU. Use --precision bf16."
+        )
+    # Elsewhere: the same numbers by an ordinary product.
+    exact = left8.float() @ right8.float().t()
+    for scale in scales:
+        exact = exact if scale is None else exact * scale
+    exact = exact if bias is None else (exact + bias).relu()
+    return _cut_off(exact, dtype) if dtype == CODES else exact.to(dtype)
+
+
+# --- to fp8, in rows and in columns
+#
+# In columns the batch is filled up with zeros to whole steps, which add nothing to a sum over it.
+
+
+def quantize_reference(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    codes = _cut_off(x.float() / scale, dtype)
+    return codes, _in_columns(codes)
+
+
+def quantize_masked_reference(
+    gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient where the ReLU's output is positive, in rows and in columns; the output in
+    columns, nothing of it unless it is fp8; and the gradient's sum over the batch."""
+    masked = torch.where(output_BN.float() > 0, gradient_BN.float(), 0.0)
+    codes = _cut_off(masked / scale, GRADIENTS)
+    columns = _in_columns(output_BN if output_BN.dtype == CODES else output_BN[:, :0])
+    return codes, _in_columns(codes), columns, masked.sum(dim=0)
+
+
+def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """In rows and in columns."""
+    if not x.is_cuda:
+        return quantize_reference(x, scale, dtype)
+    return _quantize(x, scale, dtype)
+
+
+def quantize_masked(
+    gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not gradient_BN.is_cuda:
+        return quantize_masked_reference(gradient_BN, output_BN, scale)
+    return _quantize_masked(gradient_BN, output_BN, scale)
+
+
+def _cut_off(x: Tensor, dtype: torch.dtype) -> Tensor:
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def _in_columns(codes_BN: Tensor) -> Tensor:
+    flipped = codes_BN.new_zeros(codes_BN.shape[1], _whole_steps(len(codes_BN)))
+    flipped[:, : len(codes_BN)] = codes_BN.t()
+    return flipped
+
+
+def _whole_steps(count: int) -> int:
+    return -(-count // WIDTH_STEP) * WIDTH_STEP
+
+
+# --- Triton
+
+TILE_ROWS, TILE_COLUMNS = 128, 64
+
+
+def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = x.contiguous()
+    B, N = x.shape
+    codes, flipped = x.new_empty(B, N, dtype=dtype), x.new_empty(N, _whole_steps(B), dtype=dtype)
+    _quantize_kernel[_grid(B, N)](
+        x, x, scale, codes, flipped, flipped, scale, B, N, flipped.shape[1],
+        LARGEST=torch.finfo(dtype).max, MASKED=False, FLIP_OUTPUT=False,
+        TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
+    )  # fmt: skip
+    return codes, flipped
+
+
+def _quantize_masked(
+    gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gradient_BN = gradient_BN.contiguous()
+    B, N = gradient_BN.shape
+    steps = _whole_steps(B)
+    codes = gradient_BN.new_empty(B, N, dtype=GRADIENTS)
+    flipped = gradient_BN.new_empty(N, steps, dtype=GRADIENTS)
+    flip_output = output_BN.dtype == CODES
+    columns = output_BN.new_empty(N if flip_output else 0, steps)
+    sums = gradient_BN.new_empty(-(-steps // TILE_ROWS), N, dtype=torch.float32)
+    _quantize_kernel[_grid(B, N)](
+        gradient_BN, output_BN, scale, codes, flipped, columns, sums,
+        B, N, steps, LARGEST=torch.finfo(GRADIENTS).max, MASKED=True, FLIP_OUTPUT=flip_output,
+        TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
+    )  # fmt: skip
+    return codes, flipped, columns, sums.sum(dim=0)
+
+
+def _grid(B: int, N: int) -> tuple[int, int]:
+    return -(-_whole_steps(B) // TILE_ROWS), -(-N // TILE_COLUMNS)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _quantize_kernel(
+        values, relu_output, scale, codes, flipped, flipped_output, sums, B, N, steps,
+        LARGEST: tl.constexpr, MASKED: tl.constexpr, FLIP_OUTPUT: tl.constexpr,
+        TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    ):  # fmt: skip
+        row_tile = tl.program_id(0).to(tl.int64)
+        row = row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
+        column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+        inside = (row[:, None] < B) & (column[None, :] < N)
+        inside_flipped = (column[:, None] < N) & (row[None, :] < steps)
+        place = row[:, None] * N + column[None, :]
+        place_flipped = column[:, None].to(tl.int64) * steps + row[None, :]
+        value = tl.load(values + place, inside, other=0.0).to(tl.float32)
+        if MASKED:
+            output = tl.load(relu_output + place, inside, other=0.0)
+            value = tl.where(output.to(tl.float32) > 0, value, 0.0)
+            tl.store(sums + row_tile * N + column, tl.sum(value, axis=0), column < N)
+            if FLIP_OUTPUT:
+                tl.store(flipped_output + place_flipped, tl.trans(output), inside_flipped)
+        value = value / tl.load(scale)
+        value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
+        code = value.to(codes.dtype.element_ty)
+        tl.store(codes + place, code, inside)
+        tl.store(flipped + place_flipped, tl.trans(code), inside_flipped)
