@@ -144,9 +144,8 @@ class FusedEngine(nn.Module):
         constants.finite.fill_(1)
         if not looked_up:
             return
-        constants.scalars[0] = lr
-        constants.scalars[1] = 1 if unscale is None else unscale
-        constants.scalars[2] = gate
+        for place, value in zip(constants.scalars, (lr, unscale, gate), strict=True):
+            _set(place, 1.0 if value is None else value)
         width = self._tables().first.codes.shape[1]
         grads = joined(
             [
@@ -201,6 +200,14 @@ class FusedEngine(nn.Module):
         if self._constants is None:
             self._constants = _Constants(self._stores(), self._features, self.updates.device)
         return self._constants
+
+
+def _set(place: Tensor, value: float | Tensor) -> None:
+    """By a kernel in either case: a graph cannot hold a copy from the host."""
+    if isinstance(value, Tensor):
+        place.copy_(value)
+    else:
+        place.fill_(value)
 
 
 class _Constants:
