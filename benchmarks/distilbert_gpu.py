@@ -8,22 +8,19 @@ sentences with about 25 tokens, and with dropout on. `padded` computes 512 token
 `packed` the sentences alone. What attends to what is in `attention`:
 
 - `masked`: every position attends to the sentence's tokens, as the published model does;
-- `apart`: padding attends to padding instead, and to no sentence. Ours once did this; the loss is
-  the same, the values at padding are not, and the row is here to show what the rule costs;
 - `full`: sentences of 512 tokens and no mask, for which the Hugging Face model is fastest.
 
 MFU counts the matrix products of the model over the peak of `trainmark/hardware.py`.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,6 @@ from benchmarks.common import RESULTS, write_results
 from trainmark import hardware, metrics
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
-from trainmark.kernels import sentence_attention
 from trainmark.precision import set_matmul_precision
 from trainmark.workloads.distilbert import data, flops, model, runs, step
 
@@ -60,7 +56,6 @@ def cases() -> list[Case]:
         Case(system="trainmark", mode="padded", precision="bf16", batch=96),
         Case(system="trainmark", mode="padded", precision="tf32", batch=96),
         Case(system="trainmark", mode="packed", precision="bf16", batch=1024),
-        Case(system="trainmark", mode="padded", precision="bf16", batch=96, attention="apart"),
     ]
     theirs = [
         Case(system=system, mode="padded", precision=precision, batch=96, attention=attention)
@@ -172,18 +167,6 @@ def huggingface_batches(case: Case, scale: Scale) -> list[dict[str, Tensor]]:
     return batches
 
 
-@contextlib.contextmanager
-def padding_apart(apart: bool) -> Iterator[None]:
-    """Give the padding's queries to the padding's keys, where `apart`."""
-    rule = sentence_attention.row_bounds
-    if apart:
-        sentence_attention.row_bounds = lambda bounds, row_length: bounds
-    try:
-        yield
-    finally:
-        sentence_attention.row_bounds = rule
-
-
 # --- measuring
 
 
@@ -261,8 +244,7 @@ def main(arguments: list[str] | None = None) -> None:
         case = dataclasses.replace(case, batch=min(case.batch, scale.largest_batch))
         if options.tiny and case.precision == "tf32":  # which a CPU does not have
             case = dataclasses.replace(case, precision="fp32")
-        with padding_apart(case.attention == "apart"):
-            rows.append(measure(case, scale, seconds))
+        rows.append(measure(case, scale, seconds))
         print(json.dumps(rows[-1]), flush=True)
         torch.compiler.reset()
         gc.collect()
