@@ -41,7 +41,7 @@ def test_forward_and_gradients(
     monkeypatch.setattr(kernel, "_weight_gradient", lambda g, x: g.t() @ x)
     parameters = [x, *weights, *biases]
     expected = relu_mlp_reference(x, weights, biases, last_relu)
-    ours = kernel._ReluMlp.apply(x, last_relu, *weights, *biases)
+    ours = kernel._ReluMlp.apply(x, last_relu, False, *weights, *biases)
     torch.testing.assert_close(ours, expected)
     upstream = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, parameters, upstream)

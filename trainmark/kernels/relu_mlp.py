@@ -59,17 +59,28 @@ def single_output_backward_reference(
 
 
 def relu_mlp(
-    x_BM: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], last_relu: bool
+    x_BM: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    last_relu: bool,
+    *,
+    comes_masked: bool = False,
 ) -> Tensor:
-    """The same, once differentiable. Weights are cast to the type of `x_BM` in one launch."""
+    """The same, once differentiable. Weights are cast to the type of `x_BM` in one launch.
+
+    Args:
+        comes_masked: what comes back in the backward pass is 0 where the last ReLU is closed.
+    """
     if not x_BM.is_cuda:
         return relu_mlp_reference(x_BM, weights, biases, last_relu)
-    return _ReluMlp.apply(x_BM, last_relu, *weights, *biases)
+    return _ReluMlp.apply(x_BM, last_relu, comes_masked, *weights, *biases)
 
 
 class _ReluMlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BM: Tensor, last_relu: bool, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_BM: Tensor, last_relu: bool, comes_masked: bool, *parameters: Tensor
+    ) -> Tensor:
         cast = _cast(parameters, x_BM.dtype)
         weights, biases = cast[: len(cast) // 2], cast[len(cast) // 2 :]
         # A width that tensor cores like; the only one that data, not a designer, may have chosen.
@@ -84,8 +95,8 @@ class _ReluMlp(torch.autograd.Function):
             bits.append(open_bits)
         last = torch._addmm_activation if last_relu else torch.addmm
         output = last(biases[-1], inputs[-1], weights[-1].t())
-        ctx.last_relu = last_relu
-        ctx.save_for_backward(output if last_relu else None, *inputs, *weights, *bits)
+        ctx.must_mask = last_relu and not comes_masked
+        ctx.save_for_backward(output if ctx.must_mask else None, *inputs, *weights, *bits)
         return output
 
     @staticmethod
@@ -96,7 +107,7 @@ class _ReluMlp(torch.autograd.Function):
         inputs, weights, bits = saved[:count], saved[count : 2 * count], saved[2 * count :]
         gradient, hidden = grads[0].contiguous(), count - 1
         weight_grads, bias_grads = [], []
-        if ctx.last_relu:
+        if ctx.must_mask:
             gradient, bias_grad = masked_sums(gradient, output)
             bias_grads.append(bias_grad)
         elif hidden > 0 and len(weights[-1]) == 1:
@@ -116,7 +127,7 @@ class _ReluMlp(torch.autograd.Function):
             bias_grads.append(bias_grad)
         weight_grads.append(_weight_gradient(gradient, inputs[0])[:, : ctx.width])
         x_grad = (gradient @ weights[0])[:, : ctx.width] if ctx.needs_input_grad[0] else None
-        return (x_grad, None, *reversed(weight_grads), *reversed(bias_grads))
+        return (x_grad, None, None, *reversed(weight_grads), *reversed(bias_grads))
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
