@@ -1,9 +1,12 @@
 """What every benchmark here shares: how its results are written."""
 
 import json
+import multiprocessing
+import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,25 @@ from trainmark.files import write_atomically
 
 SCHEMA = "trainmark.benchmark/1"
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def in_a_process(work: Callable[[], None]) -> bool:
+    """Whether `work` ends well; its crash, and memory that it does not give back, are no matter.
+
+    Forked: importing torch takes seconds. So this process must not touch the GPU itself.
+    """
+
+    def guarded() -> None:
+        try:
+            work()
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)
+
+    process = multiprocessing.get_context("fork").Process(target=guarded)
+    process.start()
+    process.join()
+    return process.exitcode == 0
 
 
 def write_results(

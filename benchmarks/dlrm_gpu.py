@@ -20,14 +20,11 @@ call replaces the rows that it measures again, and keeps the others.
 import argparse
 import dataclasses
 import json
-import multiprocessing
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,23 +274,13 @@ def skipped(case: Case, options: Options) -> str | None:
 
 
 def _in_a_process(case: Case, options: Options) -> None:
-    """A crash of the device, and memory that is not given back, stay in a process of their own."""
-
     def work() -> None:
-        try:
-            if reason := skipped(case, options):
-                print(f"{case.name()}: skipped: {reason}", flush=True)
-            else:
-                measure(case, options)
-        except Exception:
-            traceback.print_exc()
-            os._exit(1)
+        if reason := skipped(case, options):
+            print(f"{case.name()}: skipped: {reason}", flush=True)
+        else:
+            measure(case, options)
 
-    # Forked: importing torch takes seconds. So this process must not touch the GPU itself.
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    if process.exitcode:
+    if not common.in_a_process(work):
         print(f"{case.name()}: failed", flush=True)
 
 

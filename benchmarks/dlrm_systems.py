@@ -123,7 +123,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def trainmark_system(cfg: DlrmRun, device: torch.device) -> Losses:
-    trainer = trainer_for(cfg, device)
+    return steps_of(trainer_for(cfg, device), device)
+
+
+def steps_of(trainer: Any, device: torch.device) -> Losses:
+    """Steps of a trainer of ours; each batch is prepared a step ahead, as in a run."""
+    cfg = trainer.cfg
 
     def losses(ids: Ids) -> Iterator[Tensor]:
         clicks = random_clicks(cfg.model, cfg.global_batch or 0, ids, device)

@@ -56,6 +56,20 @@ def test_the_losses_are_those_of_a_cpu(way: str, start: str, tmp_path: Path) -> 
     assert quality[1] == pytest.approx(quality[0], abs=2e-2 if rough else 1e-3)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("way", ["exchange with oneself", "host memory"])
+def test_every_rule_in_the_exchange_and_in_host_memory(
+    rule: str, way: str, start: str, tmp_path: Path
+) -> None:
+    both = (*SGD, *RULES[rule], "--from", start)
+    ways = {"cpu": (), "gpu": (*WAYS[way], "--device", "cuda")}
+    ways["micro"] = (*ways["gpu"], "--micro-batch", "128")
+    for name, flags in ways.items():
+        assert small.train(tmp_path / name, *both, *flags) == 0
+    for name in ("gpu", "micro"):
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "cpu"), rel=2e-4)
+
+
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "int8", "fp8"])
 def test_tables_of_other_formats_learn_the_same(kind: str, tmp_path: Path) -> None:
     flags = (*SGD, "--fp32-up-to-rows", "5", "--device", "cuda", "--table-precision")

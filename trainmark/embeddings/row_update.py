@@ -29,9 +29,12 @@ class Settings:
 
     @cached_property
     def scalars(self) -> Tensor:
-        """For the kernels; made on the device, because a copy from the host would wait for it."""
-        factor = torch.ones_like(self.gate) if self.unscale is None else self.unscale
-        return torch.stack([torch.full_like(self.gate, self.lr), factor, self.gate])
+        """For the kernels; filled on the device, because a copy from the host would wait for it."""
+        scalars = self.gate.new_empty(3)
+        scalars[0] = self.lr
+        scalars[1] = 1 if self.unscale is None else self.unscale
+        scalars[2] = self.gate
+        return scalars
 
 
 def plan_update(rule: UpdateRule, ids: Tensor) -> Plan:

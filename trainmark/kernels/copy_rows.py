@@ -30,7 +30,7 @@ def read_rows_into(list_ND: Tensor, table_RD: Tensor, rows_N: Tensor) -> None:
 
     One-dimensional tensors have rows of one number.
     """
-    if rows_N.is_cuda and triton is not None:
+    if _has_kernel(rows_N):
         return copy_rows_triton(table_RD, rows_N, list_ND, to_table=False)
     there = rows_N < len(table_RD)
     list_ND[there] = table_RD[rows_N[there]]
@@ -38,10 +38,14 @@ def read_rows_into(list_ND: Tensor, table_RD: Tensor, rows_N: Tensor) -> None:
 
 def write_rows_from(list_ND: Tensor, table_RD: Tensor, rows_N: Tensor) -> None:
     """table[rows[i]] = list[i], where the table has that row; which no other i may name."""
-    if rows_N.is_cuda and triton is not None:
+    if _has_kernel(rows_N):
         return copy_rows_triton(table_RD, rows_N, list_ND, to_table=True)
     there = rows_N < len(table_RD)
     table_RD[rows_N[there]] = list_ND[there]
+
+
+def _has_kernel(rows_N: Tensor) -> bool:
+    return rows_N.is_cuda and triton is not None
 
 
 def copy_rows_triton(table_RD: Tensor, rows_N: Tensor, list_ND: Tensor, *, to_table: bool) -> None:

@@ -1,0 +1,87 @@
+"""The sharded engine on one GPU: the host waits for nothing, and the losses are the fused step's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests import small
+from trainmark import workloads
+from trainmark.distributed.mesh import single
+from trainmark.embeddings.engine import IdGroup
+from trainmark.loop import build_trainer
+from trainmark.workloads.dlrm.data import ClickBatch
+from trainmark.workloads.dlrm.runs import Optimizer, Sharding
+from trainmark.workloads.dlrm.step import DlrmTrainer
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+SAMPLES, STEPS = 512, 8
+WAYS = {
+    "exchange": Sharding(force_exchange=True),
+    "host memory": Sharding(host_tables=(0, 2)),
+    "both": Sharding(host_tables=(0,), force_exchange=True),
+}
+
+
+def batches() -> list[ClickBatch]:
+    random = torch.Generator().manual_seed(5)
+    found = []
+    for _ in range(STEPS):
+        ids = [torch.randint(0, rows, (SAMPLES,), generator=random) for rows in small.TABLE_ROWS]
+        found.append(
+            ClickBatch(
+                numerical=torch.randn(SAMPLES, 13, generator=random).half().to(GPU),
+                labels=(torch.rand(SAMPLES, generator=random) < 0.3).to(GPU),
+                groups=[IdGroup([0, 1, 2], torch.stack(ids).int().to(GPU))],
+                samples=SAMPLES,
+                global_samples=SAMPLES,
+                position=SAMPLES,
+                partial=False,
+            )
+        )
+    return found
+
+
+def trainer(rule: str, sharding: Sharding) -> DlrmTrainer:
+    cfg = small.config(optimizer=Optimizer(name=rule), sharding=sharding)  # type: ignore[arg-type]
+    built: Any = build_trainer(cfg, workloads.load("dlrm"), single(GPU))
+    return built
+
+
+def train(built: DlrmTrainer, waits_allowed: int) -> Iterator[float]:
+    """Losses; behind the first `waits_allowed` steps, a host that waits is an error."""
+    losses, of = [], batches()
+    torch.accelerator.synchronize()
+    ahead = built.prepare(of[0])
+    for number, following in enumerate([*of[1:], of[0]]):
+        if number == waits_allowed:
+            torch.cuda.set_sync_debug_mode("error")
+        prepared, ahead = ahead, built.prepare(following)
+        if prepared.ready is not None:
+            prepared.ready.wait()
+        losses.append(built.step(prepared, 0.1)[0])
+    torch.cuda.set_sync_debug_mode("default")
+    return (loss.item() for loss in losses)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_host_waits_for_nothing(way: str, rule: str) -> None:
+    expected = list(train(trainer(rule, Sharding()), STEPS))
+    assert list(train(trainer(rule, WAYS[way]), 3)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_adam_waits_but_learns_the_same() -> None:
+    expected = list(train(trainer("adam", Sharding()), STEPS))
+    for sharding in WAYS.values():
+        assert list(train(trainer("adam", sharding), STEPS)) == pytest.approx(expected, rel=1e-5)
