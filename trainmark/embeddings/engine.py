@@ -63,6 +63,8 @@ class Engine(Protocol):
     """([B, D], [B, F, D]) -> what the top MLP reads."""
     sent_bytes: Any
     """{kind: bytes} sent to other ranks in training so far, by what they were."""
+    works_in_graphs: bool
+    """Whether nothing in `prepare` or a step is decided on the host, so CUDA graphs may hold it."""
 
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
         """Ahead of the step: make of a micro-batch's ids what a lookup needs.
@@ -139,6 +141,7 @@ class LocalEngine(nn.Module):
         parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
         self.store = TableStore(parts, dim, rule)
         self.interaction = dot_interaction
+        self.works_in_graphs = False
         self._columns: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.sent_bytes: dict[str, int] = {}
         self._looked_up: list[tuple[Tensor, Tensor]] = []

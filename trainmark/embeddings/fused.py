@@ -62,6 +62,7 @@ class FusedEngine(nn.Module):
         super().__init__()
         self.interaction = dot_interaction  # the only one that the kernel knows
         self.sent_bytes: dict[str, int] = {}
+        self.works_in_graphs = True
         names = table_names(len(table_rows))
         parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
         kinds = list(dict.fromkeys(table_formats))

@@ -97,7 +97,13 @@ class ShardedEngine(nn.Module):
         self._on_gpu = mesh.device.type == "cuda"
         self._reads_in_place = self._on_gpu and self.routes.unit == dim
         # On a GPU this makes a stream wait; else the host, which rows of its own memory are worth.
-        self._asks_ahead = self._on_gpu or any(isinstance(s, HostStore) for s in self.stores)
+        on_host = any(isinstance(store, HostStore) for store in self.stores)
+        self._asks_ahead = self._on_gpu or on_host
+        # How much goes where must not depend on the ids, and no store may keep books.
+        is_static = not (self.routes.cut_stores or on_host or self._squares)
+        # With others, the bytes sent are counted in every step, and it has not been tried yet.
+        alone = self.routes.devices == 1
+        self.works_in_graphs = alone and self._on_gpu and is_static and rule.kernel is not None
 
     # --- ids, ahead of the step
 
@@ -171,9 +177,9 @@ class ShardedEngine(nn.Module):
 
     def begin(self, lookup: Lookup) -> None:
         layout = lookup.layout
-        ids = lookup.ids.wait()
         if not self._asks_ahead:
             lookup.asked = self._asked(lookup)
+        ids = lookup.ids.received  # whoever has asked has waited for them
         lookup.used_here()
         for store, asked in zip(self.stores, lookup.asked, strict=True):
             if isinstance(store, HostStore):

@@ -111,6 +111,7 @@ class TorchRecEngine(nn.Module):
         self._places: Tensor | None = None
         """Where TorchRec returns each feature, which its sharding decides; None: in their order."""
         self.sent_bytes = {"ids": 0, "rows": 0, "gradients": 0}
+        self.works_in_graphs = False
 
     # --- forward
 
