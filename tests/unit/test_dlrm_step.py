@@ -67,6 +67,21 @@ def test_low_precision_follows_fp32(precision: str, name: str) -> None:
     assert {tensor.dtype for tensor in low.weights().values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("micro_batch", [512, 200])
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", "dynamic"), ("fp16", 1024.0)])
+def test_the_loss_that_brings_its_gradients_along(
+    precision: str, scale: float | str, micro_batch: int
+) -> None:
+    """As a GPU computes it, against autograd's way through the same layers."""
+    cfg = config(precision=precision, loss_scale=scale, micro_batch=micro_batch)
+    plain, fused = trainer(cfg), trainer(cfg)
+    fused.model.top.fused_dtype = torch.float32
+    close = 1e-5 if precision == "fp32" else 2e-3
+    assert steps(fused, cfg) == pytest.approx(steps(plain, cfg), rel=close)
+    for key, tensor in plain.weights().items():
+        torch.testing.assert_close(fused.weights()[key], tensor, rtol=close, atol=close)
+
+
 # --- loss scale
 
 

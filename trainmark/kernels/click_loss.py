@@ -8,9 +8,11 @@ Shapes: B samples, M inputs of the layer.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark.kernels.table_formats import next_power_of_2
@@ -30,8 +32,6 @@ class LossGradients:
     """Scalar: binary cross entropy, added up over the samples."""
     inputs_BM: Tensor
     """Masked where the input, which came out of a ReLU, is 0."""
-    inputs_sum_M: Tensor
-    """Of `inputs_BM` over the samples, in fp32."""
     weight_1M: Tensor
     bias_1: Tensor
 
@@ -50,7 +50,6 @@ def click_loss_reference(
     return LossGradients(
         loss=binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum"),
         inputs_BM=grad_BM.to(x_BM.dtype),
-        inputs_sum_M=grad_BM.sum(0),
         weight_1M=(grad_B @ wide_BM)[None],
         bias_1=grad_B.sum(0, keepdim=True),
     )
@@ -74,14 +73,14 @@ def click_loss_triton(
     rows = max(1, TILE // columns)
     programs = max(1, min(PROGRAMS, -(-B // rows)))
     grad_BM = torch.empty_like(x_BM)
-    # By program: sums of the masked gradient, of the weight's, of the bias's, and of the loss.
-    sums = torch.empty(programs, 2 * M + 2, device=x_BM.device)
+    # By program: sums of the gradients of the weight and of the bias, and of the loss.
+    sums = torch.empty(programs, M + 2, device=x_BM.device)
     _click_loss_kernel[(programs,)](
         x_BM, weight_1M, bias_1, labels_B, scale, grad_BM, sums, B, M,
         ROWS=rows, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
-    inputs_sum_M, weight_M, bias_1, loss = sums.sum(0).split([M, M, 1, 1])
-    return LossGradients(loss[0], grad_BM, inputs_sum_M, weight_M[None], bias_1)
+    weight_M, bias_1, loss = sums.sum(0).split([M, 1, 1])
+    return LossGradients(loss[0], grad_BM, weight_M[None], bias_1)
 
 
 if triton is not None:
@@ -94,7 +93,6 @@ if triton is not None:
         in_row = column < M
         w = tl.load(weight + column, in_row, 0.0)
         b, factor = tl.load(bias), tl.load(scale)
-        inputs_sum = tl.zeros([COLUMNS], tl.float32)
         weight_sum = tl.zeros([COLUMNS], tl.float32)
         bias_sum = tl.zeros([ROWS], tl.float32)
         loss_sum = tl.zeros([ROWS], tl.float32)
@@ -113,30 +111,47 @@ if triton is not None:
             d = tl.where(exists, (probability - label) * factor, 0.0)
             masked = tl.where(value > 0, d[:, None] * w[None, :], 0.0)
             tl.store(grad + place, masked.to(grad.dtype.element_ty), inside)
-            inputs_sum += tl.sum(masked, 0)
             weight_sum += tl.sum(d[:, None] * value, 0)
             bias_sum += d
             loss_sum += tl.where(exists, loss, 0.0)
-        mine = sums + tl.program_id(0) * (2 * M + 2)
-        tl.store(mine + column, inputs_sum, in_row)
-        tl.store(mine + M + column, weight_sum, in_row)
-        tl.store(mine + 2 * M, tl.sum(bias_sum, 0))
-        tl.store(mine + 2 * M + 1, tl.sum(loss_sum, 0))
+        mine = sums + tl.program_id(0) * (M + 2)
+        tl.store(mine + column, weight_sum, in_row)
+        tl.store(mine + M, tl.sum(bias_sum, 0))
+        tl.store(mine + M + 1, tl.sum(loss_sum, 0))
 
 
-# --- dispatch
+# --- autograd and dispatch
+
+
+class _ClickLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+    ) -> Tensor:
+        has_kernel = x_BM.is_cuda and triton is not None
+        compute = click_loss_triton if has_kernel else click_loss_reference
+        found = compute(x_BM, weight_1M, bias_1, labels_B, scale)
+        ctx.save_for_backward(found.inputs_BM, found.weight_1M, found.bias_1)
+        return found.loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        return (*ctx.saved_tensors, None, None)
 
 
 def click_loss(
     x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
-) -> LossGradients:
-    """Loss of the logits `x @ weight + bias`, and all gradients of `scale` x loss.
+) -> Tensor:
+    """Binary cross entropy of the logits `x @ weight + bias`, added up over the samples.
+
+    Call its `backward` itself, with nothing in between: that gives the gradients of `scale` x loss,
+    and of x only where x, which came out of a ReLU, is positive.
 
     Args:
-        x_BM: what a ReLU gave, in any float type.
+        x_BM: in any float type.
         weight_1M, bias_1, labels_B: fp32.
         scale: fp32 scalar on the device.
     """
-    has_kernel = x_BM.is_cuda and triton is not None
-    compute = click_loss_triton if has_kernel else click_loss_reference
-    return compute(x_BM, weight_1M, bias_1, labels_B, scale)
+    loss: Tensor = _ClickLoss.apply(x_BM, weight_1M, bias_1, labels_B, scale)
+    return loss

@@ -6,13 +6,14 @@ Shapes: B samples, N numerical features, F categorical features, D embedding wid
 import itertools
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trainmark.embeddings.engine import Engine, LocalEngine
 from trainmark.embeddings.update import UpdateRule, make_rule
+from trainmark.kernels.click_loss import click_loss
 from trainmark.kernels.fp8_mlp import fp8_layers, fp8_relu_layers
 from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.seeding import generator
@@ -37,6 +38,13 @@ class Dlrm(nn.Module):
         x_BD = self.bottom(numerical_BN)
         return self.top(self.tables.lookup_and_interact(lookup, x_BD)).squeeze(-1)
 
+    def loss(self, numerical_BN: Tensor, lookup: Any, labels_B: Tensor, scale: Tensor) -> Tensor:
+        """Cross entropy, added up over the samples; its backward pass is that of `scale` x loss."""
+        x_BD = self.bottom(numerical_BN)
+        hidden_BM = self.top.hidden(self.tables.lookup_and_interact(lookup, x_BD))
+        last = cast(nn.Linear, self.top[-1])
+        return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale)
+
     def compile_dense(self) -> None:
         """Compile everything but the lookup, whose gradient is not autograd's business."""
         for mlp in (self.bottom, self.top):
@@ -58,18 +66,38 @@ class Mlp(nn.Sequential):
         self.fp8 = False
         """The kernel's large layers in fp8."""
 
+    @property
+    def has_fused_loss(self) -> bool:
+        """Whether `hidden` and `click_loss` can take the place of `forward` in training."""
+        return self.fused_dtype is not None and len(self) > 1
+
     def forward(self, x_BM: Tensor) -> Tensor:
         if self.fused_dtype is None:
             return super().forward(x_BM)
-        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
+        return self._fused(x_BM, self._linears(), last_relu=isinstance(self[-1], nn.ReLU))
+
+    def hidden(self, x_BM: Tensor) -> Tensor:
+        """What the last layer is given. What comes back must be masked as its ReLU is."""
+        return self._fused(x_BM, self._linears()[:-1], last_relu=True, comes_masked=True)
+
+    def _fused(
+        self,
+        x_BM: Tensor,
+        linears: list[nn.Linear],
+        *,
+        last_relu: bool,
+        comes_masked: bool = False,
+    ) -> Tensor:
         weights = [linear.weight for linear in linears]
         biases = [linear.bias for linear in linears]
         x_BM = x_BM.to(self.fused_dtype)
         large = fp8_layers(weights) if self.fp8 else 0
         if large:
             x_BM = fp8_relu_layers(x_BM, weights[:large], biases[:large])
-        last_relu = isinstance(self[-1], nn.ReLU)
-        return relu_mlp(x_BM, weights[large:], biases[large:], last_relu)
+        return relu_mlp(x_BM, weights[large:], biases[large:], last_relu, comes_masked=comes_masked)
+
+    def _linears(self) -> list[nn.Linear]:
+        return [layer for layer in self if isinstance(layer, nn.Linear)]
 
 
 def table_rule(cfg: DlrmRun) -> UpdateRule:

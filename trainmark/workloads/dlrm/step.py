@@ -176,9 +176,19 @@ class DlrmTrainer:
 
     def _add_gradients(self, micro: MicroBatch, global_samples: int) -> None:
         """Add a micro-batch's gradients and loss to those of the step."""
-        loss = self._loss(micro) / global_samples
-        self._scaled(loss).backward()
-        self._bottom.loss.add_(loss.detach())
+        if self.model.top.has_fused_loss:
+            loss = self._loss_with_gradients(micro, global_samples)
+        else:
+            loss = self._loss(micro)
+            self._scaled(loss / global_samples).backward()
+        self._bottom.loss.add_(loss.detach() / global_samples)
+
+    def _loss_with_gradients(self, micro: MicroBatch, global_samples: int) -> Tensor:
+        scale = self._scaled(torch.full((), 1 / global_samples, device=self.mesh.device))
+        with autocast(self.cfg.precision, self.mesh.device):
+            loss = self.model.loss(micro.numerical_BN, micro.lookup, micro.labels_B, scale)
+        loss.backward()
+        return loss
 
     def _loss(self, batch: MicroBatch) -> Tensor:
         return binary_cross_entropy_with_logits(
