@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -154,9 +155,12 @@ def _write_data_file(
     items = sorted(items, key=lambda item: (-_dtype(item).itemsize, _entry_name(item)))
     header = _safetensors_header(items)
     pieces = _pieces(items, planner, byte_offset=len(header))
+    scratch = _Scratch()
     with open(path, "xb", buffering=0) as file, ThreadPoolExecutor(WORKERS) as pool:
         _write_at(file.fileno(), memoryview(header), 0)
-        written = list(pool.map(lambda piece: _write_piece(path, file.fileno(), piece), pieces))
+        written = list(
+            pool.map(lambda piece: _write_piece(path, file.fileno(), piece, scratch), pieces)
+        )
         os.fsync(file.fileno())
     return written
 
@@ -211,8 +215,11 @@ def _split(sizes: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...],
         yield (row, *(0,) * len(row_sizes)), (min(rows_at_once, num_rows - row), *row_sizes)
 
 
-def _write_piece(path: Path, descriptor: int, piece: _Piece) -> WriteResult:
-    data = _bytes_of(piece.tensor.cpu().contiguous())
+def _write_piece(path: Path, descriptor: int, piece: _Piece, scratch: "_Scratch") -> WriteResult:
+    tensor = piece.tensor
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        tensor = scratch.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+    data = _bytes_of(tensor)
     _write_at(descriptor, data, piece.byte_offset)
     sizes = tuple(piece.tensor.shape)
     chunk = Chunk(piece.offsets, sizes, path.name, piece.byte_offset, len(data), crc32(data))
@@ -309,6 +316,7 @@ class DataFiles:
         self.manifest = manifest
         self.files = sorted(files)
         self.descriptors: dict[str, int] = {}
+        self.scratch = _Scratch()
 
     def __enter__(self) -> "DataFiles":
         try:
@@ -343,10 +351,11 @@ class DataFiles:
         Args:
             name: the tensor.
             chunk: one of its chunks.
-            into: the memory to read to, contiguous and on the host; allocated if not given.
+            into: the memory to read to, contiguous and on the host. If not given, it is this
+                thread's own, until its next read.
         """
         if into is None:
-            into = torch.empty(chunk.sizes, dtype=DTYPES[self.manifest.tensors[name].dtype])
+            into = self.scratch.empty(chunk.sizes, DTYPES[self.manifest.tensors[name].dtype])
         data = _bytes_of(into)
         _read_at(self.descriptors[chunk.file], data, chunk.byte_offset)
         if crc32(data) != chunk.crc32:
@@ -396,6 +405,23 @@ def _names_on_all_ranks(tensors: dict[str, Tensor]) -> set[str]:
 
 
 # --- small things
+
+
+class _Scratch(threading.local):
+    """Memory for one chunk, for each thread that asks, used again and again.
+
+    Blocks that are allocated and freed by turns pile up in malloc's pools, one of each thread:
+    loading a table could take nearly its size besides.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        needed = math.prod(shape) * dtype.itemsize
+        if needed > len(self._bytes):
+            self._bytes = torch.empty(needed, dtype=torch.uint8)
+        return self._bytes[:needed].view(dtype).view(shape)
 
 
 def is_distributed() -> bool:

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.distributed import checkpoint_memory
 from trainmark import checkpoint, hardware, runner, workloads
 from trainmark.checkpoint_boxes import Box
 from trainmark.config import resolve
@@ -72,11 +73,11 @@ RESHARDED = {
 # --- placements
 
 
-def placement(kind: str, world: int) -> Placement:
+def placement(kind: str, world: int, table_rows: tuple[int, ...] = TABLE_ROWS) -> Placement:
     """All tables in one way, or (`mixture`) each in another."""
     kinds = ("row_wise", "table_wise", "column_wise", "data_parallel", "row_wise", "column_wise")
     tables = []
-    for table, rows in enumerate(TABLE_ROWS):
+    for table, rows in enumerate(table_rows):
         chosen = kinds[table] if kind.startswith("mixture") else kind.removesuffix("_host")
         memory: Memory = "device"
         if kind.endswith("_host") and chosen != "data_parallel":
@@ -297,6 +298,18 @@ def _unstarted_sum(mesh: Mesh) -> None:
     gradients.reduce()
 
 
+def _streams_large_tables(mesh: Mesh, folder: Path) -> None:
+    model = dataclasses.replace(config(1, "sgd").model, table_rows=(checkpoint_memory.ROWS,))
+
+    def build(kind: str) -> DlrmTrainer:
+        path = folder / f"large-{kind}-{os.getpid()}.json"
+        path.write_text(to_json(placement(kind, mesh.world_size, model.table_rows)))
+        sharding = Sharding(placement=str(path))
+        return trainer(config(mesh.world_size, "sgd", model=model, sharding=sharding), mesh)
+
+    checkpoint_memory.check(build, folder / "large")
+
+
 def _copies(built: DlrmTrainer) -> list[Tensor]:
     return [
         box.clone()
@@ -333,6 +346,8 @@ def _main(rank: int, world: int, folder: Path, task: str) -> None:
     _memory(mesh, folder)
     _unstarted_sum(mesh)
     _save(mesh, folder)
+    if world == 2:
+        _streams_large_tables(mesh, folder)
     found = {
         "equality": _equality(mesh, folder),
         "skips": _skips(mesh, folder),

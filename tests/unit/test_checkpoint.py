@@ -472,7 +472,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         leftovers += any(path.name.startswith(".") for path in tmp_path.iterdir())
         last_step = check_all(tmp_path, last_step)
     saver.stdin.close()
-    assert saver.wait(10) == 0
+    assert saver.wait(120) == 0
     assert last_step > 0
     assert leftovers > 0
 
