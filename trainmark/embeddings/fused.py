@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.engine import IdGroup, TableBytes, held_bytes, joined
 from trainmark.embeddings.format_store import FormatStore
+from trainmark.embeddings.row_update import Settings
 from trainmark.embeddings.store import table_names, whole_table
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
@@ -145,8 +146,7 @@ class FusedEngine(nn.Module):
         constants.finite.fill_(1)
         if not looked_up:
             return
-        for place, value in zip(constants.scalars, (lr, unscale, gate), strict=True):
-            _set(place, 1.0 if value is None else value)
+        scalars = Settings(lr=lr, gate=gate, unscale=unscale).scalars
         width = self._tables().first.codes.shape[1]
         grads = joined(
             [
@@ -156,7 +156,7 @@ class FusedEngine(nn.Module):
         )
         lookup = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)
         for number, (store, batch) in enumerate(zip(self._stores(), lookup.batches, strict=True)):
-            store.update(batch, grads, constants.scalars, self._rounding_key(number))
+            store.update(batch, grads, scalars, self._rounding_key(number))
         self.updates += 1
 
     def _rounding_key(self, store: int) -> Tensor | None:
@@ -203,14 +203,6 @@ class FusedEngine(nn.Module):
         return self._constants
 
 
-def _set(place: Tensor, value: float | Tensor) -> None:
-    """By a kernel in either case: a graph cannot hold a copy from the host."""
-    if isinstance(value, Tensor):
-        place.copy_(value)
-    else:
-        place.fill_(value)
-
-
 class _Constants:
     """Small tensors that every step needs, copied to the device only once."""
 
@@ -233,7 +225,6 @@ class _Constants:
         if not only_one:
             self.in_second_F[features[1]] = True
         self.finite = torch.ones((), device=device)
-        self.scalars = torch.zeros(3, device=device)
         self._columns: dict[tuple[int, ...], Tensor] = {}
 
     def columns_of(self, group: IdGroup) -> Tensor:

@@ -22,6 +22,7 @@ class Settings:
     """What all stores' updates of one step have in common."""
 
     lr: float
+    """Or a tensor, for the kernels in a CUDA graph."""
     gate: Tensor
     """1, or 0: nothing may change."""
     unscale: Tensor | None = None
@@ -29,11 +30,11 @@ class Settings:
 
     @cached_property
     def scalars(self) -> Tensor:
-        """For the kernels; filled on the device, because a copy from the host would wait for it."""
+        """For the kernels. Numbers are filled in, as no CUDA graph can hold a copy from the host."""
         scalars = self.gate.new_empty(3)
-        scalars[0] = self.lr
-        scalars[1] = 1 if self.unscale is None else self.unscale
-        scalars[2] = self.gate
+        factor = 1.0 if self.unscale is None else self.unscale
+        for place, value in zip(scalars, (self.lr, factor, self.gate), strict=True):
+            _ = place.copy_(value) if isinstance(value, Tensor) else place.fill_(value)
         return scalars
 
 
