@@ -1,8 +1,8 @@
 """AdamW for weights in any type and on any share of them, with fp32 masters or without.
 
 PyTorch's own keeps its states in the weights' type and rounds to nearest: in bf16, updates smaller
-than 1/256 of a weight are lost. Here either an fp32 master takes them up, or weights and moments
-are rounded stochastically, so that a lost update is made up for on average.
+than 1/256 of a weight are lost. Here either an fp32 master takes them up, or eight more bits of the
+weight, rounded by chance, so that what is lost even there is made up for on average.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ class AdamW:
 
     Args:
         parameters: by global name; DTensors are stepped shard by shard.
-        states: `fp32` (masters and moments) or `bf16` (moments, and no masters).
-        seed: of stochastic rounding.
+        states: `fp32` (masters and moments) or `bf16` (moments, and eight bits beside each weight).
+        seed: of rounding by chance.
     """
 
     def __init__(
@@ -49,6 +49,11 @@ class AdamW:
             for name, p in self.parameters.items()
             if states == "fp32" and p.dtype != torch.float32
         }
+        self.remainders = {
+            name: torch.zeros_like(p, dtype=torch.int8)
+            for name, p in self.parameters.items()
+            if states == "bf16" and p.dtype == torch.bfloat16
+        }
         seeds = [stream_seed(seed, "rounding", name) % 2**31 for name in self.parameters]
         self._seeds = torch.tensor(seeds, dtype=torch.int32, device=device)
         self._lr = torch.zeros((), device=device)
@@ -68,7 +73,7 @@ class AdamW:
         found: dict[str, Tensor] = {"optimizer.steps": self.steps}
         for name, (first, second) in self.moments.items():
             found |= {f"{name}.exp_avg": first, f"{name}.exp_avg_sq": second}
-        return found
+        return found | {f"{name}.remainder": rest for name, rest in self.remainders.items()}
 
     @torch.no_grad()
     def step(
@@ -83,12 +88,13 @@ class AdamW:
         scalars = torch.stack([self._lr, factor, gate, *corrections])
         keys = (self._seeds + self.steps).unbind()  # different for every parameter and step
         for key, (name, parameter) in zip(keys, self.parameters.items(), strict=True):
-            master = self.masters.get(name)
+            master, remainder = self.masters.get(name), self.remainders.get(name)
             first, second = self.moments[name]
             decay = self.weight_decay if parameter.dim() > 1 else 0.0
             update(
                 _flat(parameter),
                 None if master is None else _flat(master),
+                None if remainder is None else _flat(remainder),
                 _flat(first),
                 _flat(second),
                 _flat(gradients[name]),

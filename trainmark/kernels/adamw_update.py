@@ -1,7 +1,12 @@
 """One AdamW update of a flat parameter: moments, weight decay, and rounding in one pass.
 
-The random bits of stochastic rounding are a hash of (key, element), the same in both versions
-below, so that they cost no memory and a run that is continued rounds as if it had never stopped.
+A bf16 weight without a master has a remainder: the eight bits that follow it, signed, so that the
+weight itself is the nearest bf16 number. The two are rounded by chance as one number of 24 bits.
+bf16 alone, rounded by chance, is right on average too, but every step then shakes every weight by
+up to 1/128 of itself.
+
+The random bits are a hash of (key, element), the same in both versions below, so that they cost no
+memory and a run that is continued rounds as if it had never stopped.
 """
 
 import torch
@@ -19,6 +24,7 @@ except ImportError:  # a machine without a GPU
 def update(
     param: Tensor,
     master: Tensor | None,
+    remainder: Tensor | None,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
@@ -29,17 +35,18 @@ def update(
     """Step everything in place.
 
     Args:
-        param: [N] weights; bf16 ones without a master are rounded stochastically.
+        param: [N] weights that compute.
         master: [N] fp32, or None.
-        exp_avg, exp_avg_sq: [N] moments; a bf16 second moment is rounded stochastically.
+        remainder: [N] int8, of bf16 weights without a master, or None.
+        exp_avg, exp_avg_sq: [N] moments; a bf16 second moment is rounded by chance.
         grad: [N] in any type.
         key: int32 scalar, different for every parameter and step.
         scalars: learning rate, factor of the gradient, gate (0: change nothing), and the two bias
             corrections, on the device: the host never waits for them.
         constants: beta1, beta2, eps, weight decay.
     """
-    step = _launch if param.is_cuda else reference
-    step(param, master, exp_avg, exp_avg_sq, grad, key, scalars, constants)
+    step = launch if param.is_cuda else reference
+    step(param, master, remainder, exp_avg, exp_avg_sq, grad, key, scalars, constants)
 
 
 # --- plain torch
@@ -48,6 +55,7 @@ def update(
 def reference(
     param: Tensor,
     master: Tensor | None,
+    remainder: Tensor | None,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
@@ -58,7 +66,10 @@ def reference(
     lr, factor, gate, correction1, correction2 = scalars.unbind()
     beta1, beta2, eps, weight_decay = constants
     g = grad.float() * factor
-    old = (param if master is None else master).float()
+    if remainder is not None:
+        old = _joined(param, remainder)
+    else:
+        old = (param if master is None else master).float()
     old_avg, old_sq = exp_avg.float(), exp_avg_sq.float()
     avg = beta1 * old_avg + (1 - beta1) * g
     sq = beta2 * old_sq + (1 - beta2) * g * g
@@ -69,19 +80,29 @@ def reference(
     new, avg = torch.where(applied, new, old), torch.where(applied, avg, old_avg)
     sq = torch.where(applied, sq, old_sq)
     bits = _hash(param.numel(), key)
-    if master is None:
-        param.copy_(_round(new, bits, param.dtype))
-    else:
+    if master is not None:
         master.copy_(new)
-        param.copy_(new)
+    if remainder is not None:
+        new, rest = _divided(new, bits)
+        remainder.copy_(rest)
+    param.copy_(new)
     # The first moment forgets a tenth a step and needs no care; the second one a twentieth.
     exp_avg.copy_(avg)
-    exp_avg_sq.copy_(_round(sq, bits >> 16, exp_avg_sq.dtype))
+    if exp_avg_sq.dtype == torch.bfloat16:
+        sq = round_by_chance(sq, bits >> 16, torch.bfloat16)
+    exp_avg_sq.copy_(sq)
 
 
-def _round(values: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Only bf16 is rounded by chance: fp32 masters and moments, and the rest, are copied."""
-    return round_by_chance(values, bits, dtype) if dtype == torch.bfloat16 else values
+def _joined(param: Tensor, remainder: Tensor) -> Tensor:
+    """The fp32 numbers that bf16 weights and their remainders stand for."""
+    return (param.float().view(torch.int32) + (remainder.int() << 8)).view(torch.float32)
+
+
+def _divided(values: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 numbers as the nearest bf16 ones, still in fp32, and remainders rounded by chance."""
+    kept = (values.view(torch.int32) + (bits & 0xFF)) & -0x100
+    nearest = (kept + 0x8000) & -0x10000
+    return nearest.view(torch.float32), (kept - nearest) >> 8
 
 
 def _hash(count: int, key: Tensor) -> Tensor:
@@ -94,9 +115,10 @@ def _hash(count: int, key: Tensor) -> Tensor:
 BLOCK = 1024
 
 
-def _launch(
+def launch(
     param: Tensor,
     master: Tensor | None,
+    remainder: Tensor | None,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
@@ -110,6 +132,7 @@ def _launch(
     _kernel[(-(-count // BLOCK),)](
         param,
         param if master is None else master,
+        param if remainder is None else remainder,
         exp_avg,
         exp_avg_sq,
         grad,
@@ -118,20 +141,20 @@ def _launch(
         count,
         *constants,
         HAS_MASTER=master is not None,
-        ROUND_PARAM=master is None and param.dtype == torch.bfloat16,
+        HAS_REMAINDER=remainder is not None,
         ROUND_SQ=exp_avg_sq.dtype == torch.bfloat16,
         BLOCK=BLOCK,
     )
 
 
 if triton is not None:
-    from trainmark.kernels.rounding import mixed, rounded_by_chance
+    from trainmark.kernels.rounding import mixed, rounded_by_chance, shortened
 
     @triton.jit
     def _kernel(
-        param, master, exp_avg, exp_avg_sq, grad, key, scalars, count,
+        param, master, remainder, exp_avg, exp_avg_sq, grad, key, scalars, count,
         beta1, beta2, eps, weight_decay,
-        HAS_MASTER: tl.constexpr, ROUND_PARAM: tl.constexpr, ROUND_SQ: tl.constexpr,
+        HAS_MASTER: tl.constexpr, HAS_REMAINDER: tl.constexpr, ROUND_SQ: tl.constexpr,
         BLOCK: tl.constexpr,
     ):  # fmt: skip
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -140,6 +163,9 @@ if triton is not None:
         correction1, correction2 = tl.load(scalars + 3), tl.load(scalars + 4)
         g = tl.load(grad + place, inside, 0.0).to(tl.float32) * factor
         old = tl.load(master + place, inside, 0.0).to(tl.float32)
+        if HAS_REMAINDER:
+            rest = tl.load(remainder + place, inside, 0).to(tl.int32) << 8
+            old = (old.to(tl.int32, bitcast=True) + rest).to(tl.float32, bitcast=True)
         old_avg = tl.load(exp_avg + place, inside, 0.0).to(tl.float32)
         old_sq = tl.load(exp_avg_sq + place, inside, 0.0).to(tl.float32)
         avg = beta1 * old_avg + (1 - beta1) * g
@@ -153,8 +179,11 @@ if triton is not None:
         x = mixed(place.to(tl.uint32) * 0x9E3779B1 + tl.load(key).to(tl.uint32))
         if HAS_MASTER:
             tl.store(master + place, new, inside)
-        if ROUND_PARAM:
-            new = rounded_by_chance(new, x, tl.bfloat16)
+        if HAS_REMAINDER:
+            kept = shortened(new, x, 8).to(tl.int32, bitcast=True)
+            nearest = (kept + 0x8000) & -0x10000
+            tl.store(remainder + place, ((kept - nearest) >> 8).to(tl.int8), inside)
+            new = nearest.to(tl.float32, bitcast=True)
         if ROUND_SQ:
             sq = rounded_by_chance(sq, x >> 16, tl.bfloat16)
         tl.store(param + place, new.to(param.dtype.element_ty), inside)
