@@ -30,7 +30,7 @@ class Settings:
 
     @cached_property
     def scalars(self) -> Tensor:
-        """For the kernels. Numbers are filled in, as no CUDA graph can hold a copy from the host."""
+        """For the kernels. Numbers are filled in: no CUDA graph can hold a copy from the host."""
         scalars = self.gate.new_empty(3)
         factor = 1.0 if self.unscale is None else self.unscale
         for place, value in zip(scalars, (self.lr, factor, self.gate), strict=True):

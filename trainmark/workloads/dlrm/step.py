@@ -12,7 +12,6 @@ from trainmark.config import filled
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import IdGroup
-from trainmark.embeddings.fused import FusedEngine
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
 from trainmark.optimizers import (
@@ -90,8 +89,7 @@ class DlrmTrainer:
         self._steps = 0
         if cfg.compile:
             model.compile_dense()
-        # Other engines decide on the host, where a graph would not see it.
-        can_graph = isinstance(model.tables, FusedEngine) and mesh.device.type == "cuda"
+        can_graph = model.tables.works_in_graphs and mesh.device.type == "cuda"
         self._slots = (
             Slots(self._copy, self._train_in_slot) if can_graph and not cfg.eager else None
         )
