@@ -10,6 +10,7 @@ Rows, each batch 65536 with power-law ids, bf16 MLPs and SGD:
     direct      the same with the fused engine put into the model by hand
     exchange    the same with `--force-exchange`: ids, rows and gradients go through NCCL, to the
                 rank itself; `extra_bytes` are the bytes above those of the fused step
+    eager       the same without CUDA graphs, as on several ranks
     host        dlrm-xlarge, its largest tables cut to what the host's memory holds, and kept there
     int8        all of dlrm-xlarge in 8 bits on the device, to compare with
 
@@ -134,11 +135,19 @@ def by_hand(cfg: DlrmRun, device: torch.device) -> Any:
 
 
 def measure_exchange(options: Options) -> Iterator[dict[str, Any]]:
-    cfg = config("small", options, {"sharding": {"force_exchange": True}})
-    row, trainer = _measured("exchange", "small", cfg, options)
+    yield _exchange_row("exchange", options, {})
+
+
+def measure_eager(options: Options) -> Iterator[dict[str, Any]]:
+    yield _exchange_row("eager", options, {"eager": True})
+
+
+def _exchange_row(case: str, options: Options, changes: dict[str, Any]) -> dict[str, Any]:
+    cfg = config("small", options, {"sharding": {"force_exchange": True}} | changes)
+    row, trainer = _measured(case, "small", cfg, options)
     features, dim = len(cfg.model.table_rows), cfg.model.embedding_dim
     element = compute_dtype(cfg.precision).itemsize
-    yield row | {
+    return row | {
         "exchanged_bytes": exchanged_bytes(options.batch, features, dim, element),
         "sent_bytes": trainer.sent_bytes_per_step(),  # to other ranks: there are none
         "extra_bytes": extra_bytes(options.batch, features, dim, element),
@@ -314,6 +323,7 @@ def _row(
 CASES = {
     "native": measure_native,
     "exchange": measure_exchange,
+    "eager": measure_eager,
     "host": measure_host,
     "int8": measure_int8,
 }

@@ -1,4 +1,4 @@
-"""The sharded engine on one GPU: the host waits for nothing, and the losses are the fused step's."""
+"""The sharded engine on one GPU: the host waits for nothing, and losses are the fused step's."""
 
 from collections.abc import Iterator
 from typing import Any
