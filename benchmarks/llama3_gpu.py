@@ -1,17 +1,19 @@
 """Llama-3-8B on one GPU at sequence 8192, beside a plain `transformers` + torch.compile step.
 
-    PYTHONPATH=. python benchmarks/llama3_gpu.py [--only NAME ...]      (CUDA, transformers; 2 min)
+    PYTHONPATH=. python benchmarks/llama3_gpu.py                        (CUDA, transformers; 2 min)
+    PYTHONPATH=. python benchmarks/llama3_gpu.py --only bf16-mb2 fp8-mb2                (a minute)
     PYTHONPATH=. python benchmarks/llama3_gpu.py --tiny --output build/tiny         (does it run?)
 
 Every timed step is a whole one: forward, backward, clipping and an AdamW update of all weights.
 Batches lie in host memory and are copied as in training. Weights are random and tokens made up:
-neither changes how long a step takes.
+neither changes how long a step takes. Cases that are not run keep their rows in the result.
 """
 
 import argparse
 import dataclasses
 import gc
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from benchmarks.common import RESULTS, write_results
 from trainmark import hardware, metrics, workloads
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
+from trainmark.environment import environment
 from trainmark.hardware import Cluster
 from trainmark.loop import build_trainer
 from trainmark.workloads.llama3 import runs
@@ -174,7 +177,7 @@ def _timed(step: Callable[[], Any], count: int, losses: list[Any], on_gpu: bool)
 
 
 def _described(case: Case, cfg: runs.LlamaRun) -> dict[str, Any]:
-    rounding = "stochastic rounding" if case.system == "trainmark" else "torch's fused one"
+    ours = "8 more bits of each weight, rounded by chance"
     return {
         "system": case.system,
         "name": case.name,
@@ -184,7 +187,8 @@ def _described(case: Case, cfg: runs.LlamaRun) -> dict[str, Any]:
         "micro_batch": cfg.micro_batch,
         "recompute": cfg.recompute,
         "attention": cfg.attention,
-        "optimizer": f"AdamW, bf16 weights and states, {rounding}",
+        "optimizer": "AdamW, bf16 weights and states, "
+        + (ours if case.system == "trainmark" else "torch's fused one"),
     }
 
 
@@ -224,9 +228,17 @@ def release() -> None:
     torch.cuda.empty_cache()
 
 
+def known_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows that were measured before, by the names of their cases."""
+    if not path.is_file():
+        return {}
+    return {row["name"]: {"commit": None} | row for row in json.loads(path.read_text())["rows"]}
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=[case.name for case in CASES])
+    names = [case.name for case in CASES]
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--name", default="llama3_gpu_h200")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
@@ -234,13 +246,15 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     scale = TINY if options.tiny else FULL
     name = "llama3_tiny" if options.tiny else options.name
-    rows = []
+    commit = environment(scale.device)[1]["commit"] or options.commit
+    rows = known_rows(RESULTS / f"{name}.json")
     for case in CASES:
         if case.name in options.only:
-            rows.append(measure(case, scale))
-            print(rows[-1], flush=True)
+            rows[case.name] = measure(case, scale) | {"commit": commit}
+            print(rows[case.name], flush=True)
             release()
-            write_results(name, rows, scale.device, folder=options.output, commit=options.commit)
+            in_order = [rows[known] for known in names if known in rows]
+            write_results(name, in_order, scale.device, folder=options.output, commit=commit)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,16 @@ def test_llama3_speed(tmp_path: Path) -> None:
     assert all(row.keys() >= keys and row["tokens_per_s"] > 0 for row in found)
 
 
+def test_llama3_cases_that_are_not_run_keep_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama3_gpu, "RESULTS", tmp_path)
+    monkeypatch.setattr(llama3_gpu, "measure", lambda case, scale: {"name": case.name})
+    for name in ("transformers-mb1", "bf16-mb2"):
+        llama3_gpu.main(["--tiny", "--output", str(tmp_path), "--only", name])
+    assert [row["name"] for row in rows(tmp_path)] == ["bf16-mb2", "transformers-mb1"]
+
+
 def test_llama3_alignment(tmp_path: Path) -> None:
     where = ["--output", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
     llama3_alignment.main(["--tiny", *where])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.distributed.llama3_ranks import CPU, config, train
-from trainmark import checkpoint, workloads
+from trainmark import checkpoint, runner, workloads
 from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
@@ -270,6 +270,13 @@ def test_the_published_cluster_resolves_and_dry_runs(capsys: pytest.CaptureFixtu
     assert "total" in capsys.readouterr().out
     run = dataclasses.replace(runs.llama3_8b(), parallel="PP1DP220TP2", global_batch=1760)
     assert resolve_for("h100", 8, run, nodes=55).accumulate == 8
+
+
+@pytest.mark.parametrize(("states", "expected"), [("fp32", 12), ("bf16", 5)])
+def test_bytes_that_the_optimiser_keeps_of_a_parameter(states: Any, expected: int) -> None:
+    run = dataclasses.replace(runs.llama3_8b(), data="synthetic", optimizer_states=states)
+    _, plan = runner.dry_run(run, Cluster.parse("h200x1x1"))
+    assert plan.optimizer == expected * runs.parameters(run.model) + 4  # and the count of steps
 
 
 def test_other_workloads_have_no_fp8(capsys: pytest.CaptureFixture[str]) -> None:
