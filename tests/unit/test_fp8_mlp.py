@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainmark.kernels import cublaslt
 from trainmark.kernels import fp8_mlp as kernel
+from trainmark.workloads.dlrm.model import Mlp
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if interpreted"
 )
@@ -28,11 +29,26 @@ def off(mine: Tensor, exact: Tensor) -> float:
     return float((mine.double() - exact).norm().detach() / exact.norm().detach())
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "library"),
+    [
+        ("cpu", False),
+        pytest.param("cuda", True, marks=pytest.mark.gpu),
+        pytest.param("cuda", False, marks=pytest.mark.gpu),
+    ],
+)
 @pytest.mark.parametrize("samples", [1, 33, 5000])
 @pytest.mark.parametrize("widths", [(48, 32), (32, 64, 16, 48)])
-def test_near_float64(widths: tuple[int, ...], samples: int, device: str) -> None:
+def test_near_float64(
+    widths: tuple[int, ...],
+    samples: int,
+    device: str,
+    library: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever the size of the gradients: 1e-7 is a mean over ten million samples."""
+    if not library:
+        monkeypatch.setattr(cublaslt, "library", lambda: None)
     torch.manual_seed(0)
     weights, biases = layers(widths, device)
     x = torch.randn(samples, widths[0], device=device).relu().bfloat16().requires_grad_()
@@ -87,6 +103,29 @@ def test_which_layers() -> None:
     assert kernel.fp8_layers(weights[:3]) == 2  # no ReLU behind the last
     assert kernel.fp8_layers([torch.empty(1024, 488, device="meta"), *weights[1:]]) == 0
     assert kernel.fp8_layers([weights[-1]]) == 0
+
+
+def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its small layers in bf16 behind the large ones; weights stay fp32."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernel, "SMALLEST_LAYER", 1024)
+    calls = []
+    product = kernel._product
+    monkeypatch.setattr(kernel, "_product", lambda *a, **k: calls.append(a) or product(*a, **k))
+    mlp = Mlp([32, 64, 32, 16, 1], last_relu=False)
+    mlp.fused_dtype, mlp.fp8 = torch.bfloat16, True
+    x = torch.randn(512, 32)
+    target = x[:, :4].sum(dim=1).tanh()
+    optimizer = torch.optim.Adam(mlp.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        loss = (mlp(x).float().squeeze(-1) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert len(calls) == 60 * (2 + 1 + 2)  # forward, to the hidden layer's input, of weights
+    assert losses[-1] < 0.1 * losses[0]
 
 
 SHAPES = [(1, 16), (130, 80), (128, 64)]

@@ -149,16 +149,27 @@ def _product(
         )
         if cublaslt.run(product):
             return result
-        raise RuntimeError(
-            f"cuBLASLt has no fp8 product of {left8.dtype} {tuple(left8.shape)} and {right8.dtype} "
-            f"{tuple(right8.shape)} that gives {dtype} on this GPU. Use --precision bf16."
-        )
-    # Elsewhere: the same numbers by an ordinary product.
-    exact = left8.float() @ right8.float().t()
-    for scale in scales:
-        exact = exact if scale is None else exact * scale
+    exact = _plain_product(left8, right8, scales, fast)
     exact = exact if bias is None else (exact + bias).relu()
     return _cut_off(exact, dtype) if dtype == CODES else exact.to(dtype)
+
+
+def _plain_product(
+    left8: Tensor, right8: Tensor, scales: tuple[Tensor | None, Tensor | None], fast: bool
+) -> Tensor:
+    """In fp32: torch's on a GPU; elsewhere the same numbers by an ordinary product."""
+    one = torch.ones((), device=left8.device)
+    of_left, of_right = (one if scale is None else scale for scale in scales)
+    if not left8.is_cuda:
+        return (left8.float() @ right8.float().t()) * of_left * of_right
+    return torch._scaled_mm(
+        left8,
+        right8.t(),
+        scale_a=of_left,
+        scale_b=of_right,
+        out_dtype=torch.float32,
+        use_fast_accum=fast,
+    )
 
 
 # --- to fp8, in rows and in columns
