@@ -1,6 +1,7 @@
 """The sharded engine on one GPU: the host waits for nothing, and losses are the fused step's."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,13 @@ from tests import small
 from trainmark import workloads
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.placement import (
+    Placement,
+    Shard,
+    TablePlacement,
+    even_ranges,
+    to_json,
+)
 from trainmark.loop import build_trainer
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import Optimizer, Sharding
@@ -23,6 +31,23 @@ WAYS = {
     "host memory": Sharding(host_tables=(0, 2)),
     "both": Sharding(host_tables=(0,), force_exchange=True),
 }
+
+
+def in_parts(kind: str, folder: Path) -> Sharding:
+    """Every table in two parts, by rows or columns, both on this GPU."""
+    tables = []
+    for table, rows in enumerate(small.TABLE_ROWS):
+        halves = even_ranges(rows if kind == "row_wise" else 8, 2)
+        shards = tuple(
+            Shard(device=0, rows=half, columns=(0, 8))
+            if kind == "row_wise"
+            else Shard(device=0, rows=(0, rows), columns=half)
+            for half in halves
+        )
+        tables.append(TablePlacement(table=table, sharding=kind, shards=shards))  # type: ignore[arg-type]
+    path = folder / "placement.json"
+    path.write_text(to_json(Placement(devices=1, tables=tuple(tables))))
+    return Sharding(force_exchange=True, placement=str(path))
 
 
 def batches() -> list[ClickBatch]:
@@ -79,6 +104,16 @@ def as_before() -> Iterator[None]:
 def test_the_host_waits_for_nothing(way: str, rule: str) -> None:
     expected = list(train(trainer(rule, Sharding()), STEPS))
     assert list(train(trainer(rule, WAYS[way]), 3)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", ["column_wise", "row_wise"])
+def test_tables_in_parts(kind: str, rule: str, tmp_path: Path) -> None:
+    """Of row-wise tables the host must know how many ids go where."""
+    expected = list(train(trainer(rule, Sharding()), STEPS))
+    waits = STEPS if kind == "row_wise" else 3
+    found = list(train(trainer(rule, in_parts(kind, tmp_path)), waits))
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_adam_waits_but_learns_the_same() -> None:

@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trainmark.embeddings.update import State, UpdateRule
-from trainmark.kernels.sparse_update import SortedRows, sort_rows, update_rows
+from trainmark.embeddings.update import State, UpdateRule, sum_duplicates
+from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, update_rows
 from trainmark.kernels.table_formats import Rows
 
 Plan = Tensor | SortedRows
@@ -60,11 +60,29 @@ def update(
             Rows(weight), state.get("sum"), plan, grads, rule.kernel, settings.scalars, None
         )
     elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
-        grads = as_summed(grads, settings)
+        grads = _as_they_count(grads, settings)
         rule.update(weight, state, plan, grads, settings.lr, gate)
 
 
-def as_summed(grads: Tensor, settings: Settings) -> Tensor:
+def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Rows in order, and the sum of the gradients of each.
+
+    Sorted rows stay as they are, because nobody knows how many are distinct: the sum goes with the
+    first of equal ones, and zeros with the others.
+    """
+    if not isinstance(plan, SortedRows):
+        return sum_duplicates(plan, _as_they_count(grads, settings))
+    rows = plan.rows_N
+    place = torch.arange(len(rows), device=rows.device)
+    place[1:] *= rows[1:] != rows[:-1]
+    first = SortedRows(place.cummax(0).values if len(rows) else place, plan.places_N)
+    sums = torch.zeros(len(rows), grads.shape[1], device=grads.device)
+    plus = Settings(lr=-1.0, gate=settings.gate, unscale=settings.unscale)
+    update_rows(Rows(sums), None, first, grads.contiguous(), Rule("sgd"), plus.scalars, None)
+    return rows, sums
+
+
+def _as_they_count(grads: Tensor, settings: Settings) -> Tensor:
     """Gradients in fp32 and of the loss itself; zeros where the gate is closed, on a GPU."""
     grads = grads.float()
     if settings.unscale is not None:

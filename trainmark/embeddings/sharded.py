@@ -41,12 +41,13 @@ from trainmark.embeddings.lookups import Asked, Lookup
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.replicas import Replicas
 from trainmark.embeddings.routes import Routes, StoreParts
-from trainmark.embeddings.row_update import Settings, as_summed, plan_update
+from trainmark.embeddings.row_update import Settings, plan_update, summed_rows
 from trainmark.embeddings.squares import ColumnSquares
 from trainmark.embeddings.store import TableStore
-from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule, sum_duplicates
+from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
+from trainmark.kernels.sparse_update import SortedRows
 from trainmark.kernels.table_formats import Rows, Tables
 
 INT32_ROWS = 2**31
@@ -294,15 +295,16 @@ class ShardedEngine(nn.Module):
         self, squares: ColumnSquares, looked_up: list[Lookup], settings: Settings
     ) -> None:
         """Row-wise Adagrad where a row's columns lie on several ranks; all take part."""
-        holders, distinct, in_store = {}, {}, {}
+        holders, summed, in_store, repeat = {}, {}, {}, False
         for index in self._sliced:
             asked, grads = self._collected(index, looked_up)
-            rows, grads = sum_duplicates(asked.rows, as_summed(grads, settings))
-            holders[index], distinct[index] = asked.holder, (rows, grads)
+            rows, grads = summed_rows(asked.plan, grads, settings)
+            holders[index], summed[index] = asked.holder, (rows, grads)
             in_store[index] = (asked.holder.in_store(rows), grads)
-        means, sent_bytes = squares.means(self._connect().rows, in_store)
+            repeat = isinstance(asked.plan, SortedRows)
+        means, sent_bytes = squares.means(self._connect().rows, in_store, repeat=repeat)
         self.sent_bytes["squares"] += sent_bytes
-        for index, (rows, grads) in distinct.items():
+        for index, (rows, grads) in summed.items():
             holders[index].update_rows(rows, grads, means[index], settings.lr)
             self._updated(index, holders[index])
 

@@ -3,6 +3,9 @@
 The ranks that hold slices of a table receive the same ids for it, and so know the same distinct
 rows. Each sends the others one number per row, the sum of squares over its own columns; all add
 them in the order of the columns, so that their copies of the row's state stay equal to the bit.
+
+On a GPU, where the host would have to wait to learn how many rows are distinct, there is a number
+for every lookup instead: zero, but for the first one of a row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,15 +49,20 @@ class ColumnSquares:
         return sorted({s.store for s in self._slices[self._rank]})
 
     def means(
-        self, exchange: Exchange, distinct: Mapping[int, tuple[Tensor, Tensor]]
+        self,
+        exchange: Exchange,
+        summed: Mapping[int, tuple[Tensor, Tensor]],
+        *,
+        repeat: bool = False,
     ) -> tuple[dict[int, Tensor], int]:
         """The mean squares of whole rows, for each store of slices; and the bytes sent.
 
         Args:
             exchange: to the other ranks.
-            distinct: of each store, the distinct rows in order, and their gradients.
+            summed: of each store, the rows in order, and their gradients.
+            repeat: whether a row is there as often as it was looked up.
         """
-        mine = self._sums(distinct)
+        mine = self._sums(summed, repeat)
         lengths = {s.table: len(sums) for s, sums in mine.items()}
         ranks = range(self._routes.devices)
         sent = [[sums for s, sums in mine.items() if s.table in self._tables[r]] for r in ranks]
@@ -77,17 +85,25 @@ class ColumnSquares:
         }
         return means, pending.sent_bytes
 
-    def _sums(self, distinct: Mapping[int, tuple[Tensor, Tensor]]) -> dict[_Slice, Tensor]:
+    def _sums(
+        self, summed: Mapping[int, tuple[Tensor, Tensor]], repeat: bool
+    ) -> dict[_Slice, Tensor]:
         """The sums of squares of this rank's slices."""
         found = {}
-        for store, (rows, grads) in distinct.items():
-            starts = torch.tensor(self._routes.stores[self._rank][store].starts)
-            bounds = torch.searchsorted(rows, starts.to(rows.device)).tolist()
+        for store, (rows, grads) in summed.items():
+            bounds = self._bounds(store, rows, repeat)
             sums = square_sums(grads)
             for s in self._slices[self._rank]:
                 if s.store == store:
                     found[s] = sums[bounds[s.part] : bounds[s.part + 1]]
         return found
+
+    def _bounds(self, store: int, rows: Tensor, repeat: bool) -> list[int]:
+        """Where the rows of each part begin, and the last ones end."""
+        starts = self._routes.stores[self._rank][store].starts
+        if repeat:  # every sample looks up a row of every part
+            return [len(rows) // (len(starts) - 1) * part for part in range(len(starts))]
+        return torch.searchsorted(rows, torch.tensor(starts).to(rows.device)).tolist()
 
 
 def _slices(routes: Routes, device: int) -> Iterator[_Slice]:

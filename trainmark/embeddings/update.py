@@ -111,9 +111,11 @@ class RowwiseAdagrad:
         mean_square: Tensor,
         lr: float,
     ) -> None:
-        """The same for distinct rows, whose mean(g^2) may be over columns that lie elsewhere."""
-        total = state["sum"].index_select(0, rows).add_(mean_square)
-        state["sum"].index_copy_(0, rows, total)
+        """The same for summed gradients, whose mean(g^2) may be over columns that lie elsewhere.
+
+        A row may come again, with zeros.
+        """
+        total = state["sum"].index_add_(0, rows, mean_square).index_select(0, rows)
         factor = -lr / total.sqrt_().add_(self.eps)
         add_rows(weight, rows, grads.mul_(factor[:, None]))
 
