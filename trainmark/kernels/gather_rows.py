@@ -79,10 +79,9 @@ if triton is not None:
         column = tl.arange(0, COLUMNS)
         rows = load_table_rows(
             first_codes, first_scales, second_codes, second_scales, row, wanted, is_second, column,
-            D, FIRST_SCALED, TWO, SECOND_SCALED,
+            out.dtype.element_ty, D, FIRST_SCALED, TWO, SECOND_SCALED,
         )  # fmt: skip
         inside = wanted[:, None] & (column < D)[None, :]
-        rows = rows.to(out.dtype.element_ty)
         tl.store(out + place[:, None] * D + column[None, :], rows, inside)
 
 

@@ -24,6 +24,8 @@ except ImportError:  # a machine without a GPU
     triton = None
 
 PAD_TO = 8  # widths that tensor cores like
+INFINITE = {torch.float32: 0x7F800000, torch.float16: 0x477FF000, torch.bfloat16: 0x7F7F8000}
+"""The smallest fp32 number, by its bits, that is infinite when rounded to that type."""
 
 
 def output_width(num_rows: int, dim: int) -> int:
@@ -110,14 +112,22 @@ class Launch:
     """Samples whose loads are in flight at a time, where a program computes several."""
     packed: bool = False
     """Bring the dots into the order of the output before storing them, through shared memory."""
+    registers: int | None = None
+    """Of a thread, if fewer than the compiler would take: more programs run at a time."""
 
 
-def default_launch(num_rows: int, dim: int, dtype: torch.dtype) -> Launch:
-    """A tile of 4096 numbers, 32 registers of each thread; in fp32 the products need more."""
+def default_launch(num_rows: int, dim: int, dtype: torch.dtype, warps: int) -> Launch:
+    """A tile of 4096 numbers; in fp32 the products need more registers.
+
+    Args:
+        warps: for up to 32 vectors of 16 bits. Few: warps of one program wait for each other.
+    """
     vectors = _padded_vectors(num_rows)
     tile = 1024 if dtype == torch.float32 else 4096
     columns = max(16, min(next_power_of_2(dim), tile // vectors))
-    return Launch(columns, warps=4 if vectors <= 64 else 8)
+    if vectors > 32 or dtype == torch.float32:
+        warps = 4 if vectors <= 64 else 8
+    return Launch(columns, warps=warps)
 
 
 def _padded_vectors(num_rows: int) -> int:
@@ -131,7 +141,7 @@ def launch_forward(
     """[B, W]. Without ids, sample b has the rows b F ... b F + F - 1 of the first store."""
     B, D = x_BD.shape
     out_BW = x_BD.new_empty(B, output_width(num_rows, D))
-    launch = launch or default_launch(num_rows, D, x_BD.dtype)
+    launch = launch or default_launch(num_rows, D, x_BD.dtype, warps=1)
     if B:
         _forward_kernel[(-(-B // launch.samples),)](
             x_BD.contiguous(),
@@ -169,7 +179,7 @@ def launch_backward(
     B, D = x_BD.shape
     num_rows = grad_rows_BFD.shape[1] if ids_BF is None else ids_BF.shape[1]
     grad_x_BD = torch.empty_like(x_BD, memory_format=torch.contiguous_format)
-    launch = launch or default_launch(num_rows, D, x_BD.dtype)
+    launch = launch or default_launch(num_rows, D, x_BD.dtype, warps=2)
     if B:
         _backward_kernel[(-(-B // launch.samples),)](
             x_BD.contiguous(),
@@ -183,6 +193,7 @@ def launch_backward(
             W=grad_BW.shape[1],
             CHECK=finite is not None,
             AT_ROWS=at_rows,
+            INFINITE=INFINITE[grad_rows_BFD.dtype],
             **_shared_constants(num_rows, D, ids_BF, launch),
         )
     return grad_x_BD
@@ -202,6 +213,7 @@ def _shared_constants(
         "PRECISION": "ieee" if exact else "tf32",
         "num_warps": launch.warps,
         "num_stages": launch.stages,
+        "maxnreg": launch.registers,
     }
 
 
@@ -253,11 +265,10 @@ if triton is not None:
         """[vectors, columns] in x's type: x, the rows, then zeros."""
         rows = load_table_rows(
             first_codes, first_scales, second_codes, second_scales, row, wanted, is_second, column,
-            D, FIRST_SCALED, TWO, SECOND_SCALED,
+            x.dtype.element_ty, D, FIRST_SCALED, TWO, SECOND_SCALED,
         )  # fmt: skip
-        dense = tl.load(x + sample * D + column, (column < D) & here, 0.0).to(tl.float32)
-        vectors = tl.where((vector == 0)[:, None], dense[None, :], rows)
-        return vectors.to(x.dtype.element_ty)
+        dense = tl.load(x + sample * D + column, (column < D) & here, 0.0)
+        return tl.where((vector == 0)[:, None], dense[None, :], rows)
 
     @triton.jit
     def _store_packed(
@@ -328,7 +339,7 @@ if triton is not None:
         F: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
         VECTORS: tl.constexpr, COLUMNS: tl.constexpr, SAMPLES: tl.constexpr,
         HAS_IDS: tl.constexpr, CHECK: tl.constexpr, AT_ROWS: tl.constexpr,
-        PRECISION: tl.constexpr,
+        INFINITE: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         vector = tl.arange(0, VECTORS)
         i, j = vector[:, None], vector[None, :]
@@ -364,8 +375,8 @@ if triton is not None:
                 tl.store(grad_x + place_x, grads.to(grad_x.dtype.element_ty), is_x)
                 if CHECK:
                     # Without its sign, what is not finite is the largest as an integer.
-                    pattern = rounded.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-                    if tl.max(pattern) >= 0x7F800000:
+                    pattern = grads.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+                    if tl.max(pattern) >= INFINITE:
                         tl.store(finite, 0.0)
 
 

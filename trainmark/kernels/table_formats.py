@@ -154,9 +154,10 @@ if triton is not None:
     @triton.jit
     def load_table_rows(
         first_codes, first_scales, second_codes, second_scales, row, wanted, is_second, column,
-        D: tl.constexpr, FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
+        dtype: tl.constexpr, D: tl.constexpr,
+        FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
     ):  # fmt: skip
-        """The same from one store or two. A load that is masked out moves no bytes."""
+        """The same in `dtype`, from one store or two. A load that is masked out moves no bytes."""
         if TWO:
             in_first = load_rows(
                 first_codes, first_scales, row, wanted & (is_second == 0), column, D, FIRST_SCALED
@@ -165,9 +166,11 @@ if triton is not None:
                 second_codes, second_scales, row, wanted & (is_second != 0), column, D,
                 SECOND_SCALED,
             )  # fmt: skip
-            return in_first + in_second
+            # Rounded first: the two are laid out differently, and bringing them together costs.
+            return in_first.to(dtype) + in_second.to(dtype)
         else:
-            return load_rows(first_codes, first_scales, row, wanted, column, D, FIRST_SCALED)
+            rows = load_rows(first_codes, first_scales, row, wanted, column, D, FIRST_SCALED)
+            return rows.to(dtype)
 
     @triton.jit
     def store_rows(
