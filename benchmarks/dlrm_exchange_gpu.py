@@ -51,7 +51,7 @@ from trainmark.config import SYNTHETIC
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.host import HostStore
-from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
+from trainmark.kernels.copy_rows import copy_rows_triton, read_rows_into, write_rows_from
 from trainmark.kernels.sparse_update import Rule
 from trainmark.precision import compute_dtype
 from trainmark.workloads.dlrm.model import build_model, init_weights
@@ -203,6 +203,7 @@ def measure_host(options: Options) -> Iterator[dict[str, Any]]:
         "lookups_on_host": options.batch * HOST_TABLES,
         "distinct_rows_on_host": distinct,
         "links": links(store, distinct * row_bytes, options),
+        "gb_s_by_programs": by_programs(store, options) if options.device.type == "cuda" else None,
     }
 
 
@@ -229,9 +230,7 @@ def _distinct(ids_FB: Tensor, rows: tuple[int, ...]) -> int:
 def links(store: HostStore, step_bytes: float, options: Options) -> dict[str, dict[str, float]]:
     """Bytes of a step over each link, GB/s measured there, and ms that it takes at least."""
     device, on_gpu = options.device, options.device.type == "cuda"
-    count = 1000 if options.tiny else 400_000
-    random = torch.randperm(len(store.weight), device=device)[:count].int().sort().values
-    listed = torch.zeros(count, store.width, device=device)
+    random, listed = _random_rows(store, options)
     block = torch.zeros(2**20 if options.tiny else GIB, dtype=torch.uint8, pin_memory=on_gpu)
     there, other = torch.zeros_like(block, device=device), torch.zeros_like(block)
     store.flush()
@@ -256,6 +255,28 @@ def links(store: HostStore, step_bytes: float, options: Options) -> dict[str, di
             "bytes": needed, "gb_s": bandwidth / 1e9, "ms": needed / bandwidth * 1e3
         }  # fmt: skip
     return found
+
+
+def _random_rows(store: HostStore, options: Options) -> tuple[Tensor, Tensor]:
+    """Distinct rows in order, and room for them on the device."""
+    count = 1000 if options.tiny else 400_000
+    rows = torch.randperm(len(store.weight), device=options.device)[:count].int().sort().values
+    return rows, torch.zeros(count, store.width, device=options.device)
+
+
+def by_programs(store: HostStore, options: Options) -> dict[str, dict[int, float]]:
+    """How many programs of the copying kernel it takes to fill the link."""
+    rows, listed = _random_rows(store, options)
+
+    def speed(programs: int, to_table: bool) -> float:
+        def copy() -> None:
+            copy_rows_triton(store.weight, rows, listed, to_table=to_table, programs=programs)
+
+        return listed.nbytes / _fastest(copy, options.device) / 1e9
+
+    counts = (8, 16, 32, 64, 132, 264)
+    ways = {"read": False, "written": True}  # in this order: what is written was there before
+    return {name: {n: speed(n, to_table) for n in counts} for name, to_table in ways.items()}
 
 
 def device_bandwidth(device: torch.device) -> float:

@@ -48,7 +48,14 @@ def _has_kernel(rows_N: Tensor) -> bool:
     return rows_N.is_cuda and triton is not None
 
 
-def copy_rows_triton(table_RD: Tensor, rows_N: Tensor, list_ND: Tensor, *, to_table: bool) -> None:
+def copy_rows_triton(
+    table_RD: Tensor,
+    rows_N: Tensor,
+    list_ND: Tensor,
+    *,
+    to_table: bool,
+    programs: int | None = None,
+) -> None:
     if rows_N.numel() == 0:
         return
     D = list_ND.numel() // len(list_ND)
@@ -56,8 +63,8 @@ def copy_rows_triton(table_RD: Tensor, rows_N: Tensor, list_ND: Tensor, *, to_ta
     per_turn = max(1, TILE // (columns * list_ND.element_size()))
     constants: dict[str, Any] = {"D": D, "ROWS": per_turn, "COLUMNS": columns}
     turns = -(-rows_N.numel() // per_turn)
-    programs = turns if table_RD.is_cuda else min(turns, PROGRAMS)
-    _copy_kernel[(programs,)](
+    programs = programs or (turns if table_RD.is_cuda else PROGRAMS)
+    _copy_kernel[(min(turns, programs),)](
         table_RD, rows_N, list_ND, len(table_RD), rows_N.numel(), TO_TABLE=to_table, **constants
     )
 
