@@ -144,11 +144,15 @@ def _train(arguments: list[str], started: float) -> int:
 
         dry_run(cfg, options.cluster or "cpux1x1")
         return 0
-    if options.cluster:
-        raise InputError("--cluster is for --dry-run; a real run uses the machine it is on.")
+    _refuse_cluster(options)
     from trainmark.report.runs import train
 
     return train(cfg, options, started)
+
+
+def _refuse_cluster(options: TrainOptions) -> None:
+    if options.cluster:
+        raise InputError("--cluster is for --dry-run; a real run uses the machine it is on.")
 
 
 def _evaluate(arguments: list[str], started: float) -> None:
@@ -239,10 +243,17 @@ def _launch(arguments: list[str], started: float) -> int:
     if not command and not {"-h", "--help"} & set(flags):
         raise InputError(
             "'trainmark launch' needs its flags, then what to launch, such as: "
-            "launch --on torchrun -j 1x2 train llama3-demo; or status, logs or stop and a HANDLE."
+            "launch --on torchrun -j 1x2 train llama3-demo; or status, logs or stop and a HANDLE. "
+            f"Received: {' '.join(arguments) or 'nothing'}."
         )
     options = _parse(LaunchOptions, flags, "launch")
-    cfg, _ = _parse_run("train", command[1:], TrainOptions)
+    cfg, of_train = _parse_run("train", command[1:], TrainOptions)
+    if of_train.dry_run:
+        raise InputError(
+            "--dry-run needs no devices, and so no launch: "
+            f"trainmark train {cfg.name} --dry-run --cluster HARDWARExNODESxDEVICES."
+        )
+    _refuse_cluster(of_train)
     return launch.launch(options, cfg.name, flags, command)
 
 
@@ -468,6 +479,40 @@ def _sentence(box: str, prog: str) -> str:
     if not box.startswith("╭"):
         sections[0] = ""  # the title
     message, *others = [" ".join(section.split()) for section in sections if section.strip()]
+    message = _missing(box) or _number_expected(message)
     near = re.search(r"(?:similar to .*?|Perhaps you meant): (--[\w.-]+)", " ".join(others))
     hint = f" Did you mean {near.group(1)}?" if near else ""
     return f"{message.rstrip('.')}.{hint} See 'trainmark {prog} --help'."
+
+
+def _missing(box: str) -> str | None:
+    """The flags that tyro misses, each with its help text, which is indented further."""
+    lines = [line.rstrip("│ ") for line in box.splitlines()]
+    depths = [len(line) - len(line.lstrip("│ ")) for line in lines]
+    title = next((n for n, line in enumerate(lines) if "Missing from" in line), None)
+    if title is None:
+        return None
+    flags: list[str] = []
+    helps: list[str] = []
+    for line, depth in zip(lines[title + 1 :], depths[title + 1 :], strict=True):
+        if depth <= depths[title]:
+            break
+        text = line.strip("│ ")
+        if depth == depths[title] + 4:
+            flags.append(text)
+            helps.append("")
+        else:
+            helps[-1] += f" {text}"
+    told = (h.replace("(required)", "").strip(" .") for h in helps)
+    wanted = " and ".join(f"{flag} ({text})" for flag, text in zip(flags, told, strict=True))
+    return f"{lines[title].strip('│ ')} {wanted}"
+
+
+def _number_expected(message: str) -> str:
+    """Python's words for a number that is none, as a sentence; any other message as it is."""
+    found = re.match(r"Error parsing (--[\w.-]+): .*(with base 10|to float): ('.*')", message)
+    if found is None:
+        return message
+    flag, kind, received = found.groups()
+    expected = "a whole number" if kind == "with base 10" else "a number"
+    return f"{flag} must be {expected}. Received: {received}"

@@ -338,8 +338,8 @@ def _resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]
     if micro * accumulate * data_parallel != total:
         return run, [
             f"global_batch {total} must equal micro_batch x accumulate x data-parallel size; "
-            f"received micro_batch {run.micro_batch}, accumulate {run.accumulate}, "
-            f"data-parallel size {data_parallel}.{_nearest_batches(run, data_parallel)}"
+            f"received {_given_factors(run)}data-parallel size {data_parallel}."
+            f"{_nearest_batches(run, data_parallel)}"
         ]
     return dataclasses.replace(
         run,
@@ -348,6 +348,11 @@ def _resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]
         accumulate=accumulate,
         eval_batch=run.eval_batch or micro,
     ), []
+
+
+def _given_factors(run: Run) -> str:
+    given = {"micro_batch": run.micro_batch, "accumulate": run.accumulate}
+    return "".join(f"{name} {value}, " for name, value in given.items() if value is not None)
 
 
 def _nearest_batches(run: Run, data_parallel: int) -> str:

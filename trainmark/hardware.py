@@ -357,6 +357,11 @@ class Cluster:
                 "such as a100-40gx2x8 or cpux1x1."
             )
         hardware, nodes, devices = match.groups()
+        if hardware not in KEYS and re.search(r"x\d+$", hardware):
+            raise InputError(
+                f"Cluster {text!r} has more than two numbers: expected HARDWARExNODESxDEVICES, "
+                "such as a100-40gx2x8."
+            )
         if hardware not in KEYS:
             raise _unknown_hardware(hardware)
         return cls(hardware, int(nodes), int(devices))

@@ -122,9 +122,13 @@ def test_a_torchx_application() -> None:
     ("words", "parts"),
     [
         ([], ["needs its flags, then what to launch"]),
-        (["evaluate", "DIR"], ["needs its flags, then what to launch"]),
+        (["evaluate", "DIR"], ["needs its flags, then what to launch", "Received: evaluate DIR"]),
         (["--on", "kubernetes", "-j", "1x1", *RUN], ["'kubernetes'", "torchrun", "slurm"]),
-        (["--on", "torchrun", *RUN], ["-j NODESxDEVICES"]),
+        (["--on", "torchrun", *RUN], ["-j NODESxDEVICES", "(Machines and devices of each"]),
+        (["-j", "1x1", *RUN], ["launch: --on {torchrun,torchx,slurm} (torchrun: this machine"]),
+        (["--on", "torchrun", "-j", "1x2", *RUN, "--dry-run"], ["no launch: trainmark train"]),
+        (["--on", "torchrun", "-j", "1x2", *RUN, "--cluster", "cpux1x2"], ["for --dry-run"]),
+        (["--on", "torchrun", "-j", "1x2", "--jobs", "/dev/null", *RUN], ["is a file"]),
         (["--on", "torchrun", "-j", "8", *RUN], ["NODESxDEVICES", "'8'"]),
         (["--on", "torchrun", "-j", "0x8", *RUN], ["NODESxDEVICES", "'0x8'"]),
         (["--on", "torchrun", "-j", "2x8", *RUN], ["needs --rendezvous HOST"]),
@@ -133,7 +137,12 @@ def test_a_torchx_application() -> None:
         (["--on", "torchrun", "-j", "1x2", "--sbatch", "a=b", *RUN], ["--sbatch is for"]),
         (["--on", "torchrun", "-j", "1x2", "--container", "x", *RUN], ["--on slurm"]),
         (["--on", "torchrun", "-j", "1x2", "--max-restarts", "-1", *RUN], ["negative"]),
+        (
+            ["--on", "torchrun", "-j", "1x2", "--max-restarts", "x", *RUN],
+            ["--max-restarts must be a whole number. Received: 'x'."],
+        ),
         (["--on", "torchrun", "-j", "2x1", "--rendezvous", "h:p", *RUN], ["HOST:PORT", "'h:p'"]),
+        (["--on", "torchrun", "-j", "2x1", "--rendezvous", "h:65536", *RUN], ["at most 65535"]),
         (["--on", "slurm", "-j", "1x1", "--sbatch", "nodes=3", *RUN], ["set by -j"]),
         (["--on", "slurm", "-j", "1x1", "--sbatch", "P=x", *RUN], ["partition=gpu", "'P=x'"]),
         (["--on", "slurm", "-j", "1x1", "--mounts", "/a:/b", *RUN], ["--container"]),
@@ -141,7 +150,7 @@ def test_a_torchx_application() -> None:
         (["--on", "slurm", "-j", "1x1", *RUN], ["no sbatch on this machine"]),
         (["status", "slurm-1"], ["no job 'slurm-1'", "runs/launch"]),
         (["logs", "../../etc/passwd"], ["no job"]),
-        (["stop"], ["Missing from trainmark launch stop"]),
+        (["stop"], ["Missing from trainmark launch stop: HANDLE (What `launch --detach` printed)"]),
     ],
 )
 def test_wrong_words_end_in_one_sentence(

@@ -70,6 +70,8 @@ def test_bad_input_is_the_jobs_exit_code(
     assert main([*SLURM, "-j", "1x1", "--sbatch", "partition=none", *wrong]) == 2
     assert "sbatch refused the job" in (refusal := capsys.readouterr().err)
     assert "Invalid partition" in refusal
+    assert main([*SLURM, "-j", "1x1", "--sbatch", "partitoin=all", *wrong]) == 2
+    assert "unrecognized option '--partitoin=all'" in capsys.readouterr().err
 
 
 def test_a_job_that_waits_says_why_and_leaves_the_queue(

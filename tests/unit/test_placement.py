@@ -149,6 +149,13 @@ def test_what_is_no_placement(tmp_path: Path, text: str) -> None:
         read(tmp_path, text)
 
 
+def test_a_data_parallel_table_that_does_not_exist(tmp_path: Path) -> None:
+    data = plain()
+    data["tables"].append({"table": 9, "sharding": "data_parallel"})
+    with pytest.raises(InputError, match=r"Table 9 does not exist: the tables are 0 to 3\.$"):
+        read(tmp_path, data)
+
+
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         placements.read(tmp_path / "none.json", ROWS, DIM, DEVICES)

@@ -427,6 +427,8 @@ def test_plan_prints_and_its_file_is_a_placement(
     assert "Table 25 must be placed once" in capsys.readouterr().err
     assert main([*words, "--json", str(tmp_path / "missing" / "file.json")]) == 2
     assert "file.json cannot be written: No such file or directory." in capsys.readouterr().err
+    assert main([*words, "--json", "."]) == 2
+    assert "--json . is a folder; give a file to write." in capsys.readouterr().err
 
 
 def test_plan_of_a_dlrm_needs_no_torch() -> None:
@@ -454,6 +456,25 @@ def test_plan_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not fit a100-80gx1x8 by round_robin. Use --placement auto." in captured.err
     assert main(["plan", "dlrm-large", "--cluster", "a100-80gx1x1"]) == 2
     assert "It would fit 2 such devices, or these with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--cluster", "a100-80gx1x8x2"], "'a100-80gx1x8x2' has more than two numbers"),
+        (["--column-slice-threshold", "x"], "must be a number. Received: 'x'"),
+        (["--engine", "torchrec", "--host-tables", "0"], "host_tables is for --engine native"),
+        (["--engine", "torchrec", "--column-slice-threshold", "9"], "TorchRec's own planner"),
+        (["--cluster", "h100x1x3"], "received data-parallel size 3. Nearest: 2046 or 2049."),
+    ],
+)  # fmt: skip
+def test_wrong_words_for_a_plan(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "dlrm-demo", *words]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize("run", ["distilbert-sst2", "llama3-1b"])

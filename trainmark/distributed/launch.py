@@ -64,6 +64,8 @@ def _misplaced(options: LaunchOptions) -> Iterator[str]:
                 yield f"{flag} is for --on slurm."
     if options.sbatch and "slurm" not in (options.on, options.scheduler):
         yield "--sbatch is for --on slurm, or --on torchx --scheduler slurm."
+    if options.jobs.exists() and not options.jobs.is_dir():
+        yield f"--jobs {options.jobs} is a file; give a folder."
     if options.max_restarts < 0:
         yield f"--max-restarts must not be negative. Received: {options.max_restarts}."
 

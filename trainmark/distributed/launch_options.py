@@ -50,7 +50,7 @@ class LaunchOptions:
 class JobOptions:
     """Which job."""
 
-    handle: Annotated[str, tyro.conf.Positional]
+    handle: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HANDLE")]
     """What `launch --detach` printed."""
     jobs: Path = JOBS
     """Folder that the job was started with."""
@@ -100,6 +100,8 @@ def key_values(flag: str, words: tuple[str, ...]) -> dict[str, str | None]:
 def endpoint(text: str) -> tuple[str, int]:
     """`HOST` or `HOST:PORT`."""
     host, colon, port = text.partition(":")
-    if not host or (colon and not port.isdecimal()):
-        raise InputError(f"--rendezvous must be HOST or HOST:PORT. Received: {text!r}.")
+    if not host or (colon and not re.fullmatch(r"[0-9]{1,5}", port)) or int(port or 1) > 65535:
+        raise InputError(
+            f"--rendezvous must be HOST or HOST:PORT, the port at most 65535. Received: {text!r}."
+        )
     return host, int(port) if colon else PORT

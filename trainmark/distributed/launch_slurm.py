@@ -176,4 +176,6 @@ def _scancel(*words: str) -> None:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no reason given"])[-1]
+    """Where SLURM's programs give their reason, but for the advice to read their help."""
+    lines = [line for line in text.strip().splitlines() if not line.startswith("Try ")]
+    return lines[-1] if lines else "no reason given"

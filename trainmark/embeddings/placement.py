@@ -166,6 +166,7 @@ def _axis_problems(name: str, axis: str, ranges: list[Range], size: int, cut: bo
     for start, stop in sorted(ranges):
         if stop <= start:
             found.append(f"{name}: a shard has no {axis}: [{start}, {stop}].")
+            continue
         if start > end:
             found.append(f"{name}: {axis} {end} to {start} are on no device.")
         if start < end:
@@ -185,7 +186,8 @@ def checked(
     found = problems(placement, table_rows, dim)
     if placement.devices != devices:
         found.append(
-            f"The placement is for {placement.devices} devices, and the run has {devices}."
+            f"The placement is for {placement.devices} devices, and the run has {devices}. Plan "
+            f"for {devices}, or launch {placement.devices} ranks."
         )
     raise_all(f"{source}: {problem}" if source else problem for problem in found)
     return placement
@@ -221,8 +223,13 @@ def read(path: Path, table_rows: Sequence[int], dim: int, devices: int) -> Place
             f"Placement {path} does not exist. 'trainmark plan RUN --cluster ... --json FILE' "
             "writes one."
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"Placement {path} cannot be read: {error}.") from None
+    except OSError as error:
+        raise InputError(f"Placement {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"Placement {path} is no JSON ({error}). 'trainmark plan RUN --cluster ... --json "
+            "FILE' writes one."
+        ) from None
     return checked(
         _from_plain(data, table_rows, dim, str(path)), table_rows, dim, devices, str(path)
     )
@@ -246,6 +253,8 @@ def _with_shards(table: Any, table_rows: Sequence[int], dim: int, devices: int) 
     if not isinstance(table, dict) or table.get("sharding") != "data_parallel":
         return table
     index = table.get("table")
-    if "shards" in table or not isinstance(index, int) or not 0 <= index < len(table_rows):
+    if "shards" in table or not isinstance(index, int):
         return table
+    if not 0 <= index < len(table_rows):
+        return {**table, "shards": ()}  # the table is the problem, not its shards
     return {**table, "shards": whole_everywhere(table_rows[index], dim, devices)}

@@ -155,6 +155,8 @@ def _sentences(cfg: DlrmRun, prediction: Prediction, *, counted: bool) -> list[s
 
 
 def _write(path: Path, text: str) -> None:
+    if path.is_dir():
+        raise InputError(f"--json {path} is a folder; give a file to write.")
     try:
         write_atomically(path, text)
     except OSError as error:

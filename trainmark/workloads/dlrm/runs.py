@@ -445,6 +445,22 @@ def _sharding_problems(cfg: DlrmRun) -> list[str]:
         for table in sharding.host_tables
         if not 0 <= table < tables
     ]
+    if sharding.engine == "torchrec":
+        problems += _torchrec_problems(sharding)
+    return problems
+
+
+def _torchrec_problems(sharding: Sharding) -> list[str]:
+    problems = [
+        f"{name} is for --engine native: TorchRec's engine has no such tables. Leave it out."
+        for name in ("host_tables", "data_parallel_threshold")
+        if getattr(sharding, name)
+    ]
+    if sharding.column_slice_threshold and sharding.placement == "auto":
+        problems.append(
+            "column_slice_threshold does nothing with --engine torchrec --placement auto, which is "
+            "TorchRec's own planner. Choose another placement, or leave it out."
+        )
     return problems
 
 
