@@ -53,7 +53,7 @@ class Exchange:
             sent: contiguous and flat; must not change before the exchange is over.
             send_sizes: elements to each rank.
             receive_sizes: elements from each rank.
-            into: where to receive; allocated if not given.
+            into: where to receive; allocated if not given. Without a group, `sent` itself.
         """
         if into is None and self._group is None:
             into = sent  # there is nobody else
@@ -70,7 +70,5 @@ class Exchange:
                 group=self._group,
                 async_op=True,
             )
-        elif into is not sent:
-            into.copy_(sent)
         others = sum(send_sizes) - send_sizes[self._rank]
         return Pending(received=into, work=work, sent_bytes=others * sent.element_size())

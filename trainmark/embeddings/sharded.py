@@ -40,10 +40,11 @@ from trainmark.embeddings.host import HostStore, WorkingSet
 from trainmark.embeddings.lookups import Asked, Lookup
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.replicas import Replicas
-from trainmark.embeddings.routes import Routes, StoreParts
+from trainmark.embeddings.routes import Routes
 from trainmark.embeddings.row_update import Settings, plan_update, summed_rows
 from trainmark.embeddings.squares import ColumnSquares
 from trainmark.embeddings.store import TableStore
+from trainmark.embeddings.stores import make_store, stored_bytes
 from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
@@ -82,7 +83,7 @@ class ShardedEngine(nn.Module):
         self.mesh, self.dtype, self.rule = mesh, dtype, rule
         self._rank, self._force = mesh.dp_rank, force_exchange
         self._mine = self.routes.stores[self._rank]
-        self.stores = [_make_store(store, rule, mesh.device) for store in self._mine]
+        self.stores = [make_store(store, rule, mesh.device) for store in self._mine]
         self._modules_of_stores = nn.ModuleList(self.stores)
         self.replicas = Replicas(self.routes.replicas, rule)
         self.interaction = dot_interaction
@@ -185,7 +186,12 @@ class ShardedEngine(nn.Module):
         for store, asked in zip(self.stores, lookup.asked, strict=True):
             if isinstance(store, HostStore):
                 store.take(cast(WorkingSet, asked.holder))
-        rows = ids.new_empty(sum(layout.rows_out), dtype=self.dtype)
+        size = sum(layout.rows_in)
+        of_replicas = len(lookup.replica_ids) * self.routes.dim
+        received = ids.new_empty(size + of_replicas, dtype=self.dtype)
+        # With nobody to talk to, what would be sent is received already.
+        alone = self._connect().group is None
+        rows = received[:size] if alone else received.new_empty(sum(layout.rows_out))
         begins = [0] * len(self.stores)
         for segment in layout.segments:
             asked, begin = lookup.asked[segment.store], begins[segment.store]
@@ -193,12 +199,9 @@ class ShardedEngine(nn.Module):
             part = rows[segment.rows].view(end - begin, self._mine[segment.store].width)
             asked.holder.gather_into(asked.rows[begin:end], part)
             begins[segment.store] = end
-        size = sum(layout.rows_in)
-        of_replicas = len(lookup.replica_ids) * self.routes.dim
-        received = rows.new_empty(size + of_replicas)
-        lookup.rows = self._connect().rows.start(
-            rows, layout.rows_out, layout.rows_in, into=received[:size]
-        )
+        into = rows if alone else received[:size]
+        exchange = self._connect().rows
+        lookup.rows = exchange.start(rows, layout.rows_out, layout.rows_in, into=into)
         if of_replicas:
             tail = received[size:].view(-1, self.routes.dim)
             self.replicas.gather_into(lookup.replica_ids, tail)
@@ -386,22 +389,7 @@ class ShardedEngine(nn.Module):
         devices = [
             [store for store in stores if store.memory == "device"] for stores in self.routes.stores
         ]
-        of_devices = [_bytes([*stores, self.routes.replicas], self.rule) for stores in devices]
+        of_devices = [
+            stored_bytes([*stores, self.routes.replicas], self.rule) for stores in devices
+        ]
         return max(of_devices, key=lambda found: found.total)
-
-
-def _make_store(parts: StoreParts, rule: UpdateRule, device: torch.device) -> TableStore:
-    if parts.memory == "host":
-        return HostStore(parts.parts, parts.width, rule, device)
-    return TableStore(parts.parts, parts.width, rule)
-
-
-def _bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
-    """What stores take, without allocating them."""
-    weights = optimizer = 0
-    for parts in stores:
-        store = TableStore(parts.parts, parts.width, rule)
-        store.create_state()
-        weights += store.weight.nbytes
-        optimizer += sum(tensor.nbytes for tensor in store.optimizer_state.values())
-    return TableBytes(weights=weights, optimizer=optimizer)
