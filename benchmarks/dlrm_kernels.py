@@ -6,7 +6,8 @@
 Tables of frequency threshold 15, 26 features, width 128, resident batches. `floor_ms` is the time
 of the fewest bytes that must pass through device memory, at the bandwidth of a large copy: every
 distinct row once, however often it is looked up. The L2 cache is emptied before every call.
-The default of every kernel comes first; its variants follow while there is time.
+The default of every kernel comes first; its variants follow while there is time, then the same for
+uniform indices.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from benchmarks.dlrm_clicks import EXPONENTS, Ids, draw_ids
 from trainmark.kernels import gather_interaction as fused
 from trainmark.kernels import gather_rows, interaction, sparse_update
 from trainmark.kernels.interaction import Launch, output_width
-from trainmark.kernels.sparse_update import Rule, RuleName, SortedRows, sort_rows
+from trainmark.kernels.sparse_update import Rule, RuleName, SortedRows, sort_rows, sort_rows_of_two
 from trainmark.kernels.table_formats import FORMATS, Rows, Tables, new_rows, read_rows
 from trainmark.workloads.dlrm.runs import dlrm_small
 
@@ -41,34 +42,35 @@ PLAIN = "plain torch"
 LIMITS = {"int8": 2e-2, "fp8": 8e-2}  # updated rows are a rounding apart from the exact ones
 
 FORWARD = (
-    Launch(128, packed=True),
-    Launch(128, samples=4),
-    Launch(128, samples=4, packed=True),
-    Launch(128, warps=2),
-    Launch(128, warps=2, packed=True),
-    Launch(128, samples=4, stages=2, packed=True),
-    Launch(128, samples=4, warps=2, packed=True),
-    Launch(128, samples=8, stages=3),
     Launch(128, warps=1),
-    Launch(64),
+    Launch(128, warps=1, registers=80),
+    Launch(128, warps=1, registers=96),
+    Launch(128, warps=2),
 )
 BACKWARD = (
-    Launch(128, samples=4),
     Launch(128, warps=2),
-    Launch(128, warps=8),
-    Launch(64),
-    Launch(128, samples=4, stages=2),
-    Launch(64, warps=2),
+    Launch(128, warps=2, registers=80),
+    Launch(128, warps=2, registers=96),
+    Launch(128, warps=1),
+    Launch(128, warps=1, registers=168),
+    Launch(128, warps=4),
 )
+Cut = sparse_update.Launch
 UPDATE = (
-    sparse_update.Launch(32, 8),
-    sparse_update.Launch(16, 4),
-    sparse_update.Launch(16, 2),
-    sparse_update.Launch(64, 8),
-    sparse_update.Launch(64, 16),
-    sparse_update.Launch(32, 4, group=64),
+    Cut(8, 2),
+    Cut(8, 1),
+    Cut(8, 4),
+    Cut(16, 1),
+    Cut(16, 2),
+    Cut(8, 2, registers=64),
+    Cut(8, 2, registers=80),
+    Cut(16, 1, registers=128),
+    Cut(8, 2, blocks_of_sums=1),
+    Cut(8, 2, blocks_of_sums=8),
+    Cut(4, 4),
+    Cut(16, 4),
 )
-GATHER = (16, 64, 128)
+GATHER = (16, 64)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Problem:
             starts[group[1:]] = ends[:-1].int().to(device)
             self.stores.insert(0, new_store(int(ends[-1]), D, name, device))
         mixed = len(groups) == 2
-        self.features = [torch.tensor(g, device=device) if mixed else None for g in groups]
+        self.first_features = len(groups[0])
         in_second_F = ~torch.tensor(narrow, device=device)
         self.tables = Tables(*self.stores, in_second_F) if mixed else Tables(self.stores[0])
         random = torch.Generator(device).manual_seed(1)
@@ -108,11 +110,16 @@ class Problem:
         self.grad_BW = torch.randn(B, output_width(F, D), device=device).to(size.dtype)
         self.grad_rows_BFD = torch.randn(B, F, D, device=device).to(size.dtype)
         self.finite = torch.ones((), device=device)
+        self.offsets_F = in_second_F.int() * len(self.stores[0].codes)
         self.batches = self.sorted_rows(self.ids_BF)
         self.distinct_rows = [batch.rows_N.unique().numel() for batch in self.batches]
 
     def sorted_rows(self, ids_BF: Tensor) -> list[SortedRows]:
-        return [sort_rows(ids_BF, features) for features in self.features]
+        if len(self.stores) == 1:
+            return [sort_rows(ids_BF)]
+        return sort_rows_of_two(
+            ids_BF, self.offsets_F, self.first_features, len(self.stores[0].codes)
+        )
 
     def table_bytes(self) -> int:
         """Of the distinct rows, with their scales."""
@@ -296,18 +303,26 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def defaults(p: Problem) -> Iterator[Work]:
-    yield from (forward(p), backward(p), update(p), sort(p), gather(p))
-    yield from interaction_of_rows(p)
-    yield from (forward(p, system=PLAIN), backward(p, system=PLAIN))
+    yield from (forward(p), backward(p), update(p), sort(p))
+    yield from (update(p, rule) for rule in ("rowwise_adagrad", "adagrad"))
 
 
 def variants(p: Problem) -> Iterator[Work]:
     yield from (forward(p, launch) for launch in FORWARD)
     yield from (backward(p, launch) for launch in BACKWARD)
-    yield from (update(p, "sgd", launch) for launch in UPDATE)
+    mixed = len(p.stores) == 2
+    yield from (update(p, "sgd", launch) for launch in UPDATE[: 5 if mixed else None])
+    if not mixed:
+        for rule in ("rowwise_adagrad", "adagrad"):
+            yield from (update(p, rule, launch) for launch in (Cut(8, 1), Cut(4, 4), Cut(16, 1)))
     yield backward(p, check=False)
-    yield from (update(p, rule) for rule in ("rowwise_adagrad", "adagrad"))
-    yield from (gather(p, count) for count in GATHER)
+
+
+def the_rest(p: Problem) -> Iterator[Work]:
+    """What is not tuned."""
+    yield from (gather(p), *(gather(p, count) for count in GATHER))
+    yield from interaction_of_rows(p)
+    yield from (forward(p, system=PLAIN), backward(p, system=PLAIN))
 
 
 # --- compiling
@@ -315,7 +330,7 @@ def variants(p: Problem) -> Iterator[Work]:
 # About a hundred kernels at a second each would eat up the time to measure: processes compile
 # them side by side into Triton's cache, by running them once on small tables.
 
-COMPILERS = 12
+COMPILERS = 15
 
 
 def compile_ahead(formats: list[str]) -> None:
@@ -333,7 +348,7 @@ def compile_share(share: int, formats: list[str], size: Size) -> None:
     number = 0
     for name in formats:
         problem = Problem(name, "uniform", small)
-        for works in (defaults, variants):
+        for works in (defaults, variants, the_rest):
             for work in works(problem):
                 if number % COMPILERS == share:
                     with suppress(OutOfResources):  # the one who measures will say so
@@ -402,7 +417,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=100, help="stop measuring after that")
-    parser.add_argument("--formats", nargs="*", default=["fp32", "int8"], choices=list(FORMATS))
+    tables = ["fp32", "int8", "bf16"]
+    parser.add_argument("--formats", nargs="*", default=tables, choices=list(FORMATS))
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, in Triton's interpreter")
     parser.add_argument("--name", default="dlrm_kernels_h200", help="of the file in results/")
     parser.add_argument("--compile-share", type=int, help=argparse.SUPPRESS)
@@ -417,11 +433,11 @@ def main() -> None:
         return compile_share(arguments.compile_share, arguments.formats, size)
     if not arguments.tiny:
         compile_ahead(arguments.formats)
-    problems = [Problem(name, kind, size) for name in arguments.formats for kind in INDICES]
     rows, skipped = [], 0
-    for works in (defaults, variants):
-        for problem in problems:
-            for work in works(problem):
+    for kind in INDICES:
+        problems = [Problem(name, kind, size) for name in arguments.formats]
+        for works in (defaults, variants, the_rest):
+            for problem, work in ((p, work) for p in problems for work in works(p)):
                 if time.perf_counter() > until:
                     skipped += 1
                     continue

@@ -18,7 +18,7 @@ PARTS = {
     "mlp": r"gemm|cutlass|nvjet|xmma|cublas|splitk|_masked_|mkldnn|addmm|aten::b?mm"
     r"|triton_(poi|red|per|tem|for)_",  # what the compiler fuses around the products
     "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
-    "update": r"_chunk_kernel|_group_kernel|_finish_kernel|indexfunc|index_add|index_put|sparse"
+    "update": r"_update_kernel|indexfunc|index_add|index_put|sparse"
     r"|embedding\w*backward|backward\w*embedding|scatter_add|multi_tensor|fused_sgd",
     "forward": r"_forward_kernel|_gather_kernel|embedding|index_?select|gather",
     "backward": r"_backward_kernel",

@@ -231,7 +231,7 @@ def test_every_case_says_what_it_cannot_do(bench: Modules, options: Any) -> None
         ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<...>", "sort"),
         ("split_embedding_backward_codegen_sgd_unweighted_kernel_warp_per_row_1", "update"),
         ("split_embedding_codegen_forward_unweighted_v2_kernel", "forward"),
-        ("_chunk_kernel", "update"),
+        ("_update_kernel", "update"),
         ("_forward_kernel", "forward"),
         ("_backward_kernel", "backward"),
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "exchange"),

@@ -22,7 +22,7 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path: Path) -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     assert Counter(kernel for kernel, _ in lines) == {
         "_gather_kernel": 7, "_forward_kernel": 7, "_backward_kernel": 14,
-        "_chunk_kernel": 8, "_group_kernel": 8, "_finish_kernel": 8,
+        "_update_kernel": 32,
         "_masked_product_kernel": 2, "_masked_sums_kernel": 2, "_single_output_kernel": 2,
         "_quantize_kernel": 4, "_copy_kernel": 6,
     }  # fmt: skip

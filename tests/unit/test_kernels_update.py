@@ -23,6 +23,7 @@ from trainmark.kernels.sparse_update import (
     Rule,
     RuleName,
     sort_rows,
+    sort_rows_of_two,
     update_rows_reference,
     update_rows_triton,
 )
@@ -54,13 +55,19 @@ def test_sorted_rows_lead_to_their_gradients() -> None:
     assert (batch.places_N.diff()[equal] > 0).all()
 
 
-def test_rows_of_some_features_lead_to_gradients_of_all() -> None:
-    ids_BF = random_ids(60, 9, 2, "cpu").view(12, 5)
-    features = torch.tensor([4, 1])
-    batch = sort_rows(ids_BF, features)
-    assert torch.equal(ids_BF.flatten()[batch.places_N], batch.rows_N)
-    assert batch.places_N.numel() == 24
-    assert set((batch.places_N % 5).tolist()) == {1, 4}
+def test_one_sort_serves_two_stores() -> None:
+    """Both have rows of the same numbers; places lead to the gradients of all features."""
+    ids_BF = random_ids(60, 9, 3, "cpu").view(12, 5)
+    in_second_F = torch.tensor([True, False, False, True, False])
+    found = sort_rows_of_two(ids_BF, in_second_F.int() * 9, first_features=3, first_rows=9)
+    for batch, features in zip(found, ([1, 2, 4], [0, 3]), strict=True):
+        assert batch.rows_N.dtype == torch.int32
+        assert batch.rows_N.tolist() == sorted(ids_BF[:, features].flatten().tolist())
+        assert torch.equal(ids_BF.flatten()[batch.places_N], batch.rows_N)
+        assert batch.places_N.unique().numel() == 12 * len(features)
+        assert set((batch.places_N % 5).tolist()) == set(features)
+        equal = batch.rows_N[1:] == batch.rows_N[:-1]
+        assert (batch.places_N.diff()[equal] > 0).all()
 
 
 # --- rules
@@ -93,10 +100,10 @@ def test_fp32_updates_are_the_engines_rules(name: RuleName, update) -> None:
 def test_any_format_and_rule(table_format: str, name: RuleName) -> None:
     """Duplicates, a hot row, rows of their own; the reference rounds to the same bits."""
     dtype, rule = FORMATS[table_format], Rule(name)
-    ids_N = torch.cat([random_ids(60, 20, 3, "cpu"), torch.full((40,), 30, dtype=torch.int32)])
+    ids_N = torch.cat([random_ids(30, 20, 3, "cpu"), torch.full((20,), 30, dtype=torch.int32)])
     check_update(stored(31, 24, dtype, "cpu"), ids_N, rule, "cpu")
 
-    grads, batch = random(100, 24, seed=8, device="cpu"), sorted_one(ids_N)
+    grads, batch = random(50, 24, seed=8, device="cpu"), sorted_one(ids_N)
     mine = stored(31, 24, dtype, "cpu")
     reference = copied(mine)
     for rows, update in ((mine, update_rows_triton), (reference, update_rows_reference)):
@@ -119,7 +126,7 @@ def test_odd_sizes(count: int, dim: int, num_rows: int) -> None:
     check_update(stored(num_rows, dim, torch.int8, "cpu"), ids_N, Rule("sgd"), "cpu")
 
 
-# Lengths of runs of equal rows, laid against chunks of 16 and groups of 2 and 4 chunks.
+# Lengths of runs of equal rows, laid against pieces of 8 or 16 entries and of 16 or 32 sums.
 RUNS = [
     [16, 16, 32],  # ends where chunks end
     [15, 2, 15, 1, 200],  # over one border; to the end
@@ -132,12 +139,11 @@ RUNS = [
 
 
 @interpreted
-@pytest.mark.parametrize("group", [2, 4])
+@pytest.mark.parametrize("launch", [Launch(16), Launch(8, 2, 2), Launch(8, 1, 3, warps=4)], ids=str)
 @pytest.mark.parametrize("runs", RUNS, ids=str)
-def test_rows_that_span_chunks_and_groups(runs: list[int], group: int) -> None:
+def test_rows_that_span_several_pieces(runs: list[int], launch: Launch) -> None:
     ids_N = torch.repeat_interleave(torch.arange(len(runs)), torch.tensor(runs)).int()
     ids_N = ids_N[torch.randperm(len(ids_N), generator=torch.Generator().manual_seed(1))]
-    launch = Launch(chunk=16, warps=4, group=group)
     check_update(stored(len(runs), 16, FP32, "cpu"), ids_N, Rule("adagrad"), "cpu", launch)
 
 
@@ -165,15 +171,14 @@ def test_a_closed_gate_changes_nothing(name: RuleName, update) -> None:
 def test_two_stores_are_updated_from_one_buffer() -> None:
     ids_BF = random_ids(36, 5, 7, "cpu").view(12, 3)
     grads_BFD = random(12, 3, 16, seed=9, device="cpu")
-    for chosen in ([0, 2], [1]):
-        features = torch.tensor(chosen)
+    starts_F = torch.tensor([0, 5, 0], dtype=torch.int32)
+    for chosen, batch in zip(([0, 2], [1]), sort_rows_of_two(ids_BF, starts_F, 2, 5), strict=True):
         found = Rows(torch.zeros(5, 16))
-        batch = sort_rows(ids_BF, features)
         update_rows_triton(
             found, None, batch, grads_BFD.flatten(0, 1), Rule("sgd"), scalars("cpu", 1.0, 1.0),
             rounding_key("cpu"),
         )  # fmt: skip
         expected = torch.zeros(5, 16)
-        picked: Tensor = grads_BFD[:, features].flatten(0, 1)
-        expected.index_add_(0, ids_BF[:, features].flatten().long(), -picked)
+        picked: Tensor = grads_BFD[:, chosen].flatten(0, 1)
+        expected.index_add_(0, ids_BF[:, chosen].flatten().long(), -picked)
         torch.testing.assert_close(found.codes, expected, rtol=1e-5, atol=1e-5)

@@ -18,7 +18,7 @@ from trainmark.embeddings.row_update import Settings
 from trainmark.embeddings.store import table_names, whole_table
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
+from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, sort_rows_of_two
 from trainmark.kernels.table_formats import Tables
 from trainmark.seeding import stream_seed
 
@@ -93,7 +93,7 @@ class FusedEngine(nn.Module):
         for group in groups:
             columns = constants.columns_of(group)
             ids_BF[:, columns] = (group.ids + constants.starts_F[columns, None]).t().to(ids_BF)
-        return Lookup(ids_BF, [sort_rows(ids_BF, features) for features in constants.features])
+        return Lookup(ids_BF, constants.sorted_rows(ids_BF))
 
     def begin_step(self, lr: float) -> None:
         """Nothing: the update is told."""
@@ -167,8 +167,7 @@ class FusedEngine(nn.Module):
     def _joined(self, looked_up: list[Lookup]) -> Lookup:
         """The lookups of several micro-batches as one."""
         ids_BF = torch.cat([lookup.ids_BF for lookup in looked_up])
-        features = self._on_device().features
-        return Lookup(ids_BF, [sort_rows(ids_BF, chosen) for chosen in features])
+        return Lookup(ids_BF, self._on_device().sorted_rows(ids_BF))
 
     # --- state
 
@@ -214,18 +213,25 @@ class _Constants:
             for store, own in zip(stores, features, strict=True)
             for feature, start in zip(own, store.starts, strict=False)
         }
-        # A sort of int32 takes half the time.
-        wide = max((store.starts[-1] for store in stores), default=0) > LARGEST_INT32
+        # A sort of int32 takes half the time. Two stores are sorted as one.
+        wide = sum(store.starts[-1] for store in stores) > LARGEST_INT32
         dtype = torch.int64 if wide else torch.int32
         in_order = [starts[feature] for feature in range(len(starts))]
         self.starts_F = torch.tensor(in_order, dtype=dtype, device=device)
-        only_one = len(stores) < 2
-        self.features = [None if only_one else torch.tensor(own, device=device) for own in features]
+        self._has_two = len(stores) == 2
         self.in_second_F = torch.zeros(len(starts), dtype=torch.bool, device=device)
-        if not only_one:
+        if self._has_two:
             self.in_second_F[features[1]] = True
+            self._first_features, self._first_rows = len(features[0]), stores[0].starts[-1]
+            self._offsets_F = (self.in_second_F * self._first_rows).to(dtype)
         self.finite = torch.ones((), device=device)
         self._columns: dict[tuple[int, ...], Tensor] = {}
+
+    def sorted_rows(self, ids_BF: Tensor) -> list[SortedRows]:
+        """Of each store."""
+        if not self._has_two:
+            return [sort_rows(ids_BF)]
+        return sort_rows_of_two(ids_BF, self._offsets_F, self._first_features, self._first_rows)
 
     def columns_of(self, group: IdGroup) -> Tensor:
         key = tuple(group.features)

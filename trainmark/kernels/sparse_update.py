@@ -1,25 +1,25 @@
 """Updating the embedding rows that a batch looked up: one read and one write per distinct row.
 
-`sort_rows` sorts the looked-up rows ahead of the step. Then the sorted list is cut into chunks of
+`sort_rows` sorts the looked-up rows ahead of the step. Then the sorted list is cut into pieces of
 equal length, whatever rows they hold, so that a row that every sample looks up is no harder than
-any other:
+any other. A program adds up the gradients in its piece, equal rows together, and updates the rows
+that lie wholly within it. What belongs to a row that goes on in another piece is set aside: one
+sum at most for the row that comes from the left, and one for the row that goes on to the right.
+These sums are again a sorted list of rows, a fraction as long: the same kernel takes it, and so on
+until a single program sees all that is left.
 
-1. A program adds up the gradients in its chunk, equal rows together, and updates the rows that
-   lie wholly within it. What belongs to a row that goes on in another chunk is set aside: one sum
-   at most for the row that comes from the left, and one for the row that goes on to the right.
-2. Where a whole group of chunks holds one row, its sums are added up.
-3. The chunk in which such a row begins collects the row's sums, by groups where it can, and
-   updates it.
+A thread has the same columns of every row, so that nothing passes between threads, and a program
+asks for all gradients and weights that it will need before it waits for the first.
 
 Every sum has a fixed order: the result is the same, bit for bit, in every run on the same device.
 Bytes: each gradient row is read once, with 12 bytes of plan; each distinct row, its scale and its
-state are read and written once; the sums are 2 fp32 rows per chunk at most.
+state are read and written once; the sums are 2 fp32 rows per program at most.
 
 Shapes: N looked-up rows, duplicates included, D width of a row.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, no_type_check
 
 import torch
 from torch import Tensor
@@ -64,20 +64,29 @@ class SortedRows:
     """int64: the row of the gradients, ascending among equal rows."""
 
 
-def sort_rows(ids_BF: Tensor, features: Tensor | None = None) -> SortedRows:
+def sort_rows(ids_BF: Tensor) -> SortedRows:
     """What an update needs to know about a batch. Shapes are static and the host never waits.
 
     Args:
         ids_BF: int32 where the rows permit it: a sort of int64 takes twice as long.
-        features: [K] int64, the columns to update, if not all. The gradients have all F still.
     """
-    F = ids_BF.shape[1]
-    chosen_BK = ids_BF if features is None else ids_BF.index_select(1, features)
-    rows_N, places_N = chosen_BK.reshape(-1).sort(stable=True)
-    if features is not None:
-        K = features.numel()
-        places_N = places_N // K * F + features[places_N % K]
-    return SortedRows(rows_N, places_N)
+    return SortedRows(*ids_BF.reshape(-1).sort(stable=True))
+
+
+def sort_rows_of_two(
+    ids_BF: Tensor, starts_F: Tensor, first_features: int, first_rows: int
+) -> list[SortedRows]:
+    """The same for two stores, in one sort: as many entries as one store would have.
+
+    Args:
+        starts_F: 0 for the features of the first store, `first_rows` for those of the second.
+        first_features: how many features look up the first store.
+        first_rows: rows of the first store; with the second's they must fit the type of the ids.
+    """
+    both = sort_rows(ids_BF + starts_F)
+    border = ids_BF.shape[0] * first_features
+    first = SortedRows(both.rows_N[:border], both.places_N[:border])
+    return [first, SortedRows(both.rows_N[border:] - first_rows, both.places_N[border:])]
 
 
 # --- plain torch
@@ -116,17 +125,20 @@ def update_rows_reference(
 class Launch:
     """How the work is cut. Sums are grouped by it: another one changes the last bits."""
 
-    chunk: int
-    """Sorted rows per program; a power of 2, at least 16 for the matrix units."""
-    warps: int
-    group: int = 32
-    """Chunks whose sums are added up at a time where they hold one row; a power of 2."""
+    block: int
+    """Entries of the list whose loads are in flight at a time; a power of 2."""
+    blocks: int = 1
+    """That a program goes through, one after another, of the sorted list,"""
+    blocks_of_sums: int = 4
+    """and of the sums that were set aside."""
+    warps: int = 1
+    registers: int | None = None
+    """Of a thread, if fewer than the compiler would take: more programs run at a time."""
 
 
 def default_launch(dim: int) -> Launch:
-    """A tile of at most 4096 numbers for each four warps."""
-    columns = next_power_of_2(dim)
-    return Launch(chunk=32, warps=4) if columns <= 128 else Launch(chunk=16, warps=columns // 64)
+    """Four numbers of a row for each thread: a block's gradients and weights fill its registers."""
+    return Launch(block=8, blocks=2, warps=max(1, next_power_of_2(dim) // 128))
 
 
 def update_rows_triton(
@@ -141,187 +153,182 @@ def update_rows_triton(
 ) -> None:
     """See `update_rows`."""
     count, D = batch.rows_N.numel(), grads_ND.shape[1]
-    if count == 0:
-        return
     launch = launch or default_launch(D)
-    chunks = -(-count // launch.chunk)
-    whole_groups = chunks // launch.group
-    sums = torch.empty(chunks, 2, D, device=grads_ND.device)
-    group_sums = torch.empty(whole_groups, D, device=grads_ND.device)
-    shared: dict[str, Any] = {
-        "D": D,
-        "CHUNK": launch.chunk,
-        "COLUMNS": next_power_of_2(D),
-        "num_warps": launch.warps,
-    }
     update: dict[str, Any] = {
+        "scalars": scalars,
         "codes": rows.codes,
         "scales": rows.codes if rows.scales is None else rows.scales,
         "state": rows.codes if state is None else state,
         "key": rows.codes if key is None else key,
-        "BY_CHANCE": key is not None,
         "eps": rule.eps,
         "RULE": rule.name,
         "LARGEST_CODE": LARGEST_CODE.get(rows.codes.dtype, 0.0),
         "SMALLEST_ROW": SMALLEST_ROW,
+        "BY_CHANCE": key is not None,
+        "D": D,
+        "COLUMNS": next_power_of_2(D),
+        "BLOCK": launch.block,
+        "num_warps": launch.warps,
+        "maxnreg": launch.registers,
     }
-    sorted_rows, places = batch.rows_N, batch.places_N
-    _chunk_kernel[(chunks,)](
-        sorted_rows, places, grads_ND, sums, scalars, count, **update, **shared
-    )
-    if whole_groups:
-        _group_kernel[(whole_groups,)](
-            sorted_rows, sums, group_sums, scalars, GROUP=launch.group, **shared
-        )
-    _finish_kernel[(chunks,)](
-        sorted_rows, sums, group_sums, scalars, count, **update, GROUP=launch.group, **shared
-    )
+    listed, values, blocks = batch.rows_N, grads_ND, launch.blocks
+    while count:
+        programs = -(-count // (launch.block * blocks))
+        sums = torch.empty(programs, 2, D, device=grads_ND.device)
+        rows_of_sums = torch.empty(programs, 2, dtype=listed.dtype, device=listed.device)
+        _update_kernel[(programs,)](
+            listed, batch.places_N, values, count, rows_of_sums, sums, **update,
+            BLOCKS=blocks, SUMS=values is not grads_ND,
+        )  # fmt: skip
+        listed, values, blocks = rows_of_sums, sums, launch.blocks_of_sums
+        count = 0 if programs == 1 else 2 * programs
 
 
 if triton is not None:
-    from trainmark.kernels.table_formats import load_rows, store_rows
+    from trainmark.kernels.table_formats import store_rows
 
     @triton.jit
-    def _update_tile(
-        codes, scales, state, key, row, wanted, column, old, sums, lr, eps,
+    def _load_state(state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr):
+        if RULE == "adagrad":
+            return tl.load(state + row * D + column[None, :], wanted & (column < D)[None, :], 0.0)
+        elif RULE == "rowwise_adagrad":
+            return tl.load(state + row, wanted, 0.0)
+        else:
+            return row  # there is none
+
+    @triton.jit
+    def _update_row(
+        codes, scales, state, key, row, column, old, old_state, sums, lr, eps,
         RULE: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
     ):  # fmt: skip
-        """Apply the rule to the rows that are wanted; `old` are their weights."""
+        """Apply the rule to a row whose weights and state are `old` and `old_state`."""
+        # Square roots and quotients are Triton's quick ones, off by an ulp or two.
         if RULE == "sgd":
             step = sums * lr
         elif RULE == "rowwise_adagrad":
-            total = tl.load(state + row, wanted, 0.0) + tl.sum(sums * sums, 1) / D
-            tl.store(state + row, total, wanted)
-            step = sums * tl.div_rn(lr + tl.zeros_like(total), tl.sqrt_rn(total) + eps)[:, None]
+            total = old_state + tl.sum(tl.sum(sums * sums, 1), 0) / D
+            tl.store(state + row, total)
+            step = sums * (lr / (tl.sqrt(total) + eps))
         else:
-            place = row[:, None] * D + column[None, :]
-            inside = wanted[:, None] & (column < D)[None, :]
-            total = tl.load(state + place, inside, 0.0) + sums * sums
-            tl.store(state + place, total, inside)
-            step = tl.div_rn(sums * lr, tl.sqrt_rn(total) + eps)
+            total = old_state + sums * sums
+            tl.store(state + row * D + column[None, :], total, (column < D)[None, :])
+            step = sums * lr / (tl.sqrt(total) + eps)
+        one = tl.zeros([1], tl.int64)
         store_rows(
-            codes, scales, row, wanted, column, old - step, key,
+            codes, scales, row + one, one == 0, column, old - step, key,
             D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
         )  # fmt: skip
 
     @triton.jit
-    def _chunk_kernel(
-        rows, places, grads, sums, scalars, count, codes, scales, state, key, eps,
-        RULE: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
-        BY_CHANCE: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
-    ):  # fmt: skip
-        lr, factor, gate = tl.load(scalars), tl.load(scalars + 1), tl.load(scalars + 2)
-        chunk = tl.program_id(0).to(tl.int64)
-        first = chunk * CHUNK
-        if gate != 0:
-            place = first + tl.arange(0, CHUNK)
-            inside = place < count
-            row = tl.load(rows + place, inside, -1).to(tl.int64)
-            before = tl.load(rows + place - 1, inside & (place > 0), -1)
-            on_the_left = tl.load(rows + first - 1, first > 0, -1)
-            on_the_right = tl.load(rows + first + CHUNK, first + CHUNK < count, -1)
-            # A row's sum takes the place of its first entry in the chunk.
-            is_first = inside & ((row != before) | (place == first))
-            goes_on = is_first & ((row == on_the_left) | (row == on_the_right))
-            ends_here = is_first & ((row != on_the_left) & (row != on_the_right))
-
-            column = tl.arange(0, COLUMNS)
-            in_row = column < D
-            source = tl.load(places + place, inside, 0).to(tl.int64)
-            grad = tl.load(
-                grads + source[:, None] * D + column[None, :],
-                inside[:, None] & in_row[None, :],
-                0.0,
-            )
-            old = load_rows(codes, scales, row, ends_here, column, D, LARGEST_CODE > 0)
-            # Sums of equal rows as a product with ones and zeros: exact in the matrix units.
-            equal = (row[:, None] == row[None, :]) & is_first[:, None]
-            total = tl.dot(equal.to(grad.dtype), grad, input_precision="ieee") * factor
-
-            slot = chunk * 2 + tl.where(row == on_the_left, 0, 1)
-            tl.store(
-                sums + slot[:, None] * D + column[None, :],
-                total,
-                goes_on[:, None] & in_row[None, :],
-            )
-            _update_tile(
-                codes, scales, state, key, row, ends_here, column, old, total, lr, eps,
-                RULE, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
-            )  # fmt: skip
+    def _noted(row, has_sum):
+        """A row number that also says whether a sum was set aside for it."""
+        return tl.where(has_sum, row, -2 - row)
 
     @triton.jit
-    def _group_kernel(
-        rows, sums, group_sums, scalars,
-        D: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    ):  # fmt: skip
-        group = tl.program_id(0).to(tl.int64)
-        first, last = group * GROUP, group * GROUP + GROUP - 1
-        on_the_left = tl.load(rows + first * CHUNK - 1, group > 0, -1)
-        if (tl.load(scalars + 2) != 0) & (on_the_left == tl.load(rows + last * CHUNK)):
-            column = tl.arange(0, COLUMNS)
-            chunk = first + tl.arange(0, GROUP)
-            tile = tl.load(
-                sums + chunk[:, None] * 2 * D + column[None, :], (column < D)[None, :], 0.0
-            )
-            tl.store(group_sums + group * D + column, tl.sum(tile, 0), column < D)
+    def _row_of(noted, SUMS: tl.constexpr):
+        if SUMS:
+            return tl.where(noted >= 0, noted, -2 - noted)
+        else:
+            return noted
 
-    @triton.jit
-    def _finish_kernel(
-        rows, sums, group_sums, scalars, count, codes, scales, state, key, eps,
+    @triton.jit(do_not_specialize=["count"])  # every list has another length
+    @no_type_check  # tuples grow
+    def _update_kernel(
+        listed, places, values, count, rows_of_sums, sums,
+        scalars, codes, scales, state, key, eps,
         RULE: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
-        BY_CHANCE: tl.constexpr,
-        D: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
+        BY_CHANCE: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+        BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
-        chunk = tl.program_id(0).to(tl.int64)
-        chunks = tl.num_programs(0)
-        after = (chunk + 1) * CHUNK
-        has_next = after < count
-        row = tl.load(rows + after - 1, has_next, -1)
-        on_the_left = tl.load(rows + chunk * CHUNK - 1, chunk > 0, -1)
-        on_the_right = tl.load(rows + after, has_next, -1)
-        begins_here = has_next & (row != on_the_left) & (row == on_the_right)
-        if (tl.load(scalars + 2) != 0) & begins_here:
-            column = tl.arange(0, COLUMNS)
-            in_row = (column < D)[None, :]
-            one = tl.zeros([1], tl.int64)
-            old = load_rows(codes, scales, row + one, one == 0, column, D, LARGEST_CODE > 0)
-            own = tl.load(sums + (chunk * 2 + 1) * D + column[None, :], in_row, 0.0)
+        """One piece of the sorted list or, with `SUMS`, of the sums that were set aside.
 
-            # The rest of the own group of chunks; then groups that hold nothing else; then the
-            # group in which the row ends.
-            step = tl.arange(0, GROUP)
-            other = chunk // GROUP * GROUP + step
-            holds = (other > chunk) & (other < chunks)
-            holds = holds & (tl.load(rows + other * CHUNK, holds, -1) == row)
-            tile = tl.load(
-                sums + other[:, None] * 2 * D + column[None, :], holds[:, None] & in_row, 0.0
-            )
-            group = chunk // GROUP + 1
-            found = GROUP
-            while found == GROUP:
-                last = (group + step) * GROUP + GROUP - 1
-                holds = last < chunks
-                holds = holds & (tl.load(rows + last * CHUNK, holds, -1) == row)
-                tile += tl.load(
-                    group_sums + (group + step)[:, None] * D + column[None, :],
-                    holds[:, None] & in_row,
-                    0.0,
+        Entries that only note a row, and those behind the end, row -1, have no value.
+        """
+        factor, is_open = tl.load(scalars + 1), tl.load(scalars + 2) != 0
+        lr = tl.load(scalars) * (factor if RULE == "sgd" else 1.0)
+        program = tl.program_id(0).to(tl.int64)
+        begin = program * (BLOCK * BLOCKS)
+        on_the_left = _row_of(tl.load(listed + begin - 1, begin > 0, -1), SUMS)
+        column = tl.arange(0, COLUMNS)
+        in_row = (column < D)[None, :]
+
+        total = tl.zeros([1, COLUMNS], tl.float32)
+        keep = 0.0  # of the total so far
+        has_value = begin < 0
+        left_has_value = begin < 0
+        last_goes_on = begin < 0
+        first_row = on_the_left
+        last_row = on_the_left
+        for block in range(BLOCKS):
+            start = begin + block * BLOCK
+            inside = tl.minimum(count - start, BLOCK + 1).to(tl.int32)
+            noted, sources = (), ()
+            for i in tl.static_range(BLOCK + 1):
+                noted += (tl.load(listed + start + i, i < inside, -1),)
+            for i in tl.static_range(BLOCK):
+                source = start + i
+                if not SUMS:
+                    source = tl.load(places + start + i, i < inside, 0).to(tl.int64)
+                sources += (source,)
+            entries, old, old_scales, old_state = (), (), (), ()
+            keeps, sets_aside, updates = (), (), ()
+            for i in tl.static_range(BLOCK):
+                row = _row_of(noted[i], SUMS)
+                last_goes_on = row == _row_of(noted[i + 1], SUMS)
+                from_the_left = row == on_the_left
+                keeps += (keep,)
+                if SUMS:
+                    has_value = ((keep != 0) & has_value) | (noted[i] >= 0)
+                    left_has_value = left_has_value | (from_the_left & has_value)
+                else:
+                    has_value = noted[i] >= 0
+                if i == BLOCK - 1:
+                    is_last = block == BLOCKS - 1
+                    ends = (last_goes_on == 0) | is_last
+                    aside = from_the_left | (is_last & last_goes_on)
+                else:
+                    ends = last_goes_on == 0
+                    aside = from_the_left
+                keep = tl.where(ends, 0.0, 1.0)
+                sets_aside += (ends & aside & has_value,)
+                wanted = ends & (aside == 0) & has_value & is_open
+                updates += (wanted,)
+                if block == 0 and i == 0:
+                    first_row = row
+                last_row = row
+                # Behind the end of the list the first gradient is read, and not used.
+                has_sum = (noted[i] >= 0) if SUMS else True
+                entries += (
+                    tl.load(values + sources[i] * D + column[None, :], in_row & has_sum, 0.0),
                 )
-                found = tl.sum(holds.to(tl.int32), 0)
-                group += found
-            other = group * GROUP + step
-            holds = other < chunks
-            holds = holds & (tl.load(rows + other * CHUNK, holds, -1) == row)
-            tile += tl.load(
-                sums + other[:, None] * 2 * D + column[None, :], holds[:, None] & in_row, 0.0
-            )
-
-            total = own + tl.sum(tile, 0)[None, :]
-            _update_tile(
-                codes, scales, state, key, row + one, one == 0, column, old, total,
-                tl.load(scalars), eps, RULE, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
-            )  # fmt: skip
+                row = row.to(tl.int64)
+                old += (tl.load(codes + row * D + column[None, :], in_row & wanted),)
+                if LARGEST_CODE > 0:
+                    old_scales += (tl.load(scales + row, wanted, 0.0),)
+                old_state += (_load_state(state, row, wanted, column, RULE, D),)
+            for i in tl.static_range(BLOCK):
+                total = total * keeps[i] + entries[i].to(tl.float32)
+                row = _row_of(noted[i], SUMS).to(tl.int64)
+                if updates[i]:
+                    weights = old[i].to(tl.float32)
+                    if LARGEST_CODE > 0:
+                        weights = weights * old_scales[i]
+                    _update_row(
+                        codes, scales, state, key, row, column, weights, old_state[i],
+                        total if RULE == "sgd" else total * factor, lr, eps,
+                        RULE, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+                    )  # fmt: skip
+                if sets_aside[i]:
+                    slot = program * 2
+                    if i == BLOCK - 1:
+                        slot += (row != on_the_left).to(tl.int64)
+                    tl.store(sums + slot * D + column[None, :], total, in_row)
+        if not SUMS:
+            left_has_value = first_row == on_the_left
+        tl.store(rows_of_sums + program * 2, _noted(first_row, left_has_value))
+        last_has_value = last_goes_on & has_value & (last_row != on_the_left)
+        tl.store(rows_of_sums + program * 2 + 1, _noted(last_row, last_has_value))
 
 
 # --- dispatch
