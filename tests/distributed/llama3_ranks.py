@@ -28,6 +28,7 @@ STEPS = 20
 SAVED_AT = 10
 CPU = torch.device("cpu")
 
+BF16_STATES = {"precision": "bf16", "optimizer_states": "bf16"}
 SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "two": (
         2,
@@ -45,6 +46,13 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
             "TP2-fp8": {"parallel": "PP1DP1TP2", "precision": "fp8"},
             "DP2-bf16": {"parallel": "PP1DP2TP1", "precision": "bf16"},
+        },
+    ),
+    "two-bf16-states": (
+        2,
+        {
+            "TP2-bf16-states": BF16_STATES | {"parallel": "PP1DP1TP2"},
+            "DP2-bf16-states": BF16_STATES | {"parallel": "PP1DP2TP1"},
         },
     ),
     "four": (

@@ -10,11 +10,22 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.llama3_ranks import CPU, SAVED_AT, SPLITS, STEPS, config, train
+from tests.distributed.llama3_ranks import (
+    BF16_STATES,
+    CPU,
+    SAVED_AT,
+    SPLITS,
+    STEPS,
+    config,
+    train,
+)
 from trainmark import checkpoint
 from trainmark.distributed.mesh import single
 
-GROUPS = [pytest.param(g, marks=[] if g == "two" else [pytest.mark.slow]) for g in SPLITS]
+GROUPS = [
+    pytest.param("two"),
+    *(pytest.param(g, marks=pytest.mark.slow) for g in ("two-variants", "four")),
+]
 TOLERANCE = 1e-4
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,12 +92,25 @@ def test_splits_train_like_one_process(folder: Path, group: str) -> None:
         assert back[:3] == near_for(name, following), name
 
 
+@pytest.mark.slow
+def test_splits_without_masters_continue_each_other(tmp_path: Path) -> None:
+    """What lies beside the weights is cut and put together as they are."""
+    alone = train(config(**BF16_STATES), single(CPU), save_to=tmp_path / "one")
+    found = run_ranks(tmp_path, "two-bf16-states")
+    assert len(found) == 2
+    for losses in found.values():
+        assert losses["whole"] == pytest.approx(alone, rel=0.02)
+        assert len(losses["continued"]) == 2
+        for continued in losses["continued"].values():
+            assert continued[:3] == pytest.approx(alone[SAVED_AT : SAVED_AT + 3], rel=0.02)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
         {"precision": "bf16"},
-        {"precision": "bf16", "optimizer_states": "bf16"},
+        BF16_STATES,
         {"precision": "fp8", "optimizer_states": "bf16"},
         {"precision": "fp16"},
         {"recompute": "selective"},
