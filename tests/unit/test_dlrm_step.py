@@ -4,11 +4,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from tests.small import config, copies, same_bits, trainer
+from trainmark.kernels.compiled import INSTALLED
 from trainmark.optimizers import LossScale, all_finite
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
@@ -161,25 +163,48 @@ def test_a_loss_that_is_not_finite_is_never_applied(name: str, poison: float) ->
     assert not same_bits(before, everything(built))
 
 
-@pytest.mark.parametrize("where", ["dense", "sparse"])
-def test_a_gradient_that_is_not_finite_is_never_applied(
-    where: str, monkeypatch: pytest.MonkeyPatch
+def test_a_dense_gradient_that_is_not_finite_is_never_applied(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cfg = config()
-    built = trainer(cfg)
-    prepared = built.prepare(next(batches(cfg)))
-    before = everything(built)
     original = DlrmTrainer._finish_gradients
 
     def poisoned(self: DlrmTrainer) -> torch.Tensor:
-        dense = self.model.top[0].weight.grad
-        gradient = dense if where == "dense" else self.model.tables.gradients()[0]
+        gradient = self.model.top[0].weight.grad
         assert gradient is not None
         gradient.view(-1)[3] = float("inf")
         return original(self)
 
     monkeypatch.setattr(DlrmTrainer, "_finish_gradients", poisoned)
-    loss, skipped = built.step(prepared, 0.1)
+    _expect_nothing_applied(trainer(config()))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_row_gradient_that_is_not_finite_is_never_applied(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the product of the first two rows, which no dense parameter sees."""
+    monkeypatch.setattr("trainmark.kernels.compiled.INSTALLED", compiled and INSTALLED)
+    built = trainer(config())
+    original = built.model.tables.lookup_and_interact
+
+    def poisoned(lookup: Any, x_BD: torch.Tensor) -> torch.Tensor:
+        out_BW = original(lookup, x_BD)
+
+        def poison(grad_BW: torch.Tensor) -> torch.Tensor:
+            changed = grad_BW.clone()
+            changed[3, x_BD.shape[1] + 2] = float("inf")
+            return changed
+
+        out_BW.register_hook(poison)
+        return out_BW
+
+    monkeypatch.setattr(built.model.tables, "lookup_and_interact", poisoned)
+    _expect_nothing_applied(built)
+
+
+def _expect_nothing_applied(built: DlrmTrainer) -> None:
+    before = everything(built)
+    loss, skipped = built.step(built.prepare(next(batches(built.cfg))), 0.1)
     assert skipped
     assert math.isfinite(loss.item())
     assert same_bits(before, everything(built))

@@ -123,7 +123,7 @@ def test_gradients_that_are_not_finite_are_noticed(value: float) -> None:
 
 @pytest.mark.parametrize("second", [True, False])
 def test_autograd_fills_the_buffer(second: bool) -> None:
-    """Plain torch, as every CPU run uses it; autograd differentiates the same from dense tables."""
+    """As CPU runs use it; autograd differentiates the same from dense tables."""
     case = Case(7, 5, 12)
     tables = two_stores(12, FP32, "cpu", 5) if second else one_store(12, FP32, "cpu")
     x, ids, grad = case.x("cpu").requires_grad_(), case.ids("cpu"), case.grad("cpu")
@@ -135,7 +135,7 @@ def test_autograd_fills_the_buffer(second: bool) -> None:
     rows = torch.stack([stores[second and f % 3 == 1][ids[:, f].long()] for f in range(5)], 1)
     rows.requires_grad_()
     wanted = interaction.dot_interaction_reference(x, rows)
-    assert torch.equal(out, wanted)
+    assert relative_error(out, wanted) < 1e-6
     wanted_x, wanted_rows = torch.autograd.grad(wanted, [x, rows], grad)
     assert relative_error(found_x, wanted_x) < 1e-6
     assert relative_error(buffer, wanted_rows) < 1e-6

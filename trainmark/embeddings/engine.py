@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from trainmark.embeddings.row_update import Settings
 from trainmark.embeddings.store import TableStore, table_names, whole_table
 from trainmark.embeddings.update import UpdateRule
+from trainmark.kernels.compiled import has_compiled
+from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
+from trainmark.kernels.table_formats import Rows, Tables
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,8 @@ class LocalEngine(nn.Module):
         self._columns: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.sent_bytes: dict[str, int] = {}
         self._looked_up: list[tuple[Tensor, Tensor]] = []
+        self._finite = torch.ones((), device="cpu")
+        """Of the gradients that compiled kernels, which are a CPU's, have computed: 1 or 0."""
 
     # --- forward
 
@@ -188,15 +193,35 @@ class LocalEngine(nn.Module):
         return rows_BFD
 
     def lookup_and_interact(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
+        if has_compiled(self.store.weight, x_BD):
+            return self._in_one_kernel(ids_BF, x_BD)
         return self.interaction(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
+
+    def _in_one_kernel(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
+        tables = Tables(Rows(self.store.weight))
+        if not torch.is_grad_enabled():
+            return gather_interaction(x_BD, ids_BF, tables)
+        rows_BFD = x_BD.new_empty(*ids_BF.shape, self.store.width)
+        self._looked_up.append((ids_BF.reshape(-1), rows_BFD))
+
+        def note_gradient(_: Tensor) -> None:
+            rows_BFD.grad = rows_BFD.detach()  # it has taken the place of the rows
+
+        x_BD.register_hook(note_gradient)
+        return gather_interaction(x_BD, ids_BF, tables, rows_BFD, self._finite)
 
     # --- update
 
     def gradients(self) -> list[Tensor]:
-        return [rows.grad for _, rows in self._looked_up if rows.grad is not None]
+        """Of rows that a kernel has looked up, 0 or infinite: it has looked at their gradients."""
+        rows = [rows for _, rows in self._looked_up]
+        if rows and not rows[0].requires_grad:
+            return [1 / self._finite - 1]
+        return [of_micro.grad for of_micro in rows if of_micro.grad is not None]
 
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
         looked_up, self._looked_up = self._looked_up, []
+        self._finite.fill_(1)
         if looked_up:
             ids = joined([ids for ids, _ in looked_up])
             grads = joined([gradient(rows).flatten(0, 1) for _, rows in looked_up])

@@ -46,6 +46,7 @@ from trainmark.embeddings.squares import ColumnSquares
 from trainmark.embeddings.store import TableStore
 from trainmark.embeddings.stores import make_store, stored_bytes
 from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule
+from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import SortedRows
@@ -97,7 +98,8 @@ class ShardedEngine(nn.Module):
         self._connected: Connection | None = None
         self._looked_up: list[Lookup] = []
         self._on_gpu = mesh.device.type == "cuda"
-        self._reads_in_place = self._on_gpu and self.routes.unit == dim
+        is_compiled = is_compiled_for(mesh.device, dtype)
+        self._reads_in_place = is_compiled or (self._on_gpu and self.routes.unit == dim)
         # On a GPU this makes a stream wait; else the host, which rows of its own memory are worth.
         on_host = any(isinstance(store, HostStore) for store in self.stores)
         self._asks_ahead = self._on_gpu or on_host
@@ -215,15 +217,17 @@ class ShardedEngine(nn.Module):
     def _interact_in_place(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
         """Read rows from where they were received, and leave gradients in the same places."""
         received = self._received_rows(lookup)
-        places_BF = lookup.layout.places.view(lookup.samples, self.routes.num_features)
-        tables = Tables(Rows(received.view(-1, self.routes.dim)))
+        pieces = self.routes.num_features * self.routes.dim // self.routes.unit
+        places_BQ = lookup.layout.places.view(lookup.samples, pieces)
+        tables = Tables(Rows(received.view(-1, self.routes.unit)))
         if not torch.is_grad_enabled():
-            return gather_interaction(x_BD, places_BF, tables)
-        grads = torch.empty_like(tables.first.codes)
+            return gather_interaction(x_BD, places_BQ, tables)
+        rows = tables.first.codes
+        grads = torch.empty_like(rows) if self._on_gpu else rows
         # As soon as the interaction's backward pass is done, before the bottom MLP's.
         x_BD.register_hook(lambda _: self._send_gradients(lookup, grads.view(-1)))
         finite = self._connect().finite
-        return gather_interaction(x_BD, places_BF, tables, grads, finite, at_rows=True)
+        return gather_interaction(x_BD, places_BQ, tables, grads, finite, at_rows=True)
 
     def lookup(self, lookup: Lookup) -> Tensor:
         """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""

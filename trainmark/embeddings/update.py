@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.sparse_update import Rule
 
 State = dict[str, Tensor]
@@ -62,7 +63,7 @@ class Sgd:
     def update(
         self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
     ) -> None:
-        add_rows(weight, ids, grads.mul_(-lr))
+        add_rows(weight, ids, grads, -lr)
 
 
 class Adagrad:
@@ -99,6 +100,11 @@ class RowwiseAdagrad:
     def update(
         self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
     ) -> None:
+        if has_compiled(weight, grads):
+            from trainmark.kernels import cpu_rows
+
+            cpu_rows.rowwise_adagrad(weight, state["sum"], ids, grads, lr, self.eps)
+            return
         rows, grads = sum_duplicates(ids, grads)
         self.update_rows(weight, state, rows, grads, square_sums(grads) / grads.shape[1], lr)
 
@@ -167,8 +173,15 @@ def square_sums(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=1).square_()
 
 
-def add_rows(target: Tensor, ids: Tensor, rows: Tensor) -> None:
-    """target[ids[i]] += rows[i], duplicates included."""
+def add_rows(target: Tensor, ids: Tensor, rows: Tensor, scale: float = 1.0) -> None:
+    """target[ids[i]] += scale rows[i], duplicates included. May overwrite `rows`."""
+    if has_compiled(target, rows):
+        from trainmark.kernels import cpu_rows
+
+        cpu_rows.add_rows(target, ids, rows, scale)
+        return
+    if scale != 1:
+        rows = rows.mul_(scale)
     if target.device.type == "cpu":
         # PyTorch sorts an expanded index and adds row by row, in parallel and in a fixed order:
         # four times faster than index_add_ here, and repeatable.

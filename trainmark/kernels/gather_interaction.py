@@ -1,8 +1,9 @@
 """Lookup and dot interaction in one pass: the looked-up rows are never written to memory.
 
 The backward pass reads the rows again, which is cheaper than keeping them: as many bytes for fp32
-tables, a half for 8-bit ones. It leaves the gradient rows in a buffer for the sparse update, since
-tables are no parameters of autograd's.
+tables, a half for 8-bit ones. (On a CPU it is not, and the gradients' place keeps the rows.) It
+leaves the gradient rows in a buffer for the sparse update, since tables are no parameters of
+autograd's.
 
 Shapes: B samples, F features, D width of a row, W width of the output.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.gather_rows import gather_rows_reference
 from trainmark.kernels.interaction import (
     Launch,
@@ -65,6 +67,43 @@ def forward_triton(
     return launch_forward(x_BD, ids_BF, tables, ids_BF.shape[1], launch)
 
 
+# --- compiled, for CPUs: one fp32 store, whose rows may be pieces of the model's
+
+
+def forward_compiled(
+    x_BD: Tensor, ids_BF: Tensor, tables: Tables, kept_BFD: Tensor | None = None
+) -> Tensor:
+    """`kept_BFD` gets the rows themselves, if given."""
+    from trainmark.kernels import cpu_interaction
+
+    return cpu_interaction.forward(x_BD, ids_BF, tables.first.codes, kept_BFD)
+
+
+def backward_compiled(
+    grad_BW: Tensor,
+    x_BD: Tensor,
+    ids_BF: Tensor,
+    tables: Tables,
+    grad_rows_BFD: Tensor,
+    finite: Tensor | None = None,
+    *,
+    at_rows: bool = False,
+) -> Tensor:
+    """The same, but unless `at_rows`, `grad_rows_BFD` holds the rows, kept by the forward pass."""
+    from trainmark.kernels import cpu_interaction
+
+    places_BF, rows = (ids_BF, tables.first.codes) if at_rows else (None, grad_rows_BFD)
+    grad_x_BD, all_finite = cpu_interaction.backward(grad_BW, x_BD, places_BF, rows, grad_rows_BFD)
+    if finite is not None and not all_finite:
+        finite.zero_()
+    return grad_x_BD
+
+
+def _has_compiled(x_BD: Tensor, tables: Tables, grad_rows_BFD: Tensor | None) -> bool:
+    used = [x_BD, tables.first.codes, *([] if grad_rows_BFD is None else [grad_rows_BFD])]
+    return tables.second is None and has_compiled(*used)
+
+
 # --- autograd and dispatch
 
 
@@ -82,15 +121,20 @@ class _GatherInteraction(torch.autograd.Function):
         ctx.save_for_backward(x_BD, ids_BF)
         ctx.tables, ctx.grad_rows_BFD, ctx.finite = tables, grad_rows_BFD, finite
         ctx.at_rows = at_rows
-        forward = forward_triton if has_kernel(x_BD) else forward_reference
-        return forward(x_BD, ids_BF, tables)
+        if has_kernel(x_BD):
+            ctx.gradients = backward_triton
+            return forward_triton(x_BD, ids_BF, tables)
+        if _has_compiled(x_BD, tables, grad_rows_BFD):
+            ctx.gradients = backward_compiled
+            return forward_compiled(x_BD, ids_BF, tables, None if at_rows else grad_rows_BFD)
+        ctx.gradients = backward_reference
+        return forward_reference(x_BD, ids_BF, tables)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BW: Tensor) -> tuple[Tensor | None, ...]:
         x_BD, ids_BF = ctx.saved_tensors
-        backward = backward_triton if has_kernel(x_BD) else backward_reference
-        grad_x_BD = backward(
+        grad_x_BD = ctx.gradients(
             grad_BW, x_BD, ids_BF, ctx.tables, ctx.grad_rows_BFD, ctx.finite, at_rows=ctx.at_rows
         )
         return grad_x_BD, None, None, None, None, None
@@ -113,10 +157,11 @@ def gather_interaction(
         ids_BF: int32 or int64, rows of the store that the feature is in. They, and the tables, must
             not change before the backward pass.
         grad_rows_BFD: contiguous buffer of any float type that the backward pass fills; needed in
-            training only. With micro-batches, a slice of the batch's buffer.
+            training only. Until then it is the kernel's. With micro-batches, a slice of the batch's
+            buffer.
         finite: float scalar, 1 before the step; the backward pass sets it to 0 if a gradient, as
             stored, is not finite.
         at_rows: every row is looked up once, and its gradient goes to the same row of
-            `grad_rows_BFD`, which is [R, D].
+            `grad_rows_BFD`, which is [R, D]; on a CPU it may be the table itself.
     """
     return _GatherInteraction.apply(x_BD, ids_BF, tables, grad_rows_BFD, finite, at_rows)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.table_formats import Rows, Tables, kernel_arguments, next_power_of_2
 
 try:
@@ -380,6 +381,29 @@ if triton is not None:
                         tl.store(finite, 0.0)
 
 
+# --- compiled, for CPUs
+
+
+class _CompiledInteraction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+        from trainmark.kernels import cpu_interaction
+
+        rows_BFD = rows_BFD.contiguous()
+        ctx.save_for_backward(x_BD, rows_BFD)
+        return cpu_interaction.forward(x_BD, None, rows_BFD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BW: Tensor) -> tuple[Tensor, Tensor]:
+        from trainmark.kernels import cpu_interaction
+
+        x_BD, rows_BFD = ctx.saved_tensors
+        grads_BFD = torch.empty_like(rows_BFD)
+        grad_x_BD, _ = cpu_interaction.backward(grad_BW, x_BD, None, rows_BFD, grads_BFD)
+        return grad_x_BD, grads_BFD
+
+
 # --- dispatch
 
 
@@ -387,6 +411,8 @@ def dot_interaction(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
     """[B, D] and [B, F, D] -> [B, output_width(F, D)]; once differentiable."""
     if has_kernel(x_BD):
         return _on_the_gpu(x_BD, rows_BFD)
+    if has_compiled(x_BD, rows_BFD):
+        return _compiled(x_BD, rows_BFD)
     return _DotInteraction.apply(x_BD, rows_BFD)
 
 
@@ -397,3 +423,8 @@ def has_kernel(x_BD: Tensor) -> bool:
 @torch.compiler.disable
 def _on_the_gpu(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
     return _TritonInteraction.apply(x_BD, rows_BFD)
+
+
+@torch.compiler.disable
+def _compiled(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+    return _CompiledInteraction.apply(x_BD, rows_BFD)

@@ -1,0 +1,164 @@
+"""The kernels that numba compiles for CPUs, against float64 and what runs without numba."""
+
+import itertools
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.small import config, trainer
+from trainmark.embeddings.update import RowwiseAdagrad, Sgd, add_rows
+from trainmark.kernels import compiled
+from trainmark.kernels.gather_interaction import gather_interaction
+from trainmark.kernels.interaction import dot_interaction, dot_interaction_reference
+from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.workloads.dlrm.data import build_data
+from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
+
+pytestmark = pytest.mark.skipif(not compiled.INSTALLED, reason="needs numba (extra `fast`)")
+
+# (samples, rows of a sample, width): a real one; tails of tiles and vectors; nothing at all.
+SHAPES = [(37, 26, 64), (5, 3, 20), (7, 8, 48), (3, 1, 1), (4, 0, 16), (0, 3, 8)]
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(x: Tensor, rows: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and gradients in float64, by autograd."""
+    x, rows = x.detach().double().requires_grad_(), rows.detach().double().requires_grad_()
+    out = dot_interaction_reference(x, rows)
+    out.backward(grad.double())
+    assert x.grad is not None
+    assert rows.grad is not None
+    return out.detach(), x.grad, rows.grad
+
+
+def assert_near(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found.detach().double(), wanted, rtol=2e-6, atol=2e-5)
+
+
+@pytest.fixture(params=[1, 3], autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("samples", "features", "dim"), SHAPES)
+def test_interaction_of_rows(samples: int, features: int, dim: int) -> None:
+    x, rows = random(samples, dim), random(samples, features, dim, seed=2)
+    x.requires_grad_()
+    rows.requires_grad_()
+    out = dot_interaction(x, rows)
+    grad = random(*out.shape, seed=3)
+    out.backward(grad)
+    wanted = exact(x, rows, grad)
+    for found, right in zip((out, x.grad, rows.grad), wanted, strict=True):
+        assert_near(found, right)
+
+
+@pytest.mark.parametrize(("samples", "features", "dim"), SHAPES)
+@pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
+def test_looked_up_rows(samples: int, features: int, dim: int, id_type: torch.dtype) -> None:
+    x, table = random(samples, dim).requires_grad_(), random(11, dim, seed=2)
+    ids = torch.arange(samples * features).view(samples, features) * 7 % 11
+    buffer = torch.empty(samples, features, dim)
+    before = table.clone()
+    out = gather_interaction(x, ids.to(id_type), Tables(Rows(table)), buffer)
+    grad = random(*out.shape, seed=3)
+    out.backward(grad)
+    wanted = exact(x, table[ids], grad)
+    for found, right in zip((out, x.grad, buffer), wanted, strict=True):
+        assert_near(found, right)
+    assert torch.equal(table, before)
+
+
+@pytest.mark.parametrize(("dim", "unit"), [(48, 16), (64, 32), (12, 4), (12, 12)])
+def test_pieces_get_their_gradients_in_their_own_places(dim: int, unit: int) -> None:
+    samples, features = 5, 9
+    pieces = features * dim // unit
+    received = random(samples * pieces + 3, unit, seed=2)
+    shuffled = torch.randperm(len(received), generator=torch.Generator().manual_seed(4))
+    places = shuffled[: samples * pieces].view(samples, pieces)
+    others = shuffled[samples * pieces :]
+    rows, rest = received[places].view(samples, features, dim), received[others]
+    x = random(samples, dim).requires_grad_()
+    out = gather_interaction(x, places, Tables(Rows(received)), received, at_rows=True)
+    grad = random(*out.shape, seed=3)
+    out.backward(grad)
+    found = (out, x.grad, received[places].view(samples, features, dim))
+    for mine, right in zip(found, exact(x, rows, grad), strict=True):
+        assert_near(mine, right)
+    assert torch.equal(received[others], rest)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_gradients_that_are_not_finite_are_noticed(bad: float) -> None:
+    x, table = random(6, 16).requires_grad_(), torch.full((8, 16), 2.0**127)
+    ids = torch.arange(24).view(6, 4) % 8
+    for poison, expected in ((None, 1), (bad, 0)):
+        finite, buffer = torch.ones(()), torch.empty(6, 4, 16)
+        out = gather_interaction(x, ids, Tables(Rows(table)), buffer, finite)
+        grad = torch.zeros_like(out)
+        grad[1:, 16] = 1.0  # all others are as large as numbers get, and finite
+        if poison is not None:
+            grad[4, 16 + 7] = poison
+        out.backward(grad)
+        assert finite.item() == expected
+
+
+@pytest.mark.parametrize(("count", "rows", "dim"), [(500, 30, 64), (500, 4000, 20), (0, 3, 16)])
+def test_rows_are_added_as_without_numba(
+    count: int, rows: int, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: SGD is the same, wherever a run is continued."""
+    ids = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(5))
+    results = []
+    for installed in (True, False):
+        monkeypatch.setattr(compiled, "INSTALLED", installed)
+        table = random(rows, dim)
+        Sgd().update(table, {}, ids, random(count, dim, seed=2), 0.3, torch.ones(()))
+        add_rows(table, ids, random(count, dim, seed=3))
+        results.append(table)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(("count", "rows", "dim"), [(500, 30, 64), (500, 4000, 20), (0, 3, 16)])
+def test_rowwise_adagrad(count: int, rows: int, dim: int) -> None:
+    ids = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(5))
+    table, state, grads = random(rows, dim), random(rows, seed=6).square(), random(count, dim)
+    g = torch.zeros(rows, dim, dtype=torch.float64).index_add_(0, ids, grads.double())
+    sums = state.double() + g.square().mean(1)
+    wanted = table.double() - 0.3 * g / (sums.sqrt() + 1e-3)[:, None]
+    RowwiseAdagrad(1e-3).update(table, {"sum": state}, ids, grads, 0.3, torch.ones(()))
+    assert_near(state, sums)
+    assert_near(table, wanted)
+
+
+def losses(cfg: DlrmRun) -> list[float]:
+    built = trainer(cfg)
+    data = itertools.islice(build_data(cfg, "train", 0, 1), 4)
+    return [built.step(built.prepare(batch), 0.1)[0].item() for batch in data]
+
+
+@pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adagrad"])
+def test_a_run_without_numba_has_the_same_losses(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config(optimizer=Optimizer(name=name), micro_batch=256)
+    fast = losses(cfg)
+    monkeypatch.setattr(compiled, "INSTALLED", False)
+    assert fast == pytest.approx(losses(cfg), rel=2e-6)
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    x, rows = random(8, 16), random(8, 3, 16)
+    wanted = dot_interaction(x, rows)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(dot_interaction(x, rows), wanted) else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,55 @@
+"""Kernels for CPUs that numba compiles (extra `fast`): where there are any, and on which threads.
+
+They are used wherever they can be; each stands beside the plain torch that does the same elsewhere.
+A kernel is an ordinary function of arrays that works on a range, of samples or of whatever it
+computes independently, so that its result does not depend on the number of threads. It does not
+hold Python's lock; the threads are ours, as many as PyTorch's, so no threading layer of numba's is
+needed and nothing breaks in a forked process.
+"""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INSTALLED = importlib.util.find_spec("numba") is not None
+
+
+def has_compiled(*tensors: Tensor) -> bool:
+    """Whether there are kernels for tensors of these kinds."""
+    return all(is_compiled_for(tensor.device, tensor.dtype) for tensor in tensors)
+
+
+def is_compiled_for(device: torch.device, dtype: torch.dtype) -> bool:
+    return INSTALLED and device.type == "cpu" and dtype == torch.float32
+
+
+def in_threads(kernel: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
+    """Call `kernel(*arguments, begin, end)` for ranges that make up 0 ... count - 1.
+
+    Tensors, which are contiguous, become arrays, flat but for those of integers. What the calls
+    return comes in order.
+    """
+    arrays = [_array(a) if isinstance(a, Tensor) else a for a in arguments]
+    threads = max(1, min(torch.get_num_threads(), count))
+    if threads == 1:
+        return [kernel(*arrays, 0, count)]
+    bounds = [count * thread // threads for thread in range(threads + 1)]
+    pool = _threads(os.getpid(), threads)
+    return list(pool.map(lambda i: kernel(*arrays, bounds[i], bounds[i + 1]), range(threads)))
+
+
+def _array(tensor: Tensor) -> Any:
+    tensor = tensor.detach()
+    return (tensor.view(-1) if tensor.is_floating_point() else tensor).numpy()
+
+
+@functools.cache
+def _threads(process: int, threads: int) -> ThreadPoolExecutor:
+    """A child of fork has none of its parent's threads, and so gets its own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="kernels")
