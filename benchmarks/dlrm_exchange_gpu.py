@@ -17,6 +17,9 @@ Rows, each batch 65536 with power-law ids, bf16 MLPs and SGD:
 `links` of `host` are measured in the same process: bytes per step over each link, its bandwidth,
 and the milliseconds that this takes. A link that takes as long as the step binds it.
 
+NCCL copies what a rank sends to itself, so this time is `copy` in `split_ms`; `exchange` are the
+kernels that read and write host memory.
+
 Cases have processes of their own, but for `native` and `direct`, whose windows alternate. A row is
 printed and written as soon as it is measured; a later call keeps the rows of other cases.
 """
@@ -118,6 +121,7 @@ def measure_native(options: Options) -> Iterator[dict[str, Any]]:
         yield _row(name, "small", options, measured[name], steps) | {
             "engine": type(found[name].model.tables).__name__,
             "ready_s": ready_s,
+            "memory_gib": None,  # both are there
         }
 
 
