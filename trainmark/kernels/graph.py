@@ -50,10 +50,11 @@ class GraphedInPlace:
 
     Args:
         function: works on the device alone, and returns nothing.
-        pool: memory that graphs share which never run at the same time.
+        pool: memory shared by graphs that never run at the same time, and of which nothing is read
+            once they have ended; by default a graph has its own.
     """
 
-    def __init__(self, function: Callable[[], None], pool: Any) -> None:
+    def __init__(self, function: Callable[[], None], pool: Any = None) -> None:
         self._function, self._pool = function, pool
         self._calls = 0
         self._graph: Any = None

@@ -20,7 +20,7 @@ class Slot:
         like: the tensors of a batch, as the reader makes them.
         prepare: from such tensors on the device to what `train` takes.
         train: one step of training.
-        pools: of the memory for preparing and training; see `GraphedInPlace`.
+        pool: memory for training that all slots share; see `GraphedInPlace`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Slot:
         copier: Copier,
         prepare: Callable[[list[Tensor]], Any],
         train: Callable[[Any], None],
-        pools: tuple[Any, Any],
+        pool: Any,
     ) -> None:
         self._copier = copier
         self._copies = [torch.empty_like(tensor, device=copier.device) for tensor in like]
@@ -40,8 +40,9 @@ class Slot:
         def fill() -> None:
             self._batch = prepare(self._copies)
 
-        self._prepare = GraphedInPlace(fill, pools[0])
-        self._train = GraphedInPlace(lambda: train(self._batch), pools[1])
+        # What is prepared must last while the other slot's batch is: it has memory of its own.
+        self._prepare = GraphedInPlace(fill)
+        self._train = GraphedInPlace(lambda: train(self._batch), pool)
 
     def fill(self, tensors: Sequence[Tensor]) -> "Filled":
         """Copy a batch and prepare it, once the step with the batch before has ended."""
@@ -85,10 +86,9 @@ class Slots:
     def fill(self, tensors: Sequence[Tensor], prepare: Callable[[list[Tensor]], Any]) -> Filled:
         """Fill the next slot. How the first batch is prepared, all are."""
         if not self._slots:
-            # Within a stream graphs follow one another, so those of all slots can share memory.
-            pools = (torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle())
+            pool = torch.cuda.graph_pool_handle()
             self._slots = [
-                Slot(tensors, self._copier, prepare, self._train, pools) for _ in range(self.COUNT)
+                Slot(tensors, self._copier, prepare, self._train, pool) for _ in range(self.COUNT)
             ]
         self._fills += 1
         return self._slots[self._fills % self.COUNT].fill(tensors)
