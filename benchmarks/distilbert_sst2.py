@@ -6,7 +6,8 @@
 Every row is one call of the command. Recipes are tried packed, most promising first, until one
 ends at the accuracy asked for; the best of them by its last evaluation is then trained padded, and
 packed with other seeds, by which nothing was chosen. `last` is the accuracy at the end, `best` the
-highest of all evaluations (one after every epoch), which flatters.
+highest of all evaluations (one after every epoch), which flatters. Small batches leave a large GPU
+idle, so `--together` lets several calls share it; their times are then those of a shared GPU.
 """
 
 import argparse
@@ -15,8 +16,11 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from benchmarks.common import RESULTS, write_results
@@ -75,7 +79,14 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.rows = options, list[dict[str, Any]]()
-        self.began = time.perf_counter()
+        self.began, self._lock = time.perf_counter(), Lock()
+
+    def run_all(self, wanted: Sequence[tuple[Recipe, str, int]]) -> list[dict[str, Any]]:
+        """Calls that share the GPU; their rows in order."""
+        if len(wanted) == 1:
+            return [self.run(*wanted[0])]
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            return list(pool.map(lambda call: self.run(*call), wanted))
 
     def run(self, recipe: Recipe, mode: str, seed: int) -> dict[str, Any]:
         options = self.options
@@ -86,7 +97,13 @@ class Study:
         trainmark(command)
         row = as_row(json.loads((where / "result.json").read_text()))
         row |= {"command": shlex.join(["trainmark", *command])}
-        row |= {"wall_s": round(time.perf_counter() - started, 1)}
+        row |= {"wall_s": round(time.perf_counter() - started, 1), "together": options.together}
+        with self._lock:
+            self._write(row)
+        return row
+
+    def _write(self, row: dict[str, Any]) -> None:
+        options = self.options
         self.rows.append(row)
         print(
             json.dumps({key: value for key, value in row.items() if key != "command"}), flush=True
@@ -94,12 +111,10 @@ class Study:
         name = "distilbert_sst2_tiny" if options.tiny else "distilbert_sst2_h200"
         device = "cpu" if options.tiny else "cuda"
         write_results(name, self.rows, device, folder=options.output, commit=options.commit)
-        return row
 
-    def has_time_for(self, another: dict[str, Any]) -> bool:
-        """Whether a run as long as `another` still fits."""
-        left = self.options.seconds - (time.perf_counter() - self.began)
-        return left > another["wall_s"]
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether a run that long still fits."""
+        return self.options.seconds - (time.perf_counter() - self.began) > seconds
 
 
 TINY = shlex.split(
@@ -145,22 +160,30 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("build/distilbert_sst2"))
     parser.add_argument("--seconds", type=float, default=420, help="no run begins that may not end")
+    parser.add_argument("--together", type=int, default=1, help="calls that share the GPU")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--tiny", action="store_true", help="a toy network on the CPU")
     options = parser.parse_args(arguments)
     if not options.tiny and not (options.data and options.weights):
         parser.error("--data and --weights are needed")
     study = Study(options)
-    for recipe in RECIPES[:2] if options.tiny else RECIPES:
-        row = study.run(recipe, "packed", 0)
+    tried: list[tuple[Recipe, dict[str, Any]]] = []
+    for recipes in batched(RECIPES[:2] if options.tiny else RECIPES, options.together):
+        rows = study.run_all([(recipe, "packed", 0) for recipe in recipes])
+        tried += zip(recipes, rows, strict=True)
         # A padded run of the best is still to come, and takes about three times as long.
-        if row["last"] >= WANTED or not study.has_time_for(row | {"wall_s": 4 * row["wall_s"]}):
+        slowest = max(row["wall_s"] for row in rows)
+        if max(row["last"] for row in rows) >= WANTED or not study.has_time_for(4 * slowest):
             break
-    best = max(range(len(study.rows)), key=lambda index: study.rows[index]["last"])
-    study.run(RECIPES[best], "padded", 0)
-    for seed in SEEDS:
-        if study.has_time_for(study.rows[best]):
-            study.run(RECIPES[best], "packed", seed)
+    best, row = max(tried, key=lambda pair: pair[1]["last"])
+    others = [(best, "padded", 0), *((best, "packed", seed) for seed in SEEDS)]
+    for calls in batched(others, options.together):
+        if calls[0][1] == "padded" or study.has_time_for(row["wall_s"]):
+            study.run_all(calls)
+
+
+def batched(items: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
+    return (items[i : i + count] for i in range(0, len(items), count))
 
 
 if __name__ == "__main__":

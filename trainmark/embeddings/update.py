@@ -165,7 +165,7 @@ def sum_duplicates(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     distinct, place = torch.unique(ids, return_inverse=True)
     summed = grads.new_zeros(distinct.numel(), grads.shape[1])
     add_rows(summed, place, grads)
-    return distinct, summed
+    return distinct.long(), summed
 
 
 def square_sums(rows: Tensor) -> Tensor:
