@@ -30,6 +30,7 @@ from trainmark.kernels.simd import (
     scratch,
     splat,
     store,
+    store_square,
     stream,
     sum_of_lanes,
     sums_of_lanes,
@@ -99,7 +100,6 @@ def _forward(x, places_BQ, in_order, pieces, kept, keeps, streams, out, D, U, W,
     V, width = places_BQ.shape[1] * U // D + 1, _rounded_up(D, LANES)
     padded = _rounded_up(V, TILE)
     vectors, dots = scratch(padded * width), scratch(padded * padded)
-    tile = scratch(LANES)
     for b in range(begin, end):
         _bring(vectors, width, x, places_BQ, in_order, pieces, D, U, b)
         if keeps:
@@ -107,10 +107,8 @@ def _forward(x, places_BQ, in_order, pieces, kept, keeps, streams, out, D, U, W,
                 _keep(kept, (b * (V - 1) + row - 1) * D, vectors, row * width, D, streams)
         for i in range(0, padded, TILE):
             for j in range(0, i + 1, TILE):
-                store(tile, 0, _dots_of_tile(vectors, i * width, j * width, width))
-                for r in range(TILE):
-                    for c in range(TILE):
-                        put(dots, (i + r) * padded + j + c, get(tile, r * TILE + c))
+                tile = _dots_of_tile(vectors, i * width, j * width, width)
+                store_square(dots, i * padded + j, padded, tile)
         place = b * W
         copy(out, place, x, b * D, D)
         place += D

@@ -72,6 +72,25 @@ def store(typing_context: Any, array: Any, place: Any, value: Any) -> Any:
 
 
 @intrinsic
+def store_square(typing_context: Any, array: Any, place: Any, width: Any, value: Any) -> Any:
+    """Write a vector as 4 rows of 4 floats: to `place`, to `place + width`, and so on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, at, step, stored = arguments
+        side = 4
+        for row in range(side):
+            lanes = list(range(row * side, (row + 1) * side))
+            mask = ir.Constant(ir.VectorType(_INT32, side), lanes)
+            quarter = builder.shuffle_vector(stored, stored, mask)
+            address = _address(context, builder, quarter.type, signature.args[0], target, at)
+            builder.store(quarter, address, align=4)
+            at = builder.add(at, step)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64, vector), generate
+
+
+@intrinsic
 def stream(typing_context: Any, array: Any, place: Any, value: Any) -> Any:
     """Write a vector past the caches: for what is not read again soon. `place` is aligned."""
 
