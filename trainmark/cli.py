@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import io
 import itertools
-import re
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ import tyro
 from trainmark import __version__
 from trainmark.config import Run, TrainOptions, with_file
 from trainmark.errors import InputError, unknown
+from trainmark.flag_errors import sentence
 
 T = TypeVar("T")
 
@@ -461,58 +461,4 @@ def _parse(
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise InputError(_sentence(errors.getvalue(), prog)) from None
-
-
-def _sentence(box: str, prog: str) -> str:
-    """The text of tyro's error box: its first section, and the nearest flag if it names one.
-
-    The box has a frame where the terminal can show one, and rules of hyphens where it cannot.
-    """
-    sections: list[str] = [""]
-    for line in box.splitlines():
-        text = line.strip("│╭╮╰╯ ")
-        if line.startswith("╭") or (text and set(text) <= {"─", "-"}):
-            sections.append("")
-        else:
-            sections[-1] += f" {text}"
-    if not box.startswith("╭"):
-        sections[0] = ""  # the title
-    message, *others = [" ".join(section.split()) for section in sections if section.strip()]
-    message = _missing(box) or _number_expected(message)
-    near = re.search(r"(?:similar to .*?|Perhaps you meant): (--[\w.-]+)", " ".join(others))
-    hint = f" Did you mean {near.group(1)}?" if near else ""
-    return f"{message.rstrip('.')}.{hint} See 'trainmark {prog} --help'."
-
-
-def _missing(box: str) -> str | None:
-    """The flags that tyro misses, each with its help text, which is indented further."""
-    lines = [line.rstrip("│ ") for line in box.splitlines()]
-    depths = [len(line) - len(line.lstrip("│ ")) for line in lines]
-    title = next((n for n, line in enumerate(lines) if "Missing from" in line), None)
-    if title is None:
-        return None
-    flags: list[str] = []
-    helps: list[str] = []
-    for line, depth in zip(lines[title + 1 :], depths[title + 1 :], strict=True):
-        if depth <= depths[title]:
-            break
-        text = line.strip("│ ")
-        if depth == depths[title] + 4:
-            flags.append(text)
-            helps.append("")
-        else:
-            helps[-1] += f" {text}"
-    told = (h.replace("(required)", "").strip(" .") for h in helps)
-    wanted = " and ".join(f"{flag} ({text})" for flag, text in zip(flags, told, strict=True))
-    return f"{lines[title].strip('│ ')} {wanted}"
-
-
-def _number_expected(message: str) -> str:
-    """Python's words for a number that is none, as a sentence; any other message as it is."""
-    found = re.match(r"Error parsing (--[\w.-]+): .*(with base 10|to float): ('.*')", message)
-    if found is None:
-        return message
-    flag, kind, received = found.groups()
-    expected = "a whole number" if kind == "with base 10" else "a number"
-    return f"{flag} must be {expected}. Received: {received}"
+        raise InputError(sentence(errors.getvalue(), prog)) from None
