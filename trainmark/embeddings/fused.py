@@ -87,12 +87,12 @@ class FusedEngine(nn.Module):
     # --- forward
 
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Lookup:
-        (own_samples,) = samples
         constants = self._on_device()
-        ids_BF = constants.starts_F.new_empty(own_samples, constants.starts_F.numel())
-        for group in groups:
-            columns = constants.columns_of(group)
-            ids_BF[:, columns] = (group.ids + constants.starts_F[columns, None]).t().to(ids_BF)
+        starts, places_F = constants.of_groups(groups)
+        by_group_FB = torch.cat(
+            [group.ids + start_K1 for group, start_K1 in zip(groups, starts, strict=True)]
+        )
+        ids_BF = by_group_FB.t().index_select(1, places_F)
         return Lookup(ids_BF, constants.sorted_rows(ids_BF))
 
     def begin_step(self, lr: float) -> None:
@@ -225,7 +225,7 @@ class _Constants:
             self._first_features, self._first_rows = len(features[0]), stores[0].starts[-1]
             self._offsets_F = (self.in_second_F * self._first_rows).to(dtype)
         self.finite = torch.ones((), device=device)
-        self._columns: dict[tuple[int, ...], Tensor] = {}
+        self._of_groups: dict[tuple[int, ...], tuple[list[Tensor], Tensor]] = {}
 
     def sorted_rows(self, ids_BF: Tensor) -> list[SortedRows]:
         """Of each store."""
@@ -233,8 +233,11 @@ class _Constants:
             return [sort_rows(ids_BF)]
         return sort_rows_of_two(ids_BF, self._offsets_F, self._first_features, self._first_rows)
 
-    def columns_of(self, group: IdGroup) -> Tensor:
-        key = tuple(group.features)
-        if key not in self._columns:
-            self._columns[key] = torch.tensor(group.features, device=self.starts_F.device)
-        return self._columns[key]
+    def of_groups(self, groups: Sequence[IdGroup]) -> tuple[list[Tensor], Tensor]:
+        """Where the tables of each group start, and the place of each feature among all groups."""
+        order = tuple(feature for group in groups for feature in group.features)
+        if order not in self._of_groups:
+            device = self.starts_F.device
+            starts = [self.starts_F[group.features][:, None] for group in groups]
+            self._of_groups[order] = (starts, torch.tensor(order, device=device).argsort())
+        return self._of_groups[order]

@@ -93,7 +93,8 @@ if triton is not None:
         in_row = column < M
         w = tl.load(weight + column, in_row, 0.0)
         b, factor = tl.load(bias), tl.load(scale)
-        weight_sum = tl.zeros([COLUMNS], tl.float32)
+        # Summed over the rows only at the end: that takes all warps.
+        weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
         bias_sum = tl.zeros([ROWS], tl.float32)
         loss_sum = tl.zeros([ROWS], tl.float32)
         for tile in range(tl.program_id(0), tl.cdiv(B, ROWS), tl.num_programs(0)):
@@ -111,11 +112,11 @@ if triton is not None:
             d = tl.where(exists, (probability - label) * factor, 0.0)
             masked = tl.where(value > 0, d[:, None] * w[None, :], 0.0)
             tl.store(grad + place, masked.to(grad.dtype.element_ty), inside)
-            weight_sum += tl.sum(d[:, None] * value, 0)
+            weight_sum += d[:, None] * value
             bias_sum += d
             loss_sum += tl.where(exists, loss, 0.0)
         mine = sums + tl.program_id(0) * (M + 2)
-        tl.store(mine + column, weight_sum, in_row)
+        tl.store(mine + column, tl.sum(weight_sum, 0), in_row)
         tl.store(mine + M, tl.sum(bias_sum, 0))
         tl.store(mine + M + 1, tl.sum(loss_sum, 0))
 
