@@ -7,8 +7,8 @@ Every row is one call of the command. Recipes are tried packed, most promising f
 ends at the accuracy asked for; the best of them by its last evaluation is then trained padded, and
 packed with other seeds, by which nothing was chosen. `last` is the accuracy at the end, `best` the
 highest of all evaluations (one after every epoch), which flatters. Rows of earlier calls stay.
-Small batches leave a large GPU
-idle, so `--together` lets several calls share it; their times are then those of a shared GPU.
+Small batches leave a large GPU idle, so `--together` lets several calls share it; their times are
+then those of a shared GPU.
 """
 
 import argparse
