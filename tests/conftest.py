@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import multiprocessing
 import os
 
 # One thread each: two test processes with two threads each on two cores wait for one another.
@@ -11,3 +12,8 @@ import torch
 # Triton reads this when it is imported. Without a GPU, kernels are tested in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What ranks are forked from; torch imports the last when something is first trained.
+multiprocessing.set_forkserver_preload(
+    ["tests.distributed.dlrm_ranks", "tests.distributed.llama3_ranks", "torch._dynamo"]
+)

@@ -17,8 +17,8 @@ from trainmark import checkpoint, checkpoint_storage
 from trainmark.checkpoint_boxes import Boxes
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
-ROWS = 800_001  # 24 MiB
-CHUNK_BYTES = 2**19
+ROWS = 400_001  # 12 MiB
+CHUNK_BYTES = 2**18
 KINDS = ("table_wise", "row_wise", "column_wise")
 
 
@@ -58,7 +58,7 @@ def _parts(built: DlrmTrainer) -> list[Tensor]:
 
 @contextmanager
 def _needs_little_more(what: str) -> Iterator[None]:
-    """Chunks pass through the memory of a few workers, 2 MiB in all."""
+    """Chunks pass through the memory of a few workers, 1 MiB in all."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # else what is free already would not be counted
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now

@@ -1,17 +1,14 @@
 """A DLRM so small that a run takes a second, the placements of its tables, and ranks that train it.
 
-    python -m tests.distributed.dlrm_ranks RANK WORLD FOLDER matrix
-
-does everything that WORLD ranks are needed for in one process group, started once: importing torch
-takes as long as ten of the runs. Ranks of all world sizes run at the same time and read each
-other's checkpoints. What a rank found goes to FOLDER/rank-RANK-of-WORLD.json.
+`main` does everything that ranks are needed for in one process group, started once. Ranks of all
+world sizes run at the same time and read each other's checkpoints. What a rank found goes to
+FOLDER/rank-RANK-of-WORLD.json.
 """
 
 import dataclasses
 import itertools
 import json
 import os
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -327,21 +324,22 @@ def _wait_for(path: Path) -> None:
     raise TimeoutError(path)
 
 
-def _save_without_end(mesh: Mesh, folder: Path) -> None:
-    """For the kill test."""
+def save_without_end(rank: int, folder: Path) -> None:
+    """One of two ranks, for the kill test."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder / 'store'}", rank=rank, world_size=2)
+    mesh = meshes.build(CPU, {"dp": 2})
     built = trainer(placed(mesh.world_size, "rowwise_adagrad", "mixture", folder), mesh)
     for step in itertools.count(1):
         steps(built, batches(built)[:1])
         checkpoint.save(folder / "killed", step, tensors(built), {"step": step}, keep=2)
 
 
-def _main(rank: int, world: int, folder: Path, task: str) -> None:
+def main(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder / f'store-{world}'}"
     dist.init_process_group("gloo", store, rank=rank, world_size=world)
     mesh = meshes.build(CPU, {"dp": world})
-    if task == "save":
-        _save_without_end(mesh, folder)
     assert mesh.from_main(f"of rank {rank}") == "of rank 0"
     _memory(mesh, folder)
     _unstarted_sum(mesh)
@@ -356,7 +354,3 @@ def _main(rank: int, world: int, folder: Path, task: str) -> None:
     (folder / f"rank-{rank}-of-{world}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

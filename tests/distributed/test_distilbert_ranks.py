@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
+from tests import rank_processes
 from tests.small_distilbert import CPU, NO_DROPOUT, config, trainer
 from trainmark.distributed import mesh as meshes
 from trainmark.workloads.distilbert.data import build_data
@@ -44,7 +44,7 @@ def _on_a_rank(rank: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    mp.start_processes(_on_a_rank, (folder,), nprocs=2, start_method="spawn")
+    rank_processes.run(_on_a_rank, folder, world=2)
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

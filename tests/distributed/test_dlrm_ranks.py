@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
 from tests.small import FLAGS, result, train
 from trainmark import checkpoint
@@ -22,46 +22,19 @@ TOLERANCE = 2e-6  # relative; in fp32 differences come from the order of additio
 LOW_PRECISION_TOLERANCE = 1e-4
 
 
-def start(world: int, folder: Path, task: str) -> list[subprocess.Popen[str]]:
-    module = [sys.executable, "-m", "tests.distributed.dlrm_ranks"]
-    return [
-        subprocess.Popen(
-            [*module, str(rank), str(world), str(folder), task],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=open(folder / f"rank-{rank}-of-{world}.log", "w"),
-            text=True,
-        )
-        for rank in range(world)
-    ]
-
-
-def finish(processes: list[subprocess.Popen[str]], folder: Path) -> None:
-    """Wait for ranks; if one fails, stop all."""
-    deadline = time.monotonic() + 500
-    while any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes) or time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    failed = any(process.poll() != 0 for process in processes)
-    for process in processes:
-        process.kill()
-        process.wait()
-    logs = [path.read_text()[-2000:] for path in sorted(folder.glob("rank-*.log"))]
-    assert not failed, "\n".join(logs)
-
-
 def alone(optimizer: str, **changes: Any) -> dict[str, Any]:
     return ranks.train(ranks.trainer(ranks.config(1, optimizer, **changes), single(ranks.CPU)))
 
 
 def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
     """One test, so that ranks are started once, whoever runs the tests."""
-    started = [rank for world in ranks.WORLDS for rank in start(world, tmp_path, "matrix")]
+    started = [
+        rank_processes.start(ranks.main, world, tmp_path, world=world) for world in ranks.WORLDS
+    ]
     expected = {name: alone(name) for name in ranks.OPTIMIZERS}
     low = alone("sgd", **ranks.LOW_PRECISION)
     assert len(set(expected["sgd"]["losses"])) == 8
-    finish(started, tmp_path)
+    rank_processes.finish(*started)
     for world in ranks.WORLDS:
         of_ranks = [
             json.loads((tmp_path / f"rank-{rank}-of-{world}.json").read_text())
@@ -119,18 +92,16 @@ def _check_resharded(
 
 
 def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) -> None:
-    processes = start(2, tmp_path, "save")
+    started = rank_processes.start(ranks.save_without_end, tmp_path, world=2)
     root = tmp_path / "killed"
     try:
         _wait_until(lambda: len(checkpoint.all_checkpoints(root)) == 2)
         _wait_until(lambda: any(root.glob(".writing-*/rank-00001.safetensors")))
-        os.kill(processes[1].pid, signal.SIGKILL)
-        processes[1].wait()
+        started.processes[1].kill()
+        started.processes[1].join()
         time.sleep(0.2)  # the other rank may finish what it was doing, but not the checkpoint
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        rank_processes.end(started)
     newest = checkpoint.latest(root)
     assert newest is not None
     checkpoint.verify(newest)

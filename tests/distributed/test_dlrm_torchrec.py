@@ -1,14 +1,14 @@
 """TorchRec's tables, however placed, train like the native engine in one process."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import rank_processes
+from tests.distributed import torchrec_ranks
 from tests.distributed.dlrm_ranks import CPU, batches, config, steps, tensors, train, trainer
 from tests.distributed.torchrec_ranks import CONTINUED, SAVED_AT, cases
 from trainmark import checkpoint
@@ -16,7 +16,6 @@ from trainmark.distributed.mesh import single
 
 pytest.importorskip("torchrec")
 
-ROOT = Path(__file__).resolve().parents[2]
 WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.slow)]
 
 
@@ -38,18 +37,7 @@ def alone(optimizer: str, precision: str = "fp32") -> dict[str, Any]:
 
 
 def run_ranks(world: int, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.distributed.torchrec_ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(folder)],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(e[-1500:] for e in errors)
+    rank_processes.run(torchrec_ranks.main, world, folder, world=world)
     found: dict[str, Any] = json.loads((folder / f"torchrec-{world}.json").read_text())
     return found
 

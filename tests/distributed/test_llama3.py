@@ -2,16 +2,17 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import rank_processes
+from tests.distributed import llama3_ranks
 from tests.distributed.llama3_ranks import (
     BF16_STATES,
+    CONTINUED,
     CPU,
     SAVED_AT,
     SPLITS,
@@ -27,7 +28,6 @@ GROUPS = [
     *(pytest.param(g, marks=pytest.mark.slow) for g in ("two-variants", "four")),
 ]
 TOLERANCE = 1e-4
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_ranks(folder: Path, group: str) -> dict[str, Any]:
     """What the splits of a group gave."""
-    command = [sys.executable, "-m", "tests.distributed.llama3_ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), group, str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(SPLITS[group][0])
-    ]
-    errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), errors[0][-3000:]
+    rank_processes.run(llama3_ranks.main, group, folder, world=SPLITS[group][0])
     data: dict[str, Any] = json.loads((folder / f"{group}.json").read_text())
     return data
 
@@ -77,19 +69,19 @@ def test_one_process_learns(folder: Path) -> None:
 def test_splits_train_like_one_process(folder: Path, group: str) -> None:
     """One test a group, so that its ranks are started once, whoever runs the tests."""
     alone, found = one_process(folder), run_ranks(folder, group)
-    following = alone[SAVED_AT : SAVED_AT + 3]
+    following = alone[SAVED_AT : SAVED_AT + CONTINUED]
     assert found.keys() == SPLITS[group][1].keys()
     for name, losses in found.items():
         assert losses["whole"] == near_for(name, alone), name
         # A split continues what one process and what every other split began ...
         assert losses["continued"].keys() >= {"one", *found} - {name}
         for other, continued in losses["continued"].items():
-            assert continued[:3] == near_for(name + other, following), (other, name)
+            assert continued == near_for(name + other, following), (other, name)
         # ... and one process what a split began.
         start = checkpoint.latest(folder / name)
         assert start is not None
-        back = train(config(), single(CPU), start=start, stop=SAVED_AT + 3)
-        assert back[:3] == near_for(name, following), name
+        back = train(config(), single(CPU), start=start, stop=SAVED_AT + CONTINUED)
+        assert back == near_for(name, following), name
 
 
 @pytest.mark.slow
@@ -102,7 +94,7 @@ def test_splits_without_masters_continue_each_other(tmp_path: Path) -> None:
         assert losses["whole"] == pytest.approx(alone, rel=0.02)
         assert len(losses["continued"]) == 2
         for continued in losses["continued"].values():
-            assert continued[:3] == pytest.approx(alone[SAVED_AT : SAVED_AT + 3], rel=0.02)
+            assert continued == pytest.approx(alone[SAVED_AT : SAVED_AT + CONTINUED], rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -124,4 +116,4 @@ def test_one_process_resumes_bit_for_bit(tmp_path: Path, changes: dict[str, Any]
     assert start is not None
     assert train(cfg, single(CPU), start=start, stop=SAVED_AT + 4) == whole[SAVED_AT:]
     # Every precision trains: the curve is near fp32's.
-    assert whole[SAVED_AT] == pytest.approx(3.2956, rel=0.02)
+    assert whole[SAVED_AT] == pytest.approx(3.5744, rel=0.02)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
+from tests import rank_processes
 from tests.distributed.toy import ROWS, TOY, ToyRun
 from trainmark import checkpoint
 from trainmark.distributed import mesh as meshes
@@ -109,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """What each of two ranks saw."""
-    mp.start_processes(_on_a_rank, (folder,), nprocs=2, start_method="spawn")
+    rank_processes.run(_on_a_rank, folder, world=2)
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

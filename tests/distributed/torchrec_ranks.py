@@ -8,7 +8,6 @@ what it found to FOLDER/torchrec-WORLD.json.
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +151,3 @@ def main(rank: int, world: int, folder: Path) -> None:
         (folder / f"torchrec-{world}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from tests import checkpoint_saver
+from tests import checkpoint_saver, rank_processes
 from trainmark import checkpoint, checkpoint_manifest, checkpoint_storage
 from trainmark.checkpoint_manifest import DTYPE_CODES
 from trainmark.errors import InputError
@@ -544,7 +544,7 @@ def two_ranks(rank: int, root: Path) -> None:
 
 def test_two_ranks_save_and_load_any_sharding(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "one", 1, global_tensors(), {}, keep=1)
-    torch.multiprocessing.spawn(two_ranks, (tmp_path,), nprocs=2)
+    rank_processes.run(two_ranks, tmp_path, world=2)
     path = checkpoint.latest(tmp_path / "two")
     assert path is not None
     assert sorted(f.name for f in path.iterdir()) == [
