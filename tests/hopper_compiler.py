@@ -17,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trainmark.kernels import (
     copy_rows,
@@ -52,6 +53,8 @@ def compile_instead(self: JITFunction, *args: Any, grid: Any, warmup: bool, **na
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
             aligned[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
         else:
             signature[name] = "i32" if isinstance(value, int) else "fp32"
     source = ASTSource(self, signature, constants, aligned)
@@ -111,7 +114,6 @@ def compile_mlps(dtype: torch.dtype) -> None:
     gradient, weight = torch.empty(4096, 512, dtype=dtype), torch.empty(512, 1024, dtype=dtype)
     relu_mlp._masked_product(gradient, weight, torch.empty(4096, 1024, dtype=dtype))
     relu_mlp._masked_sums(gradient, gradient)
-    relu_mlp._single_output_backward(gradient[:, :1], weight[:1, :256], gradient[:, :256])
 
 
 def compile_fp8_layers() -> None:

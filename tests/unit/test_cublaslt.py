@@ -1,5 +1,5 @@
 """The binding of cuBLASLt against a stand-in that reads its arguments as the library documents:
-matrices by columns, from addresses. On a GPU, test_relu_mlp.py runs the library itself."""
+matrices by columns, from addresses. On a GPU, test_fp8_mlp.py runs the library itself."""
 
 import ctypes
 import itertools
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels import cublaslt
-from trainmark.kernels import relu_mlp as kernel
-from trainmark.kernels.cublaslt import Epilogue, Product
-from trainmark.kernels.relu_mlp import relu_mlp_reference
+from trainmark.kernels.cublaslt import Product
 
 TYPES = {0: torch.float32, 2: torch.float16, 14: torch.bfloat16}
 # cublasLtMatmulDescAttributes_t, and the bits of cublasLtEpilogue_t
-TRANSA, TRANSB, EPILOGUE, BIAS, AUX, AUX_LD, BIAS_TYPE = 3, 4, 7, 8, 11, 12, 26
-RELU, ADD_BIAS, DRELU, BGRAD, HAS_AUX, BGRADB = 2, 4, 8, 16, 128, 512
+TRANSA, EPILOGUE, BIAS, A_SCALE, B_SCALE, BIAS_TYPE = 3, 7, 8, 17, 18, 26
+RELU, ADD_BIAS = 2, 4
 
 
 def memory(address: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -56,7 +54,7 @@ class StandIn:
         def search(*arguments: Any) -> int:
             *_, found, count = arguments
             count._obj.value = 1
-            found[0].workspace_bytes = 64
+            found._obj.workspace_bytes = 64
             return self.search_status
 
         def describe(status: int) -> bytes:
@@ -84,31 +82,17 @@ class StandIn:
         b_layout: Any, beta: Any, c: int, c_layout: Any, d: int, d_layout: Any, *_: Any,
     ) -> int:  # fmt: skip
         wanted = self.settings[descriptor.value]
-        left, right = self.matrix(a, a_layout), self.matrix(b, b_layout)
-        left = left.t() if wanted[TRANSA] else left
-        right = right.t() if wanted[TRANSB] else right
-        result, epilogue = left.double() @ right.double(), wanted[EPILOGUE]
-        rows, columns = result.shape
+        assert wanted[TRANSA] == 1
+        result = self.matrix(a, a_layout).t().double() @ self.matrix(b, b_layout).double()
+        for name in (A_SCALE, B_SCALE):
+            if name in wanted:
+                result *= memory(wanted[name], 1, torch.float32)
+        epilogue = wanted[EPILOGUE]
         if epilogue & ADD_BIAS:
-            result += memory(wanted[BIAS], rows, TYPES[wanted[BIAS_TYPE]])[:, None]
-        if epilogue & HAS_AUX:
-            assert wanted[AUX_LD] % 128 == 0
-            assert wanted[AUX_LD] >= rows
-            packed = memory(wanted[AUX], wanted[AUX_LD] * columns // 8, torch.uint8)
-            bits = packed.view(columns, -1, 1) >> torch.arange(8).to(torch.uint8) & 1
-            is_open = bits.view(columns, -1)[:, :rows].t()
-            if epilogue & DRELU:
-                result *= is_open
-            else:
-                is_open.copy_(result > 0)
-                values = bits.view(columns, -1, 8) << torch.arange(8).to(torch.uint8)
-                packed.copy_(values.sum(dim=-1, dtype=torch.uint8).flatten())
+            bias = memory(wanted[BIAS], len(result), TYPES[wanted[BIAS_TYPE]])
+            result += bias[:, None]
         if epilogue & RELU:
             result.relu_()
-        sums = {BGRAD: result.sum(dim=1), BGRADB: right.double().sum(dim=0)}
-        for flag, sum_ in sums.items():
-            if epilogue & flag:
-                memory(wanted[BIAS], len(sum_), TYPES[wanted[BIAS_TYPE]]).copy_(sum_)
         self.matrix(d, d_layout).copy_(result)
         return 0
 
@@ -119,10 +103,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     functions = library.functions()
     monkeypatch.setattr(cublaslt, "library", lambda: functions)
     monkeypatch.setattr(cublaslt, "_PLANS", {})
-    monkeypatch.setattr(cublaslt, "_fits", lambda x, w: len(x) > 0)
     monkeypatch.setattr(cublaslt, "_alignment", lambda tensor: 256)  # as a GPU's memory has
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # nothing to time
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     caches = (cublaslt._function, cublaslt._handle)
     for cache in caches:
@@ -132,74 +114,42 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         cache.cache_clear()
 
 
+@pytest.mark.parametrize("scaled", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (5, 16, 136), (33, 24, 128)])
-def test_products_of_a_hidden_layer(stand_in: StandIn, shape: tuple[int, int, int]) -> None:
+def test_products(
+    stand_in: StandIn, shape: tuple[int, int, int], with_bias: bool, scaled: tuple[bool, bool]
+) -> None:
     """Twice with other tensors: a plan keeps nothing of those that it was made for."""
     torch.manual_seed(0)
     samples, inputs, outputs = shape
     for _ in range(2):
         x, weight = torch.randn(samples, inputs), torch.randn(outputs, inputs)
-        bias, back = torch.randn(outputs), torch.randn(40, outputs)
-        found = cublaslt.relu_product(x, weight, bias)
-        assert found is not None
-        output, bits = found
-        torch.testing.assert_close(output, torch.addmm(bias, x, weight.t()).relu())
-        gradient = torch.randn(samples, 40)
-        found = cublaslt.masked_product(gradient, back, bits)
-        assert found is not None
-        exact = gradient @ back * (output > 0)
-        torch.testing.assert_close(found[0], exact)
-        torch.testing.assert_close(found[1], exact.sum(dim=0), rtol=1e-5, atol=1e-5)
-    assert len(cublaslt._PLANS) == 2
-
-
-def test_perceptron(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    monkeypatch.setattr(kernel, "_masked_product", None)  # must not be called
-    widths = (13, 24, 136, 8, 1)
-    pairs = list(itertools.pairwise(widths))
-    weights = [torch.randn(n, m, requires_grad=True) for m, n in pairs]
-    biases = [torch.randn(n, requires_grad=True) for n in widths[1:]]
-    x = torch.randn(37, widths[0], requires_grad=True)
-    wanted = [x, *weights, *biases]
-    ours = kernel._ReluMlp.apply(x, False, False, *weights, *biases)
-    exact = relu_mlp_reference(x, weights, biases, last_relu=False)
-    torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-3)
-    upstream = torch.randn_like(exact)
-    got = torch.autograd.grad(ours, wanted, upstream)
-    for mine, theirs in zip(got, torch.autograd.grad(exact, wanted, upstream), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
-    assert len(cublaslt._PLANS) == 5  # three hidden layers forward, two backward
-
-
-def test_a_weights_gradient_with_the_gradients_sum(stand_in: StandIn) -> None:
-    gradient, x = torch.randn(33, 24), torch.randn(33, 40)
-    result, sums = torch.empty(24, 40), torch.empty(24)
-    assert cublaslt.run(
-        Product(
-            left=gradient,
-            left_transposed=True,
-            right=x,
-            result=result,
-            epilogue=Epilogue.SUM_LEFT,
-            bias=sums,
+        scales = tuple(torch.rand(()) if has else None for has in scaled)
+        bias = torch.randn(outputs) if with_bias else None
+        result = torch.empty(samples, outputs)
+        assert cublaslt.run(
+            Product(left=x, right=weight, result=result, bias=bias, scales=scales)  # type: ignore[arg-type]
         )
-    )
-    torch.testing.assert_close(result, gradient.t() @ x)
-    torch.testing.assert_close(sums, gradient.sum(dim=0))
+        exact = x @ weight.t()
+        for scale in scales:
+            exact = exact if scale is None else exact * scale
+        exact = exact if bias is None else (exact + bias).relu()
+        torch.testing.assert_close(result, exact, rtol=1e-5, atol=1e-5)
+    assert len(cublaslt._PLANS) == 1
 
 
 def test_nothing_found_is_not_an_error(stand_in: StandIn) -> None:
     stand_in.search_status = 15  # not supported
-    x, weight = torch.randn(4, 8), torch.randn(8, 8)
-    assert cublaslt.relu_product(x, weight, torch.randn(8)) is None
+    one = torch.ones(1, 1)
+    assert not cublaslt.run(Product(left=one, right=one, result=one))
 
 
 def test_a_failure_says_where(stand_in: StandIn) -> None:
     stand_in.search_status = 7
-    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    one = torch.ones(1, 1)
     with pytest.raises(RuntimeError, match="AlgoGetHeuristic failed: an invalid value"):
-        cublaslt.relu_product(x, weight, torch.randn(8))
+        cublaslt.run(Product(left=one, right=one, result=one))
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,10 +151,10 @@ def test_kernel_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
 def check_kernel(x: Tensor, scale: Tensor) -> None:
     for dtype in (kernel.CODES, kernel.GRADIENTS):
         same(kernel._quantize(x, scale, dtype), kernel.quantize_reference(x, scale, dtype))
-    output = torch.randint_like(x, 0, 3)
-    for dtype in (x.dtype, kernel.CODES):
-        *mine, sums = kernel._quantize_masked(x, output.to(dtype), scale)
-        *wanted, exact = kernel.quantize_masked_reference(x, output.to(dtype), scale)
+    output, gradient = torch.randint_like(x, 0, 3), x.bfloat16()
+    for dtype in (torch.bfloat16, kernel.CODES):
+        *mine, sums = kernel._quantize_masked(gradient, output.to(dtype), scale)
+        *wanted, exact = kernel.quantize_masked_reference(gradient, output.to(dtype), scale)
         same(mine, wanted)
         torch.testing.assert_close(sums, exact)
 

@@ -7,13 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainmark.kernels import cublaslt
 from trainmark.kernels import relu_mlp as kernel
-from trainmark.kernels.relu_mlp import (
-    masked_sums_reference,
-    relu_mlp_reference,
-    single_output_backward_reference,
-)
+from trainmark.kernels.relu_mlp import masked_sums_reference, relu_mlp_reference
 
 WIDTHS = [(13, 8, 4), (5, 1), (7, 16, 16, 3, 1), (1, 1)]
 interpreted = pytest.mark.skipif(
@@ -52,8 +47,12 @@ def test_forward_and_gradients(
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 1), (65, 129), (64, 128), (200, 3)])
-def test_masked_sums(shape: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (65, 129), (64, 128), (500, 3)])
+def test_masked_sums(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few programs, so that each takes several tiles, and one fewer than the others."""
+    monkeypatch.setattr(kernel, "SUM_PROGRAMS", 3)
     torch.manual_seed(0)
     gradient, output = torch.randn(shape).to(dtype), torch.randn(shape).relu().to(dtype)
     masked, sums = kernel._masked_sums(gradient, output)
@@ -63,7 +62,7 @@ def test_masked_sums(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("shape", [(1, 64, 64), (130, 70, 300), (128, 128, 256), (5, 65, 7)])
+@pytest.mark.parametrize("shape", [(1, 64, 64), (600, 72, 304), (512, 128, 256), (5, 8, 8)])
 def test_masked_product(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     samples, outputs, inputs = shape
@@ -73,22 +72,6 @@ def test_masked_product(shape: tuple[int, int, int]) -> None:
     exact, exact_sums = masked_sums_reference(gradient.double() @ weight.double(), x)
     torch.testing.assert_close(result.double(), exact, rtol=2e-3, atol=2e-2)
     torch.testing.assert_close(sums, exact_sums, rtol=1e-3, atol=1e-2)
-
-
-@interpreted
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 1), (65, 129), (300, 64), (7, 3)])
-def test_single_output_backward(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    samples, inputs = shape
-    gradient, x = torch.randn(samples, 1).to(dtype), torch.randn(shape).relu().to(dtype)
-    weight = torch.randn(1, inputs).to(dtype)
-    ours = kernel._single_output_backward(gradient, weight, x)
-    exact = single_output_backward_reference(gradient.double(), weight.double(), x.double())
-    bound = 4 * torch.finfo(dtype).eps
-    for mine, theirs in zip(ours, exact, strict=True):
-        assert mine.shape == theirs.shape
-        torch.testing.assert_close(mine.double(), theirs.double(), rtol=bound, atol=10 * bound)
 
 
 # --- on a GPU
@@ -134,7 +117,7 @@ def hidden_outputs(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> li
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", ["cublaslt", "own kernels"])
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("samples", [9, 1000, 4097])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -144,11 +127,11 @@ def test_on_a_gpu(
     widths: tuple[int, ...],
     dtype: torch.dtype,
     samples: int,
-    path: str,
+    fused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if path == "own kernels":
-        monkeypatch.setattr(cublaslt, "library", lambda: None)
+    """Every hidden layer by our product, where its rows allow that, and none."""
+    monkeypatch.setattr(kernel, "SMALLEST_FUSED", 0 if fused else 2**62)
     torch.manual_seed(0)
     weights, biases = on_gpu(widths)
     x = torch.randn(samples, widths[0], device="cuda", dtype=dtype, requires_grad=True)
@@ -170,44 +153,49 @@ def test_on_a_gpu(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (999, 72, 1024), (4096, 480, 256)])
-def test_cublaslt_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Both products of a hidden layer; its outputs are not a multiple of the mask's 128 bits."""
+@pytest.mark.parametrize("shape", [(1, 64, 64), (999, 72, 1024), (40000, 256, 512)])
+def test_masked_product_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    samples, inputs, outputs = shape
-    x = torch.randn(samples, inputs, device="cuda", dtype=dtype)
-    weight = torch.randn(outputs, inputs, device="cuda", dtype=dtype) / inputs**0.5
-    bias = torch.randn(outputs, device="cuda", dtype=dtype)
-    found = cublaslt.relu_product(x, weight, bias)
-    assert found is not None, "no algorithm on this device"
-    output, bits = found
-    near(output, torch.addmm(bias.double(), x.double(), weight.double().t()).relu(), dtype, 1)
-    # Back from a layer of as many outputs as inputs.
-    gradient = torch.randn_like(output)
-    square = torch.randn(outputs, outputs, device="cuda", dtype=dtype) / outputs**0.5
-    found = cublaslt.masked_product(gradient, square, bits)
-    assert found is not None, "no algorithm on this device"
-    masked, sums = found
-    exact = gradient.double() @ square.double() * (output > 0)
-    near(masked, exact, dtype, products=1)
-    error = (sums.double() - exact.sum(dim=0)).norm()
-    assert error <= 4 * torch.finfo(dtype).eps * exact.norm()
-    again = cublaslt.masked_product(gradient, square, bits)
-    assert again is not None
-    assert all(map(torch.equal, again, found))
+    samples, outputs, inputs = shape
+    gradient = torch.randn(samples, outputs, device="cuda", dtype=dtype)
+    weight = torch.randn(outputs, inputs, device="cuda", dtype=dtype) / outputs**0.5
+    x = torch.randn(samples, inputs, device="cuda", dtype=dtype).relu()
+    result, sums = kernel._masked_product(gradient, weight, x)
+    exact, exact_sums = masked_sums_reference(gradient.double() @ weight.double(), x)
+    near(result, exact, dtype, products=1)
+    assert not result[x == 0].any()
+    near(sums, exact_sums.double(), torch.float32, products=8)
+    again = kernel._masked_product(gradient, weight, x)
+    assert torch.equal(again[0], result)
+    assert torch.equal(again[1], sums)
 
 
 @pytest.mark.gpu
-def test_cublaslt_leaves_what_it_cannot_do() -> None:
-    x, weight = torch.randn(64, 24, device="cuda"), torch.randn(16, 24, device="cuda")
-    bias = torch.randn(16, device="cuda")
-    assert cublaslt.relu_product(x, weight, bias) is None  # 32 bits
-    x, weight, bias = x.half(), weight.half(), bias.half()
-    assert cublaslt.relu_product(x[:0], weight, bias) is None
-    odd = x[:, :15].contiguous(), weight[:, :15].contiguous()
-    assert cublaslt.relu_product(*odd, bias) is None  # rows of 30 bytes
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("samples", [0, 5, 9, 4096, 4097, 65543])
+def test_weight_gradient_on_a_gpu(samples: int, dtype: torch.dtype) -> None:
+    """Of 16-bit factors, summed in fp32: no sample may be missing."""
+    torch.manual_seed(0)
+    gradient = torch.randn(samples, 128, device="cuda", dtype=dtype)
+    x = torch.randn(samples, 264, device="cuda", dtype=dtype).relu()
+    ours = kernel._weight_gradient(gradient, x)
+    exact = gradient.double().t() @ x.double()
+    assert ours.dtype == torch.float32
+    assert (ours.double() - exact).norm() <= 1e-4 * exact.norm()
+
+
+@pytest.mark.gpu
+def test_rows_that_cannot_be_copied_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "SMALLEST_FUSED", 0)
     shifted = torch.randn(64 * 24 + 1, device="cuda").half()[1:].view(64, 24)
-    assert cublaslt.relu_product(shifted, weight, bias) is None  # an odd address
+    gradient = torch.randn(64, 24, device="cuda").half()
+    weight, x = torch.randn(24, 16, device="cuda").half(), torch.randn(64, 16, device="cuda").half()
+    assert kernel._worth_fusing(gradient, weight, x)
+    assert not kernel._worth_fusing(shifted, weight, x)  # an odd address
+    assert not kernel._worth_fusing(gradient[:0], weight, x[:0])
+    assert not kernel._worth_fusing(gradient.float(), weight.float(), x.float())
+    odd = weight[:, :15].contiguous(), x[:, :15].contiguous()
+    assert not kernel._worth_fusing(gradient, *odd)  # rows of 30 bytes
 
 
 @pytest.mark.gpu

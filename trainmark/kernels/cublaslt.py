@@ -1,8 +1,8 @@
-"""Matrix products of cuBLASLt whose epilogues torch does not offer, through its C interface.
+"""cuBLASLt's products of fp8 factors with a bias and a ReLU behind, through its C interface.
 
-A product can leave the bits of its ReLU behind, and the product of the backward pass can take them:
-it masks its result, and sums it over the batch for the bias, before anything is written. Factors in
-fp8 can give a result in fp8. The library is the one that torch has loaded already.
+torch offers the plain products, but not those with an epilogue and a result in fp8. The library is
+the one that torch has loaded already. Its first choice of an algorithm is taken: it is the same in
+every run, and none of the others was measurably faster on an H200.
 
 cuBLASLt counts by columns. Tensors here lie row by row, which to it are transposed: it is asked for
 the transposed result, with the factors exchanged.
@@ -36,8 +36,6 @@ import torch
 from torch import Tensor
 
 WORKSPACE_BYTES = 32 * 2**20  # what the library itself advises for Hopper
-CANDIDATES = 8  # algorithms to ask for, and to time
-BITS_PER_ROW = 128  # the mask's rows are padded to a multiple of so many bits
 
 # Values of the library's enumerations (cublasLt.h, cublas_api.h, library_types.h).
 _TYPES = {
@@ -49,30 +47,16 @@ _TYPES = {
 }
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _COMPUTE_32F = 68
+_NO_EPILOGUE, _RELU_BIAS = 1, 6
 _NOT_SUPPORTED = 15
-
-
-class Epilogue(enum.IntEnum):
-    """What happens to a result before it is written."""
-
-    NONE = 1
-    BIAS = 4
-    RELU_BIAS = 6
-    RELU_BITS_BIAS = 134  # the bits where the ReLU was open are written, too
-    MASK = 136  # zero where a ReLU was closed
-    MASK_SUM = 152  # the same, and the sum over the result's rows, as a bias's gradient
-    SUM_LEFT = 512  # the sum of the left factor's rows, beside the plain product
 
 
 class _Setting(enum.IntEnum):
     """Attributes of a product's descriptor."""
 
     TRANSPOSE_A = 3
-    TRANSPOSE_B = 4
     EPILOGUE = 7
     BIAS_POINTER = 8
-    BITS_POINTER = 11
-    BITS_PER_ROW = 12
     A_SCALE_POINTER = 17
     B_SCALE_POINTER = 18
     FAST_ACCUMULATION = 25
@@ -93,7 +77,7 @@ class _Algorithm(ctypes.Structure):
     _fields_ = [("data", c_uint64 * 8)]
 
 
-class _Candidate(ctypes.Structure):
+class _Found(ctypes.Structure):
     _fields_ = [
         ("algorithm", _Algorithm),
         ("workspace_bytes", c_size_t),
@@ -105,20 +89,12 @@ class _Candidate(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Product:
-    """result[R, C] = left[R, K] @ right[K, C], then the epilogue."""
+    """result[R, C] = left[R, K] @ right[C, K]^T; with a bias [C], then relu(result + bias)."""
 
     left: Tensor
     right: Tensor
     result: Tensor
-    left_transposed: bool = False
-    """Whether `left` lies in memory as [K, R]."""
-    right_transposed: bool = False
-    """Whether `right` lies in memory as [C, K]. fp8 factors must, and the left one must not."""
-    epilogue: Epilogue = Epilogue.NONE
     bias: Tensor | None = None
-    """To add to each row, or to be filled with a sum."""
-    bits: Tensor | None = None
-    """The ReLU's mask, to write or to read (`new_bits`)."""
     scales: tuple[Tensor | None, Tensor | None] = (None, None)
     """What to multiply fp8 factors by, the left one's first: fp32, on the device; None: 1."""
     fast: bool = False
@@ -129,65 +105,11 @@ class Product:
         tensors = (self.left, self.right, self.result)
         return (
             self.left.device,
-            self.epilogue,
-            self.left_transposed,
-            self.right_transposed,
             self.fast,
             None if self.bias is None else self.bias.dtype,
             tuple(scale is None for scale in self.scales),
             *((tensor.shape, tensor.dtype, _alignment(tensor)) for tensor in tensors),
         )
-
-
-def relu_product(x_BM: Tensor, w_NM: Tensor, b_N: Tensor) -> tuple[Tensor, Tensor] | None:
-    """relu(x w^T + b), and the bits where the ReLU is open. None: not possible here."""
-    B, N = len(x_BM), len(w_NM)
-    if not _fits(x_BM, w_NM):
-        return None
-    y_BN, bits = x_BM.new_empty(B, N), new_bits(B, N, x_BM.device)
-    product = Product(
-        left=x_BM,
-        right=w_NM,
-        right_transposed=True,
-        result=y_BN,
-        epilogue=Epilogue.RELU_BITS_BIAS,
-        bias=b_N,
-        bits=bits,
-    )
-    return (y_BN, bits) if run(product) else None
-
-
-def masked_product(gradient_BN: Tensor, w_NM: Tensor, bits: Tensor) -> tuple[Tensor, Tensor] | None:
-    """gradient w, zero where the ReLU was closed, and its sum over the batch. None: not possible.
-
-    The sum is computed in fp32 and given in the factors' type: all that the library offers.
-    """
-    if not _fits(gradient_BN, w_NM):
-        return None
-    result_BM = gradient_BN.new_empty(len(gradient_BN), w_NM.shape[1])
-    sums_M = result_BM.new_empty(w_NM.shape[1])
-    product = Product(
-        left=gradient_BN,
-        right=w_NM,
-        result=result_BM,
-        epilogue=Epilogue.MASK_SUM,
-        bias=sums_M,
-        bits=bits,
-    )
-    return (result_BM, sums_M) if run(product) else None
-
-
-def new_bits(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Room for a ReLU's mask, a bit per number."""
-    row_bytes = -(-columns // BITS_PER_ROW) * BITS_PER_ROW // 8
-    return torch.empty(rows, row_bytes, dtype=torch.uint8, device=device)
-
-
-def _fits(x: Tensor, w: Tensor) -> bool:
-    """16 bits on a GPU, rows of whole 16 bytes: what tensor cores and their loads ask for."""
-    is_half = x.dtype in (torch.bfloat16, torch.float16) and w.dtype == x.dtype
-    in_rows = x.is_contiguous() and w.is_contiguous() and x.data_ptr() % 16 == 0
-    return x.is_cuda and is_half and in_rows and len(x) > 0 and not any(n % 8 for n in w.shape)
 
 
 # --- plans
@@ -205,23 +127,15 @@ def run(product: Product) -> bool:
 
 
 class Plan:
-    """Descriptors of a product, and the algorithms for it, the fastest first.
-
-    On its first use the algorithms are timed, since the library's order is a guess. Another one may
-    add up in another order and round otherwise: with `torch.use_deterministic_algorithms` the
-    library's first is taken, and the same one every time.
-    """
+    """Descriptors of a product, and the algorithm for it."""
 
     def __init__(self, product: Product) -> None:
         self._descriptor = c_void_p()
         _call("MatmulDescCreate", byref(self._descriptor), _COMPUTE_32F, _TYPES[torch.float32])
-        self._set(_Setting.TRANSPOSE_A, c_int32(product.right_transposed))
-        self._set(_Setting.TRANSPOSE_B, c_int32(product.left_transposed))
-        self._set(_Setting.EPILOGUE, c_uint32(product.epilogue))
+        self._set(_Setting.TRANSPOSE_A, c_int32(1))
+        self._set(_Setting.EPILOGUE, c_uint32(_NO_EPILOGUE if product.bias is None else _RELU_BIAS))
         if product.bias is not None:
             self._set(_Setting.BIAS_TYPE, c_int32(_TYPES[product.bias.dtype]))
-        if product.bits is not None:
-            self._set(_Setting.BITS_PER_ROW, c_int64(product.bits.shape[1] * 8))
         if product.fast:
             self._set(_Setting.FAST_ACCUMULATION, c_int8(1))
         self._a, self._b = _layout(product.right), _layout(product.left)
@@ -230,44 +144,28 @@ class Plan:
         is_fp8 = product.result.dtype in _FP8
         self._c = _layout(product.result, torch.bfloat16) if is_fp8 else self._d
         self._point(product)
-        self.candidates = self._search(product)
-        can_time = not torch.cuda.is_current_stream_capturing()
-        if can_time and not torch.are_deterministic_algorithms_enabled():
-            self.candidates.sort(key=lambda candidate: self.milliseconds(product, candidate))
+        self._found = self._search(product)
 
     def run(self, product: Product) -> bool:
-        if not self.candidates:
+        if self._found is None:
             return False
         self._point(product)
-        self._launch(product, self.candidates[0])
+        self._launch(product, self._found)
         return True
 
-    def milliseconds(self, product: Product, candidate: _Candidate, repeats: int = 5) -> float:
-        """The best of a few timings, after a first call."""
-        self._point(product)
-        times = []
-        for _ in range(1 + repeats):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            self._launch(product, candidate)
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-        return min(times[1:])
-
-    def _launch(self, product: Product, candidate: _Candidate) -> None:
+    def _launch(self, product: Product, found: _Found) -> None:
         one, zero = c_float(1), c_float(0)
-        workspace = product.result.new_empty(candidate.workspace_bytes, dtype=torch.uint8)
+        workspace = product.result.new_empty(found.workspace_bytes, dtype=torch.uint8)
         result = product.result.data_ptr()
         _call(
             "Matmul", _handle(product.left.device), self._descriptor,
             byref(one), product.right.data_ptr(), self._a, product.left.data_ptr(), self._b,
             byref(zero), None if self._c is not self._d else result, self._c, result, self._d,
-            byref(candidate.algorithm), workspace.data_ptr(), candidate.workspace_bytes,
+            byref(found.algorithm), workspace.data_ptr(), found.workspace_bytes,
             torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
 
-    def _search(self, product: Product) -> list[_Candidate]:
+    def _search(self, product: Product) -> _Found | None:
         preference = c_void_p()
         _call("MatmulPreferenceCreate", byref(preference))
         wanted = {
@@ -279,23 +177,21 @@ class Plan:
         }
         for name, value in wanted.items():
             _call("MatmulPreferenceSetAttribute", preference, name, byref(value), sizeof(value))
-        found, count = (_Candidate * CANDIDATES)(), c_int()
+        found, count = _Found(), c_int()
         status = _function("MatmulAlgoGetHeuristic")(
             _handle(product.left.device), self._descriptor, self._a, self._b, self._c, self._d,
-            preference, CANDIDATES, found, byref(count),
+            preference, 1, byref(found), byref(count),
         )  # fmt: skip
         _call("MatmulPreferenceDestroy", preference)
         if status == _NOT_SUPPORTED:
-            return []
+            return None
         _check("MatmulAlgoGetHeuristic", status)
-        return [candidate for candidate in found[: count.value] if candidate.status == 0]
+        return found if count.value and found.status == 0 else None
 
     def _point(self, product: Product) -> None:
         """Tell the descriptor where this call's vectors lie."""
         if product.bias is not None:
             self._set(_Setting.BIAS_POINTER, c_void_p(product.bias.data_ptr()))
-        if product.bits is not None:
-            self._set(_Setting.BITS_POINTER, c_void_p(product.bits.data_ptr()))
         # A is the right factor, B the left one.
         settings = (_Setting.B_SCALE_POINTER, _Setting.A_SCALE_POINTER)
         for name, scale in zip(settings, product.scales, strict=True):

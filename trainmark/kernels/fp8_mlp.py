@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trainmark.kernels import cublaslt
-from trainmark.kernels.cublaslt import Epilogue, Product
+from trainmark.kernels.cublaslt import Product
+from trainmark.kernels.relu_mlp import column_sums
 
 try:
     import triton
@@ -138,14 +139,7 @@ def _product(
     if left8.is_cuda:
         result = left8.new_empty(len(left8), len(right8), dtype=dtype)
         product = Product(
-            left=left8,
-            right=right8,
-            right_transposed=True,
-            result=result,
-            epilogue=Epilogue.NONE if bias is None else Epilogue.RELU_BIAS,
-            bias=bias,
-            scales=scales,
-            fast=fast,
+            left=left8, right=right8, result=result, bias=bias, scales=scales, fast=fast
         )
         if cublaslt.run(product):
             return result
@@ -175,9 +169,11 @@ def _plain_product(
 # --- to fp8, in rows and in columns
 #
 # In columns the batch is filled up with zeros to whole steps, which add nothing to a sum over it.
+# fp32 is rounded to bf16 on the way, whose steps are small beside those of fp8.
 
 
 def quantize_reference(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = x.bfloat16() if x.dtype == torch.float32 else x
     codes = _cut_off(x.float() / scale, dtype)
     return codes, _in_columns(codes)
 
@@ -185,7 +181,7 @@ def quantize_reference(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Te
 def quantize_masked_reference(
     gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradient where the ReLU's output is positive, in rows and in columns; the output in
+    """A 16-bit gradient where the ReLU's output is positive, in rows and in columns; the output in
     columns, nothing of it unless it is fp8; and the gradient's sum over the batch."""
     masked = torch.where(output_BN.float() > 0, gradient_BN.float(), 0.0)
     codes = _cut_off(masked / scale, GRADIENTS)
@@ -256,7 +252,7 @@ def _quantize_masked(
         B, N, steps, LARGEST=torch.finfo(GRADIENTS).max, MASKED=True, FLIP_OUTPUT=flip_output,
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
     )  # fmt: skip
-    return codes, flipped, columns, sums.sum(dim=0)
+    return codes, flipped, columns, column_sums(sums)
 
 
 def _grid(B: int, N: int) -> tuple[int, int]:
@@ -278,15 +274,25 @@ if triton is not None:
         inside_flipped = (column[:, None] < N) & (row[None, :] < steps)
         place = row[:, None] * N + column[None, :]
         place_flipped = column[:, None].to(tl.int64) * steps + row[None, :]
-        value = tl.load(values + place, inside, other=0.0).to(tl.float32)
+        value = tl.load(values + place, inside, other=0.0)
+        if value.dtype == tl.float32:
+            value = value.to(tl.bfloat16)
         if MASKED:
             output = tl.load(relu_output + place, inside, other=0.0)
             value = tl.where(output.to(tl.float32) > 0, value, 0.0)
-            tl.store(sums + row_tile * N + column, tl.sum(value, axis=0), column < N)
+            column_sum = tl.sum(value.to(tl.float32), axis=0)
+            tl.store(sums + row_tile * N + column, column_sum, column < N)
             if FLIP_OUTPUT:
                 tl.store(flipped_output + place_flipped, tl.trans(output), inside_flipped)
-        value = value / tl.load(scale)
-        value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
-        code = value.to(codes.dtype.element_ty)
-        tl.store(codes + place, code, inside)
-        tl.store(flipped + place_flipped, tl.trans(code), inside_flipped)
+        factor = tl.load(scale)
+        dtype: tl.constexpr = codes.dtype.element_ty
+        tl.store(codes + place, _to_fp8(value, factor, LARGEST, dtype), inside)
+        # Flipped in 16 bits: of codes that are stored in rows and flipped as well, ptxas 12.8 (that
+        # of Triton 3.6) reads some from a register that it never wrote.
+        code_flipped = _to_fp8(tl.trans(value), factor, LARGEST, dtype)
+        tl.store(flipped + place_flipped, code_flipped, inside_flipped)
+
+    @triton.jit
+    def _to_fp8(value, scale, LARGEST: tl.constexpr, dtype: tl.constexpr):
+        value = value.to(tl.float32) / scale
+        return tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(dtype)
