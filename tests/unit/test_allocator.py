@@ -22,10 +22,10 @@ def faults(steps):
         torch.ones(64 * 2**20 // 4)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-fresh = faults(4)
+fresh = faults(8)
 keep_freed_memory()
-faults(4)
-print(fresh, faults(4))
+faults(16)
+print(fresh, faults(8))
 """
 
 
