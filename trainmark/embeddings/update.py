@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trainmark.allocator import use_huge_pages
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.sparse_update import Rule
 
@@ -75,7 +76,7 @@ class Adagrad:
         self.kernel = Rule("adagrad", eps)
 
     def new_state(self, weight: Tensor) -> State:
-        return {"sum": torch.zeros_like(weight)}
+        return {"sum": _zeros(weight, weight.shape)}
 
     def update(
         self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
@@ -95,7 +96,7 @@ class RowwiseAdagrad:
         self.kernel = Rule("rowwise_adagrad", eps)
 
     def new_state(self, weight: Tensor) -> State:
-        return {"sum": weight.new_zeros(weight.shape[0])}
+        return {"sum": _zeros(weight, weight.shape[:1])}
 
     def update(
         self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
@@ -137,8 +138,8 @@ class LazyAdam:
 
     def new_state(self, weight: Tensor) -> State:
         return {
-            "first": torch.zeros_like(weight),
-            "second": torch.zeros_like(weight),
+            "first": _zeros(weight, weight.shape),
+            "second": _zeros(weight, weight.shape),
             "steps": weight.new_zeros(()),
         }
 
@@ -158,6 +159,13 @@ class LazyAdam:
         steps = state["steps"].add_(gate).clamp(min=1).double()
         scale = -lr * gate * (1 - self.beta2**steps).sqrt() / (1 - self.beta1**steps)
         add_rows(weight, rows, first.div_(second.sqrt_().add_(self.eps)).mul_(scale))
+
+
+def _zeros(weight: Tensor, shape: torch.Size) -> Tensor:
+    """State that is read from all over it, as the rows are."""
+    state = weight.new_empty(shape)
+    use_huge_pages(state)
+    return state.zero_()
 
 
 def sum_duplicates(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
