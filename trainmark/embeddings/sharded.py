@@ -14,11 +14,11 @@ their own, so that those of the next batch never queue behind this step. Where t
 how many ids go where depends on the ids: the counts are exchanged first, and `prepare` reads them
 on the host. Nothing else in the exchange makes the host wait for a GPU.
 
-What a rank receives for its samples lies in the order of the senders' stores. On a GPU, the kernel
-of the interaction reads each row from where it lies, and leaves its gradient in the same place of
-what is sent back. Elsewhere, and with column slices, one `index_select` puts rows in the order of
-samples and features, in pieces that always travel together (`unit`): whole rows, or the common
-divisor of the slices. Its inverse serves the gradients.
+What a rank receives for its samples lies in the order of the senders' stores, in pieces that always
+travel together (`unit`): whole rows, or the common divisor of column slices. The kernel of the
+interaction reads each piece from where it lies, and leaves its gradient in the same place of what
+is sent back. Where it cannot (a CPU without numba; slices on a GPU), one `index_select` puts rows
+in the order of samples and features, and its inverse serves the gradients.
 
 Updates are those of one process, but for the order of additions. Row-wise Adagrad needs the mean
 over all columns of a row: `squares.py`.
