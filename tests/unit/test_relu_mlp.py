@@ -62,6 +62,22 @@ def test_masked_sums(
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (300, 129), (64, 32), (150, 3)])
+def test_column_sums(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one stage and in two."""
+    monkeypatch.setattr(kernel, "SUM_PROGRAMS", 3)
+    monkeypatch.setattr(kernel, "FEW_ROWS", 100)
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    torch.testing.assert_close(
+        kernel.column_sums(x), x.double().sum(dim=0).float(), rtol=1e-5, atol=1e-5
+    )
+
+
+@interpreted
 @pytest.mark.parametrize("shape", [(1, 64, 64), (600, 72, 304), (512, 128, 256), (5, 8, 8)])
 def test_masked_product(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)

@@ -98,7 +98,7 @@ class _ReluMlp(torch.autograd.Function):
         if ctx.must_mask:
             gradient, bias_grad = masked_sums(gradient, output)
         else:
-            bias_grad = gradient.sum(dim=0, dtype=torch.float32)
+            bias_grad = _batch_sum(gradient)
         weight_grads, bias_grads = [], [bias_grad]
         for layer in range(len(weights) - 1, 0, -1):
             weight_grads.append(_weight_gradient(gradient, inputs[layer]))
@@ -130,6 +130,13 @@ def _weight_gradient(gradient_BN: Tensor, x_BM: Tensor) -> Tensor:
     if whole < len(x_BM):
         product += gradient_BN[whole:].float().t() @ x_BM[whole:].float()
     return product
+
+
+def _batch_sum(gradient_BN: Tensor) -> Tensor:
+    """[N] in fp32."""
+    if gradient_BN.is_cuda:
+        return column_sums(gradient_BN)
+    return gradient_BN.sum(dim=0, dtype=torch.float32)
 
 
 def masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +175,7 @@ def masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor]
 TILE_ROWS, TILE_COLUMNS, TILE_INNER = 256, 128, 64
 SMALLEST_FUSED = 2**17  # weights: below, the product's ends are most of it
 SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 32, 128, 512
-TOTAL_ROWS, TOTAL_COLUMNS = 64, 32
+TOTAL_ROWS, TOTAL_COLUMNS, FEW_ROWS = 64, 32, 1024
 
 
 def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,14 +216,20 @@ def _masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor
     return masked_BN, column_sums(sums)
 
 
-def column_sums(parts: Tensor) -> Tensor:
-    """Of fp32 sums by program: a few hundred rows, for which torch's reduction takes long."""
-    rows, columns = parts.shape
-    total = parts.new_empty(columns)
-    _column_sums_kernel[(-(-columns // TOTAL_COLUMNS),)](
-        parts, total, rows, columns, ROWS=TOTAL_ROWS, COLUMNS=TOTAL_COLUMNS
-    )
-    return total
+def column_sums(x: Tensor) -> Tensor:
+    """Of any rows, in fp32; torch's reduction takes several times as long."""
+    x = x.contiguous()
+    if len(x) > FEW_ROWS:
+        x = _partial_sums(x, SUM_PROGRAMS, SUM_ROWS, SUM_COLUMNS)
+    return _partial_sums(x, 1, TOTAL_ROWS, TOTAL_COLUMNS)[0]
+
+
+def _partial_sums(x: Tensor, programs: int, rows: int, columns: int) -> Tensor:
+    """[programs, N], each of every so many-th tile of rows."""
+    B, N = x.shape
+    sums = x.new_empty(programs, N, dtype=torch.float32)
+    _column_sums_kernel[(programs, -(-N // columns))](x, sums, B, N, ROWS=rows, COLUMNS=columns)
+    return sums
 
 
 if triton is not None:
@@ -274,11 +287,12 @@ if triton is not None:
         tl.store(sums + column, tl.sum(total, axis=0), column < N)
 
     @triton.jit
-    def _column_sums_kernel(parts, total, B, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        value = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for start in range(0, B, ROWS):
-            row = start + tl.arange(0, ROWS)
+    def _column_sums_kernel(x, sums, B, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for tile in range(tl.program_id(0), tl.cdiv(B, ROWS), tl.num_programs(0)):
+            row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
             inside = (row[:, None] < B) & (column[None, :] < N)
-            value += tl.load(parts + row[:, None] * N + column[None, :], inside, other=0.0)
-        tl.store(total + column, tl.sum(value, axis=0), column < N)
+            total += tl.load(x + row[:, None] * N + column[None, :], inside, other=0.0)
+        sums += tl.program_id(0) * N
+        tl.store(sums + column, tl.sum(total, axis=0), column < N)
