@@ -17,8 +17,8 @@ from trainmark.loop import build_trainer
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.runs import LlamaRun, Model
 
-STEPS = 14
-SAVED_AT = 6
+STEPS = 20
+SAVED_AT = 10
 CONTINUED = 2
 """Steps after a load: the first needs the weights, the second also the optimiser's state."""
 CPU = torch.device("cpu")
