@@ -180,7 +180,9 @@ def launch_backward(
     B, D = x_BD.shape
     num_rows = grad_rows_BFD.shape[1] if ids_BF is None else ids_BF.shape[1]
     grad_x_BD = torch.empty_like(x_BD, memory_format=torch.contiguous_format)
-    launch = launch or default_launch(num_rows, D, x_BD.dtype, warps=2)
+    # Rows of two formats take twice the registers: two warps would not have them.
+    warps = 2 if tables.second is None else 4
+    launch = launch or default_launch(num_rows, D, x_BD.dtype, warps)
     if B:
         _backward_kernel[(-(-B // launch.samples),)](
             x_BD.contiguous(),
