@@ -8,9 +8,10 @@ per rank, over gloo:
     torchrec-own   TorchRec's trainer as its users run it: DistributedModelParallel over tables and
                    MLPs (with DDP), optimiser fused into the backward pass, TrainPipelineSparseDist
 
-All have trainmark's MLPs and interaction, int32 ids, and freed memory kept (`keep_freed_memory`,
-which helps every one of them). TorchRec's own trainer gets wide, ready-made batches and may return
-features in its own order; the other two widen and sort them in each step.
+All have trainmark's MLPs and interaction (compiled, where numba is installed), int32 ids, and freed
+memory kept (`keep_freed_memory`, which helps every one of them). TorchRec's own trainer gets wide,
+ready-made batches and may return features in its own order; the other two widen and sort them in
+each step.
 
 The systems of a case live in the same processes and take turns, a few steps each, round after
 round: a noisy machine troubles all alike. A round gives a mean step between two barriers; a figure
@@ -23,6 +24,7 @@ is blocked in collectives, so what is hidden behind computation does not count. 
 out of sight, so neither is known of torchrec-own.
 
     python benchmarks/dlrm_scaling.py            writes benchmarks/results/dlrm_scaling_cpu.json
+    python benchmarks/dlrm_scaling.py --cases 3 --rounds 9     measures one case again
 """
 
 import argparse
@@ -35,14 +37,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import write_results
+from common import RESULTS, write_results
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -61,6 +63,7 @@ from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.model import build_model
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 
+NAME = "dlrm_scaling_cpu"
 BATCH = 8192
 LR = 0.01
 POOL = 8  # different batches, so that no step finds the rows of the one before in a cache
@@ -402,7 +405,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4, help="of each system in a round")
     parser.add_argument("--rows", type=int, default=200_000, help="of each table")
-    parser.add_argument("--cases", type=int, nargs="*", help="some of them, by number; no file")
+    parser.add_argument("--cases", type=int, nargs="*", help="some of them, by number")
     parser.add_argument(
         "--rank", nargs=3, metavar=("CASE", "RANK", "FOLDER"), help=argparse.SUPPRESS
     )
@@ -412,12 +415,24 @@ def main() -> None:
         print(json.dumps(measure(case, rank, Path(folder), options)))
         return
     numbers = range(len(CASES)) if options.cases is None else options.cases
-    rows: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
+    kept = _rows_of_other_cases(numbers)
     for number in numbers:
-        rows += _rows(number, options)
-        if options.cases is None:
-            write_results("dlrm_scaling_cpu", rows)
-    _show(rows)
+        measured += _rows(number, options)
+        write_results(NAME, sorted([*kept, *measured], key=_case_number))
+    _show(measured)
+
+
+def _rows_of_other_cases(numbers: Iterable[int]) -> list[dict[str, Any]]:
+    """What the file has of the cases that are not measured now."""
+    path = RESULTS / f"{NAME}.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row for row in rows if _case_number(row) not in set(numbers)]
+
+
+def _case_number(row: dict[str, Any]) -> int:
+    keys = ("shape", "ranks", "sharding", "optimizer")
+    return CASES.index(Case(**{key: row[key] for key in keys}))
 
 
 def _rows(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -443,6 +458,7 @@ def _rows(number: int, options: argparse.Namespace) -> list[dict[str, Any]]:
                 "table_rows": options.rows,
                 "global_batch": BATCH,
                 "threads_per_rank": 1,
+                "steps_per_round": options.steps,
                 "samples_per_s": BATCH / step_s,
                 "bytes_per_step": statistics.mean(f["bytes"] for f in found) if known else None,
                 "communication_share": statistics.mean(f["share"] for f in found)
