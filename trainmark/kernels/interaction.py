@@ -106,15 +106,8 @@ class Launch:
 
     columns: int
     """Of the vectors that are in registers at a time; a power of 2, at least 16."""
-    samples: int = 1
-    """That one program computes, one after another."""
     warps: int = 4
-    stages: int = 1
-    """Samples whose loads are in flight at a time, where a program computes several."""
-    packed: bool = False
-    """Bring the dots into the order of the output before storing them, through shared memory."""
-    registers: int | None = None
-    """Of a thread, if fewer than the compiler would take: more programs run at a time."""
+    """Of the program that computes a sample."""
 
 
 def default_launch(num_rows: int, dim: int, dtype: torch.dtype, warps: int) -> Launch:
@@ -144,15 +137,12 @@ def launch_forward(
     out_BW = x_BD.new_empty(B, output_width(num_rows, D))
     launch = launch or default_launch(num_rows, D, x_BD.dtype, warps=1)
     if B:
-        _forward_kernel[(-(-B // launch.samples),)](
+        _forward_kernel[(B,)](
             x_BD.contiguous(),
             x_BD if ids_BF is None else ids_BF.contiguous(),
             **kernel_arguments(tables),
             out=out_BW,
-            count=B,
             W=out_BW.shape[1],
-            PLACES=next_power_of_2(out_BW.shape[1] - D),
-            PACKED=launch.packed,
             **_shared_constants(num_rows, D, ids_BF, launch),
         )
     return out_BW
@@ -184,7 +174,7 @@ def launch_backward(
     warps = 2 if tables.second is None else 4
     launch = launch or default_launch(num_rows, D, x_BD.dtype, warps)
     if B:
-        _backward_kernel[(-(-B // launch.samples),)](
+        _backward_kernel[(B,)](
             x_BD.contiguous(),
             x_BD if ids_BF is None else ids_BF.contiguous(),
             **kernel_arguments(tables),
@@ -192,7 +182,6 @@ def launch_backward(
             grad_x=grad_x_BD,
             grad_rows=grad_rows_BFD,
             finite=grad_x_BD if finite is None else finite,
-            count=B,
             W=grad_BW.shape[1],
             CHECK=finite is not None,
             AT_ROWS=at_rows,
@@ -211,12 +200,10 @@ def _shared_constants(
         "D": dim,
         "VECTORS": _padded_vectors(num_rows),
         "COLUMNS": launch.columns,
-        "SAMPLES": launch.samples,
         "HAS_IDS": ids_BF is not None,
         "PRECISION": "ieee" if exact else "tf32",
         "num_warps": launch.warps,
-        "num_stages": launch.stages,
-        "maxnreg": launch.registers,
+        "num_stages": 1,
     }
 
 
@@ -245,12 +232,11 @@ if triton is not None:
 
     @triton.jit
     def _rows_of_sample(
-        ids, in_second, sample, here, vector,
-        F: tl.constexpr, HAS_IDS: tl.constexpr, TWO: tl.constexpr,
-    ):  # fmt: skip
+        ids, in_second, sample, vector, F: tl.constexpr, HAS_IDS: tl.constexpr, TWO: tl.constexpr
+    ):
         """For each vector: its row as int64, whether it has one, whether in the second store."""
         feature = vector - 1
-        wanted = (vector > 0) & (vector <= F) & here
+        wanted = (vector > 0) & (vector <= F)
         row = sample * F + feature
         if HAS_IDS:
             row = tl.load(ids + row, wanted, 0).to(tl.int64)
@@ -262,7 +248,7 @@ if triton is not None:
     @triton.jit
     def _vectors_of_sample(
         x, first_codes, first_scales, second_codes, second_scales,
-        sample, here, vector, row, wanted, is_second, column,
+        sample, vector, row, wanted, is_second, column,
         D: tl.constexpr, FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
     ):  # fmt: skip
         """[vectors, columns] in x's type: x, the rows, then zeros."""
@@ -270,77 +256,49 @@ if triton is not None:
             first_codes, first_scales, second_codes, second_scales, row, wanted, is_second, column,
             x.dtype.element_ty, D, FIRST_SCALED, TWO, SECOND_SCALED,
         )  # fmt: skip
-        dense = tl.load(x + sample * D + column, (column < D) & here, 0.0)
+        dense = tl.load(x + sample * D + column, column < D, 0.0)
         return tl.where((vector == 0)[:, None], dense[None, :], rows)
 
     @triton.jit
-    def _store_packed(
-        out, dots, here, F: tl.constexpr, W: tl.constexpr, VECTORS: tl.constexpr,
-        PLACES: tl.constexpr,
-    ):  # fmt: skip
-        """The triangle and the zeros behind it as one run of `W` numbers."""
-        place = tl.arange(0, PLACES)
-        # place = i (i - 1) / 2 + j with j < i. The root may be off by a rounding error.
-        i = ((1.0 + tl.sqrt(1.0 + 8.0 * place.to(tl.float32))) * 0.5).to(tl.int32)
-        i = tl.where(i * (i - 1) // 2 > place, i - 1, i)
-        i = tl.where(i * (i + 1) // 2 <= place, i + 1, i)
-        j = place - i * (i - 1) // 2
-        inside = place < F * (F + 1) // 2
-        source = tl.where(inside, i * VECTORS + j, 0)
-        dots = tl.gather(tl.reshape(dots, [VECTORS * VECTORS]), source, 0)
-        dots = tl.where(inside, dots, 0.0)
-        tl.store(out + place, dots.to(out.dtype.element_ty), (place < W) & here)
-
-    @triton.jit
-    def _store_triangle(out, dots, here, vector, F: tl.constexpr, W: tl.constexpr):
-        """The same, each dot from where it is."""
+    def _store_triangle(out, dots, vector, F: tl.constexpr, W: tl.constexpr):
+        """The triangle and the zeros behind it: `W` numbers."""
         i, j = vector[:, None], vector[None, :]
         place = i * (i - 1) // 2 + j
-        tl.store(out + place, dots.to(out.dtype.element_ty), (i > j) & (i <= F) & here)
+        tl.store(out + place, dots.to(out.dtype.element_ty), (i > j) & (i <= F))
         zeros = F * (F + 1) // 2 + tl.arange(0, 8)  # fewer than PAD_TO
-        tl.store(out + zeros, tl.zeros([8], out.dtype.element_ty), (zeros < W) & here)
+        tl.store(out + zeros, tl.zeros([8], out.dtype.element_ty), zeros < W)
 
     @triton.jit
     def _forward_kernel(
-        x, ids, first_codes, first_scales, second_codes, second_scales, in_second, out, count,
+        x, ids, first_codes, first_scales, second_codes, second_scales, in_second, out,
         FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
         F: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-        VECTORS: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr,
-        SAMPLES: tl.constexpr, HAS_IDS: tl.constexpr, PACKED: tl.constexpr,
-        PRECISION: tl.constexpr,
+        VECTORS: tl.constexpr, COLUMNS: tl.constexpr,
+        HAS_IDS: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         vector = tl.arange(0, VECTORS)
-        for turn in range(SAMPLES):
-            sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
-            here = sample < count
-            row, wanted, is_second = _rows_of_sample(
-                ids, in_second, sample, here, vector, F, HAS_IDS, TWO
-            )
-            dots = tl.zeros([VECTORS, VECTORS], tl.float32)
-            for start in range(0, D, COLUMNS):
-                column = start + tl.arange(0, COLUMNS)
-                vectors = _vectors_of_sample(
-                    x, first_codes, first_scales, second_codes, second_scales,
-                    sample, here, vector, row, wanted, is_second, column,
-                    D, FIRST_SCALED, TWO, SECOND_SCALED,
-                )  # fmt: skip
-                dots = tl.dot(vectors, tl.trans(vectors), dots, input_precision=PRECISION)
-                inside = (column < D) & here
-                tl.store(
-                    out + sample * W + column, tl.load(x + sample * D + column, inside), inside
-                )
-            if PACKED:
-                _store_packed(out + sample * W + D, dots, here, F, W - D, VECTORS, PLACES)
-            else:
-                _store_triangle(out + sample * W + D, dots, here, vector, F, W - D)
+        sample = tl.program_id(0).to(tl.int64)
+        row, wanted, is_second = _rows_of_sample(ids, in_second, sample, vector, F, HAS_IDS, TWO)
+        dots = tl.zeros([VECTORS, VECTORS], tl.float32)
+        for start in range(0, D, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            vectors = _vectors_of_sample(
+                x, first_codes, first_scales, second_codes, second_scales,
+                sample, vector, row, wanted, is_second, column,
+                D, FIRST_SCALED, TWO, SECOND_SCALED,
+            )  # fmt: skip
+            dots = tl.dot(vectors, tl.trans(vectors), dots, input_precision=PRECISION)
+            inside = column < D
+            tl.store(out + sample * W + column, tl.load(x + sample * D + column, inside), inside)
+        _store_triangle(out + sample * W + D, dots, vector, F, W - D)
 
     @triton.jit
     def _backward_kernel(
         x, ids, first_codes, first_scales, second_codes, second_scales, in_second,
-        grad, grad_x, grad_rows, finite, count,
+        grad, grad_x, grad_rows, finite,
         FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
         F: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-        VECTORS: tl.constexpr, COLUMNS: tl.constexpr, SAMPLES: tl.constexpr,
+        VECTORS: tl.constexpr, COLUMNS: tl.constexpr,
         HAS_IDS: tl.constexpr, CHECK: tl.constexpr, AT_ROWS: tl.constexpr,
         INFINITE: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
@@ -349,38 +307,33 @@ if triton is not None:
         high, low = tl.maximum(i, j), tl.minimum(i, j)
         place = D + high * (high - 1) // 2 + low
         is_pair = (high != low) & (high <= F)
-        for turn in range(SAMPLES):
-            sample = tl.program_id(0).to(tl.int64) * SAMPLES + turn
-            here = sample < count
-            row, wanted, is_second = _rows_of_sample(
-                ids, in_second, sample, here, vector, F, HAS_IDS, TWO
-            )
-            pairs = tl.load(grad + sample * W + place, is_pair & here, 0.0)
-            pairs = pairs.to(x.dtype.element_ty)
-            for start in range(0, D, COLUMNS):
-                column = start + tl.arange(0, COLUMNS)
-                vectors = _vectors_of_sample(
-                    x, first_codes, first_scales, second_codes, second_scales,
-                    sample, here, vector, row, wanted, is_second, column,
-                    D, FIRST_SCALED, TWO, SECOND_SCALED,
-                )  # fmt: skip
-                in_row = (column < D)[None, :]
-                # The dense vector is also passed on as it is.
-                direct = tl.load(grad + sample * W + column, (column < D) & here, 0.0)
-                direct = tl.where((vector == 0)[:, None], direct[None, :].to(tl.float32), 0.0)
-                grads = tl.dot(pairs, vectors, input_precision=PRECISION) + direct
-                target = row if AT_ROWS else sample * F + vector - 1
-                place_rows = target[:, None] * D + column[None, :]
-                rounded = grads.to(grad_rows.dtype.element_ty)
-                tl.store(grad_rows + place_rows, rounded, wanted[:, None] & in_row)
-                place_x = sample * D + (vector * 0)[:, None] + column[None, :]
-                is_x = ((vector == 0) & here)[:, None] & in_row
-                tl.store(grad_x + place_x, grads.to(grad_x.dtype.element_ty), is_x)
-                if CHECK:
-                    # Without its sign, what is not finite is the largest as an integer.
-                    pattern = grads.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-                    if tl.max(pattern) >= INFINITE:
-                        tl.store(finite, 0.0)
+        sample = tl.program_id(0).to(tl.int64)
+        row, wanted, is_second = _rows_of_sample(ids, in_second, sample, vector, F, HAS_IDS, TWO)
+        pairs = tl.load(grad + sample * W + place, is_pair, 0.0).to(x.dtype.element_ty)
+        for start in range(0, D, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            vectors = _vectors_of_sample(
+                x, first_codes, first_scales, second_codes, second_scales,
+                sample, vector, row, wanted, is_second, column,
+                D, FIRST_SCALED, TWO, SECOND_SCALED,
+            )  # fmt: skip
+            in_row = (column < D)[None, :]
+            # The dense vector is also passed on as it is.
+            direct = tl.load(grad + sample * W + column, column < D, 0.0)
+            direct = tl.where((vector == 0)[:, None], direct[None, :].to(tl.float32), 0.0)
+            grads = tl.dot(pairs, vectors, input_precision=PRECISION) + direct
+            target = row if AT_ROWS else sample * F + vector - 1
+            place_rows = target[:, None] * D + column[None, :]
+            rounded = grads.to(grad_rows.dtype.element_ty)
+            tl.store(grad_rows + place_rows, rounded, wanted[:, None] & in_row)
+            place_x = sample * D + (vector * 0)[:, None] + column[None, :]
+            is_x = (vector == 0)[:, None] & in_row
+            tl.store(grad_x + place_x, grads.to(grad_x.dtype.element_ty), is_x)
+            if CHECK:
+                # Without its sign, what is not finite is the largest as an integer.
+                pattern = grads.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+                if tl.max(pattern) >= INFINITE:
+                    tl.store(finite, 0.0)
 
 
 # --- compiled, for CPUs
