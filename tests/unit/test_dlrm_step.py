@@ -84,6 +84,17 @@ def test_the_loss_that_brings_its_gradients_along(
         torch.testing.assert_close(fused.weights()[key], tensor, rtol=close, atol=close)
 
 
+def test_what_was_copied_may_be_overwritten_before_the_step() -> None:
+    """As slots do it on a GPU; whatever the types in which a batch came."""
+    cfg = config()
+    built, batch = trainer(cfg), next(batches(cfg))
+    batch = dataclasses.replace(batch, numerical=batch.numerical.float())
+    prepared = built.prepare(batch)
+    batch.numerical.fill_(torch.nan)
+    _, skipped = built.step(prepared, 0.1)
+    assert not skipped
+
+
 # --- loss scale
 
 

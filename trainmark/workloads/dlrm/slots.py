@@ -18,7 +18,8 @@ class Slot:
 
     Args:
         like: the tensors of a batch, as the reader makes them.
-        prepare: from such tensors on the device to what `train` takes.
+        prepare: from such tensors on the device to what `train` takes, and none of them itself:
+            the next copies do not wait for the step.
         train: one step of training.
         pool: memory for training that all slots share; see `GraphedInPlace`.
     """

@@ -302,8 +302,9 @@ def _prepared(
 
 
 def _widened(tensors: list[Tensor]) -> list[Tensor]:
+    """Always new ones: a slot's own are filled again while the step still reads these."""
     numerical, labels, *ids = tensors
-    return [numerical.float(), labels.float(), *ids]
+    return [*(tensor.to(torch.float32, copy=True) for tensor in (numerical, labels)), *ids]
 
 
 def _groups(features: list[list[int]], ids: list[Tensor]) -> list[IdGroup]:
