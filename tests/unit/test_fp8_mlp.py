@@ -128,6 +128,17 @@ def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
+def test_prediction_computes_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hidden layers are large; the last of them is bf16 in both."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernel, "SMALLEST_LAYER", 1024)
+    mlp = Mlp([32, 64, 48, 1], last_relu=False)
+    mlp.fused_dtype, mlp.fp8 = torch.bfloat16, True
+    x = torch.randn(100, 32)
+    last = mlp[-1].bfloat16()
+    assert torch.equal(mlp(x), last(mlp.hidden(x)))
+
+
 SHAPES = [(1, 16), (130, 80), (128, 64)]
 
 

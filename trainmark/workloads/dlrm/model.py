@@ -91,10 +91,14 @@ class Mlp(nn.Sequential):
         weights = [linear.weight for linear in linears]
         biases = [linear.bias for linear in linears]
         x_BM = x_BM.to(self.fused_dtype)
-        large = fp8_layers(weights) if self.fp8 else 0
+        large = self._fp8_layers()
         if large:
             x_BM = fp8_relu_layers(x_BM, weights[:large], biases[:large])
         return relu_mlp(x_BM, weights[large:], biases[large:], last_relu, comes_masked=comes_masked)
+
+    def _fp8_layers(self) -> int:
+        """How many of the first layers are computed in fp8, the same for `forward` and `hidden`."""
+        return fp8_layers([linear.weight for linear in self._linears()[:-1]]) if self.fp8 else 0
 
     def _linears(self) -> list[nn.Linear]:
         return [layer for layer in self if isinstance(layer, nn.Linear)]
