@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 
 from trainmark.errors import InputError, raise_all, unknown
-from trainmark.hardware import Cluster
+from trainmark.hardware import Cluster, lacks
 from trainmark.schedule import Schedule
 from trainmark.validation import parse
 
@@ -271,6 +271,11 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
         )
     if run.precision == "tf32" and cluster.hardware == "cpu":
         problems.append("precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16.")
+    if run.precision == "fp8" and lacks(cluster.hardware, "fp8"):
+        problems.append(
+            f"precision fp8 needs a GPU that multiplies fp8 numbers, such as an H100. "
+            f"Received: {cluster}. Use bf16 or fp16."
+        )
     for text, parser in ((run.profile, parse_profile), (run.checkpoint_every, Interval.parse)):
         try:
             if text is not None:

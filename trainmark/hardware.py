@@ -310,6 +310,11 @@ def peak_flops(hardware: str | Device, precision: str) -> Peak | Unknown:
     return Peak(accelerator.tflops[precision] * TERA, precision, accelerator.source)
 
 
+def lacks(hardware: str, precision: str) -> bool:
+    """Whether this is known to be hardware without units for a precision."""
+    return hardware in ACCELERATORS and precision not in ACCELERATORS[hardware].tflops
+
+
 def _cpu_peak(device: Device, precision: str) -> Peak | Unknown:
     cpu = _find_cpu(device.name)
     if cpu is None or device.cores is None:

@@ -198,6 +198,14 @@ def test_what_formats_cannot_do_is_said_at_once(capsys: pytest.CaptureFixture[st
     assert "table 26 does not exist" in said
 
 
+def test_fp8_needs_hardware_that_knows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "dlrm-small", "--data", "synthetic", "--cluster"]
+    for flag in ("--precision", "--table-precision"):
+        assert main([*command, "a100-80gx1x1", flag, "fp8"]) == 2
+        assert "such as an H100" in " ".join(capsys.readouterr().err.split())
+        assert main([*command, "h100x1x1", flag, "fp8"]) == 0
+
+
 def test_a_run_that_does_not_fit_names_the_format_that_would(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

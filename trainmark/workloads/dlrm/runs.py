@@ -13,7 +13,7 @@ import tyro
 from trainmark import feature_spec, planted
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.errors import InputError, raise_all, unknown
-from trainmark.hardware import Cluster
+from trainmark.hardware import Cluster, lacks
 from trainmark.metrics import share_of_excess
 from trainmark.schedule import Schedule
 
@@ -474,6 +474,11 @@ def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
     if not in_other_formats(cfg):
         return problems
     received = f"Received: --table-precision {chosen.table_precision}"
+    if chosen.table_precision == "fp8" and lacks(cluster.hardware, "fp8"):
+        problems.append(
+            f"fp8 tables need a GPU that knows fp8 numbers, such as an H100. {received} on "
+            f"{cluster}. Use int8."
+        )
     if cluster.world > 1 or cfg.sharding.host_tables or cfg.sharding.force_exchange:
         problems.append(
             "Tables that are exchanged between devices, or with the host, are fp32 in this "
