@@ -15,14 +15,15 @@ GIB = 2**30
 
 # What a kernel is for, by its name; the first that matches counts.
 PARTS = {
-    "mlp": r"gemm|cutlass|nvjet|xmma|cublas|splitk|_masked_|mkldnn|addmm|aten::b?mm"
+    "mlp": r"gemm|cutlass|nvjet|xmma|cublas|splitk|mkldnn|addmm|aten::b?mm"
+    r"|_masked_|^_column_sums|^_quantize|^_click_loss"
     r"|triton_(poi|red|per|tem|for)_",  # what the compiler fuses around the products
     "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
     "update": r"_update_kernel|indexfunc|index_add|index_put|sparse"
     r"|embedding\w*backward|backward\w*embedding|scatter_add|multi_tensor|fused_sgd",
     "forward": r"_forward_kernel|_gather_kernel|embedding|index_?select|gather",
     "backward": r"_backward_kernel",
-    "exchange": r"nccl|_copy_kernel",
+    "exchange": r"nccl|^_copy_kernel",  # torch has a direct_copy_kernel
     "copy": r"memcpy|memset|copy|fill",
 }
 
