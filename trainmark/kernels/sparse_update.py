@@ -132,8 +132,6 @@ class Launch:
     blocks_of_sums: int = 4
     """and of the sums that were set aside."""
     warps: int = 1
-    registers: int | None = None
-    """Of a thread, if fewer than the compiler would take: more programs run at a time."""
 
 
 def default_launch(dim: int) -> Launch:
@@ -169,7 +167,6 @@ def update_rows_triton(
         "COLUMNS": next_power_of_2(D),
         "BLOCK": launch.block,
         "num_warps": launch.warps,
-        "maxnreg": launch.registers,
     }
     listed, values, blocks = batch.rows_N, grads_ND, launch.blocks
     while count:
