@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.store import INIT_BLOCK_ROWS, TablePart, init_part
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
-from trainmark.kernels.table_formats import FORMATS, LARGEST_CODE, Rows, encode
+from trainmark.kernels.table_formats import FORMATS, Rows, encode, new_rows
 
 
 class FormatStore(nn.Module):
@@ -33,12 +33,10 @@ class FormatStore(nn.Module):
         super().__init__()
         self.parts, self.rule = list(parts), rule
         self.starts = list(itertools.accumulate((p.num_rows for p in parts), initial=0))
-        dtype, num_rows = FORMATS[table_format], self.starts[-1]
-        codes = torch.empty(num_rows, width, dtype=dtype, device="meta")
-        scales = torch.empty(num_rows, device="meta") if dtype in LARGEST_CODE else None
+        rows = new_rows(self.starts[-1], width, FORMATS[table_format], "meta")
         # Buffers, not parameters: autograd and the dense optimiser never see the tables.
-        self.register_buffer("codes", codes, persistent=False)
-        self.register_buffer("scales", scales, persistent=False)
+        self.register_buffer("codes", rows.codes, persistent=False)
+        self.register_buffer("scales", rows.scales, persistent=False)
         self.register_buffer("state", None, persistent=False)
 
     @property

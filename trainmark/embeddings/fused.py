@@ -107,10 +107,8 @@ class FusedEngine(nn.Module):
             self._looked_up.append(lookup)
 
     def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
-        return self.interact(lookup.ids_BF, x_BD)
-
-    def interact(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
-        """The latest lookup that was begun, by its ids alone: a CUDA graph may hold this part."""
+        """In training, of the latest lookup that was begun."""
+        ids_BF = lookup.ids_BF
         if not torch.is_grad_enabled():
             return gather_interaction(x_BD, ids_BF, self._tables())
         grads_BFD = self._gradient_buffer(
