@@ -1,0 +1,75 @@
+"""A step that is replayed as a CUDA graph is the eager step, whatever happens between replays."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import small
+from trainmark import workloads
+from trainmark.distributed.mesh import single
+from trainmark.loop import build_trainer
+from trainmark.workloads.dlrm.data import build_data
+from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
+from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+EPOCHS = 4  # of 8 steps, the last of each a partial batch: graphs are replayed from step 7 on
+POISONED, EVALUATED = 20, (9, 17)
+INT8 = TableFormat(table_precision="int8", fp32_up_to_rows=5)
+CASES: dict[str, dict[str, Any]] = {
+    "SGD": {"optimizer": Optimizer(name="sgd")},
+    "row-wise Adagrad": {"optimizer": Optimizer(name="rowwise_adagrad")},
+    "Adagrad": {"optimizer": Optimizer(name="adagrad")},
+    "int8 tables": {"optimizer": Optimizer(name="sgd"), "table_format": INT8},
+    "dynamic loss scale": {"optimizer": Optimizer(name="sgd"), "precision": "fp16"},
+}
+
+
+def rate(step: int) -> float:
+    """Another in every step, and exact in fp32."""
+    return 2.0 ** -(step % 5)
+
+
+def train(cfg: DlrmRun) -> tuple[DlrmTrainer, Tensor]:
+    """The trainer, and the loss of each step beside whether it was skipped.
+
+    Each batch is prepared a step ahead, and lies there while others are evaluated.
+    """
+    built: Any = build_trainer(cfg, workloads.load("dlrm"), single(GPU))
+    batches = list(build_data(cfg, "train", 0, 1))
+    assert len(batches) == EPOCHS * small.STEPS
+    batches[POISONED].numerical[3, 4] = torch.nan
+    outcomes, ahead = [], built.prepare(batches[0])
+    for step, following in enumerate([*batches[1:], batches[0]]):
+        prepared, ahead = ahead, built.prepare(following)
+        if prepared.ready is not None:
+            prepared.ready.wait()
+        outcomes.append(torch.stack(built.step(prepared, rate(step))))
+        if step in EVALUATED:
+            evaluate(built, build_data(cfg, "test", 0, 1))
+    return built, torch.stack(outcomes).cpu()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_are_the_eager_step(case: str) -> None:
+    changes = CASES[case] | {"epochs": EPOCHS}
+    graphed, found = train(small.config(**changes))
+    eager, expected = train(small.config(**changes, eager=True))
+    assert eager._slots is None
+    assert graphed._slots is not None
+    assert all(slot._train._graph is not None for slot in graphed._slots._slots)
+
+    assert torch.equal(found[:, 1], expected[:, 1])
+    assert found[POISONED, 1] == 1
+    close = 1e-4 if case in ("SGD", "row-wise Adagrad", "Adagrad") else 1e-2
+    good = found[:, 1] == 0
+    assert good.sum() > 3 * small.STEPS
+    torch.testing.assert_close(found[good, 0], expected[good, 0], rtol=close, atol=close)
+    wanted = eager.weights() | eager.state_dict()
+    for name, tensor in (graphed.weights() | graphed.state_dict()).items():
+        assert tensor.isfinite().all(), name
+        if tensor.dtype == torch.float32 and not name.endswith(".step"):
+            torch.testing.assert_close(tensor, wanted[name], rtol=close, atol=close)
