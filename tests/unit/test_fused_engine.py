@@ -1,5 +1,6 @@
 """The fused engine against the plain one, in all formats; here by its kernels' references."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -229,4 +230,6 @@ def test_one_gpu_takes_the_fused_engine_and_what_must_be_exchanged_does_not() ->
     for rule in RULES:
         assert engine(optimizer=Optimizer(name=rule)) is FusedEngine
     assert engine(optimizer=Optimizer(name="adam")) is LocalEngine
+    without_tables = dataclasses.replace(small.config().model, table_rows=())
+    assert engine(model=without_tables) is LocalEngine
     assert engine(sharding=Sharding(force_exchange=True)) is ShardedEngine

@@ -41,9 +41,14 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             compute_dtype(cfg.precision),
             force_exchange=cfg.sharding.force_exchange,
         )
-    elif in_other_formats(cfg) or (on_gpu and cfg.optimizer.name != "adam"):
+    elif in_other_formats(cfg) or (on_gpu and _has_kernels(cfg)):
         model.tables = _fused_engine(cfg)
     return [model]
+
+
+def _has_kernels(cfg: DlrmRun) -> bool:
+    """Whether there are tables, and the kernels know how to update them."""
+    return len(cfg.model.table_rows) > 0 and cfg.optimizer.name != "adam"
 
 
 def _fused_engine(cfg: DlrmRun) -> Engine:
