@@ -223,7 +223,6 @@ def _alignment(tensor: Tensor) -> int:
 
 # --- the library
 
-_MATMUL = [c_void_p] * 7 + [c_void_p] * 7 + [c_size_t, c_void_p]
 _ARGUMENTS: dict[str, list[Any]] = {
     "Create": [c_void_p],
     "MatmulDescCreate": [c_void_p, c_int, c_int],
@@ -233,7 +232,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "MatmulPreferenceDestroy": [c_void_p],
     "MatmulPreferenceSetAttribute": [c_void_p, c_int, c_void_p, c_size_t],
     "MatmulAlgoGetHeuristic": [c_void_p] * 7 + [c_int, c_void_p, c_void_p],
-    "Matmul": _MATMUL,
+    "Matmul": [c_void_p] * 14 + [c_size_t, c_void_p],
 }
 
 
