@@ -148,6 +148,18 @@ def test_rows_that_span_several_pieces(runs: list[int], launch: Launch) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
+def test_rounding_to_nearest(dtype: torch.dtype) -> None:
+    """Without a key. The interpreter rounds other types its own way."""
+    ids_N, grads = torch.arange(31, dtype=torch.int32), random(31, 24, seed=8, device="cpu")
+    mine = stored(31, 24, dtype, "cpu")
+    reference = copied(mine)
+    for rows, update in ((mine, update_rows_triton), (reference, update_rows_reference)):
+        update(rows, None, sorted_one(ids_N), grads, Rule("sgd"), scalars("cpu"), None)
+    assert torch.equal(mine.codes, reference.codes)
+
+
+@interpreted
 def test_gradients_of_16_bits() -> None:
     ids_N = random_ids(90, 4, 6, "cpu")
     check_update(stored(4, 16, FP32, "cpu"), ids_N, Rule("sgd"), "cpu", grad_dtype=torch.float16)
