@@ -121,8 +121,8 @@ def compile_fp8_layers() -> None:
     gradient, scale = torch.empty(4096, 512, dtype=torch.bfloat16), torch.empty(())
     fp8_mlp._quantize(gradient, scale, fp8_mlp.CODES)
     fp8_mlp._quantize(gradient.float(), scale, fp8_mlp.CODES)
-    for output in (gradient, gradient.to(fp8_mlp.CODES)):
-        fp8_mlp._quantize_masked(gradient, output, scale)
+    fp8_mlp._quantize_masked(gradient, gradient, scale)
+    fp8_mlp._mask_codes(gradient.to(fp8_mlp.GRADIENTS), gradient.to(fp8_mlp.CODES), scale)
 
 
 def main() -> None:

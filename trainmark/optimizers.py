@@ -67,8 +67,9 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[Any, str]) -> dict[st
 
 def all_finite(gradients: Iterable[Tensor]) -> Tensor:
     """1 if every element is finite, else 0, as a scalar on the device."""
-    sums = torch.stack([gradient.sum(dtype=torch.float32) for gradient in gradients])
-    return torch.isfinite(sums.sum()).float()
+    # Sums of absolute values, of all tensors by one launch.
+    sums = torch._foreach_norm(list(gradients), ord=1, dtype=torch.float32)
+    return torch.isfinite(torch.stack(sums).sum()).float()
 
 
 class LossScale:

@@ -63,13 +63,14 @@ def test_near_float64(
     exact = exact_of[0]
     for w, b, output in zip(exact_of[1:half], exact_of[half:], outputs, strict=True):
         exact = torch.addmm(b, exact, w.t()) * (output.float() > 0)
-    # Three bits of e4m3 are off by 3 % on average, two of e5m2 by 6 %.
-    assert off(ours, exact) < 0.05 * len(weights)
+    # Three bits of e4m3 are off by 3 % on average, two of e5m2 by 6 %. A single sample's few outputs
+    # share the errors of its inputs, which then do not average out.
+    assert off(ours, exact) < (0.05 if samples > 1 else 0.1) * len(weights)
     upstream = torch.randn_like(ours) * 1e-7
     got = torch.autograd.grad(ours, [x, *weights, *biases], upstream)
     wanted = torch.autograd.grad(exact, exact_of, upstream.double())
     for mine, theirs in zip(got, wanted, strict=True):
-        assert off(mine, theirs) < 0.08 * len(weights)
+        assert off(mine, theirs) < (0.08 if samples > 1 else 0.16) * len(weights)
 
 
 def test_no_samples() -> None:
@@ -162,12 +163,21 @@ def test_kernel_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
 def check_kernel(x: Tensor, scale: Tensor) -> None:
     for dtype in (kernel.CODES, kernel.GRADIENTS):
         same(kernel._quantize(x, scale, dtype), kernel.quantize_reference(x, scale, dtype))
-    output, gradient = torch.randint_like(x, 0, 3), x.bfloat16()
-    for dtype in (torch.bfloat16, kernel.CODES):
-        *mine, sums = kernel._quantize_masked(gradient, output.to(dtype), scale)
-        *wanted, exact = kernel.quantize_masked_reference(gradient, output.to(dtype), scale)
-        same(mine, wanted)
-        torch.testing.assert_close(sums, exact)
+    output, gradient = torch.randint_like(x, 0, 3).bfloat16(), x.bfloat16()
+    *mine, sums = kernel._quantize_masked(gradient, output, scale)
+    *wanted, exact = kernel.quantize_masked_reference(gradient, output, scale)
+    same(mine, wanted)
+    torch.testing.assert_close(sums, exact)
+    check_mask(wanted[0], output.to(kernel.CODES), scale)
+
+
+def check_mask(codes: Tensor, output: Tensor, scale: Tensor) -> None:
+    mine, wanted = codes.clone(), codes.clone()
+    flipped = kernel._mask_codes(mine, output, scale)
+    exact = kernel.mask_codes_reference(wanted, output, scale)
+    same([mine, flipped.codes_NB, flipped.output_NB], [wanted, exact.codes_NB, exact.output_NB])
+    assert 0 < (wanted.float() == 0).sum() < wanted.numel() or wanted.numel() < 100
+    torch.testing.assert_close(flipped.sums_N, exact.sums_N)
 
 
 def same(mine: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:

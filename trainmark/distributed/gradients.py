@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
 
@@ -20,18 +20,46 @@ class FlatGradients:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], mesh: Mesh, extra: int = 1) -> None:
-        self._mesh, parameters = mesh, list(parameters)
-        sizes = [parameter.numel() for parameter in parameters]
+        self._mesh, self._parameters = mesh, list(parameters)
+        sizes = [parameter.numel() for parameter in self._parameters]
         self.buffer = torch.zeros(sum(sizes) + extra, device=mesh.device)
         self.gradients, self.extra = self.buffer.split([sum(sizes), extra])
         self.loss = self.buffer[-1]
         self._work: Any = None
         self._started = False
-        for parameter, part in zip(parameters, self.gradients.split(sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
+        self._parts = [
+            part.view_as(parameter)
+            for parameter, part in zip(self._parameters, self.gradients.split(sizes), strict=True)
+        ]
+        self._in_buffer = False
+        self._put_into_buffer()
 
     def zero(self) -> None:
+        """Begin a step: the backward passes add to zeros."""
+        if not self._in_buffer:
+            self._put_into_buffer()
         self.buffer.zero_()
+
+    def leave_where_made(self) -> None:
+        """Begin a step of one rank and one backward pass: nothing is added to anything.
+
+        Gradients then stay in the tensors that autograd made for them.
+        """
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._in_buffer = False
+        self.extra.zero_()
+
+    def _put_into_buffer(self) -> None:
+        for parameter, part in zip(self._parameters, self._parts, strict=True):
+            parameter.grad = part
+        self._in_buffer = True
+
+    def tensors(self) -> list[Tensor]:
+        """The gradients, in as few pieces as there are."""
+        if self._in_buffer:
+            return [self.gradients]
+        return [p.grad for p in self._parameters if p.grad is not None]
 
     def reduce(self) -> None:
         """Replace gradients and loss by their sums over the data-parallel ranks."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from trainmark.kernels.relu_mlp import column_sums
 from trainmark.kernels.table_formats import next_power_of_2
 
 try:
@@ -79,7 +80,7 @@ def click_loss_triton(
         x_BM, weight_1M, bias_1, labels_B, scale, grad_BM, sums, B, M,
         ROWS=rows, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
-    weight_M, bias_1, loss = sums.sum(0).split([M, 1, 1])
+    weight_M, bias_1, loss = column_sums(sums).split([M, 1, 1])
     return LossGradients(loss[0], grad_BM, weight_M[None], bias_1)
 
 

@@ -1,9 +1,9 @@
 """The large layers of a perceptron with their products in fp8, forward and backward.
 
 Inputs and weights are e4m3 (more digits), gradients e5m2 (more range). What the layers pass on to
-one another forward is written in fp8 by the products themselves, never in 16 bits. In the backward
-pass one pass between two products masks a gradient, sums it for the bias, and writes it in fp8, in
-rows and in columns: the units multiply rows by rows, and the weight's gradient sums over the batch.
+one another is written in fp8 by the products themselves, never in 16 bits. In the backward pass one
+pass between two products masks a gradient, sums it for the bias, and copies it in columns: the
+units multiply rows by rows, and the weight's gradient sums over the batch.
 
 Scales hold nothing from step to step, so there is nothing to save or to resume:
 - a weight's comes from its largest number;
@@ -15,6 +15,7 @@ Shapes: B samples, M inputs and N outputs of a layer.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,26 +84,21 @@ class _Fp8Layers(torch.autograd.Function):
         count = len(saved) // 3
         outputs, weights, scales = saved[:count], saved[count : 2 * count], saved[2 * count :]
         scale = _sampled_scale(grads[0], GRADIENTS, GRADIENT_ROOM)
-        weight_grads, bias_grads = [], []
-        g8_BN, g8_NB, _, sums_N = quantize_masked(grads[0], outputs[-1], scale)
-        for layer in range(count - 1, -1, -1):
-            bias_grads.append(sums_N)
-            left_NB, right_MB, right_scale = g8_NB, x8_MB, x_scale
-            gradient: Any = None
-            if layer > 0 or ctx.needs_input_grad[0]:
-                factors = (g8_BN, weights[layer], (scale, scales[layer]))
-                gradient = _product(*factors, grads[0].dtype)
-            if layer > 0:
-                # This pass also flips the layer's input, which it reads as the ReLU's mask.
-                g8_BN, g8_NB, right_MB, sums_N = quantize_masked(
-                    gradient, outputs[layer - 1], scale
-                )
-                right_scale = None
-            # Summed over all samples: here the units' short accumulators would be heard.
-            weight_grads.append(
-                _product(left_NB, right_MB, (scale, right_scale), torch.float32, fast=False)
-            )
-        return (gradient, *reversed(weight_grads), *reversed(bias_grads))
+        g8_BN, g8_NB, sums_N = quantize_masked(grads[0], outputs[-1], scale)
+        weight_grads, bias_grads = [], [sums_N]
+        for layer in range(count - 1, 0, -1):
+            # Codes of both gradients have the same scale, so only the weight's is left.
+            codes_BM = _product(g8_BN, weights[layer], (None, scales[layer]), GRADIENTS)
+            # This also copies the layer's input in columns, which it reads as the ReLU's mask.
+            flipped = mask_codes(codes_BM, outputs[layer - 1], scale)
+            weight_grads.append(_weight_gradient(g8_NB, flipped.output_NB, (scale, None)))
+            bias_grads.append(flipped.sums_N)
+            g8_BN, g8_NB = codes_BM, flipped.codes_NB
+        weight_grads.append(_weight_gradient(g8_NB, x8_MB, (scale, x_scale)))
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = _product(g8_BN, weights[0], (scale, scales[0]), grads[0].dtype)
+        return (x_grad, *reversed(weight_grads), *reversed(bias_grads))
 
 
 class _Weight:
@@ -126,6 +122,13 @@ def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
     return largest.clamp(min=_LEAST) * (room / torch.finfo(dtype).max)
 
 
+def _weight_gradient(
+    left_NB: Tensor, right_MB: Tensor, scales: tuple[Tensor | None, Tensor | None]
+) -> Tensor:
+    """Summed over all samples: here the units' short accumulators would be heard."""
+    return _product(left_NB, right_MB, scales, torch.float32, fast=False)
+
+
 def _product(
     left8: Tensor,
     right8: Tensor,
@@ -145,7 +148,7 @@ def _product(
             return result
     exact = _plain_product(left8, right8, scales, fast)
     exact = exact if bias is None else (exact + bias).relu()
-    return _cut_off(exact, dtype) if dtype == CODES else exact.to(dtype)
+    return _cut_off(exact, dtype) if dtype in (CODES, GRADIENTS) else exact.to(dtype)
 
 
 def _plain_product(
@@ -180,13 +183,29 @@ def quantize_reference(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Te
 
 def quantize_masked_reference(
     gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A 16-bit gradient where the ReLU's output is positive, in rows and in columns; the output in
-    columns, nothing of it unless it is fp8; and the gradient's sum over the batch."""
-    masked = torch.where(output_BN.float() > 0, gradient_BN.float(), 0.0)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A 16-bit gradient where the ReLU's output is positive, in rows and in columns; and its sum
+    over the batch."""
+    masked = torch.where(output_BN > 0, gradient_BN.float(), 0.0)
     codes = _cut_off(masked / scale, GRADIENTS)
-    columns = _in_columns(output_BN if output_BN.dtype == CODES else output_BN[:, :0])
-    return codes, _in_columns(codes), columns, masked.sum(dim=0)
+    return codes, _in_columns(codes), masked.sum(dim=0)
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """What `mask_codes` finds besides the masked codes."""
+
+    codes_NB: Tensor
+    output_NB: Tensor
+    sums_N: Tensor
+    """Of the numbers that the masked codes stand for, over the batch."""
+
+
+def mask_codes_reference(codes_BN: Tensor, output_BN: Tensor, scale: Tensor) -> Flipped:
+    """Set codes of a gradient to 0, in place, where the code of the ReLU's output is."""
+    codes_BN.view(torch.uint8).masked_fill_(output_BN.view(torch.uint8) == 0, 0)
+    sums_N = codes_BN.float().sum(dim=0) * scale
+    return Flipped(_in_columns(codes_BN), _in_columns(output_BN), sums_N)
 
 
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -198,10 +217,16 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 def quantize_masked(
     gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     if not gradient_BN.is_cuda:
         return quantize_masked_reference(gradient_BN, output_BN, scale)
     return _quantize_masked(gradient_BN, output_BN, scale)
+
+
+def mask_codes(codes_BN: Tensor, output_BN: Tensor, scale: Tensor) -> Flipped:
+    if not codes_BN.is_cuda:
+        return mask_codes_reference(codes_BN, output_BN, scale)
+    return _mask_codes(codes_BN, output_BN, scale)
 
 
 def _cut_off(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -222,6 +247,7 @@ def _whole_steps(count: int) -> int:
 # --- Triton
 
 TILE_ROWS, TILE_COLUMNS = 128, 64
+WORD_ROWS, WORD_COLUMNS = 32, 32  # of 4 x 4 codes
 
 
 def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -229,8 +255,8 @@ def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     B, N = x.shape
     codes, flipped = x.new_empty(B, N, dtype=dtype), x.new_empty(N, _whole_steps(B), dtype=dtype)
     _quantize_kernel[_grid(B, N)](
-        x, x, scale, codes, flipped, flipped, scale, B, N, flipped.shape[1],
-        LARGEST=torch.finfo(dtype).max, MASKED=False, FLIP_OUTPUT=False,
+        x, x, scale, codes, flipped, scale, B, N, flipped.shape[1],
+        LARGEST=torch.finfo(dtype).max, MASKED=False,
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
     )  # fmt: skip
     return codes, flipped
@@ -238,33 +264,45 @@ def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 def _quantize_masked(
     gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     gradient_BN = gradient_BN.contiguous()
     B, N = gradient_BN.shape
     steps = _whole_steps(B)
     codes = gradient_BN.new_empty(B, N, dtype=GRADIENTS)
     flipped = gradient_BN.new_empty(N, steps, dtype=GRADIENTS)
-    flip_output = output_BN.dtype == CODES
-    columns = output_BN.new_empty(N if flip_output else 0, steps)
     sums = gradient_BN.new_empty(-(-steps // TILE_ROWS), N, dtype=torch.float32)
     _quantize_kernel[_grid(B, N)](
-        gradient_BN, output_BN, scale, codes, flipped, columns, sums,
-        B, N, steps, LARGEST=torch.finfo(GRADIENTS).max, MASKED=True, FLIP_OUTPUT=flip_output,
+        gradient_BN, output_BN, scale, codes, flipped, sums,
+        B, N, steps, LARGEST=torch.finfo(GRADIENTS).max, MASKED=True,
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
     )  # fmt: skip
-    return codes, flipped, columns, column_sums(sums)
+    return codes, flipped, column_sums(sums)
 
 
 def _grid(B: int, N: int) -> tuple[int, int]:
     return -(-_whole_steps(B) // TILE_ROWS), -(-N // TILE_COLUMNS)
 
 
+def _mask_codes(codes_BN: Tensor, output_BN: Tensor, scale: Tensor) -> Flipped:
+    B, N = codes_BN.shape
+    steps = _whole_steps(B)
+    flipped, flipped_output = codes_BN.new_empty(N, steps), output_BN.new_empty(N, steps)
+    row_tiles = -(-steps // (4 * WORD_ROWS))
+    sums = codes_BN.new_empty(row_tiles, N, dtype=torch.float32)
+    words = (tensor.view(torch.int32) for tensor in (codes_BN, output_BN, flipped, flipped_output))
+    _mask_codes_kernel[(row_tiles, -(-N // (4 * WORD_COLUMNS)))](
+        *words, scale, sums, B, N // 4, steps // 4, ROWS=WORD_ROWS, COLUMNS=WORD_COLUMNS,
+        num_warps=8,
+    )  # fmt: skip
+    return Flipped(flipped, flipped_output, column_sums(sums))
+
+
 if triton is not None:
 
     @triton.jit
     def _quantize_kernel(
-        values, relu_output, scale, codes, flipped, flipped_output, sums, B, N, steps,
-        LARGEST: tl.constexpr, MASKED: tl.constexpr, FLIP_OUTPUT: tl.constexpr,
+        values, relu_output, scale, codes, flipped, sums, B, N, steps,
+        LARGEST: tl.constexpr, MASKED: tl.constexpr,
         TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     ):  # fmt: skip
         row_tile = tl.program_id(0).to(tl.int64)
@@ -278,12 +316,10 @@ if triton is not None:
         if value.dtype == tl.float32:
             value = value.to(tl.bfloat16)
         if MASKED:
-            output = tl.load(relu_output + place, inside, other=0.0)
-            value = tl.where(output.to(tl.float32) > 0, value, 0.0)
+            is_open = tl.load(relu_output + place, inside, other=0.0) > 0
+            value = tl.where(is_open, value, 0.0)
             column_sum = tl.sum(value.to(tl.float32), axis=0)
             tl.store(sums + row_tile * N + column, column_sum, column < N)
-            if FLIP_OUTPUT:
-                tl.store(flipped_output + place_flipped, tl.trans(output), inside_flipped)
         factor = tl.load(scale)
         dtype: tl.constexpr = codes.dtype.element_ty
         tl.store(codes + place, _to_fp8(value, factor, LARGEST, dtype), inside)
@@ -296,3 +332,55 @@ if triton is not None:
     def _to_fp8(value, scale, LARGEST: tl.constexpr, dtype: tl.constexpr):
         value = value.to(tl.float32) / scale
         return tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(dtype)
+
+    # Four codes of neighbouring columns are a word. From the words of four rows come four words of
+    # neighbouring rows, one for each column, and those are moved as a whole.
+
+    @triton.jit
+    def _mask_codes_kernel(
+        codes, relu_output, flipped, flipped_output, scale, sums, B, N, steps,
+        ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ):  # fmt: skip
+        row_tile = tl.program_id(0).to(tl.int64)
+        row = row_tile * ROWS + tl.arange(0, ROWS)
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        o0, c0 = _masked_words(codes, relu_output, row * 4, column, B, N)
+        o1, c1 = _masked_words(codes, relu_output, row * 4 + 1, column, B, N)
+        o2, c2 = _masked_words(codes, relu_output, row * 4 + 2, column, B, N)
+        o3, c3 = _masked_words(codes, relu_output, row * 4 + 3, column, B, N)
+        factor = tl.load(scale)
+        for byte in tl.static_range(4):
+            flipped_column = column * 4 + byte
+            place = flipped_column[:, None].to(tl.int64) * steps + row[None, :]
+            inside = (column[:, None] < N) & (row[None, :] < steps)
+            word = _bytes_of(c0, c1, c2, c3, byte)
+            tl.store(flipped + place, tl.trans(word), inside)
+            tl.store(flipped_output + place, tl.trans(_bytes_of(o0, o1, o2, o3, byte)), inside)
+            total = _number(c0, byte) + _number(c1, byte) + _number(c2, byte) + _number(c3, byte)
+            place_of_sum = row_tile * N * 4 + flipped_column
+            tl.store(sums + place_of_sum, tl.sum(total, axis=0) * factor, column < N)
+
+    @triton.jit
+    def _masked_words(codes, relu_output, row, column, B, N):
+        place = row[:, None] * N + column[None, :]
+        inside = (row[:, None] < B) & (column[None, :] < N)
+        output = tl.load(relu_output + place, inside, other=0)
+        # 1 in the lowest bit of every byte that is not 0, then ones in all of its bits. Behind a
+        # ReLU no number has a sign, so that the highest bit is free.
+        is_open = ((output + 0x7F7F7F7F) >> 7) & 0x01010101
+        word = tl.load(codes + place, inside, other=0) & (is_open * 0xFF)
+        tl.store(codes + place, word, inside)
+        return output, word
+
+    @triton.jit
+    def _bytes_of(w0, w1, w2, w3, BYTE: tl.constexpr):
+        """The same byte of four words, as a word."""
+        shift: tl.constexpr = 8 * BYTE
+        low = ((w0 >> shift) & 0xFF) | (((w1 >> shift) & 0xFF) << 8)
+        return low | (((w2 >> shift) & 0xFF) << 16) | (((w3 >> shift) & 0xFF) << 24)
+
+    @triton.jit
+    def _number(word, BYTE: tl.constexpr):
+        """What an e5m2 code stands for: it is the upper half of an fp16 number."""
+        half = (((word >> (8 * BYTE)) & 0xFF) << 8).to(tl.int16)
+        return half.to(tl.float16, bitcast=True).to(tl.float32)

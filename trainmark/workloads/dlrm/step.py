@@ -151,6 +151,8 @@ class DlrmTrainer:
             prepared.slot.train()
         else:
             _wait_for(prepared.lookups_ready)
+            self._top.zero()
+            self._bottom.zero()
             self._train(prepared.micro_batches, prepared.global_samples, lr)
         self._steps += 1
         loss, skipped = self._outcome.clone().unbind()
@@ -158,12 +160,12 @@ class DlrmTrainer:
 
     def _train_in_slot(self, micro: MicroBatch) -> None:
         rate = cast(float, self._lr)  # a tensor, so that every replay reads it anew
+        self._top.leave_where_made()
+        self._bottom.leave_where_made()
         self._train([micro], len(micro.labels_B), rate)
 
     def _train(self, micros: list[MicroBatch], global_samples: int, lr: float) -> None:
         """The whole step: nothing in it makes the host wait for a GPU."""
-        self._top.zero()
-        self._bottom.zero()
         for index, micro in enumerate(micros, 1):
             self._in_last_micro_batch = index == len(micros)
             self.model.tables.begin(micro.lookup)
@@ -216,15 +218,17 @@ class DlrmTrainer:
             of_rows.add_(gradient.sum(dtype=torch.float32))
         self._bottom.reduce()
         self._top.wait()
-        return all_finite([self._top.buffer, self._bottom.buffer])
+        return all_finite([*self._dense_gradients(), self._bottom.extra])
+
+    def _dense_gradients(self) -> list[Tensor]:
+        return self._top.tensors() + self._bottom.tensors()
 
     @torch.no_grad()
     def _update(self, lr: float, gate: Tensor) -> None:
         unscale = None
         if self._loss_scale is not None:
             unscale = 1 / self._loss_scale.scale
-            self._top.gradients.mul_(unscale)
-            self._bottom.gradients.mul_(unscale)
+            torch._foreach_mul_(self._dense_gradients(), unscale)
             self._loss_scale.update(gate)
         self.model.tables.apply_gradients(lr, gate, unscale)
         gated_step(self._optimizer, lr, gate)
