@@ -1,6 +1,9 @@
 """Numbers that FlagPerf's Llama-3 results fix: MFU, batches, learning rates, memory, splits."""
 
 import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -8,12 +11,13 @@ from trainmark import hardware, metrics, workloads
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.hardware import Cluster
-from trainmark.planner.memory import GIB, plan_memory
+from trainmark.planner.memory import GIB, MemoryPlan, plan_memory
 from trainmark.report import published
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.flops import flops
 
 LLAMA3 = workloads.load("llama3")
+RESULTS = Path(__file__).parents[2] / "benchmarks/results/llama3_gpu_h200.json"
 
 
 def mfu(tokens_per_s: float, device: str, precision: str = "bf16") -> float:
@@ -87,6 +91,12 @@ def test_published_arguments() -> None:
     assert (model.vocab, model.norm_eps, model.init_std) == (128_256, 1e-5, 0.008)
 
 
+def planned(run: runs.LlamaRun, device: str, count: int) -> MemoryPlan:
+    cfg = resolve(run, Cluster(device, 1, count))
+    with meshes.fake(runs.mesh_axes(cfg, count)) as mesh:
+        return plan_memory(cfg, LLAMA3, mesh)
+
+
 def test_the_plan_agrees_with_the_published_ablation() -> None:
     """Eight A100 of 80 GiB: what ran fits, what ran out of memory does not."""
     rows = published.for_run("llama3-8b")
@@ -95,7 +105,37 @@ def test_the_plan_agrees_with_the_published_ablation() -> None:
     assert len(splits) == 8, [row.case for row in rows]
     for split in splits:
         run = dataclasses.replace(runs.llama3_8b(), data="synthetic", parallel=split)
-        cfg = resolve(run, Cluster("a100-80g", 1, 8))
-        with meshes.fake(runs.mesh_axes(cfg, 8)) as mesh:
-            total = plan_memory(cfg, LLAMA3, mesh).total / GIB
+        total = planned(run, "a100-80g", 8).total / GIB
         assert (total > 80) == (split == "PP1DP8TP1"), (split, total)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_plan_agrees_with_what_was_measured(precision: Literal["bf16", "fp8"]) -> None:
+    """One H200, one micro-batch a step: gradients come as activations go."""
+    (measured,) = (
+        row
+        for row in json.loads(RESULTS.read_text())["rows"]
+        if (row["system"], row["precision"], row["micro_batch"]) == ("trainmark", precision, 2)
+    )
+    run = dataclasses.replace(
+        runs.llama3_8b(), data="synthetic", optimizer_states="bf16", precision=precision,
+        micro_batch=2, global_batch=2,
+    )  # fmt: skip
+    total = planned(run, "h200", 1).total / GIB
+    assert total == pytest.approx(measured["memory_gib"], rel=0.03)
+    assert total == pytest.approx(measured["allocated_gib"], rel=0.01)
+
+
+def test_all_gradients_count_where_they_are_larger_than_activations_or_stay() -> None:
+    short = dataclasses.replace(
+        runs.llama3_8b(), data="synthetic", sequence=128, global_batch=1, optimizer_states="bf16"
+    )
+    once = planned(short, "h200", 1)
+    of_all = 2 * runs.parameters(short.model)
+    # The backward pass ends with all gradients and the activations of one block.
+    assert once.gradients + once.activations == pytest.approx(
+        of_all + once.activations / short.model.layers, abs=2
+    )
+    # Sums over micro-batches are in fp32, and there from the first to the last.
+    twice = planned(dataclasses.replace(short, global_batch=2), "h200", 1)
+    assert (twice.gradients, twice.activations) == (2 * of_all, once.activations)

@@ -18,10 +18,11 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Bytes on one device. Exact, except for the activations."""
+    """Bytes on one device at a step's fullest moment. Exact, except for the activations."""
 
     weights: int
     gradients: int
+    """Those of that moment: none yet, where the backward pass then frees more than it makes."""
     optimizer: int
     activations: int
     """Estimated."""

@@ -85,7 +85,12 @@ def dry_run(cfg: Run, cluster: str) -> None:
     resolved, plan = runner.dry_run(
         dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu"), parsed
     )
-    table = Table(box=None, title=f"{resolved.name} on {cluster}, per device", header_style="bold")
+    table = Table(
+        box=None,
+        title=f"{resolved.name} on {cluster}, per device",
+        caption="at a step's fullest moment",
+        header_style="bold",
+    )
     table.add_column("what")
     table.add_column("GiB", justify="right")
     for name in ("weights", "gradients", "optimizer", "activations"):

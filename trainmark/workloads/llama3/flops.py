@@ -4,6 +4,7 @@ from trainmark.workloads.llama3.runs import (
     LlamaRun,
     Model,
     axes_of,
+    block_parameters,
     parameters,
     stages_per_rank,
 )
@@ -43,21 +44,38 @@ def activation_bytes(cfg: LlamaRun) -> int:
     tokens = (cfg.micro_batch or 1) * cfg.sequence
     in_flight = min(axes["pp"], cfg.accumulate or 1) * (stages_per_rank(cfg) + 1) / 2
     layers = model.layers / axes["pp"]
-    per_token = width * _kept_per_token(cfg) * layers * in_flight / axes["tp"]
+    block = width * tokens * _kept_per_token(cfg)
+    if cfg.precision == "fp8" and cfg.recompute == "none":
+        block += block_parameters(model)  # the weights as they were multiplied, a byte each
+    blocks = block * layers * in_flight / axes["tp"]
     # The head works in chunks, its gradient of the whole weight aside.
     head = 0 if axes["pp"] > 1 else model.vocab * model.hidden * width / axes["tp"]
-    return int(tokens * per_token + head + 3 * 2**30 * (model.vocab > 50_000))
+    return int(blocks + head + 3 * 2**30 * (model.vocab > 50_000))
+
+
+def gradients_beside_activations(cfg: LlamaRun, gradients: int) -> int:
+    """How many of a single micro-batch's `gradients` bytes add to the fullest moment of a step.
+
+    The backward pass frees a block's activations and makes its gradients. So either all activations
+    are there and no gradients (the head's is counted with them), or, where a block has more
+    gradients than activations, all gradients and the activations of the last block to be freed.
+    """
+    layers = cfg.model.layers / axes_of(cfg)["pp"]
+    freed = activation_bytes(cfg) * (1 - 1 / layers)
+    return max(0, int(gradients - freed))
 
 
 def _kept_per_token(cfg: LlamaRun) -> float:
-    """Numbers that one block keeps for a token."""
+    """Numbers of the computing type that one block keeps for a token."""
     model = cfg.model
     if cfg.recompute == "full":
         return model.hidden
     keys = 2 * model.kv_heads * model.head_dim
-    # Residuals, the norms' outputs, queries, keys and values, attention's output; gate and up.
+    # Both residuals, queries, attention's output, keys and values; gate and up.
     products = 4 * model.hidden + keys + 2 * model.ffn
     if cfg.recompute == "selective":
         return products
     inputs = 2 * model.hidden + model.ffn  # the norms' outputs and SwiGLU's
-    return products + (inputs / 2 if cfg.precision == "fp8" else inputs)
+    if cfg.precision == "fp8":  # half as wide; attention's output once more, for the next product
+        return products + (inputs + model.hidden) / 2
+    return products + inputs

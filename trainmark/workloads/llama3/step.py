@@ -19,6 +19,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.optimizers import LossScale
 from trainmark.transfer import Copier
 from trainmark.workloads.llama3.data import TokenBatch, TokenData
+from trainmark.workloads.llama3.flops import gradients_beside_activations
 from trainmark.workloads.llama3.model import named_parameters
 from trainmark.workloads.llama3.pipeline import Pipeline
 from trainmark.workloads.llama3.runs import LlamaRun
@@ -225,15 +226,18 @@ class LlamaTrainer:
         """The checkpoint has filled the tensors already."""
 
     def device_bytes(self) -> dict[str, int]:
-        """Bytes on this device: weights that compute, gradients, masters and moments."""
+        """Bytes at a step's fullest moment: weights that compute, gradients, masters, moments."""
         computing = 2 if self.cfg.precision in ("bf16", "fp16", "fp8") else 4
         gathered = sum(_gathered_numel(p, self.mesh) for p in self._parameters.values())
         shards = sum(_bytes(p) for p in self._parameters.values())
-        adds_up = filled(self.cfg.accumulate) > 1
+        if filled(self.cfg.accumulate) > 1:
+            gradients = gathered * 4
+        else:
+            gradients = gradients_beside_activations(self.cfg, gathered * computing)
         states = [*self._optimizer.masters.values(), *self._optimizer.tensors().values()]
         return {
             "weights": gathered * computing if self.mesh.dp_size > 1 else shards,
-            "gradients": gathered * (4 if adds_up else computing),
+            "gradients": gradients,
             "optimizer": sum(map(_bytes, states)) + (shards if self.mesh.dp_size > 1 else 0),
         }
 
