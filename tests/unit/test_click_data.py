@@ -1,6 +1,7 @@
 """The reader: every row once an epoch, in a repeatable order, from any position, for any ranks."""
 
 import dataclasses
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,10 @@ class NumberedRows:
     def __init__(self, num_rows: int) -> None:
         self.num_rows, self.num_numerical = num_rows, 1
         self.id_types = [np.dtype(np.int32), np.dtype(np.int32)]
+        self.announced: list[int] = []
+
+    def announce(self, start: int, stop: int) -> None:
+        self.announced += range(start, stop)
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         rows = np.arange(start, stop)
@@ -177,11 +182,45 @@ def test_many_threads_give_the_same_batches_as_one(shuffle: str) -> None:
     assert [rows_of(batch) for batch in many] == batches_of(source)
 
 
-def test_the_thread_ends_with_its_reader() -> None:
+def test_how_far_threads_run_ahead() -> None:
+    keys = iter(range(100))
+    results = in_background(lambda key: key, keys, threads=2, ahead=5)
+    assert [next(results), next(results)] == [0, 1]
+    assert next(keys) == 2 + 5 + 2
+    results.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(1, 3))
+def test_each_rank_announces_the_rows_it_reads(shape: dict[str, Any], ranks: int) -> None:
+    whole = Counter[int]()
+    for rank in range(ranks):
+        source = data(**shape, rank=rank, ranks=ranks)
+        batches = [rows_of(batch) for batch in source._read_announced(readers=3)]
+        assert batches == batches_of(data(**shape, rank=rank, ranks=ranks))
+        announced = source._source.announced  # type: ignore[attr-defined]
+        if shape["shuffle"] != "rows":  # else its share of the same windows
+            assert announced == [row for batch in batches for row in batch]
+        whole.update(announced)
+    assert whole == Counter(list(range(shape["num_rows"])) * shape["epochs"])
+
+
+def test_rows_are_announced_before_they_are_read() -> None:
+    class Watched(NumberedRows):
+        def read(self, start: int, stop: int, into: Columns) -> None:
+            assert self.announced[stop - 1] == stop - 1
+            super().read(start, stop, into)
+
+    source = ClickData(Watched(1000), config(global_batch=7), "train", 0, 1)
+    assert sum(batch.samples for batch in source._read_announced(readers=2)) == 1000
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_the_threads_end_with_their_reader(announced: bool) -> None:
     import threading
 
-    source = data(100, global_batch=7, shuffle="rows")
-    reading = iter(source)
+    source = data(1000, global_batch=7, shuffle="rows")
+    reading = source._read_announced(readers=2) if announced else iter(source)
     next(reading)
     assert any(t.name.startswith("reader") for t in threading.enumerate())
     reading.close()  # type: ignore[attr-defined]
@@ -271,6 +310,33 @@ def test_a_label_that_is_neither_0_nor_1_is_named(tmp_path: Path) -> None:
     labels.tofile(path)
     with pytest.raises(InputError, match=r"label\.bin: row 5 has label 2; 0 or 1 is expected"):
         read(SplitBinary(folder, "train"), 0, 10)
+
+
+def test_every_byte_of_announced_rows_is_advised_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_dataset(tmp_path / "d", train_rows=1000, cardinalities=(40_000, 7, 200))
+    source, advised = SplitBinary(folder, "train"), dict[str, list[int]]()
+    names = {descriptor: Path(file).stem for file, descriptor in source._descriptors.items()}
+
+    def advise(descriptor: int, offset: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        assert 0 < size <= 100
+        advised.setdefault(names[descriptor], []).extend(range(offset, offset + size))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr("trainmark.workloads.dlrm.rows.ADVICE_BYTES", 100)
+    source.announce(301, 657)
+    row_bytes = {"label": 1, "numerical": 3 * 2, "cat_0": 4, "cat_1": 1, "cat_2": 2}
+    assert advised == {name: list(range(301 * n, 657 * n)) for name, n in row_bytes.items()}
+
+
+def test_where_the_system_takes_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = on_disk(write_dataset(tmp_path / "d"))
+    expected = [batch.groups[0].ids.tolist() for batch in source]
+    monkeypatch.delattr(os, "posix_fadvise")
+    read_again = [batch.groups[0].ids.tolist() for batch in source._read_announced(readers=2)]
+    assert read_again == expected
 
 
 # --- made in memory
