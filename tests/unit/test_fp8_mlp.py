@@ -38,7 +38,7 @@ def off(mine: Tensor, exact: Tensor) -> float:
     ],
 )
 @pytest.mark.parametrize("samples", [1, 33, 5000])
-@pytest.mark.parametrize("widths", [(48, 32), (32, 64, 16, 48)])
+@pytest.mark.parametrize("widths", [(43, 32), (32, 64, 16, 48)])
 def test_near_float64(
     widths: tuple[int, ...],
     samples: int,
@@ -63,7 +63,7 @@ def test_near_float64(
     exact = exact_of[0]
     for w, b, output in zip(exact_of[1:half], exact_of[half:], outputs, strict=True):
         exact = torch.addmm(b, exact, w.t()) * (output.float() > 0)
-    # Three bits of e4m3 are off by 3 % on average, two of e5m2 by 6 %. A single sample's few outputs
+    # Three bits of e4m3 are off by 3 % on average, two of e5m2 by 6 %. One sample's few outputs
     # share the errors of its inputs, which then do not average out.
     assert off(ours, exact) < (0.05 if samples > 1 else 0.1) * len(weights)
     upstream = torch.randn_like(ours) * 1e-7
@@ -102,14 +102,15 @@ def test_which_layers() -> None:
     weights = [torch.empty(shape, device="meta") for shape in shapes]
     assert kernel.fp8_layers(weights) == 3
     assert kernel.fp8_layers(weights[:3]) == 2  # no ReLU behind the last
-    assert kernel.fp8_layers([torch.empty(1024, 488, device="meta"), *weights[1:]]) == 0
+    assert kernel.fp8_layers([torch.empty(1024, 487, device="meta"), *weights[1:]]) == 3
+    assert kernel.fp8_layers([torch.empty(1020, 480, device="meta"), *weights[1:]]) == 0
     assert kernel.fp8_layers([weights[-1]]) == 0
 
 
 def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its small layers in bf16 behind the large ones; weights stay fp32."""
     torch.manual_seed(0)
-    monkeypatch.setattr(kernel, "SMALLEST_LAYER", 1024)
+    monkeypatch.setattr(kernel, "SMALL_LAYER", 1000)
     calls = []
     product = kernel._product
     monkeypatch.setattr(kernel, "_product", lambda *a, **k: calls.append(a) or product(*a, **k))
@@ -132,7 +133,7 @@ def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prediction_computes_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """All hidden layers are large; the last of them is bf16 in both."""
     torch.manual_seed(0)
-    monkeypatch.setattr(kernel, "SMALLEST_LAYER", 1024)
+    monkeypatch.setattr(kernel, "SMALL_LAYER", 1000)
     mlp = Mlp([32, 64, 48, 1], last_relu=False)
     mlp.fused_dtype, mlp.fp8 = torch.bfloat16, True
     x = torch.randn(100, 32)

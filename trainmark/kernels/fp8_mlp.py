@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from trainmark.kernels import cublaslt
 from trainmark.kernels.cublaslt import Product
@@ -33,7 +34,7 @@ except ImportError:  # a machine without a GPU
     triton = None
 
 CODES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
-SMALLEST_LAYER = 2**18  # weights: of smaller layers, 16-bit products take as long
+SMALL_LAYER = 2**17  # weights: of a small layer, 16-bit products take as long
 WIDTH_STEP = 16  # bytes that the units load together
 SAMPLED_ROWS = 1024
 INPUT_ROOM, GRADIENT_ROOM = 4.0, 128.0  # how far above the sampled largest numbers may lie
@@ -44,14 +45,20 @@ def fp8_layers(weights: Sequence[Tensor]) -> int:
     """How many of the first layers are worth it: large, of whole steps, and with a ReLU behind."""
     count = 0
     for w_NM in weights[:-1]:
-        if w_NM.numel() < SMALLEST_LAYER or any(width % WIDTH_STEP for width in w_NM.shape):
+        if w_NM.numel() <= SMALL_LAYER or len(w_NM) % WIDTH_STEP:
             break
         count += 1
     return count
 
 
 def fp8_relu_layers(x_BM: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """Layers in order, a ReLU behind each; once differentiable. The result is of x's type."""
+    """Layers in order, a ReLU behind each; once differentiable. The result is of x's type.
+
+    Their widths are whole steps. That of the input may be any: zeros fill it up.
+    """
+    missing = -x_BM.shape[1] % WIDTH_STEP
+    if missing:
+        x_BM, weights = pad(x_BM, (0, missing)), [pad(weights[0], (0, missing)), *weights[1:]]
     return _Fp8Layers.apply(x_BM, *weights, *biases)
 
 
@@ -246,15 +253,21 @@ def _whole_steps(count: int) -> int:
 
 # --- Triton
 
+#
+# Sums over the batch are taken by each program, which takes every n-th tile of rows, and are added
+# up afterwards, always in the same order.
+
 TILE_ROWS, TILE_COLUMNS = 128, 64
 WORD_ROWS, WORD_COLUMNS = 32, 32  # of 4 x 4 codes
+ROW_PROGRAMS = 128
 
 
 def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     B, N = x.shape
     codes, flipped = x.new_empty(B, N, dtype=dtype), x.new_empty(N, _whole_steps(B), dtype=dtype)
-    _quantize_kernel[_grid(B, N)](
+    tiles = (-(-_whole_steps(B) // TILE_ROWS), -(-N // TILE_COLUMNS))
+    _quantize_kernel[tiles](
         x, x, scale, codes, flipped, scale, B, N, flipped.shape[1],
         LARGEST=torch.finfo(dtype).max, MASKED=False,
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
@@ -270,8 +283,9 @@ def _quantize_masked(
     steps = _whole_steps(B)
     codes = gradient_BN.new_empty(B, N, dtype=GRADIENTS)
     flipped = gradient_BN.new_empty(N, steps, dtype=GRADIENTS)
-    sums = gradient_BN.new_empty(-(-steps // TILE_ROWS), N, dtype=torch.float32)
-    _quantize_kernel[_grid(B, N)](
+    programs = min(-(-steps // TILE_ROWS), ROW_PROGRAMS)
+    sums = gradient_BN.new_empty(programs, N, dtype=torch.float32)
+    _quantize_kernel[(programs, -(-N // TILE_COLUMNS))](
         gradient_BN, output_BN, scale, codes, flipped, sums,
         B, N, steps, LARGEST=torch.finfo(GRADIENTS).max, MASKED=True,
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
@@ -279,20 +293,16 @@ def _quantize_masked(
     return codes, flipped, column_sums(sums)
 
 
-def _grid(B: int, N: int) -> tuple[int, int]:
-    return -(-_whole_steps(B) // TILE_ROWS), -(-N // TILE_COLUMNS)
-
-
 def _mask_codes(codes_BN: Tensor, output_BN: Tensor, scale: Tensor) -> Flipped:
     B, N = codes_BN.shape
     steps = _whole_steps(B)
     flipped, flipped_output = codes_BN.new_empty(N, steps), output_BN.new_empty(N, steps)
-    row_tiles = -(-steps // (4 * WORD_ROWS))
-    sums = codes_BN.new_empty(row_tiles, N, dtype=torch.float32)
+    programs = min(-(-steps // (4 * WORD_ROWS)), ROW_PROGRAMS)
+    sums = codes_BN.new_empty(programs, N, dtype=torch.float32)
     words = (tensor.view(torch.int32) for tensor in (codes_BN, output_BN, flipped, flipped_output))
-    _mask_codes_kernel[(row_tiles, -(-N // (4 * WORD_COLUMNS)))](
+    _mask_codes_kernel[(programs, -(-N // (4 * WORD_COLUMNS)))](
         *words, scale, sums, B, N // 4, steps // 4, ROWS=WORD_ROWS, COLUMNS=WORD_COLUMNS,
-        num_warps=8,
+        num_warps=4,
     )  # fmt: skip
     return Flipped(flipped, flipped_output, column_sums(sums))
 
@@ -305,28 +315,31 @@ if triton is not None:
         LARGEST: tl.constexpr, MASKED: tl.constexpr,
         TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
     ):  # fmt: skip
-        row_tile = tl.program_id(0).to(tl.int64)
-        row = row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
         column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-        inside = (row[:, None] < B) & (column[None, :] < N)
-        inside_flipped = (column[:, None] < N) & (row[None, :] < steps)
-        place = row[:, None] * N + column[None, :]
-        place_flipped = column[:, None].to(tl.int64) * steps + row[None, :]
-        value = tl.load(values + place, inside, other=0.0)
-        if value.dtype == tl.float32:
-            value = value.to(tl.bfloat16)
-        if MASKED:
-            is_open = tl.load(relu_output + place, inside, other=0.0) > 0
-            value = tl.where(is_open, value, 0.0)
-            column_sum = tl.sum(value.to(tl.float32), axis=0)
-            tl.store(sums + row_tile * N + column, column_sum, column < N)
         factor = tl.load(scale)
         dtype: tl.constexpr = codes.dtype.element_ty
-        tl.store(codes + place, _to_fp8(value, factor, LARGEST, dtype), inside)
-        # Flipped in 16 bits: of codes that are stored in rows and flipped as well, ptxas 12.8 (that
-        # of Triton 3.6) reads some from a register that it never wrote.
-        code_flipped = _to_fp8(tl.trans(value), factor, LARGEST, dtype)
-        tl.store(flipped + place_flipped, code_flipped, inside_flipped)
+        total = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+        for tile in range(tl.program_id(0), tl.cdiv(steps, TILE_ROWS), tl.num_programs(0)):
+            row = tl.cast(tile, tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+            inside = (row[:, None] < B) & (column[None, :] < N)
+            place = row[:, None] * N + column[None, :]
+            value = tl.load(values + place, inside, other=0.0)
+            if value.dtype == tl.float32:
+                value = value.to(tl.bfloat16)
+            if MASKED:
+                is_open = tl.load(relu_output + place, inside, other=0.0) > 0
+                value = tl.where(is_open, value, 0.0)
+                total += value.to(tl.float32)
+            tl.store(codes + place, _to_fp8(value, factor, LARGEST, dtype), inside)
+            # Flipped in 16 bits: of codes that are stored in rows and flipped as well, ptxas 12.8
+            # (that of Triton 3.6) reads some from a register that it never wrote.
+            code_flipped = _to_fp8(tl.trans(value), factor, LARGEST, dtype)
+            place_flipped = column[:, None].to(tl.int64) * steps + row[None, :]
+            inside_flipped = (column[:, None] < N) & (row[None, :] < steps)
+            tl.store(flipped + place_flipped, code_flipped, inside_flipped)
+        if MASKED:
+            place_of_sums = sums + tl.program_id(0) * N + column
+            tl.store(place_of_sums, tl.sum(total, axis=0), column < N)
 
     @triton.jit
     def _to_fp8(value, scale, LARGEST: tl.constexpr, dtype: tl.constexpr):
@@ -341,24 +354,32 @@ if triton is not None:
         codes, relu_output, flipped, flipped_output, scale, sums, B, N, steps,
         ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
-        row_tile = tl.program_id(0).to(tl.int64)
-        row = row_tile * ROWS + tl.arange(0, ROWS)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        o0, c0 = _masked_words(codes, relu_output, row * 4, column, B, N)
-        o1, c1 = _masked_words(codes, relu_output, row * 4 + 1, column, B, N)
-        o2, c2 = _masked_words(codes, relu_output, row * 4 + 2, column, B, N)
-        o3, c3 = _masked_words(codes, relu_output, row * 4 + 3, column, B, N)
-        factor = tl.load(scale)
-        for byte in tl.static_range(4):
-            flipped_column = column * 4 + byte
-            place = flipped_column[:, None].to(tl.int64) * steps + row[None, :]
+        total0 = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total1, total2, total3 = total0, total0, total0
+        for tile in range(tl.program_id(0), tl.cdiv(steps, ROWS), tl.num_programs(0)):
+            row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
+            o0, c0 = _masked_words(codes, relu_output, row * 4, column, B, N)
+            o1, c1 = _masked_words(codes, relu_output, row * 4 + 1, column, B, N)
+            o2, c2 = _masked_words(codes, relu_output, row * 4 + 2, column, B, N)
+            o3, c3 = _masked_words(codes, relu_output, row * 4 + 3, column, B, N)
             inside = (column[:, None] < N) & (row[None, :] < steps)
-            word = _bytes_of(c0, c1, c2, c3, byte)
-            tl.store(flipped + place, tl.trans(word), inside)
-            tl.store(flipped_output + place, tl.trans(_bytes_of(o0, o1, o2, o3, byte)), inside)
-            total = _number(c0, byte) + _number(c1, byte) + _number(c2, byte) + _number(c3, byte)
-            place_of_sum = row_tile * N * 4 + flipped_column
-            tl.store(sums + place_of_sum, tl.sum(total, axis=0) * factor, column < N)
+            for byte in tl.static_range(4):
+                place = (column[:, None].to(tl.int64) * 4 + byte) * steps + row[None, :]
+                word = _bytes_of(c0, c1, c2, c3, byte)
+                tl.store(flipped + place, tl.trans(word), inside)
+                word = _bytes_of(o0, o1, o2, o3, byte)
+                tl.store(flipped_output + place, tl.trans(word), inside)
+            total0 += _sum_of_numbers(c0, c1, c2, c3, 0)
+            total1 += _sum_of_numbers(c0, c1, c2, c3, 1)
+            total2 += _sum_of_numbers(c0, c1, c2, c3, 2)
+            total3 += _sum_of_numbers(c0, c1, c2, c3, 3)
+        factor = tl.load(scale)
+        sums += (tl.program_id(0) * N + column) * 4
+        tl.store(sums, tl.sum(total0, axis=0) * factor, column < N)
+        tl.store(sums + 1, tl.sum(total1, axis=0) * factor, column < N)
+        tl.store(sums + 2, tl.sum(total2, axis=0) * factor, column < N)
+        tl.store(sums + 3, tl.sum(total3, axis=0) * factor, column < N)
 
     @triton.jit
     def _masked_words(codes, relu_output, row, column, B, N):
@@ -378,6 +399,11 @@ if triton is not None:
         shift: tl.constexpr = 8 * BYTE
         low = ((w0 >> shift) & 0xFF) | (((w1 >> shift) & 0xFF) << 8)
         return low | (((w2 >> shift) & 0xFF) << 16) | (((w3 >> shift) & 0xFF) << 24)
+
+    @triton.jit
+    def _sum_of_numbers(w0, w1, w2, w3, BYTE: tl.constexpr):
+        """Over four rows."""
+        return _number(w0, BYTE) + _number(w1, BYTE) + _number(w2, BYTE) + _number(w3, BYTE)
 
     @triton.jit
     def _number(word, BYTE: tl.constexpr):

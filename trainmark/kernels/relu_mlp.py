@@ -176,7 +176,7 @@ def masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor]
 TILE_ROWS, TILE_COLUMNS, TILE_INNER = 256, 128, 64
 SMALLEST_FUSED = 2**17  # weights: below, the product's ends are most of it
 SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 32, 128, 512
-TOTAL_ROWS, TOTAL_COLUMNS, FEW_ROWS = 64, 32, 1024
+TOTAL_ROWS, TOTAL_COLUMNS, FEW_ROWS = 512, 8, 1024
 
 
 def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
