@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from trainmark import result
 from trainmark.config import SYNTHETIC, Run
@@ -22,10 +22,11 @@ from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
 from trainmark.report.numbers import GIB
-from trainmark.report.tables import NOT_APPLICABLE, Grid, result_grid
+from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, result_grid
 
 FILE_NAME = "sweep.json"
-OUT_OF_MEMORY = "OOM"
+DONE, OUT_OF_MEMORY, FAILED = "done", "OOM", "failed"
+PARTS = ("weights", "gradients", "optimizer", "activations")
 _SIGNS = ("Out of memory", "does not fit", "OutOfMemoryError")
 
 
@@ -66,7 +67,7 @@ def _folder(plan: Sweep, value: str) -> Path:
 
 
 def _run_one(plan: Sweep, value: str) -> str:
-    """`done`, `OOM`, or the sentence that the run ended with."""
+    """`done`, `OOM`, or why the run failed."""
     Console(stderr=True).print(f"{plan.run} with {plan.field} {value}", highlight=False)
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.devices}"]
@@ -77,14 +78,19 @@ def _run_one(plan: Sweep, value: str) -> str:
     command = [sys.executable, *launcher, *train, "--output", str(_folder(plan, value))]
     ended = _start(command)
     if ended.returncode == 0:
-        return "done"
+        return DONE
     if ended.returncode in (130, 143):
         raise KeyboardInterrupt
     if any(sign in ended.stderr for sign in _SIGNS):
         return OUT_OF_MEMORY
     sentences = [line for line in ended.stderr.splitlines() if line.startswith("trainmark: ")]
-    last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-    return (sentences[-1] if sentences else last).removeprefix("trainmark: ")
+    if sentences:
+        return sentences[-1].removeprefix("trainmark: ")
+    # A launcher's last words are not the cause: keep all of them.
+    log = plan.output / f"{_folder(plan, value).name}.stderr"
+    plan.output.mkdir(parents=True, exist_ok=True)
+    log.write_text(ended.stderr, encoding="utf-8")
+    return f"ended with exit code {ended.returncode}, see {log}"
 
 
 def _start(command: list[str]) -> "subprocess.CompletedProcess[str]":
@@ -110,7 +116,7 @@ def _read(plan: Sweep) -> dict[str, str]:
     if data["sweep"] != _identity(plan):
         raise InputError(f"{plan.output} holds another sweep. Give another --output.")
     # What failed for another reason than memory is worth another try.
-    return {value: found for value, found in outcomes.items() if found in ("done", OUT_OF_MEMORY)}
+    return {value: found for value, found in outcomes.items() if found in (DONE, OUT_OF_MEMORY)}
 
 
 def _write(plan: Sweep, outcomes: dict[str, str]) -> None:
@@ -122,57 +128,64 @@ def _write(plan: Sweep, outcomes: dict[str, str]) -> None:
 # --- the table
 
 
-def _table(plan: Sweep, outcomes: dict[str, str]) -> Table:
-    done = [value for value in plan.values if outcomes[value] == "done"]
+def _table(plan: Sweep, outcomes: dict[str, str]) -> RenderableType:
+    """A row for every value, and below them why some failed."""
+    done = [value for value in plan.values if outcomes[value] == DONE]
     grid = result_grid([result.read(_folder(plan, value)) for value in done])
     rows = dict(zip(done, grid.rows, strict=True))
-    table = Table(title=f"{plan.run} over {plan.field}")
-    table.add_column(plan.field)
-    for header, numeric in zip(grid.headers, grid.numeric, strict=True):
-        table.add_column(header, justify="right" if numeric else "left")
-    if not grid.headers or len(done) < len(plan.values):
-        table.add_column("outcome")
-    for value in plan.values:
-        cells = rows.get(value) or _failed(grid, outcomes[value])
-        outcome = [outcomes[value]] if len(table.columns) > len(grid.headers) + 1 else []
-        table.add_row(value, *cells, *outcome)
-    return table
+    table = Grid(
+        headers=[plan.field, "outcome", *grid.headers],
+        rows=[
+            [value, _outcome(outcomes[value]), *(rows.get(value) or _missing(grid))]
+            for value in plan.values
+        ],
+        numeric=[False, False, *grid.numeric],
+    )
+    reasons = [
+        f"{plan.field} {value}: {outcomes[value]}"
+        for value in plan.values
+        if _outcome(outcomes[value]) == FAILED
+    ]
+    return Group(grid_table(table, f"{plan.run} over {plan.field}"), *map(Text, reasons))
 
 
-def _failed(grid: Grid, outcome: str) -> list[str]:
-    mark = OUT_OF_MEMORY if outcome == OUT_OF_MEMORY else NOT_APPLICABLE
-    return [mark if header == "mem" else NOT_APPLICABLE for header in grid.headers]
+def _outcome(reason: str) -> str:
+    return reason if reason in (DONE, OUT_OF_MEMORY) else FAILED
+
+
+def _missing(grid: Grid) -> list[str]:
+    return [NOT_APPLICABLE] * len(grid.headers)
 
 
 # --- without running
 
 
-def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> Table:
+def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> RenderableType:
     """Bytes per device for every value; more than the device has is marked OOM."""
-    from trainmark import hardware
-
     parsed = Cluster.parse(cluster)
-    known = hardware.ACCELERATORS.get(parsed.hardware)
     table = Table(title=f"{cluster}: GiB per device, activations estimated")
-    table.add_column(field)
-    for header in ("weights", "gradients", "optimizer", "activations", "mem"):
+    table.add_column(field, no_wrap=True)
+    for header in (*PARTS, "mem"):
         table.add_column(header, justify="right")
+    reasons = []
     for value, run in runs.items():
-        table.add_row(value, *_dry_cells(run, parsed, known))
-    return table
+        try:
+            cells = _dry_cells(run, parsed)
+        except InputError as error:
+            cells = [NOT_APPLICABLE] * (len(PARTS) + 1)
+            reasons.append(f"{field} {value}: {error}")
+        table.add_row(value, *cells)
+    return Group(table, *map(Text, reasons))
 
 
-def _dry_cells(run: Run, cluster: Cluster, device: Any) -> list[str]:
-    from trainmark import runner
+def _dry_cells(run: Run, cluster: Cluster) -> list[str]:
+    from trainmark import hardware, runner
 
     synthetic = dataclasses.replace(run, data=run.data or SYNTHETIC, device="cpu")
-    try:
-        _, plan = runner.dry_run(synthetic, cluster)
-    except InputError as error:
-        return [*[NOT_APPLICABLE] * 4, str(error)]
-    parts = (plan.weights, plan.gradients, plan.optimizer, plan.activations)
+    _, plan = runner.dry_run(synthetic, cluster)
     total = f"{plan.total / GIB:.1f}"
+    device = hardware.ACCELERATORS.get(cluster.hardware)
     if device is not None:
         fits = plan.total <= device.memory_bytes
         total = f"{total}/{device.memory_gib}" + ("" if fits else f" {OUT_OF_MEMORY}")
-    return [*(f"{part / GIB:.1f}" for part in parts), total]
+    return [*(f"{getattr(plan, part) / GIB:.1f}" for part in PARTS), total]

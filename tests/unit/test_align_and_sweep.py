@@ -160,15 +160,18 @@ def test_over() -> None:
 def test_a_dry_sweep_marks_what_does_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "80")
     splits = "parallel=PP2DP4TP1,PP1DP8TP1,PP3DP1TP1"
     flags = ["--dry-run", "--cluster", "a100-80gx1x8"]
     assert main(["sweep", "llama3-8b", "--over", splits, *flags]) == 0
-    rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if "DP" in line}
+    out = capsys.readouterr().out
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
     assert "/80" in rows["PP2DP4TP1"]
     assert "OOM" not in rows["PP2DP4TP1"]
     assert "OOM" in rows["PP1DP8TP1"]  # as published
-    assert "must multiply to the number of devices" in rows["PP3DP1TP1"]
+    assert rows["PP3DP1TP1"].count(" / ") == 5
+    reason = " ".join(out.split("└")[1].split())
+    assert "parallel PP3DP1TP1: parallel PP3DP1TP1 needs 3 x 1 x 1 = 3 devices" in reason
 
 
 def test_a_sweep_goes_on_after_a_failure_and_after_a_stop(
@@ -184,17 +187,24 @@ def test_a_sweep_goes_on_after_a_failure_and_after_a_stop(
         if started[-1] == "8":
             sentence = "trainmark: Out of memory (CUDA out of memory). Use a smaller micro_batch."
             return subprocess.CompletedProcess(command, 2, "", sentence)
-        return subprocess.CompletedProcess(command, main(arguments), "", "trainmark: failed")
+        if started[-1] == "2":
+            return subprocess.CompletedProcess(command, 1, "", "[rank0]: the cause\n======")
+        return subprocess.CompletedProcess(command, main(arguments), "", "trainmark: [5] is odd")
 
     monkeypatch.setattr(sweep, "_start", start)
     flags = ["--max-steps", "2", "--device", "cpu", "--evals-per-epoch", "0", "--warmup-clock", "0"]
     flags += ["--checkpoint-every", "never", "--output", str(tmp_path / "s")]
     assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8", *flags]) == 0
-    assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8,16,5", *flags]) == 0
-    assert started == ["4", "8", "16", "5"]  # what is known is not run again
-    rows = capsys.readouterr().out.splitlines()
-    table = {line.split()[1]: line for line in rows if line.startswith("│")}
-    assert "OOM" in table["8"]
+    capsys.readouterr()
+    assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8,16,5,2", *flags]) == 0
+    assert started == ["4", "8", "16", "5", "2"]  # what is known is not run again
+    out = capsys.readouterr().out
+    table = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
+    outcomes = {value: table[value].split()[3] for value in started}
+    assert outcomes == {"4": "done", "8": "OOM", "16": "done", "5": "failed", "2": "failed"}
     assert "llama3-demo" in table["16"]
-    assert "failed" in table["5"]
+    assert "micro-batch 5: [5] is odd" in out
+    log = tmp_path / "s" / "micro-batch=2.stderr"
+    assert f"micro-batch 2: ended with exit code 1, see {log}" in out
+    assert log.read_text().startswith("[rank0]: the cause")
     assert main(["sweep", "llama3-demo", "--over", "lr=1", *flags]) == 2

@@ -85,7 +85,12 @@ class _Terminal:
 
 def result_table(results: Sequence[Result], title: str | None = None) -> RenderableType:
     """The published form for a terminal."""
-    return _Terminal(result_grid(results), title)
+    return grid_table(result_grid(results), title)
+
+
+def grid_table(grid: Grid, title: str | None = None) -> RenderableType:
+    """A table for a terminal of any width."""
+    return _Terminal(grid, title)
 
 
 def markdown_table(results: Sequence[Result]) -> str:
