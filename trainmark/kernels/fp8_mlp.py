@@ -51,22 +51,49 @@ def fp8_layers(weights: Sequence[Tensor]) -> int:
     return count
 
 
-def fp8_relu_layers(x_BM: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+def fp8_relu_layers(
+    x_BM: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    encoded: Sequence["Fp8Weight"] | None = None,
+) -> Tensor:
     """Layers in order, a ReLU behind each; once differentiable. The result is of x's type.
 
     Their widths are whole steps. That of the input may be any: zeros fill it up.
+
+    Args:
+        encoded: what `encode_weights` made of these weights, if it was called already.
     """
+    x_BM = _filled_up(x_BM)
+    return _Fp8Layers.apply(x_BM, encoded or encode_weights(weights), *weights, *biases)
+
+
+class Fp8Weight:
+    """A weight in fp8, in rows and in columns."""
+
+    def __init__(self, w_NM: Tensor, largest: Tensor) -> None:
+        self.scale = largest.float().clamp(min=_LEAST) / torch.finfo(CODES).max
+        self.w8_NM, self.w8_MN = quantize(_filled_up(w_NM), self.scale, CODES)
+
+
+@torch.no_grad()
+def encode_weights(weights: Sequence[Tensor]) -> list[Fp8Weight]:
+    """The weights of consecutive layers."""
+    largest = torch._foreach_norm(list(weights), ord=float("inf"))
+    return [Fp8Weight(w_NM, most) for w_NM, most in zip(weights, largest, strict=True)]
+
+
+def _filled_up(x_BM: Tensor) -> Tensor:
     missing = -x_BM.shape[1] % WIDTH_STEP
-    if missing:
-        x_BM, weights = pad(x_BM, (0, missing)), [pad(weights[0], (0, missing)), *weights[1:]]
-    return _Fp8Layers.apply(x_BM, *weights, *biases)
+    return pad(x_BM, (0, missing)) if missing else x_BM
 
 
 class _Fp8Layers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BM: Tensor, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
-        factors = [_Weight(w_NM, largest) for w_NM, largest in _with_largest(weights)]
+    def forward(
+        ctx: Any, x_BM: Tensor, factors: Sequence[Fp8Weight], *parameters: Tensor
+    ) -> Tensor:
+        biases, ctx.width = parameters[len(factors) :], parameters[0].shape[1]
         x_scale = _sampled_scale(x_BM, CODES, INPUT_ROOM)
         x8_BM, x8_MB = quantize(x_BM, x_scale, CODES)
         y_BN: Tensor = x8_BM
@@ -101,24 +128,11 @@ class _Fp8Layers(torch.autograd.Function):
             weight_grads.append(_weight_gradient(g8_NB, flipped.output_NB, (scale, None)))
             bias_grads.append(flipped.sums_N)
             g8_BN, g8_NB = codes_BM, flipped.codes_NB
-        weight_grads.append(_weight_gradient(g8_NB, x8_MB, (scale, x_scale)))
+        weight_grads.append(_weight_gradient(g8_NB, x8_MB, (scale, x_scale))[:, : ctx.width])
         x_grad = None
         if ctx.needs_input_grad[0]:
             x_grad = _product(g8_BN, weights[0], (scale, scales[0]), grads[0].dtype)
-        return (x_grad, *reversed(weight_grads), *reversed(bias_grads))
-
-
-class _Weight:
-    """A weight in fp8, in rows and in columns."""
-
-    def __init__(self, w_NM: Tensor, largest: Tensor) -> None:
-        self.scale = largest.float().clamp(min=_LEAST) / torch.finfo(CODES).max
-        self.w8_NM, self.w8_MN = quantize(w_NM, self.scale, CODES)
-
-
-def _with_largest(weights: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    largest = torch._foreach_norm([w.detach() for w in weights], ord=float("inf"))
-    return list(zip(weights, largest, strict=True))
+        return (x_grad, None, *reversed(weight_grads), *reversed(bias_grads))
 
 
 def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:

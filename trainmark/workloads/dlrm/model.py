@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from trainmark.embeddings.engine import Engine, LocalEngine
 from trainmark.embeddings.update import UpdateRule, make_rule
 from trainmark.kernels.click_loss import click_loss
-from trainmark.kernels.fp8_mlp import fp8_layers, fp8_relu_layers
+from trainmark.kernels.fp8_mlp import Fp8Weight, encode_weights, fp8_layers, fp8_relu_layers
+from trainmark.kernels.graph import Beside
 from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
@@ -40,8 +41,10 @@ class Dlrm(nn.Module):
 
     def loss(self, numerical_BN: Tensor, lookup: Any, labels_B: Tensor, scale: Tensor) -> Tensor:
         """Cross entropy, added up over the samples; its backward pass is that of `scale` x loss."""
+        codes = Beside(self.top.fp8_weights, numerical_BN.device)
         x_BD = self.bottom(numerical_BN)
-        hidden_BM = self.top.hidden(self.tables.lookup_and_interact(lookup, x_BD))
+        x_BM = self.tables.lookup_and_interact(lookup, x_BD)
+        hidden_BM = self.top.hidden(x_BM, codes.result())
         last = cast(nn.Linear, self.top[-1])
         return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale)
 
@@ -76,9 +79,18 @@ class Mlp(nn.Sequential):
             return super().forward(x_BM)
         return self._fused(x_BM, self._linears(), last_relu=isinstance(self[-1], nn.ReLU))
 
-    def hidden(self, x_BM: Tensor) -> Tensor:
-        """What the last layer is given. What comes back must be masked as its ReLU is."""
-        return self._fused(x_BM, self._linears()[:-1], last_relu=True, comes_masked=True)
+    def hidden(self, x_BM: Tensor, codes: list[Fp8Weight] | None = None) -> Tensor:
+        """What the last layer is given. What comes back must be masked as its ReLU is.
+
+        `codes` are what `fp8_weights` gave, if it was called already.
+        """
+        linears = self._linears()[:-1]
+        return self._fused(x_BM, linears, last_relu=True, comes_masked=True, codes=codes)
+
+    def fp8_weights(self) -> list[Fp8Weight]:
+        """The weights of the layers that are computed in fp8."""
+        large = self._linears()[: self._fp8_layers()]
+        return encode_weights([linear.weight for linear in large]) if large else []
 
     def _fused(
         self,
@@ -87,13 +99,14 @@ class Mlp(nn.Sequential):
         *,
         last_relu: bool,
         comes_masked: bool = False,
+        codes: list[Fp8Weight] | None = None,
     ) -> Tensor:
         weights = [linear.weight for linear in linears]
         biases = [linear.bias for linear in linears]
         x_BM = x_BM.to(self.fused_dtype)
         large = self._fp8_layers()
         if large:
-            x_BM = fp8_relu_layers(x_BM, weights[:large], biases[:large])
+            x_BM = fp8_relu_layers(x_BM, weights[:large], biases[:large], codes)
         return relu_mlp(x_BM, weights[large:], biases[large:], last_relu, comes_masked=comes_masked)
 
     def _fp8_layers(self) -> int:
