@@ -7,7 +7,8 @@
 Every timed step is a whole one. `resident` batches lie on the device, several of them in turn; what
 a system does with their ids (ours: `prepare`, which sorts them one step ahead) is done again in
 every step. `disk` rows are `trainmark train` on a dataset that was written and then dropped from
-the page cache: `samples_per_s` is p_train, and p_core and the input wait are beside it.
+the page cache, which is left out of the reading, too, as with a dataset that is larger than
+memory: `samples_per_s` is p_train, and p_core and the input wait are beside it.
 
 `split_ms` comes from a second, profiled pass: device time of the kernels of one step, by what they
 do. Kernels of several streams can overlap, so parts may add up to more than the step. Matrix
@@ -194,6 +195,7 @@ def _train(case: Case, options: Options, model: Model, data: Path, output: Path)
         "lr": LR,
         "evals_per_epoch": 0,
         "checkpoint_every": "never",
+        "page_cache": "bypass",
         "warmup_clock": 2 if options.tiny else 100,
         "device": options.device.type,
         "model": dataclasses.asdict(model),

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -37,16 +37,16 @@ class Kept(Generic[Key, Value]):
 
 
 def in_background(
-    make: Callable[[Key], Value], keys: Iterator[Key], threads: int, ahead: int = AHEAD
-) -> Generator[Value, None, None]:
-    """`make` of each key in order, by threads that run up to `ahead` finished results ahead."""
+    make: Callable[[Key], Value], keys: Iterator[Key], threads: int
+) -> Iterator[Value]:
+    """`make` of each key in order, by threads that run a few ahead."""
     with ThreadPoolExecutor(threads, thread_name_prefix="reader") as pool:
-        queue = deque(pool.submit(make, key) for key in itertools.islice(keys, threads + ahead))
+        ahead = deque(pool.submit(make, key) for key in itertools.islice(keys, threads + AHEAD))
         try:
-            while queue:
-                value = queue.popleft().result()
-                queue.extend(pool.submit(make, key) for key in itertools.islice(keys, 1))
+            while ahead:
+                value = ahead.popleft().result()
+                ahead.extend(pool.submit(make, key) for key in itertools.islice(keys, 1))
                 yield value
         finally:
-            for future in queue:
+            for future in ahead:
                 future.cancel()

@@ -108,7 +108,10 @@ OBSERVATION = frozenset(
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target"})
 # How the same arithmetic is laid out over devices: it may be continued on others.
 LAYOUT = frozenset(
-    {"micro_batch", "accumulate", "parallel", "pipeline", "data_parallel", "sharding"}
+    {
+        *("micro_batch", "accumulate", "parallel", "pipeline", "data_parallel", "sharding"),
+        "page_cache",
+    }
 )
 
 

@@ -1,6 +1,8 @@
 """The reader: every row once an epoch, in a repeatable order, from any position, for any ranks."""
 
 import dataclasses
+import errno
+import mmap
 import os
 import time
 from collections import Counter
@@ -26,10 +28,6 @@ class NumberedRows:
     def __init__(self, num_rows: int) -> None:
         self.num_rows, self.num_numerical = num_rows, 1
         self.id_types = [np.dtype(np.int32), np.dtype(np.int32)]
-        self.announced: list[int] = []
-
-    def announce(self, start: int, stop: int) -> None:
-        self.announced += range(start, stop)
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         rows = np.arange(start, stop)
@@ -182,45 +180,11 @@ def test_many_threads_give_the_same_batches_as_one(shuffle: str) -> None:
     assert [rows_of(batch) for batch in many] == batches_of(source)
 
 
-def test_how_far_threads_run_ahead() -> None:
-    keys = iter(range(100))
-    results = in_background(lambda key: key, keys, threads=2, ahead=5)
-    assert [next(results), next(results)] == [0, 1]
-    assert next(keys) == 2 + 5 + 2
-    results.close()
-
-
-@settings(max_examples=60, deadline=None)
-@given(SHAPES, st.integers(1, 3))
-def test_each_rank_announces_the_rows_it_reads(shape: dict[str, Any], ranks: int) -> None:
-    whole = Counter[int]()
-    for rank in range(ranks):
-        source = data(**shape, rank=rank, ranks=ranks)
-        batches = [rows_of(batch) for batch in source._read_announced(readers=3)]
-        assert batches == batches_of(data(**shape, rank=rank, ranks=ranks))
-        announced = source._source.announced  # type: ignore[attr-defined]
-        if shape["shuffle"] != "rows":  # else its share of the same windows
-            assert announced == [row for batch in batches for row in batch]
-        whole.update(announced)
-    assert whole == Counter(list(range(shape["num_rows"])) * shape["epochs"])
-
-
-def test_rows_are_announced_before_they_are_read() -> None:
-    class Watched(NumberedRows):
-        def read(self, start: int, stop: int, into: Columns) -> None:
-            assert self.announced[stop - 1] == stop - 1
-            super().read(start, stop, into)
-
-    source = ClickData(Watched(1000), config(global_batch=7), "train", 0, 1)
-    assert sum(batch.samples for batch in source._read_announced(readers=2)) == 1000
-
-
-@pytest.mark.parametrize("announced", [False, True])
-def test_the_threads_end_with_their_reader(announced: bool) -> None:
+def test_the_thread_ends_with_its_reader() -> None:
     import threading
 
-    source = data(1000, global_batch=7, shuffle="rows")
-    reading = source._read_announced(readers=2) if announced else iter(source)
+    source = data(100, global_batch=7, shuffle="rows")
+    reading = iter(source)
     next(reading)
     assert any(t.name.startswith("reader") for t in threading.enumerate())
     reading.close()  # type: ignore[attr-defined]
@@ -312,31 +276,105 @@ def test_a_label_that_is_neither_0_nor_1_is_named(tmp_path: Path) -> None:
         read(SplitBinary(folder, "train"), 0, 10)
 
 
-def test_every_byte_of_announced_rows_is_advised_once(
+# --- past the page cache
+
+
+def aligned(columns: Columns) -> Columns:
+    """Like `columns`, in memory that a disk can write to."""
+
+    def like(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)
+
+    return Columns(like(columns.numerical), like(columns.labels), [like(c) for c in columns.ids])
+
+
+@pytest.fixture
+def bypassing(tmp_path: Path) -> SplitBinary:
+    rows = 3 * 65536 + 7
+    folder = write_dataset(tmp_path / "d", train_rows=rows, cardinalities=(400_000, 7, 200))
+    return SplitBinary(folder, "train", "bypass")
+
+
+def refuse_direct(source: SplitBinary, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count reads by file; those past the page cache fail."""
+    preadv, refused = os.preadv, Counter[str]()
+    names = {descriptor: Path(file).stem for file, descriptor in source._direct.items()}
+
+    def refusing(descriptor: int, *args: Any) -> int:
+        if descriptor in names:
+            refused[names[descriptor]] += 1
+            raise OSError(errno.EFAULT, "not to this memory")
+        return preadv(descriptor, *args)
+
+    monkeypatch.setattr(os, "preadv", refusing)
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("start", "count"), [(0, 65536), (65536, 131072), (512, 66048), (100, 65536), (131072, 65543)]
+)
+@pytest.mark.parametrize("refused", [False, True])
+def test_rows_past_the_page_cache_are_the_same(
+    bypassing: SplitBinary, monkeypatch: pytest.MonkeyPatch, start: int, count: int, refused: bool
+) -> None:
+    folder = bypassing._folder
+    expected = read(SplitBinary(folder, "train"), start, start + count)
+    if refused:
+        refuse_direct(bypassing, monkeypatch)
+    columns = aligned(expected)
+    bypassing.read(start, start + count, columns)
+    for array, right in zip(columns.arrays(), expected.arrays(), strict=True):
+        assert np.array_equal(array, right)
+
+
+def test_which_reads_go_past_the_page_cache(
+    bypassing: SplitBinary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whether this file system has such reads or not: they are only counted.
+    bypassing._direct = {file: -1 - i for i, file in enumerate(bypassing._descriptors)}
+    refused = refuse_direct(bypassing, monkeypatch)
+    columns = aligned(Columns.empty(65536, bypassing))
+    bypassing.read(65536, 131072, columns)
+    assert set(refused) == {"label", "numerical", "cat_0", "cat_1", "cat_2"}
+    refused.clear()
+    bypassing.read(65537, 131073, columns)  # no block of the disk begins there
+    assert not refused
+    bypassing.read(65536, 65536 + 16384, columns.part(slice(16384)))
+    assert set(refused) == {"numerical", "cat_0"}  # the others are small
+    refused.clear()
+    bypassing.read(65536, 131072 - 1, columns.part(slice(1, None)))
+    assert not refused
+
+
+def test_where_the_system_has_no_reads_past_the_page_cache(
+    bypassing: SplitBinary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    source = SplitBinary(bypassing._folder, "train", "bypass")
+    assert not source._direct
+    assert np.array_equal(read(source, 5, 9).ids[0], [5, 6, 7, 8])
+
+
+def test_only_what_does_not_fit_memory_goes_past_the_page_cache_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_dataset(tmp_path / "d", train_rows=1000, cardinalities=(40_000, 7, 200))
-    source, advised = SplitBinary(folder, "train"), dict[str, list[int]]()
-    names = {descriptor: Path(file).stem for file, descriptor in source._descriptors.items()}
+    monkeypatch.setattr(SplitBinary, "_open_directly", lambda self: {"opened": -1})
 
-    def advise(descriptor: int, offset: int, size: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        assert 0 < size <= 100
-        advised.setdefault(names[descriptor], []).extend(range(offset, offset + size))
+    def bypasses(split: str, **changes: Any) -> bool:
+        source = build_data(config(data=str(folder), **changes), split, 0, 1)._source
+        assert isinstance(source, SplitBinary)
+        return bool(source._direct)
 
-    monkeypatch.setattr(os, "posix_fadvise", advise)
-    monkeypatch.setattr("trainmark.workloads.dlrm.rows.ADVICE_BYTES", 100)
-    source.announce(301, 657)
-    row_bytes = {"label": 1, "numerical": 3 * 2, "cat_0": 4, "cat_1": 1, "cat_2": 2}
-    assert advised == {name: list(range(301 * n, 657 * n)) for name, n in row_bytes.items()}
-
-
-def test_where_the_system_takes_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = on_disk(write_dataset(tmp_path / "d"))
-    expected = [batch.groups[0].ids.tolist() for batch in source]
-    monkeypatch.delattr(os, "posix_fadvise")
-    read_again = [batch.groups[0].ids.tolist() for batch in source._read_announced(readers=2)]
-    assert read_again == expected
+    train_bytes = 1000 * (3 * 2 + 1 + (4 + 1 + 2))
+    memory = "trainmark.workloads.dlrm.rows.host_memory_bytes"
+    monkeypatch.setattr(memory, lambda: 2 * train_bytes)
+    assert not bypasses("train")
+    assert bypasses("train", page_cache="bypass")
+    monkeypatch.setattr(memory, lambda: 2 * train_bytes - 2)
+    assert bypasses("train")
+    assert not bypasses("train", page_cache="use")
+    assert not bypasses("test", page_cache="bypass")  # is read again and again
 
 
 # --- made in memory

@@ -10,7 +10,6 @@ the stream can be found again, at any world size.
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, Synth
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 MOST_READERS = 16  # 8 brought 19 M rows/s from a cold disk, where an H200 took 23
-ANNOUNCED = 32  # batches that the disk is told of before a reader gets to them
 WINDOWS_KEPT = 24  # under shuffle: more than batches in the making are cut from
 MOST_WINDOWS = 2**26  # their order is kept in memory
 
@@ -148,16 +146,11 @@ class ClickData:
         self._position = state["samples"]
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        # A CPU that trains has no cores to spare; one that feeds a GPU has little else to do.
-        if self._cfg.device == "cpu":
-            return in_background(self._read_batch, self._ranges(), threads=1)
-        return self._read_announced(min(MOST_READERS, len(os.sched_getaffinity(0))))
-
-    def _read_announced(self, readers: int) -> Iterator[ClickBatch]:
-        """Batches that the source was told of well before a reader gets to them."""
-        announcing = in_background(self._announce, self._ranges(), threads=1, ahead=ANNOUNCED)
-        with closing(announcing) as announced:
-            yield from in_background(self._read_batch, announced, readers)
+        # A CPU that trains has no cores to spare; one that feeds a GPU has little else to do, and
+        # readers mostly wait for the disk.
+        cores = len(os.sched_getaffinity(0))
+        readers = 1 if self._cfg.device == "cpu" else min(MOST_READERS, cores)
+        return in_background(self._read_batch, self._ranges(), readers)
 
     def _ranges(self) -> Iterator[tuple[int, int, int]]:
         """Every global batch: its epoch, and which positions of it."""
@@ -167,18 +160,6 @@ class ClickData:
             stop = min(start + self._batch, self.rows_per_epoch)
             position += stop - start
             yield epoch, start, stop
-
-    def _announce(self, where: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Tell the source of a batch, and hand on which.
-
-        Of a window with shuffled rows, all batches together announce all of it.
-        """
-        epoch, start, stop = where
-        order = self._order(epoch)
-        for window, piece in order.pieces(*self._share(start, stop)):
-            first, _ = order.bounds(window)
-            self._source.announce(first + piece.start, first + piece.stop)
-        return where
 
     def _read_batch(self, where: tuple[int, int, int]) -> ClickBatch:
         """This rank's share of a global batch, read straight into the batch's own memory."""
@@ -275,9 +256,11 @@ class ClickData:
 def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
     """The batches of `split` for one data-parallel rank."""
     data = filled(cfg.data)
-    source: RowSource = (
-        SyntheticRows(cfg, split) if data == SYNTHETIC else SplitBinary(Path(data), split)
-    )
+    if data == SYNTHETIC:
+        source: RowSource = SyntheticRows(cfg, split)
+    else:  # held-out rows are read again and again
+        cache = cfg.page_cache if split == "train" else "use"
+        source = SplitBinary(Path(data), split, cache)
     return ClickData(source, cfg, split, dp_rank, dp_size)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from trainmark import feature_spec
 from trainmark.errors import InputError
+from trainmark.hardware import host_memory_bytes
 from trainmark.numerical import log_transform
 from trainmark.planted import BLOCK_ROWS
-from trainmark.workloads.dlrm.runs import DlrmRun, planted_clicks, synthetic_range
+from trainmark.workloads.dlrm.runs import DlrmRun, PageCache, planted_clicks, synthetic_range
 
-# Linux reads no more at one advice than its readahead is set to, and that is rarely less than this.
-ADVICE_BYTES = 1 << 17
+DISK_BLOCK = 512  # a disk with larger ones refuses, and is read through the page cache
+LEAST_DIRECT = 1 << 16  # bytes; smaller reads are better off with the system's reading ahead
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,21 @@ class RowSource(Protocol):
     id_types: list[np.dtype[Any]]
     """Of each categorical feature."""
 
-    def announce(self, start: int, stop: int) -> None:
-        """Rows `start` to `stop` will be read soon."""
-        ...
-
     def read(self, start: int, stop: int, into: Columns) -> None:
         """Fill `into` with rows `start` to `stop`."""
         ...
 
 
 class SplitBinary:
-    """A split on disk, read straight into the batch: no copy in between, no page faults."""
+    """A split on disk, read straight into the batch: no copy in between, no page faults.
 
-    def __init__(self, folder: Path, split: str) -> None:
+    Args:
+        folder: where its `feature_spec.yaml` lies.
+        split: which one.
+        page_cache: see `DlrmRun`.
+    """
+
+    def __init__(self, folder: Path, split: str, page_cache: PageCache = "use") -> None:
         path = feature_spec.path_of(folder, split)
         self._spec = feature_spec.read(path)
         feature_spec.check(self._spec, mappings=_mappings(split), source=str(path))
@@ -85,29 +89,23 @@ class SplitBinary:
         self._folder = folder
         self._files = self._spec.files(split)
         self._descriptors = {file: self._open(file) for file in set(self._files.values())}
-        self._row_bytes = {
-            descriptor: os.fstat(descriptor).st_size // self.num_rows
-            for descriptor in self._descriptors.values()
-        }
+        is_large = page_cache == "auto" and self._num_bytes() > host_memory_bytes() // 2
+        self._direct = self._open_directly() if is_large or page_cache == "bypass" else {}
 
-    def _open(self, file: str) -> int:
-        descriptor = os.open(self._folder / file, os.O_RDONLY)
+    def _num_bytes(self) -> int:
+        return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors.values())
+
+    def _open(self, file: str, flags: int = 0) -> int:
+        descriptor = os.open(self._folder / file, os.O_RDONLY | flags)
         weakref.finalize(self, os.close, descriptor)
         return descriptor
 
-    def announce(self, start: int, stop: int) -> None:
-        """Have the disk read rows into memory while nobody waits for them.
-
-        Readers by themselves wait for one piece of one column after another, and out of order, so
-        that the system sees no sequence to read ahead in.
-        """
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for descriptor, row_bytes in self._row_bytes.items():
-            end = stop * row_bytes
-            for offset in range(start * row_bytes, end, ADVICE_BYTES):
-                size = min(ADVICE_BYTES, end - offset)
-                os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+    def _open_directly(self) -> dict[str, int]:
+        """Descriptors that go past the page cache; none where there are no such."""
+        try:
+            return {file: self._open(file, os.O_DIRECT) for file in self._descriptors}
+        except (AttributeError, OSError):  # the system, or the file system
+            return {}
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         self._read_file(self._spec.label, start, into.labels)
@@ -120,18 +118,24 @@ class SplitBinary:
 
     def _read_file(self, feature: str, start: int, into: NDArray[Any]) -> None:
         """Fill `into` with rows from `start` on of the file that holds `feature`."""
-        room = into.reshape(-1).view(np.uint8).data
+        room = into.reshape(-1).view(np.uint8)
         row_bytes = into.itemsize * (into.shape[1] if into.ndim > 1 else 1)
         offset = start * row_bytes
-        descriptor = self._descriptors[self._files[feature]]
-        while room:
-            count = os.preadv(descriptor, [room], offset)
+        while room.size:
+            count = self._read_some(self._files[feature], offset, room)
             if count == 0:
                 raise InputError(
                     f"{self._path(feature)} ends at byte {offset}, earlier than when the run "
                     "began. Do not change a dataset while it is in use."
                 )
             room, offset = room[count:], offset + count
+
+    def _read_some(self, file: str, offset: int, room: NDArray[np.uint8]) -> int:
+        """Fill `room`, or a part of it; the number of bytes."""
+        if file in self._direct and _suits_disk(offset, room):
+            with suppress(OSError):  # not to this memory, or not in such blocks
+                return os.preadv(self._direct[file], [room.data], offset)
+        return os.preadv(self._descriptors[file], [room.data], offset)
 
     def _path(self, feature: str) -> Path:
         return self._folder / self._files[feature]
@@ -159,6 +163,12 @@ class SplitBinary:
                 )
 
 
+def _suits_disk(offset: int, room: NDArray[np.uint8]) -> bool:
+    """Whether the disk itself can write there, and should."""
+    aligned = all(n % DISK_BLOCK == 0 for n in (room.ctypes.data, offset, room.size))
+    return aligned and room.size >= LEAST_DIRECT
+
+
 def _mappings(split: str) -> tuple[str, ...]:
     return ("validation",) if split == "validation" else ("train", "test")
 
@@ -181,9 +191,6 @@ class SyntheticRows:
         self.num_numerical = cfg.model.numerical_features
         self.id_types = [np.dtype(feature_spec.dtype_for(rows)) for rows in cfg.model.table_rows]
         self._blocks: dict[int, Columns] = {}
-
-    def announce(self, start: int, stop: int) -> None:
-        """There is no disk to wait for."""
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         done = 0

@@ -25,6 +25,7 @@ _CLOSED = OBSERVATION | {
     "data", "seed", "device", "precision", "loss_scale", "compile", "eager", "micro_batch",
     "accumulate", "eval_batch", "last_batch", "evals_per_epoch", "initial_evaluation",
     "stop_at_target", "warmup_clock", "best_auc", "synthetic_rows", "synthetic_ids", "sharding",
+    "page_cache",
 }  # fmt: skip
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
@@ -104,6 +105,9 @@ class TableFormat:
     """Further tables to keep fp32, by number."""
 
 
+PageCache = Literal["auto", "use", "bypass"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DlrmRun(Run):
     """A DLRM run."""
@@ -119,6 +123,9 @@ class DlrmRun(Run):
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: int = 262_144
     """Rows that are read and shuffled together."""
+    page_cache: PageCache = "auto"
+    """Training rows on their way from disk: `bypass` has the disk write into the batch, which
+    costs least; `use` keeps them in memory for another epoch or run; `auto` uses it if they fit."""
     synthetic_rows: int = 33_554_432
     """Training rows of `--data synthetic`."""
     synthetic_ids: Literal["uniform", "planted"] = "uniform"
