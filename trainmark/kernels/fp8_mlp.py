@@ -268,12 +268,11 @@ def _whole_steps(count: int) -> int:
 # --- Triton
 
 #
-# Sums over the batch are taken by each program, which takes every n-th tile of rows, and are added
-# up afterwards, always in the same order.
+# Sums over the batch are taken by each program and added up afterwards, always in the same order.
 
 TILE_ROWS, TILE_COLUMNS = 128, 64
-WORD_ROWS, WORD_COLUMNS = 32, 32  # of 4 x 4 codes
-ROW_PROGRAMS = 128
+ROW_PROGRAMS = 128  # with sums: each takes every so many-th tile of rows
+WORD_ROWS, WORD_COLUMNS = 16, 64  # of 4 x 4 codes
 
 
 def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -311,10 +310,10 @@ def _mask_codes(codes_BN: Tensor, output_BN: Tensor, scale: Tensor) -> Flipped:
     B, N = codes_BN.shape
     steps = _whole_steps(B)
     flipped, flipped_output = codes_BN.new_empty(N, steps), output_BN.new_empty(N, steps)
-    programs = min(-(-steps // (4 * WORD_ROWS)), ROW_PROGRAMS)
-    sums = codes_BN.new_empty(programs, N, dtype=torch.float32)
+    row_tiles = -(-steps // (4 * WORD_ROWS))
+    sums = codes_BN.new_empty(row_tiles, N, dtype=torch.float32)
     words = (tensor.view(torch.int32) for tensor in (codes_BN, output_BN, flipped, flipped_output))
-    _mask_codes_kernel[(programs, -(-N // (4 * WORD_COLUMNS)))](
+    _mask_codes_kernel[(row_tiles, -(-N // (4 * WORD_COLUMNS)))](
         *words, scale, sums, B, N // 4, steps // 4, ROWS=WORD_ROWS, COLUMNS=WORD_COLUMNS,
         num_warps=4,
     )  # fmt: skip
@@ -368,32 +367,22 @@ if triton is not None:
         codes, relu_output, flipped, flipped_output, scale, sums, B, N, steps,
         ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
+        row_tile = tl.program_id(0).to(tl.int64)
+        row = row_tile * ROWS + tl.arange(0, ROWS)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        total0 = tl.zeros((ROWS, COLUMNS), tl.float32)
-        total1, total2, total3 = total0, total0, total0
-        for tile in range(tl.program_id(0), tl.cdiv(steps, ROWS), tl.num_programs(0)):
-            row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
-            o0, c0 = _masked_words(codes, relu_output, row * 4, column, B, N)
-            o1, c1 = _masked_words(codes, relu_output, row * 4 + 1, column, B, N)
-            o2, c2 = _masked_words(codes, relu_output, row * 4 + 2, column, B, N)
-            o3, c3 = _masked_words(codes, relu_output, row * 4 + 3, column, B, N)
-            inside = (column[:, None] < N) & (row[None, :] < steps)
-            for byte in tl.static_range(4):
-                place = (column[:, None].to(tl.int64) * 4 + byte) * steps + row[None, :]
-                word = _bytes_of(c0, c1, c2, c3, byte)
-                tl.store(flipped + place, tl.trans(word), inside)
-                word = _bytes_of(o0, o1, o2, o3, byte)
-                tl.store(flipped_output + place, tl.trans(word), inside)
-            total0 += _sum_of_numbers(c0, c1, c2, c3, 0)
-            total1 += _sum_of_numbers(c0, c1, c2, c3, 1)
-            total2 += _sum_of_numbers(c0, c1, c2, c3, 2)
-            total3 += _sum_of_numbers(c0, c1, c2, c3, 3)
+        o0, c0 = _masked_words(codes, relu_output, row * 4, column, B, N)
+        o1, c1 = _masked_words(codes, relu_output, row * 4 + 1, column, B, N)
+        o2, c2 = _masked_words(codes, relu_output, row * 4 + 2, column, B, N)
+        o3, c3 = _masked_words(codes, relu_output, row * 4 + 3, column, B, N)
+        inside = (column[:, None] < N) & (row[None, :] < steps)
         factor = tl.load(scale)
-        sums += (tl.program_id(0) * N + column) * 4
-        tl.store(sums, tl.sum(total0, axis=0) * factor, column < N)
-        tl.store(sums + 1, tl.sum(total1, axis=0) * factor, column < N)
-        tl.store(sums + 2, tl.sum(total2, axis=0) * factor, column < N)
-        tl.store(sums + 3, tl.sum(total3, axis=0) * factor, column < N)
+        for byte in tl.static_range(4):
+            place = (column[:, None].to(tl.int64) * 4 + byte) * steps + row[None, :]
+            tl.store(flipped + place, tl.trans(_bytes_of(c0, c1, c2, c3, byte)), inside)
+            tl.store(flipped_output + place, tl.trans(_bytes_of(o0, o1, o2, o3, byte)), inside)
+            total = _number(c0, byte) + _number(c1, byte) + _number(c2, byte) + _number(c3, byte)
+            place_of_sums = sums + (row_tile * N + column) * 4 + byte
+            tl.store(place_of_sums, tl.sum(total, axis=0) * factor, column < N)
 
     @triton.jit
     def _masked_words(codes, relu_output, row, column, B, N):
@@ -413,11 +402,6 @@ if triton is not None:
         shift: tl.constexpr = 8 * BYTE
         low = ((w0 >> shift) & 0xFF) | (((w1 >> shift) & 0xFF) << 8)
         return low | (((w2 >> shift) & 0xFF) << 16) | (((w3 >> shift) & 0xFF) << 24)
-
-    @triton.jit
-    def _sum_of_numbers(w0, w1, w2, w3, BYTE: tl.constexpr):
-        """Over four rows."""
-        return _number(w0, BYTE) + _number(w1, BYTE) + _number(w2, BYTE) + _number(w3, BYTE)
 
     @triton.jit
     def _number(word, BYTE: tl.constexpr):
