@@ -139,3 +139,23 @@ def test_all_gradients_count_where_they_are_larger_than_activations_or_stay() ->
     # Sums over micro-batches are in fp32, and there from the first to the last.
     twice = planned(dataclasses.replace(short, global_batch=2), "h200", 1)
     assert (twice.gradients, twice.activations) == (2 * of_all, once.activations)
+
+
+def test_sharing_out_the_weights_makes_room() -> None:
+    """What ZeRO-1 cannot hold on eight devices of 80 GiB, FSDP can."""
+    run = dataclasses.replace(
+        runs.llama3_8b(), data="synthetic", parallel="PP1DP8TP1", data_parallel="fsdp"
+    )
+    plan = planned(run, "a100-80g", 8)
+    ends = run.model.vocab * run.model.hidden  # the embedding, and as many in the head
+    assert plan.weights == 2 * 2 * ends
+    assert plan.gradients == 4 * runs.parameters(run.model) // 8 + 4 * ends
+    zero1 = planned(dataclasses.replace(run, data_parallel="zero1"), "a100-80g", 8)
+    assert (plan.optimizer, plan.activations) == (zero1.optimizer, zero1.activations)
+    assert plan.total < 60 * GIB < 80 * GIB < zero1.total
+    # Pipelines keep gathered weights and whole gradients from one micro-batch to the next.
+    piped = [
+        planned(dataclasses.replace(run, parallel="PP2DP4TP1", data_parallel=kind), "a100-80g", 8)
+        for kind in ("fsdp", "zero1")
+    ]
+    assert piped[0] == piped[1]

@@ -1,6 +1,7 @@
 """Llama-3's optimiser step: micro-batches through one device or a pipeline, then AdamW."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -228,18 +229,37 @@ class LlamaTrainer:
     def device_bytes(self) -> dict[str, int]:
         """Bytes at a step's fullest moment: weights that compute, gradients, masters, moments."""
         computing = 2 if self.cfg.precision in ("bf16", "fp16", "fp8") else 4
-        gathered = sum(_gathered_numel(p, self.mesh) for p in self._parameters.values())
+        modules = self._gathered_modules()
+        gathered = sum(modules)
         shards = sum(_bytes(p) for p in self._parameters.values())
-        if filled(self.cfg.accumulate) > 1:
+        weights = gathered * computing if self.mesh.dp_size > 1 else shards
+        if self._reshards:
+            weights = sum(modules[:2]) * computing  # the next is fetched while one computes
+            gradients = shards + modules[0] * 4  # and one is being reduced, in fp32
+        elif filled(self.cfg.accumulate) > 1:
             gradients = gathered * 4
         else:
             gradients = gradients_beside_activations(self.cfg, gathered * computing)
         states = [*self._optimizer.masters.values(), *self._optimizer.tensors().values()]
         return {
-            "weights": gathered * computing if self.mesh.dp_size > 1 else shards,
+            "weights": weights,
             "gradients": gradients,
             "optimizer": sum(map(_bytes, states)) + (shards if self.mesh.dp_size > 1 else 0),
         }
+
+    @property
+    def _reshards(self) -> bool:
+        """Whether a micro-batch leaves only shards behind. PyTorch's pipelines keep weights and
+        gradients whole until the last one."""
+        shared_out = self.mesh.dp_size > 1 and self.cfg.data_parallel == "fsdp"
+        return shared_out and self.mesh.axes.get("pp", 1) == 1
+
+    def _gathered_modules(self) -> list[int]:
+        """Elements of what FSDP gathers at a time (a block, the head), the largest first."""
+        sizes: Counter[str] = Counter()
+        for name, parameter in self._parameters.items():
+            sizes[".".join(name.split(".")[:2])] += _gathered_numel(parameter, self.mesh)
+        return sorted(sizes.values(), reverse=True)
 
 
 class _GradientSums:
