@@ -124,8 +124,8 @@ class DlrmRun(Run):
     shuffle_window: int = 262_144
     """Rows that are read and shuffled together."""
     page_cache: PageCache = "auto"
-    """Training rows on their way from disk: `bypass` has the disk write into the batch, which
-    costs least; `use` keeps them in memory for another epoch or run; `auto` uses it if they fit."""
+    """Training rows on their way from disk: `bypass` has the disk write straight into the batch,
+    `use` keeps them in memory for another epoch or run, `auto` uses it if half of memory does."""
     synthetic_rows: int = 33_554_432
     """Training rows of `--data synthetic`."""
     synthetic_ids: Literal["uniform", "planted"] = "uniform"
