@@ -57,6 +57,7 @@ from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.placement import Placement, Shard, TablePlacement, even_ranges, to_json
 from trainmark.hardware import Cluster
+from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.loop import build_trainer
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
@@ -191,6 +192,8 @@ class WholeDlrm(nn.Module):
             model.bottom.to_empty(device="cpu"),
             model.top.to_empty(device="cpu"),
         )
+        if is_compiled_for(CPU, torch.float32):
+            self.bottom.fused_dtype = self.top.fused_dtype = torch.float32
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.05, 0.05)
         self.collection = collection

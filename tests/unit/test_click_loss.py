@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from trainmark.kernels import click_loss as kernel
+from trainmark.kernels import compiled
 
 triton = pytest.importorskip("triton")
 
@@ -65,6 +66,12 @@ def test_extreme_logits(compute):
 @pytest.mark.parametrize(("samples", "width"), SHAPES)
 def test_reference(samples, width):
     check(kernel.click_loss_reference, samples, width, torch.float32, "cpu")
+
+
+@pytest.mark.skipif(not compiled.INSTALLED, reason="needs numba (extra `fast`)")
+@pytest.mark.parametrize(("samples", "width"), [*SHAPES, (700, 128)])
+def test_compiled(samples, width):
+    check(kernel.click_loss_compiled, samples, width, torch.float32, "cpu")
 
 
 def test_programs_with_several_tiles(monkeypatch):

@@ -12,6 +12,7 @@ from trainmark.embeddings.update import RowwiseAdagrad, Sgd, add_rows
 from trainmark.kernels import compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction, dot_interaction_reference
+from trainmark.kernels.relu_mlp import masked_sums, relu_mlp, relu_mlp_reference
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
@@ -137,6 +138,47 @@ def test_rowwise_adagrad(count: int, rows: int, dim: int) -> None:
     RowwiseAdagrad(1e-3).update(table, {"sum": state}, ids, grads, 0.3, torch.ones(()))
     assert_near(state, sums)
     assert_near(table, wanted)
+
+
+# --- the MLPs
+
+
+@pytest.mark.parametrize("last_relu", [True, False])
+@pytest.mark.parametrize("widths", [(13, 64, 20), (5, 1), (40, 128, 17, 3)])
+@pytest.mark.parametrize("samples", [0, 1, 700])
+def test_mlp(samples: int, widths: tuple[int, ...], last_relu: bool) -> None:
+    pairs = list(itertools.pairwise(widths))
+    weights = [random(o, i, seed=o).requires_grad_() for i, o in pairs]
+    biases = [random(o, seed=9 + o).requires_grad_() for _, o in pairs]
+    leaves = [random(samples, widths[0]).requires_grad_(), *weights, *biases]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    out = relu_mlp(leaves[0], weights, biases, last_relu)
+    right = relu_mlp_reference(wide[0], wide[1 : len(pairs) + 1], wide[len(pairs) + 1 :], last_relu)
+    assert "ReluMlp" in out.grad_fn.name()
+    grad = random(*out.shape, seed=3)
+    found = [out, *torch.autograd.grad(out, leaves, grad)]
+    wanted = [right, *torch.autograd.grad(right, wide, grad.double())]
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (mine.double() - theirs).norm() <= 1e-6 * theirs.norm()
+
+
+def test_what_is_not_a_number_stays_so_behind_a_relu() -> None:
+    x, weight, bias = random(4, 8), random(16, 8, seed=2), random(16, seed=3)
+    x[2, 5] = float("nan")
+    assert relu_mlp(x, [weight], [bias], True)[2].isnan().all()
+
+
+def test_sums_do_not_depend_on_the_number_of_threads() -> None:
+    gradient, output = random(1000, 20), random(1000, 20, seed=2)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(masked_sums(gradient, output)[1])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+# --- runs
 
 
 def losses(cfg: DlrmRun) -> list[float]:

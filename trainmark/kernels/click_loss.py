@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.relu_mlp import column_sums
 from trainmark.kernels.table_formats import next_power_of_2
 
@@ -45,15 +46,34 @@ def click_loss_reference(
 ) -> LossGradients:
     """See `click_loss`."""
     x_BM, wide_BM = x_BM.detach(), x_BM.detach().float()
-    logits_B = wide_BM @ weight_1M[0] + bias_1
-    grad_B = (logits_B.sigmoid() - labels_B) * scale
+    loss, grad_B = _of_logits(wide_BM @ weight_1M[0] + bias_1, labels_B, scale)
     grad_BM = torch.where(x_BM > 0, grad_B[:, None] * weight_1M, 0.0)
     return LossGradients(
-        loss=binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum"),
+        loss=loss,
         inputs_BM=grad_BM.to(x_BM.dtype),
         weight_1M=(grad_B @ wide_BM)[None],
         bias_1=grad_B.sum(0, keepdim=True),
     )
+
+
+def _of_logits(logits_B: Tensor, labels_B: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss, and the gradient of `scale` x loss."""
+    loss = binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum")
+    return loss, (logits_B.sigmoid() - labels_B) * scale
+
+
+# --- compiled, for CPUs
+
+
+def click_loss_compiled(
+    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+) -> LossGradients:
+    """See `click_loss`."""
+    from trainmark.kernels import cpu_mlp
+
+    loss, grad_B = _of_logits(torch.addmv(bias_1, x_BM, weight_1M[0]), labels_B, scale)
+    grad_BM, weight_M = cpu_mlp.last_layer(grad_B, weight_1M[0], x_BM)
+    return LossGradients(loss, grad_BM, weight_M[None], grad_B.sum(0, keepdim=True))
 
 
 # --- Triton
@@ -130,8 +150,11 @@ class _ClickLoss(torch.autograd.Function):
     def forward(
         ctx: Any, x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
     ) -> Tensor:
-        has_kernel = x_BM.is_cuda and triton is not None
-        compute = click_loss_triton if has_kernel else click_loss_reference
+        compute = click_loss_reference
+        if x_BM.is_cuda and triton is not None:
+            compute = click_loss_triton
+        elif has_compiled(x_BM, weight_1M):
+            compute = click_loss_compiled
         found = compute(x_BM, weight_1M, bias_1, labels_B, scale)
         ctx.save_for_backward(found.inputs_BM, found.weight_1M, found.bias_1)
         return found.loss

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
+from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.interaction import PAD_TO
 
 try:
@@ -63,7 +64,8 @@ def relu_mlp(
     Args:
         comes_masked: what comes back in the backward pass is 0 where the last ReLU is closed.
     """
-    if not x_BM.is_cuda:
+    on_cpu = has_compiled(x_BM, *weights) and not torch.is_autocast_enabled("cpu")
+    if not (x_BM.is_cuda or on_cpu):
         return relu_mlp_reference(x_BM, weights, biases, last_relu)
     return _ReluMlp.apply(x_BM, last_relu, comes_masked, *weights, *biases)
 
@@ -77,14 +79,13 @@ class _ReluMlp(torch.autograd.Function):
         weights, biases = cast[: len(cast) // 2], cast[len(cast) // 2 :]
         # A width that tensor cores like; the only one that data, not a designer, may have chosen.
         ctx.width = x_BM.shape[1]
-        missing = -ctx.width % PAD_TO
+        missing = -ctx.width % PAD_TO if x_BM.is_cuda else 0
         if missing:
             x_BM, weights[0] = pad(x_BM, (0, missing)), pad(weights[0], (0, missing))
         inputs = [x_BM]
         for w_NM, b_N in zip(weights[:-1], biases[:-1], strict=True):
-            inputs.append(torch._addmm_activation(b_N, inputs[-1], w_NM.t()))
-        last = torch._addmm_activation if last_relu else torch.addmm
-        output = last(biases[-1], inputs[-1], weights[-1].t())
+            inputs.append(_layer(inputs[-1], w_NM, b_N, relu=True))
+        output = _layer(inputs[-1], weights[-1], biases[-1], relu=last_relu)
         ctx.must_mask = last_relu and not comes_masked
         ctx.save_for_backward(output if ctx.must_mask else None, *inputs, *weights)
         return output
@@ -107,6 +108,14 @@ class _ReluMlp(torch.autograd.Function):
         weight_grads.append(_weight_gradient(gradient, inputs[0])[:, : ctx.width])
         x_grad = (gradient @ weights[0])[:, : ctx.width] if ctx.needs_input_grad[0] else None
         return (x_grad, None, None, *reversed(weight_grads), *reversed(bias_grads))
+
+
+def _layer(x_BM: Tensor, w_NM: Tensor, b_N: Tensor, *, relu: bool) -> Tensor:
+    if not (has_compiled(x_BM) and torch.backends.mkldnn.is_available() and x_BM.numel()):
+        return (torch._addmm_activation if relu else torch.addmm)(b_N, x_BM, w_NM.t())
+    # oneDNN's product, unlike MKL's, takes the bias along. Its ReLU would make zeros of NaNs.
+    y_BN: Tensor = torch.ops.mkldnn._linear_pointwise(x_BM, w_NM, b_N, "none", [], "")
+    return y_BN.relu_() if relu else y_BN
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -144,7 +153,7 @@ def masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Ten
     """(gradient @ w) where x is positive, and its sum over the batch: x came out of a ReLU."""
     if _worth_fusing(gradient_BN, w_NM, x_BM):
         return _masked_product(gradient_BN, w_NM, x_BM)
-    return masked_sums(gradient_BN @ w_NM, x_BM)
+    return masked_sums(gradient_BN @ w_NM, x_BM, in_place=True)
 
 
 def _worth_fusing(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> bool:
@@ -161,10 +170,16 @@ def _worth_fusing(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> bool:
     return torch.cuda.get_device_capability(gradient_BN.device) >= (9, 0)
 
 
-def masked_sums(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """`masked_sums_reference` in one pass."""
+def masked_sums(
+    gradient_BN: Tensor, output_BN: Tensor, *, in_place: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`masked_sums_reference` in one pass; `in_place`: the gradient may be overwritten."""
     if gradient_BN.is_cuda:
         return _masked_sums(gradient_BN, output_BN)
+    if has_compiled(gradient_BN, output_BN):
+        from trainmark.kernels import cpu_mlp
+
+        return cpu_mlp.masked_sums(gradient_BN, output_BN, in_place=in_place)
     return masked_sums_reference(gradient_BN, output_BN)
 
 

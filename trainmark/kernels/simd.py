@@ -188,6 +188,18 @@ def add(typing_context: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
+def where_positive(typing_context: Any, tested: Any, value: Any) -> Any:
+    """The lanes of `value` where those of `tested` are positive, else 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tested, value = arguments
+        zero = ir.Constant(_VECTOR, [0.0] * LANES)
+        return builder.select(builder.fcmp_ordered(">", tested, zero), value, zero)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
 def sum_of_lanes(typing_context: Any, value: Any) -> Any:
     """Of one vector, pairwise."""
 

@@ -13,6 +13,7 @@ from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.torchrec_tables import TableSpecs
+from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.sparse_update import Rule
 from trainmark.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
@@ -24,12 +25,13 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
     """The model with the engine for its ranks."""
     if cfg.precision == "fp8":
         model.top.fused_dtype, model.top.fp8 = compute_dtype(cfg.precision), True
-    if cfg.sharding.engine == "torchrec":
+    on_gpu, is_native = mesh.device.type == "cuda", cfg.sharding.engine == "native"
+    dtype = compute_dtype(cfg.precision)
+    if (on_gpu and is_native) or is_compiled_for(mesh.device, dtype):
+        model.bottom.fused_dtype = model.top.fused_dtype = dtype
+    if not is_native:
         model.tables = _torchrec_engine(mesh, cfg)
         return [model]
-    on_gpu = mesh.device.type == "cuda"
-    if on_gpu:
-        model.bottom.fused_dtype = model.top.fused_dtype = compute_dtype(cfg.precision)
     placement = _place(mesh, cfg)
     if _needs_exchange(placement, cfg):
         model.tables = ShardedEngine(
