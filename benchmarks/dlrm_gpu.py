@@ -118,7 +118,8 @@ def _cases() -> list[Case]:
             indices=("power_law",),
         ),
     ]  # fmt: skip
-    return ours[:1] + peers[:3] + ours[1:] + peers[3:] + more_from_disk
+    first = len(dlrm_peers.PEERS)
+    return ours[:1] + peers[:first] + ours[1:] + peers[first:] + more_from_disk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,16 @@
 |---|---|---|
 | `pytorch` | one `nn.Embedding(sparse=True)` over all tables, `torch.optim.SGD` | shared |
 | `fbgemm` | FBGEMM's table-batched embeddings, SGD fused into their backward pass | shared |
-| `torchrec` | EmbeddingBagCollection, DistributedModelParallel, TrainPipelineSparseDist | shared |
+| `torchrec` | EmbeddingBagCollection, DistributedModelParallel, TrainPipelineSparseDist | its own |
+| `torchrec-compiled` | the same | shared |
 
 What they share is what a competent user writes: a compiled dense part under bf16 autocast, with its
-interaction padded to a width that tensor cores like, and fused SGD. Batches are ready-made for each
-peer (int64 ids, float32 numbers, offsets) and lie on the device; whatever a peer does with the ids
-themselves (sorting, distribution) is in its step.
+interaction padded to a width that tensor cores like, and fused SGD. `torchrec` is its example as it
+stands: its own network, not compiled, under bf16 autocast.
+
+Batches are ready-made for each peer (int64 ids, float32 numbers, offsets) and lie on the device,
+those of `torchrec` in pinned host memory, from where its pipeline copies them; whatever a peer does
+with the ids themselves (sorting, distribution) is in its step.
 
 A peer has `batch(clicks)`, which makes its kind of batch, and `train(batches)`, which takes a step
 for each batch and gives the loss. `train` rather than `step`, because TorchRec's pipeline wants to
@@ -214,6 +218,123 @@ _stand_ins: list[Any] = []
 """Operators live as long as the objects that define them."""
 
 
+class TorchrecTables:
+    """One rank of TorchRec's usual set-up; the optimiser of the tables is fused."""
+
+    def __init__(self, setting: Setting) -> None:
+        torchrec = import_torchrec()
+        from torch.distributed.optim import (
+            _apply_optimizer_in_backward as apply_optimizer_in_backward,
+        )
+
+        start_one_rank(setting.device)
+        model, self._setting = setting.model, setting
+        self.names = [f"t{i}" for i in range(len(model.table_rows))]
+        self.collection = torchrec.EmbeddingBagCollection(
+            device=torch.device("meta"),
+            tables=[
+                torchrec.EmbeddingBagConfig(
+                    name=name,
+                    num_embeddings=rows,
+                    embedding_dim=model.embedding_dim,
+                    feature_names=[name],
+                )
+                for name, rows in zip(self.names, model.table_rows, strict=True)
+            ],
+        )
+        sgd = torch.optim.SGD
+        apply_optimizer_in_backward(sgd, self.collection.parameters(), {"lr": setting.lr})
+
+    def pipeline(self, model: nn.Module, path: str, dense: dict[str, nn.Parameter]) -> Any:
+        """Trains `model`, which has the collection at `path`, and these other parameters."""
+        from torchrec.distributed import DistributedModelParallel
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+        from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+        setting = self._setting
+        parallel = DistributedModelParallel(
+            model,
+            device=setting.device,
+            plan=self._plan(path),
+            sharders=[EmbeddingBagCollectionSharder()],
+        )
+        optimizer = KeyedOptimizerWrapper(
+            dense, lambda parameters: torch.optim.SGD(parameters, lr=setting.lr, fused=True)
+        )
+        state = {k.split(".")[-2]: v for k, v in parallel.state_dict().items() if path in k}
+        self.weights = [state[name].local_shards()[0].tensor for name in self.names]
+        return TrainPipelineSparseDist(parallel, optimizer, setting.device)
+
+    def _plan(self, path: str) -> Any:
+        """Whole tables, fused kernels: on one device nothing else makes sense."""
+        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+        from torchrec.distributed.types import ShardingPlan
+
+        kind = self._setting.device.type
+        whole = table_wise(rank=0, device=kind, compute_kernel="fused")
+        return ShardingPlan(
+            plan={
+                path: construct_module_sharding_plan(
+                    self.collection,
+                    dict.fromkeys(self.names, whole),
+                    local_size=1,
+                    world_size=1,
+                    device_type=kind,
+                )
+            }
+        )
+
+    def bags(self, clicks: Clicks) -> Any:
+        from torchrec import KeyedJaggedTensor
+
+        ids = clicks.ids_FB.reshape(-1)
+        lengths = torch.ones_like(ids, dtype=torch.int32)
+        return KeyedJaggedTensor(self.names, ids, lengths=lengths)
+
+
+def _outputs(pipeline: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    waiting = iter(batches)
+    while True:
+        try:
+            yield pipeline.progress(waiting)
+        except StopIteration:
+            return
+
+
+class TorchrecExample:
+    """TorchRec's network as its example trains it."""
+
+    def __init__(self, setting: Setting) -> None:
+        tables, model = TorchrecTables(setting), setting.model
+        from torchrec.models.dlrm import DLRM, DLRMTrain
+
+        network = DLRM(
+            embedding_bag_collection=tables.collection,
+            dense_in_features=model.numerical_features,
+            dense_arch_layer_sizes=list(model.bottom_mlp),
+            over_arch_layer_sizes=list(model.top_mlp),
+            dense_device=setting.device,
+        )
+        path = "model.sparse_arch.embedding_bag_collection"
+        trained = DLRMTrain(network)
+        self.mlps = {name: p for name, p in trained.named_parameters() if path not in name}
+        self._pipeline = tables.pipeline(trained, path, self.mlps)
+        self._tables, self._setting, self.tables = tables, setting, tables.weights
+
+    def batch(self, clicks: Clicks) -> Any:
+        from torchrec.datasets.utils import Batch
+
+        on_host = Clicks(clicks.numerical_BN.cpu(), clicks.ids_FB.cpu(), clicks.labels_B.cpu())
+        batch = Batch(on_host.numerical_BN, self._tables.bags(on_host), on_host.labels_B)
+        return batch.pin_memory() if self._setting.device.type == "cuda" else batch
+
+    def train(self, batches: Iterable[Any]) -> Iterator[Tensor]:
+        with autocast(self._setting.precision, self._setting.device):
+            for loss, _, _ in _outputs(self._pipeline, batches):
+                yield loss
+
+
 class TorchrecModel(nn.Module):
     """What `TrainPipelineSparseDist` wants: a batch in, (loss, outputs) out."""
 
@@ -227,83 +348,21 @@ class TorchrecModel(nn.Module):
         return loss, loss.detach()
 
 
-class Torchrec:
-    """One rank of TorchRec's usual set-up; the optimiser of the tables is fused."""
+class TorchrecCompiled:
+    """TorchRec's tables under the dense part that the peers share."""
 
     def __init__(self, setting: Setting) -> None:
-        torchrec = import_torchrec()
-        from torch.distributed.optim import (
-            _apply_optimizer_in_backward as apply_optimizer_in_backward,
-        )
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-        from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-        from torchrec.optim.keyed import KeyedOptimizerWrapper
-
-        start_one_rank(setting.device)
-        model = setting.model
-        self._names = [f"t{i}" for i in range(len(model.table_rows))]
-        collection = torchrec.EmbeddingBagCollection(
-            device=torch.device("meta"),
-            tables=[
-                torchrec.EmbeddingBagConfig(
-                    name=name,
-                    num_embeddings=rows,
-                    embedding_dim=model.embedding_dim,
-                    feature_names=[name],
-                )
-                for name, rows in zip(self._names, model.table_rows, strict=True)
-            ],
-        )
-        apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": setting.lr})
-        self.dense = Dense(setting)
-        shape = (-1, len(self._names), model.embedding_dim)
-        parallel = torchrec.distributed.DistributedModelParallel(
-            TorchrecModel(collection, self.dense, shape),
-            device=setting.device,
-            plan=self._plan(collection, setting.device),
-            sharders=[EmbeddingBagCollectionSharder()],
-        )
-        optimizer = KeyedOptimizerWrapper(
-            dict(self.dense.named_parameters()),
-            lambda parameters: torch.optim.SGD(parameters, lr=setting.lr, fused=True),
-        )
-        self._pipeline = TrainPipelineSparseDist(parallel, optimizer, setting.device)
-        by_name = {k.split(".")[-2]: v for k, v in parallel.state_dict().items() if "tables." in k}
-        self.tables = [by_name[name].local_shards()[0].tensor for name in self._names]
-
-    def _plan(self, collection: nn.Module, device: torch.device) -> Any:
-        """Whole tables, fused kernels: on one device nothing else makes sense."""
-        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-        from torchrec.distributed.types import ShardingPlan
-
-        whole = table_wise(rank=0, device=device.type, compute_kernel="fused")
-        return ShardingPlan(
-            plan={
-                "tables": construct_module_sharding_plan(
-                    collection,
-                    dict.fromkeys(self._names, whole),
-                    local_size=1,
-                    world_size=1,
-                    device_type=device.type,
-                )
-            }
-        )
+        tables, self.dense = TorchrecTables(setting), Dense(setting)
+        shape = (-1, len(tables.names), setting.model.embedding_dim)
+        model = TorchrecModel(tables.collection, self.dense, shape)
+        self._pipeline = tables.pipeline(model, "tables", dict(self.dense.named_parameters()))
+        self._tables, self.tables = tables, tables.weights
 
     def batch(self, clicks: Clicks) -> Any:
-        from torchrec import KeyedJaggedTensor
-
-        ids = clicks.ids_FB.reshape(-1)
-        lengths = torch.ones_like(ids, dtype=torch.int32)
-        bags = KeyedJaggedTensor(self._names, ids, lengths=lengths)
-        return _pipelineable(clicks.numerical_BN, bags, clicks.labels_B)
+        return _pipelineable(clicks.numerical_BN, self._tables.bags(clicks), clicks.labels_B)
 
     def train(self, batches: Iterable[Any]) -> Iterator[Tensor]:
-        waiting = iter(batches)
-        while True:
-            try:
-                yield self._pipeline.progress(waiting)
-            except StopIteration:
-                return
+        return _outputs(self._pipeline, batches)
 
 
 def _pipelineable(numerical_BN: Tensor, ids: Any, labels_B: Tensor) -> Any:
@@ -347,7 +406,8 @@ def start_one_rank(device: torch.device) -> None:
 PEERS: dict[str, Callable[[Setting], Any]] = {
     "pytorch": PlainPytorch,
     "fbgemm": Fbgemm,
-    "torchrec": Torchrec,
+    "torchrec": TorchrecExample,
+    "torchrec-compiled": TorchrecCompiled,
 }
 
 
@@ -356,7 +416,7 @@ def missing(peer: str) -> str | None:
     try:
         if peer == "fbgemm":
             import fbgemm_gpu  # noqa: F401
-        elif peer == "torchrec":
+        elif peer.startswith("torchrec"):
             import_torchrec()
     except Exception as error:  # a wheel for another torch fails in many ways
         return f"{peer} cannot be imported: {type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ def no_process_group() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["pytorch", "fbgemm", "torchrec"])
+@pytest.mark.parametrize("name", ["pytorch", "fbgemm", "torchrec", "torchrec-compiled"])
 def test_a_peer_trains_as_we_do(bench: Modules, name: str, no_process_group: None) -> None:
     if reason := bench.peers.missing(name):
         pytest.skip(reason)
@@ -74,12 +75,7 @@ def test_a_peer_trains_as_we_do(bench: Modules, name: str, no_process_group: Non
     peer = bench.peers.PEERS[name](
         bench.peers.Setting(model=cfg.model, lr=lr, device=CPU, precision="fp32", compile=False)
     )
-    weights = ours.weights()
-    with torch.no_grad():
-        for i, table in enumerate(peer.tables):
-            table.copy_(weights[f"tables.{i}.weight"])
-        for key, weight in peer.dense.state_dict().items():
-            weight.copy_(weights[key])
+    give_weights(peer, ours.weights())
     clicks = bench.systems.random_clicks(cfg.model, 256, "power_law", CPU) * 2
     theirs = peer.train(
         [
@@ -96,6 +92,23 @@ def test_a_peer_trains_as_we_do(bench: Modules, name: str, no_process_group: Non
     assert losses[-1] < losses[0]
     for i, table in enumerate(peer.tables):
         torch.testing.assert_close(table, ours.weights()[f"tables.{i}.weight"])
+
+
+@torch.no_grad()
+def give_weights(peer: Any, weights: dict[str, torch.Tensor]) -> None:
+    for i, table in enumerate(peer.tables):
+        table.copy_(weights[f"tables.{i}.weight"])
+    if hasattr(peer, "dense"):
+        for key, weight in peer.dense.state_dict().items():
+            weight.copy_(weights[key])
+        return
+    # TorchRec's own network lists the pairs of vectors by the first of them, and pads nothing.
+    pairs = [b * (b - 1) // 2 + a for a, b in itertools.combinations(range(5), 2)]
+    columns = [*range(8), *(8 + pair for pair in pairs)]
+    ours = {name: w for name, w in weights.items() if not name.startswith("tables")}
+    ours["top.0.weight"] = ours["top.0.weight"][:, columns]
+    for theirs, mine in zip(peer.mlps.values(), ours.values(), strict=True):
+        theirs.copy_(mine)
 
 
 # --- clicks
@@ -219,7 +232,7 @@ def test_every_case_says_what_it_cannot_do(bench: Modules, options: Any) -> None
         assert (size, 65536, "resident") in named
         assert (size, 262144, "resident") in named
         assert (size, 65536, "disk") in named
-    assert {c.system for c in gpu._cases()} == {"trainmark", "pytorch", "fbgemm", "torchrec"}
+    assert {c.system for c in gpu._cases()} == {"trainmark", *bench.peers.PEERS}
 
 
 @pytest.mark.parametrize(
@@ -230,6 +243,7 @@ def test_every_case_says_what_it_cannot_do(bench: Modules, options: Any) -> None
         ("_masked_product_kernel", "mlp"),
         ("_column_sums_kernel", "mlp"),
         ("_quantize_kernel", "mlp"),
+        ("_mask_codes_kernel", "mlp"),
         ("_click_loss_kernel", "mlp"),
         ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<...>", "sort"),
         ("split_embedding_backward_codegen_sgd_unweighted_kernel_warp_per_row_1", "update"),
@@ -281,7 +295,7 @@ def test_variants_are_those_asked_for(bench: Modules) -> None:
     three_seeds = [v for v in variants if (v.mlps, v.rounding) == ("bf16", "stochastic")]
     for tables in ("fp32", "bf16", "int8"):
         assert sum(v.tables == tables for v in three_seeds) == 3
-    assert len({dataclasses.astuple(v) for v in variants}) == len(variants) == 15
+    assert len({dataclasses.astuple(v) for v in variants}) == len(variants) == 16
     (nearest,) = [v for v in variants if v.rounding == "nearest"]
     stored = {"table_precision": "int8", "table_rounding": "nearest"}
     assert nearest.changes["table_format"] == stored
