@@ -70,14 +70,16 @@ def test_distilbert_on_sst2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [row["command"].removeprefix("trainmark ") for row in found] == commands
 
 
+@pytest.mark.parametrize("to_target", [False, True])
 @pytest.mark.parametrize("recipe", distilbert_sst2.RECIPES)
 def test_recipes_are_flags_of_the_command(
-    recipe: distilbert_sst2.Recipe, capsys: pytest.CaptureFixture[str]
+    recipe: distilbert_sst2.Recipe, to_target: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = distilbert_sst2.flags(recipe, "packed", 1)
+    flags = distilbert_sst2.flags(recipe, "packed", 1, to_target)
     assert main(["show", "distilbert-sst2", *flags, "--cluster", "h200x1x1"]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
     assert float(shown["lr"]) == recipe.lr
+    assert shown["stop_at_target"].strip() == str(to_target).lower()
     warmup = int(shown["schedule.warmup_steps"])
     steps = warmup + int(shown["schedule.decay_steps"])
     assert steps == -(-67_349 // recipe.batch) * recipe.epochs
