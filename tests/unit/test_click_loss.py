@@ -48,6 +48,7 @@ def check(compute, samples, width, dtype, device, spread=1.0):
         assert (mine.double() - theirs).norm() <= bound * size
 
 
+COMPILED = [kernel.click_loss_compiled] if compiled.INSTALLED else []
 SHAPES = [(1, 1), (5, 3), (64, 256), (70, 100), (257, 16), (9, 1500)]
 
 
@@ -68,10 +69,10 @@ def test_reference(samples, width):
     check(kernel.click_loss_reference, samples, width, torch.float32, "cpu")
 
 
-@pytest.mark.skipif(not compiled.INSTALLED, reason="needs numba (extra `fast`)")
+@pytest.mark.parametrize("compute", COMPILED)
 @pytest.mark.parametrize(("samples", "width"), [*SHAPES, (700, 128)])
-def test_compiled(samples, width):
-    check(kernel.click_loss_compiled, samples, width, torch.float32, "cpu")
+def test_compiled(compute, samples, width):
+    check(compute, samples, width, torch.float32, "cpu")
 
 
 def test_programs_with_several_tiles(monkeypatch):
@@ -79,8 +80,9 @@ def test_programs_with_several_tiles(monkeypatch):
     check(kernel.click_loss_triton, 1001, 300, torch.float32, "cpu")
 
 
-def test_no_samples():
-    found = kernel.click_loss_triton(*inputs(0, 8, torch.float32, "cpu"))
+@pytest.mark.parametrize("compute", [kernel.click_loss_triton, *COMPILED])
+def test_no_samples(compute):
+    found = compute(*inputs(0, 8, torch.float32, "cpu"))
     assert found.loss == 0
     assert not found.weight_1M.any()
     assert found.inputs_BM.shape == (0, 8)

@@ -64,10 +64,17 @@ def test_interaction_of_rows(samples: int, features: int, dim: int) -> None:
 
 @pytest.mark.parametrize(("samples", "features", "dim"), SHAPES)
 @pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
-def test_looked_up_rows(samples: int, features: int, dim: int, id_type: torch.dtype) -> None:
+@pytest.mark.parametrize("by_feature", [True, False])
+def test_looked_up_rows(
+    samples: int, features: int, dim: int, id_type: torch.dtype, by_feature: bool
+) -> None:
+    """Ids and rows lie in memory by feature or by sample."""
     x, table = random(samples, dim).requires_grad_(), random(11, dim, seed=2)
     ids = torch.arange(samples * features).view(samples, features) * 7 % 11
     buffer = torch.empty(samples, features, dim)
+    if by_feature:
+        ids = ids.t().contiguous().t()
+        buffer = torch.empty(features, samples, dim).transpose(0, 1)
     before = table.clone()
     out = gather_interaction(x, ids.to(id_type), Tables(Rows(table)), buffer)
     grad = random(*out.shape, seed=3)

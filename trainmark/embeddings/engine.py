@@ -145,7 +145,7 @@ class LocalEngine(nn.Module):
         self.store = TableStore(parts, dim, rule)
         self.interaction = dot_interaction
         self.works_in_graphs = False
-        self._columns: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._features: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.sent_bytes: dict[str, int] = {}
         self._looked_up: list[tuple[Tensor, Tensor]] = []
         self._finite = torch.ones((), device="cpu")
@@ -154,26 +154,26 @@ class LocalEngine(nn.Module):
     # --- forward
 
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Tensor:
-        """[B, F] rows of the joined tables."""
+        """[B, F] rows of the joined tables; in memory, those of a table lie together."""
         (own_samples,) = samples
         num_features = len(self.store.parts)
         device = self.store.weight.device
-        ids_BF = torch.empty(own_samples, num_features, dtype=torch.int64, device=device)
+        ids_FB = torch.empty(num_features, own_samples, dtype=torch.int64, device=device)
         for group in groups:
-            columns, starts = self._columns_of(group)
-            ids_BF[:, columns] = (group.ids + starts[:, None]).t()
-        return ids_BF
+            features, starts = self._features_of(group)
+            ids_FB.index_copy_(0, features, group.ids + starts[:, None])
+        return ids_FB.t()
 
-    def _columns_of(self, group: IdGroup) -> tuple[Tensor, Tensor]:
+    def _features_of(self, group: IdGroup) -> tuple[Tensor, Tensor]:
         """A group's features and their tables' first rows, copied to the device only once."""
         key = tuple(group.features)
-        if key not in self._columns:
+        if key not in self._features:
             starts = [self.store.starts[feature] for feature in group.features]
-            self._columns[key] = (
+            self._features[key] = (
                 torch.tensor(group.features, device=group.ids.device),
                 torch.tensor(starts, device=group.ids.device),
             )
-        return self._columns[key]
+        return self._features[key]
 
     def begin_step(self, lr: float) -> None:
         """Nothing: the update gets its rate itself."""
@@ -201,14 +201,15 @@ class LocalEngine(nn.Module):
         tables = Tables(Rows(self.store.weight))
         if not torch.is_grad_enabled():
             return gather_interaction(x_BD, ids_BF, tables)
-        rows_BFD = x_BD.new_empty(*ids_BF.shape, self.store.width)
-        self._looked_up.append((ids_BF.reshape(-1), rows_BFD))
+        ids_FB = ids_BF.t()
+        rows_FBD = x_BD.new_empty(*ids_FB.shape, self.store.width)
+        self._looked_up.append((ids_FB.reshape(-1), rows_FBD))
 
         def note_gradient(_: Tensor) -> None:
-            rows_BFD.grad = rows_BFD.detach()  # it has taken the place of the rows
+            rows_FBD.grad = rows_FBD.detach()  # it has taken the place of the rows
 
         x_BD.register_hook(note_gradient)
-        return gather_interaction(x_BD, ids_BF, tables, rows_BFD, self._finite)
+        return gather_interaction(x_BD, ids_BF, tables, rows_FBD.transpose(0, 1), self._finite)
 
     # --- update
 

@@ -71,7 +71,7 @@ def click_loss_compiled(
     """See `click_loss`."""
     from trainmark.kernels import cpu_mlp
 
-    loss, grad_B = _of_logits(torch.addmv(bias_1, x_BM, weight_1M[0]), labels_B, scale)
+    loss, grad_B = _of_logits(x_BM @ weight_1M[0] + bias_1, labels_B, scale)
     grad_BM, weight_M = cpu_mlp.last_layer(grad_B, weight_1M[0], x_BM)
     return LossGradients(loss, grad_BM, weight_M[None], grad_B.sum(0, keepdim=True))
 

@@ -1,9 +1,9 @@
 """Lookup and dot interaction on a CPU, sample by sample, compiled by numba (extra `fast`).
 
 A sample's vectors fit the first-level cache: they are brought there, and all products are computed
-from there, only those below the diagonal. To read rows from all over a table takes four times as
-long as to read them one behind the other, so in training the forward pass keeps them, in the place
-where the backward pass then leaves their gradients.
+from there, only those below the diagonal. To read rows from all over a table takes several times as
+long as to read them one behind the other, so in training they are looked up first, once, and the
+backward pass leaves their gradients in their place.
 
 Rows may lie in pieces, which are rows of a narrower table: Q pieces make up the F rows of a sample.
 
@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
+from trainmark.kernels.cpu_rows import gather_rows
 from trainmark.kernels.interaction import output_width
 from trainmark.kernels.simd import (
-    ALIGNMENT,
     LANES,
+    add,
+    ask_for,
     copy,
     fma,
     get,
     load,
-    prefetch,
     put,
     scratch,
     splat,
     store,
     store_square,
-    stream,
     sum_of_lanes,
     sums_of_lanes,
 )
@@ -50,19 +50,19 @@ def forward(
     """[B, W]. Piece q of sample b is `pieces[places_BQ[b, q]]`.
 
     Args:
-        x_BD: float32, as all tensors of floats, which are contiguous but for x and gradients.
-        places_BQ: int32 or int64; None: pieces are [B, Q, U], those of one sample after another.
-        pieces: [., U]
-        kept_BQU: filled with the pieces, if given.
+        x_BD: float32, as all tensors of floats.
+        places_BQ: int32 or int64; None: pieces are [B, Q, U].
+        pieces: [., U], contiguous; or [B, Q, U], contiguous as they are or as [Q, B, U].
+        kept_BQU: filled with the pieces, if given; contiguous in either order.
     """
     B, D = x_BD.shape
-    places_BQ, in_order = _places(places_BQ, pieces)
-    W = output_width(places_BQ.shape[1] * pieces.shape[-1] // D, D)
+    if places_BQ is not None and kept_BQU is not None:
+        gather_rows(pieces, places_BQ, kept_BQU)
+        places_BQ, pieces = None, kept_BQU
+    places = _places(places_BQ, pieces)
+    W = output_width(places[0].shape[1] * pieces.shape[-1] // D, D)
     out_BW = x_BD.new_empty(B, W)
-    keeps = kept_BQU is not None
-    kept = x_BD.new_empty(0) if kept_BQU is None else kept_BQU
-    streams = kept.data_ptr() % ALIGNMENT == 0 and D % LANES == 0
-    arguments = (x_BD.contiguous(), places_BQ, in_order, pieces, kept, keeps, streams, out_BW)
+    arguments = (x_BD.contiguous(), *places, _flat(pieces), out_BW)
     in_threads(_forward, B, *arguments, D, pieces.shape[-1], W)
     return out_BW
 
@@ -79,111 +79,158 @@ def backward(
     """
     B, D = x_BD.shape
     W, U = grad_BW.shape[1], pieces.shape[-1]
-    places_BQ, in_order = _places(places_BQ, pieces)
     grad_x_BD = x_BD.new_empty(B, D)
-    arguments = (grad_BW.contiguous(), x_BD.contiguous(), places_BQ, in_order, pieces, grads)
-    return grad_x_BD, all(in_threads(_backward, B, *arguments, grad_x_BD, D, U, W))
+    inputs = (grad_BW.contiguous(), x_BD.contiguous(), *_places(places_BQ, pieces), _flat(pieces))
+    finite = in_threads(_backward, B, *inputs, _flat(grads), grad_x_BD, D, U, W)
+    return grad_x_BD, all(finite)
 
 
-def _places(places_BQ: Tensor | None, pieces: Tensor) -> tuple[Tensor, bool]:
-    """For the kernels, which learn the number of pieces from the shape, even where all is empty."""
+def _places(places_BQ: Tensor | None, pieces: Tensor) -> tuple[Tensor, int, int]:
+    """For the kernels: places, and how far samples and pieces are apart where there are none.
+
+    The number of pieces is known from the shape of the places, even where there are none.
+    """
     if places_BQ is not None:
-        return places_BQ.contiguous(), False
-    return torch.empty(0, pieces.shape[1], dtype=torch.int64), True
+        return places_BQ.contiguous(), 0, 0
+    return torch.empty(0, pieces.shape[1], dtype=torch.int64), pieces.stride(0), pieces.stride(1)
+
+
+def _flat(pieces: Tensor) -> Tensor:
+    """As the pieces lie in memory."""
+    return (pieces if pieces.is_contiguous() else pieces.transpose(0, 1)).view(-1)
 
 
 # --- kernels; arrays of floats are flat
 
 
 @_compiled
-def _forward(x, places_BQ, in_order, pieces, kept, keeps, streams, out, D, U, W, begin, end):
-    V, width = places_BQ.shape[1] * U // D + 1, _rounded_up(D, LANES)
-    padded = _rounded_up(V, TILE)
-    vectors, dots = scratch(padded * width), scratch(padded * padded)
+def _forward(x, places_BQ, sample_step, piece_step, pieces, out, D, U, W, begin, end):
+    Q = places_BQ.shape[1]
+    V, width = Q * U // D + 1, _rounded_up(D, LANES)
+    padded, pitch = _rounded_up(V, TILE), _rounded_up(V, LANES)
+    vectors, dots, joined = scratch(padded * width), scratch(padded * pitch), scratch(W + pitch)
     for b in range(begin, end):
-        _bring(vectors, width, x, places_BQ, in_order, pieces, D, U, b)
-        if keeps:
-            for row in range(1, V):
-                _keep(kept, (b * (V - 1) + row - 1) * D, vectors, row * width, D, streams)
+        _bring(vectors, width, x, places_BQ, sample_step, piece_step, pieces, D, U, b)
         for i in range(0, padded, TILE):
+            _ask_for_next(sample_step, piece_step, pieces, U, b, i, min(i + TILE, Q))
             for j in range(0, i + 1, TILE):
                 tile = _dots_of_tile(vectors, i * width, j * width, width)
-                store_square(dots, i * padded + j, padded, tile)
-        place = b * W
-        copy(out, place, x, b * D, D)
-        place += D
+                store_square(dots, i * pitch + j, pitch, tile)
+        copy(joined, 0, x, b * D, D)
+        place = D
         for i in range(1, V):
-            copy(out, place, dots, i * padded, i)
+            for j in range(0, i, LANES):  # the next row overwrites what this one has not
+                store(joined, place + j, load(dots, i * pitch + j))
             place += i
-        while place < (b + 1) * W:
-            put(out, place, _ZERO)
-            place += 1
+        for k in range(place, W):
+            put(joined, k, _ZERO)
+        copy(out, b * W, joined, 0, W)
 
 
 @_compiled
-def _backward(grad, x, places_BQ, in_order, pieces, grads, grad_x, D, U, W, begin, end):
+def _backward(
+    grad, x, places_BQ, sample_step, piece_step, pieces, grads, grad_x, D, U, W, begin, end
+):
     Q = places_BQ.shape[1]
     V, width = Q * U // D + 1, _rounded_up(D, 2 * LANES)
-    padded = _rounded_up(V, TILE)
+    padded, pitch = _rounded_up(V, TILE), _rounded_up(V, LANES)
     vectors, found = scratch(padded * width), scratch(padded * width)
-    pairs, zero = scratch(padded * padded), splat(_ZERO)
+    pairs, given, zero = scratch(padded * pitch), scratch(W + width + pitch), splat(_ZERO)
     nothing = zero  # 0 as long as all is finite, for 0 times anything else is not a number
     for b in range(begin, end):
-        _bring(vectors, width, x, places_BQ, in_order, pieces, D, U, b)
-        place = b * W + D
-        for i in range(1, V):
-            for j in range(i):
-                put(pairs, i * padded + j, get(grad, place + j))
-                put(pairs, j * padded + i, get(grad, place + j))
-            place += i
+        _bring(vectors, width, x, places_BQ, sample_step, piece_step, pieces, D, U, b)
+        copy(given, 0, grad, b * W, W)
+        _arrange(pairs, pitch, given, D, V)
         for i in range(0, padded, TILE):
+            _ask_for_next(sample_step, piece_step, pieces, U, b, i, min(i + TILE, Q))
+            tile_end = min(i + TILE, V)
             for k in range(0, width, 2 * LANES):
-                s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = zero
-                row = i * padded
-                for j in range(V):
-                    a0, a1 = load(vectors, j * width + k), load(vectors, j * width + k + LANES)
-                    p0, p1 = splat(get(pairs, row + j)), splat(get(pairs, row + padded + j))
-                    p2 = splat(get(pairs, row + 2 * padded + j))
-                    p3 = splat(get(pairs, row + 3 * padded + j))
-                    s00, s01 = fma(p0, a0, s00), fma(p0, a1, s01)
-                    s10, s11 = fma(p1, a0, s10), fma(p1, a1, s11)
-                    s20, s21 = fma(p2, a0, s20), fma(p2, a1, s21)
-                    s30, s31 = fma(p3, a0, s30), fma(p3, a1, s31)
-                at = i * width + k
-                store(found, at, s00)
-                store(found, at + LANES, s01)
-                store(found, at + width, s10)
-                store(found, at + width + LANES, s11)
-                store(found, at + 2 * width, s20)
-                store(found, at + 2 * width + LANES, s21)
-                store(found, at + 3 * width, s30)
-                store(found, at + 3 * width + LANES, s31)
-        for d in range(D):  # the dense vector is also passed on as it is
-            put(found, d, get(found, d) + get(grad, b * W + d))
+                sums = (zero, zero, zero, zero, zero, zero, zero, zero)
+                for j in range(tile_end):
+                    sums = _add_products(sums, vectors, j * width + k, pairs, i * pitch + j, pitch)
+                for j in range(tile_end, V):
+                    sums = _add_products(sums, vectors, j * width + k, pairs, j * pitch + i, 1)
+                _store_tile(found, i * width + k, width, sums)
+        for k in range(0, width, LANES):  # the dense vector is also passed on as it is
+            store(found, k, add(load(found, k), load(given, k)))
         for k in range(0, V * width, LANES):
             nothing = fma(zero, load(found, k), nothing)
         copy(grad_x, b * D, found, 0, D)
         for q in range(Q):
             row, column = q * U // D, q * U % D
-            place = b * Q + q if in_order else places_BQ[b, q]
-            copy(grads, place * U, found, (row + 1) * width + column, U)
+            place = _begin_of(places_BQ, sample_step, piece_step, U, b, q)
+            copy(grads, place, found, (row + 1) * width + column, U)
     return sum_of_lanes(nothing) == 0
 
 
 @_inlined
-def _bring(vectors, width, x, places_BQ, in_order, pieces, D, U, b):
+def _arrange(pairs, pitch, given, place, V):
+    """The gradients of products as a matrix, of which the lower triangle and the tiles on the
+    diagonal are right: the others are read at their mirror image."""
+    for i in range(V):
+        for j in range(0, i, LANES):
+            store(pairs, i * pitch + j, load(given, place + j))
+        put(pairs, i * pitch + i, _ZERO)
+        for j in range(i // TILE * TILE, i):
+            put(pairs, j * pitch + i, get(given, place + j))
+        place += i
+
+
+@_inlined
+def _add_products(sums, vectors, at, pairs, pair, step):
+    """Two registers of a vector times four gradients, `step` apart, added to the tile's sums."""
+    s00, s01, s10, s11, s20, s21, s30, s31 = sums
+    a0, a1 = load(vectors, at), load(vectors, at + LANES)
+    p0, p1 = splat(get(pairs, pair)), splat(get(pairs, pair + step))
+    p2, p3 = splat(get(pairs, pair + 2 * step)), splat(get(pairs, pair + 3 * step))
+    s00, s01, s10, s11 = fma(p0, a0, s00), fma(p0, a1, s01), fma(p1, a0, s10), fma(p1, a1, s11)
+    s20, s21, s30, s31 = fma(p2, a0, s20), fma(p2, a1, s21), fma(p3, a0, s30), fma(p3, a1, s31)
+    return s00, s01, s10, s11, s20, s21, s30, s31
+
+
+@_inlined
+def _store_tile(found, at, width, sums):
+    s00, s01, s10, s11, s20, s21, s30, s31 = sums
+    store(found, at, s00)
+    store(found, at + LANES, s01)
+    store(found, at + width, s10)
+    store(found, at + width + LANES, s11)
+    store(found, at + 2 * width, s20)
+    store(found, at + 2 * width + LANES, s21)
+    store(found, at + 3 * width, s30)
+    store(found, at + 3 * width + LANES, s31)
+
+
+@_inlined
+def _bring(vectors, width, x, places_BQ, sample_step, piece_step, pieces, D, U, b):
     """The vectors of sample b, each in `width` floats; and ask for those of a later one."""
     Q = places_BQ.shape[1]
-    if not in_order and b + AHEAD < len(places_BQ):
+    if b + AHEAD < len(places_BQ):
         for q in range(Q):
-            begin = places_BQ[b + AHEAD, q] * U
-            for k in range(0, U, LANES):
-                prefetch(pieces, begin + k)
+            ask_for(pieces, places_BQ[b + AHEAD, q] * U, U)
     copy(vectors, 0, x, b * D, D)
     for q in range(Q):
         row, column = q * U // D, q * U % D
-        place = b * Q + q if in_order else places_BQ[b, q]
-        copy(vectors, (row + 1) * width + column, pieces, place * U, U)
+        place = _begin_of(places_BQ, sample_step, piece_step, U, b, q)
+        copy(vectors, (row + 1) * width + column, pieces, place, U)
+
+
+@_inlined
+def _ask_for_next(sample_step, piece_step, pieces, U, b, begin, end):
+    """Some pieces of the sample behind b, while this one is being computed.
+
+    Not of those that lie anywhere: memory takes longer for each, and they are better asked for
+    many at a time.
+    """
+    if sample_step:
+        for q in range(begin, end):
+            ask_for(pieces, (b + 1) * sample_step + q * piece_step, U)
+
+
+@_inlined
+def _begin_of(places_BQ, sample_step, piece_step, U, b, q):
+    """Where piece q of sample b begins."""
+    return places_BQ[b, q] * U if len(places_BQ) else b * sample_step + q * piece_step
 
 
 @_inlined
@@ -203,15 +250,6 @@ def _dots_of_tile(vectors, i, j, width):
     return sums_of_lanes(
         (s00, s01, s02, s03, s10, s11, s12, s13, s20, s21, s22, s23, s30, s31, s32, s33)
     )
-
-
-@_inlined
-def _keep(kept, at, vectors, begin, count, streams):
-    if streams:
-        for k in range(0, count, LANES):
-            stream(kept, at + k, load(vectors, begin + k))
-    else:
-        copy(kept, at, vectors, begin, count)
 
 
 @_inlined

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
 from trainmark.kernels.simd import (
+    ALIGNMENT,
     LANES,
     add,
+    ask_for,
     copy,
     fma,
     get,
@@ -28,15 +30,29 @@ from trainmark.kernels.simd import (
     scratch,
     splat,
     store,
+    stream,
     sum_of_lanes,
 )
 
 SHARES = 64  # of the rows, by their number; more threads than that would have nothing to do
-AHEAD = 64  # rows, about as many as memory delivers while one waits for the first of them
+AHEAD = 32  # rows, about as many as memory delivers while one waits for the first of them
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 _compiled = numba.njit(nogil=True, cache=True)
 _inlined = numba.njit(nogil=True, cache=True, forceinline=True)
+
+
+def gather_rows(table: Tensor, ids_BF: Tensor, rows_BFD: Tensor) -> None:
+    """Write table[ids[b, f]] to rows[b, f]; fastest if both lie in memory as [F, B].
+
+    Column after column of ids, which are of one table each: it has fewer pages than all together,
+    and finding their addresses is half of the time otherwise.
+    """
+    D = table.shape[1]
+    streams = rows_BFD.data_ptr() % ALIGNMENT == 0 and D % LANES == 0
+    flat = (rows_BFD if rows_BFD.is_contiguous() else rows_BFD.transpose(0, 1)).view(-1)
+    steps = rows_BFD.stride(0), rows_BFD.stride(1)
+    in_threads(_gather, ids_BF.shape[1], table, ids_BF.t().contiguous(), flat, *steps, D, streams)
 
 
 def add_rows(table: Tensor, ids_N: Tensor, rows_ND: Tensor, scale: float) -> None:
@@ -57,11 +73,26 @@ def rowwise_adagrad(
 
 
 @_compiled
+def _gather(table, ids_FB, rows, sample_step, row_step, D, streams, begin, end):
+    B = ids_FB.shape[1]
+    for f in range(begin, end):
+        for b in range(B):
+            if b + AHEAD < B:
+                ask_for(table, ids_FB[f, b + AHEAD] * D, D)
+            source, target = ids_FB[f, b] * D, b * sample_step + f * row_step
+            if streams:
+                for k in range(0, D, LANES):
+                    stream(rows, target + k, load(table, source + k))
+            else:
+                copy(rows, target, table, source, D)
+
+
+@_compiled
 def _add(table, ids, rows, D, scale, begin, end):
     count = len(ids)
     for n in range(count):
         if n + AHEAD < count and begin <= ids[n + AHEAD] % SHARES < end:
-            _ask_for(table, ids[n + AHEAD] * D, D)
+            ask_for(table, ids[n + AHEAD] * D, D)
         if begin <= ids[n] % SHARES < end:
             _add_to(table, ids[n] * D, rows, n * D, scale, D)
 
@@ -73,7 +104,7 @@ def _rowwise_adagrad(table, sums, ids, grads, D, lr, eps, begin, end):
     g = scratch(-(-D // LANES) * LANES)
     for n in range(count):
         if n + AHEAD < count and first[n + AHEAD]:
-            _ask_for(table, ids[n + AHEAD] * D, D)
+            ask_for(table, ids[n + AHEAD] * D, D)
             prefetch(sums, np.int64(ids[n + AHEAD]))
         if not first[n]:
             continue
@@ -114,12 +145,6 @@ def _chains(ids, begin, end):
             following[last[held[slot]]] = n
         last[held[slot]] = n
     return first, following
-
-
-@_inlined
-def _ask_for(table, begin, D):
-    for k in range(0, D, LANES):
-        prefetch(table, begin + k)
 
 
 @_inlined

@@ -158,7 +158,7 @@ def gather_interaction(
             not change before the backward pass.
         grad_rows_BFD: contiguous buffer of any float type that the backward pass fills; needed in
             training only. Until then it is the kernel's. With micro-batches, a slice of the batch's
-            buffer.
+            buffer. On a CPU it may also lie in memory as [F, B, D], which is faster.
         finite: float scalar, 1 before the step; the backward pass sets it to 0 if a gradient, as
             stored, is not finite.
         at_rows: every row is looked up once, and its gradient goes to the same row of

@@ -251,6 +251,13 @@ def copy(target, at, source, begin, count):
         put(target, at + k, get(source, begin + k))
 
 
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def ask_for(array, begin, count):
+    """`prefetch` of `count` floats; there may be fewer."""
+    for k in range(0, count, LANES):
+        prefetch(array, begin + k)
+
+
 @numba.njit(nogil=True, cache=True)
 def scratch(size):
     """Zeros that begin at a cache line: a vector that lies in two of them takes twice as long."""
