@@ -10,7 +10,7 @@ from torch import Tensor
 from trainmark.kernels import relu_mlp as kernel
 from trainmark.kernels.relu_mlp import masked_sums_reference, relu_mlp_reference
 
-WIDTHS = [(13, 8, 4), (5, 1), (7, 16, 16, 3, 1), (1, 1)]
+WIDTHS = [(13, 8, 4), (5, 1), (7, 16, 16, 3, 1), (1, 1), (0, 8, 4)]
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if interpreted"
 )
@@ -43,6 +43,20 @@ def test_forward_and_gradients(
     got = torch.autograd.grad(ours, parameters, upstream)
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's product with a ReLU, of nothing, gives the bias, with its negative numbers."""
+    product = torch._addmm_activation
+
+    def as_on_a_gpu(b_N: Tensor, x_BM: Tensor, w_MN: Tensor) -> Tensor:
+        return product(b_N, x_BM, w_MN) if x_BM.shape[1] else torch.addmm(b_N, x_BM, w_MN)
+
+    monkeypatch.setattr(torch, "_addmm_activation", as_on_a_gpu)
+    monkeypatch.setattr(kernel, "has_compiled", lambda *tensors: False)
+    bias = torch.tensor([1.0, -2.0])
+    ours = kernel._ReluMlp.apply(torch.empty(3, 0), True, False, torch.empty(2, 0), bias)
+    assert torch.equal(ours, bias.relu().expand(3, 2))
 
 
 @interpreted

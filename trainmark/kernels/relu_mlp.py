@@ -111,10 +111,14 @@ class _ReluMlp(torch.autograd.Function):
 
 
 def _layer(x_BM: Tensor, w_NM: Tensor, b_N: Tensor, *, relu: bool) -> Tensor:
-    if not (has_compiled(x_BM) and torch.backends.mkldnn.is_available() and x_BM.numel()):
-        return (torch._addmm_activation if relu else torch.addmm)(b_N, x_BM, w_NM.t())
-    # oneDNN's product, unlike MKL's, takes the bias along. Its ReLU would make zeros of NaNs.
-    y_BN: Tensor = torch.ops.mkldnn._linear_pointwise(x_BM, w_NM, b_N, "none", [], "")
+    y_BN: Tensor
+    if has_compiled(x_BM) and torch.backends.mkldnn.is_available() and x_BM.numel():
+        # oneDNN's product, unlike MKL's, takes the bias along. Its ReLU would make zeros of NaNs.
+        y_BN = torch.ops.mkldnn._linear_pointwise(x_BM, w_NM, b_N, "none", [], "")
+    elif relu and x_BM.shape[1]:
+        return torch._addmm_activation(b_N, x_BM, w_NM.t())
+    else:  # of no inputs, torch's product with a ReLU is the bias itself on a GPU
+        y_BN = torch.addmm(b_N, x_BM, w_NM.t())
     return y_BN.relu_() if relu else y_BN
 
 
