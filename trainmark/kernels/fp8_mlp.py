@@ -160,6 +160,8 @@ def _product(
     fast: bool = True,
 ) -> Tensor:
     """left right^T, both in rows; with a bias, a ReLU behind it."""
+    if not (left8.numel() and right8.numel()):  # no samples: libraries refuse such factors
+        return left8.new_zeros(len(left8), len(right8), dtype=dtype)
     if left8.is_cuda:
         result = left8.new_empty(len(left8), len(right8), dtype=dtype)
         product = Product(
@@ -266,7 +268,6 @@ def _whole_steps(count: int) -> int:
 
 
 # --- Triton
-
 #
 # Sums over the batch are taken by each program and added up afterwards, always in the same order.
 
