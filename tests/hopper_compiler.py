@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trainmark.kernels import (
+    click_loss,
     copy_rows,
     fp8_mlp,
     gather_interaction,
@@ -117,6 +118,12 @@ def compile_mlps(dtype: torch.dtype) -> None:
     relu_mlp.column_sums(gradient)
 
 
+def compile_loss(dtype: torch.dtype) -> None:
+    bias, labels, scale = torch.empty(1), torch.empty(4096), torch.empty(())
+    x, weight = torch.empty(4096, 256, dtype=dtype), torch.empty(1, 256)
+    click_loss.click_loss_triton(x, weight, bias, labels, scale)
+
+
 def compile_fp8_layers() -> None:
     gradient, scale = torch.empty(4096, 512, dtype=torch.bfloat16), torch.empty(())
     fp8_mlp._quantize(gradient, scale, fp8_mlp.CODES)
@@ -143,6 +150,7 @@ def main() -> None:
     compile_updates(512, "int8", Rule("sgd"))
     for dtype in (torch.bfloat16, torch.float16):
         compile_mlps(dtype)
+        compile_loss(dtype)
     compile_fp8_layers()
     for dim in (1, 24, 128):
         compile_copies(dim)
