@@ -15,7 +15,7 @@ GIB = 2**30
 
 # What a kernel is for, by its name; the first that matches counts.
 PARTS = {
-    "mlp": r"gemm|cutlass|nvjet|xmma|cublas|splitk|mkldnn|addmm|aten::b?mm"
+    "mlp": r"(?<!fb)gemm|cutlass|nvjet|xmma|cublas|splitk|mkldnn|addmm|aten::b?mm"
     r"|_masked_|^_column_sums|^_quantize|^_mask_codes|^_click_loss"
     r"|triton_(poi|red|per|tem|for)_",  # what the compiler fuses around the products
     "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
