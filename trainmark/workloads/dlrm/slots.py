@@ -33,7 +33,11 @@ class Slot:
         pool: Any,
     ) -> None:
         self._copier = copier
-        self._copies = [torch.empty_like(tensor, device=copier.device) for tensor in like]
+        # From the copy stream's memory, since that stream alone uses them: what the compute stream
+        # has let go of may still be in use there.
+        self._copies, _ = copier.then(
+            lambda: [torch.empty_like(tensor, device=copier.device) for tensor in like]
+        )
         self._batch: Any = None
         self._trained: Any = None
         self._fills = 0
