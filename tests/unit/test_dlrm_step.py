@@ -13,7 +13,7 @@ from tests.small import config, copies, same_bits, trainer
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.optimizers import LossScale, all_finite
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
-from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
+from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
@@ -93,6 +93,35 @@ def test_what_was_copied_may_be_overwritten_before_the_step() -> None:
     batch.numerical.fill_(torch.nan)
     _, skipped = built.step(prepared, 0.1)
     assert not skipped
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": Optimizer(name="sgd")},
+        {"optimizer": Optimizer(name="adagrad")},
+        {"optimizer": Optimizer(name="rowwise_adagrad"), "precision": "fp16"},
+    ],
+    ids=str,
+)
+def test_steps_of_slots_and_others_take_turns(changes: dict[str, Any]) -> None:
+    """A slot's gradients stay where they are made; those of a partial batch go to one buffer."""
+    fused = TableFormat(table_precision="int8", fp32_up_to_rows=5)  # the engine that slots are for
+    cfg = config(**changes, epochs=2, table_format=fused)
+    in_turns, plain = trainer(cfg), trainer(cfg)
+    partial = 0
+    for batch in build_data(cfg, "train", 0, 1):
+        expected = torch.stack(plain.step(plain.prepare(batch), 0.25))
+        prepared = in_turns.prepare(batch)
+        if batch.partial:
+            partial += 1
+            in_turns.step(prepared, 0.25)
+        else:
+            in_turns._lr.fill_(0.25)
+            in_turns._train_in_slot(prepared.micro_batches[0])
+        assert torch.equal(in_turns._outcome, expected)
+    assert partial == 2
+    assert same_bits(everything(in_turns), everything(plain))
 
 
 # --- loss scale
