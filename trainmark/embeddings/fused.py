@@ -1,8 +1,8 @@
 """The engine of one device in which lookup and interaction are one kernel, and tables any format.
 
 Large tables may be stored in 16 or 8 bits, rounded by chance; small ones stay fp32, beside them.
-A row is read twice and written once in a step: by the forward pass, by the backward pass, which
-reads it again rather than keep a copy, and by the update.
+A row is read three times and written once in a step: by the forward pass, by the backward pass,
+which reads it again rather than keep a copy, and by the update.
 """
 
 import math
