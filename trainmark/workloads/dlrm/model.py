@@ -18,7 +18,7 @@ from trainmark.kernels.fp8_mlp import Fp8Weight, encode_weights, fp8_layers, fp8
 from trainmark.kernels.graph import Beside
 from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.seeding import generator
-from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
+from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, width_without_zeros
 
 
 class Dlrm(nn.Module):
@@ -145,9 +145,7 @@ def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> 
         is_output = linear is model.top[-1]
         _INITS[cfg.model.init](linear, random, is_output)
     # The columns for the zeros that pad the interaction must not matter.
-    features = len(cfg.model.table_rows)
-    width = cfg.model.embedding_dim + features * (features + 1) // 2
-    linears["top.0"].weight[:, width:] = 0
+    linears["top.0"].weight[:, width_without_zeros(cfg.model) :] = 0
 
 
 def whole(parts: list[nn.Module]) -> Dlrm:

@@ -285,9 +285,13 @@ def mlp_parameters(model: Model) -> int:
 
 def interaction_width(model: Model) -> int:
     """[bottom MLP, strictly lower triangle of the dot products, zeros to a multiple of 8]."""
+    return -(-width_without_zeros(model) // 8) * 8
+
+
+def width_without_zeros(model: Model) -> int:
+    """Of the interaction, up to the zeros that pad it."""
     vectors = len(model.table_rows) + 1
-    width = model.embedding_dim + vectors * (vectors - 1) // 2
-    return -(-width // 8) * 8
+    return model.embedding_dim + vectors * (vectors - 1) // 2
 
 
 def table_parameters(model: Model) -> int:
