@@ -394,8 +394,12 @@ def _together() -> float:
 
 
 def _check_losses(losses: dict[str, list[float]]) -> None:
-    """Systems that do not train the same cannot be compared."""
-    native, engine = torch.tensor(losses[NATIVE]), torch.tensor(losses[ENGINE])
+    """Systems that do not train the same cannot be compared.
+
+    Of the first time through the batches: later they are known by heart, and Adagrad makes large
+    steps of what rounding has left of a gradient.
+    """
+    native, engine = (torch.tensor(losses[system][:POOL]) for system in (NATIVE, ENGINE))
     torch.testing.assert_close(engine, native, rtol=1e-4, atol=1e-5)
     assert all(torch.tensor(losses[system]).isfinite().all() for system in SYSTEMS)
 
