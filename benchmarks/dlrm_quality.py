@@ -361,7 +361,7 @@ def main() -> None:
 def unfinished(
     study: Study, asked: Sequence[Variant], rows: Sequence[dict[str, Any]]
 ) -> list[Variant]:
-    """What is not yet there in full, each after what it is compared with."""
+    """What is not yet there in full; tables in other formats after those they are compared with."""
     complete = [_key(row) for row in rows if row["samples"] == study.samples_in_full]
     found: dict[Variant, None] = {}
     for variant in asked:
