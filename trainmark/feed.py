@@ -11,7 +11,7 @@ from trainmark.clocks import Clocks, DeviceWaits, HostWaits
 class Feed:
     """Prepared batches in order, each prepared one step before it is used.
 
-    Preparing ahead lets a GPU copy (and later sort) the next batch while it computes this one.
+    Preparing ahead lets a GPU copy the next batch, and sort its ids, while it computes this one.
     """
 
     def __init__(

@@ -39,7 +39,6 @@ def create_moments(optimizer: Optimizer) -> None:
 
 def gated_step(optimizer: Optimizer, lr: float, gate: Tensor) -> None:
     """One optimiser step with rate `lr` if `gate` is 1; exactly nothing if it is 0."""
-    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     for group in optimizer.param_groups:
         group["lr"] = lr
     if gate.device.type == "cpu":  # here asking costs nothing
@@ -50,7 +49,8 @@ def gated_step(optimizer: Optimizer, lr: float, gate: Tensor) -> None:
         optimizer.step()
     else:
         # Adagrad: a step with zero gradients changes nothing.
-        for gradient in gradients:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for gradient in (p.grad for p in parameters if p.grad is not None):
             gradient.copy_(torch.where(gate > 0, gradient, torch.zeros_like(gradient)))
         optimizer.step()
 
