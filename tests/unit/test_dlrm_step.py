@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tests.small import config, copies, same_bits, trainer
+from trainmark.kernels import fp8_mlp
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.optimizers import LossScale, all_finite
+from trainmark.workloads.dlrm import model
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -67,6 +69,20 @@ def test_low_precision_follows_fp32(precision: str, name: str) -> None:
     assert found == pytest.approx(expected, abs=0.02)
     assert found != expected
     assert {tensor.dtype for tensor in low.weights().values()} == {torch.float32}
+
+
+def test_fp8_follows_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are encoded once a step, ahead of the layers that use them."""
+    encoded, encode = [], model.encode_weights
+    monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)
+    monkeypatch.setattr(model, "encode_weights", lambda w: encoded.append(len(w)) or encode(w))
+    monkeypatch.delattr(fp8_mlp, "encode_weights")
+    network = dataclasses.replace(config().model, top_mlp=(32, 48, 16, 1))
+    plain, cfg = config(model=network), config(model=network, precision="fp8")
+    expected, found = steps(trainer(plain), plain, count=6), steps(trainer(cfg), cfg, count=6)
+    assert found == pytest.approx(expected, abs=0.05)
+    assert found != expected
+    assert encoded == [2] * 6
 
 
 @pytest.mark.parametrize("micro_batch", [512, 128])
