@@ -1,5 +1,6 @@
 """A step that is replayed as a CUDA graph is the eager step, whatever happens between replays."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from tests import small
 from trainmark import workloads
 from trainmark.distributed.mesh import single
+from trainmark.kernels import fp8_mlp
 from trainmark.loop import build_trainer
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
@@ -19,12 +21,14 @@ GPU = torch.device("cuda", 0)
 EPOCHS = 4  # of 8 steps, the last of each a partial batch: graphs are replayed from step 7 on
 POISONED, EVALUATED = 20, (9, 17)
 INT8 = TableFormat(table_precision="int8", fp32_up_to_rows=5)
+WIDE = dataclasses.replace(small.config().model, top_mlp=(32, 48, 16, 1))  # two layers for fp8
 CASES: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": Optimizer(name="sgd")},
     "row-wise Adagrad": {"optimizer": Optimizer(name="rowwise_adagrad")},
     "Adagrad": {"optimizer": Optimizer(name="adagrad")},
     "int8 tables": {"optimizer": Optimizer(name="sgd"), "table_format": INT8},
     "dynamic loss scale": {"optimizer": Optimizer(name="sgd"), "precision": "fp16"},
+    "fp8": {"optimizer": Optimizer(name="sgd"), "precision": "fp8", "model": WIDE},
 }
 
 
@@ -54,7 +58,8 @@ def train(cfg: DlrmRun) -> tuple[DlrmTrainer, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_graphs_are_the_eager_step(case: str) -> None:
+def test_graphs_are_the_eager_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)
     changes = CASES[case] | {"epochs": EPOCHS}
     graphed, found = train(small.config(**changes))
     eager, expected = train(small.config(**changes, eager=True))
