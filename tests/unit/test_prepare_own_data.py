@@ -16,6 +16,8 @@ from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clicklog import csv_data, parquet_data
 from trainmark.clicklog.description import parse
+from trainmark.clicklog.own_data import CsvSource
+from trainmark.clicklog.source import Position
 from trainmark.errors import InputError
 
 COLUMNS = (
@@ -230,6 +232,46 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
     assert sum(summary["rows"].values()) == 70 + (3 if bad_rows == "keep" else 0)
     if bad_rows == "skip":
         assert_rows(output, rows)
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 40])
+def test_a_quoted_field_without_an_end_swallows_no_lines(piece_bytes: int, tmp_path: Path) -> None:
+    good = [f'{n % 2},"v,{n}"' for n in range(20)]
+    lines = [
+        *good[:3],
+        '1,"open',
+        *good[3:9],
+        '0,"two',
+        'lines"',
+        *good[9:],
+        '1,5" pipe',
+        '0,"last',
+    ]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["label,name", *lines]) + "\n")
+    source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
+    blocks = [source.parse(piece) for piece in source.pieces(Position(), piece_bytes)]
+    assert (len(blocks) > 5) == (piece_bytes == 40)
+    names = [name for block in blocks for name in block.categorical[0].to_pylist()]
+    assert names == [*(f"v,{n}" for n in range(20)), '5" pipe']
+    found = [(bad.line, bad.reason) for block in blocks for bad in block.bad]
+    open_quote = "a quoted field does not end on its line"
+    assert found == [
+        *((5, open_quote), (12, open_quote), (13, "1 fields, expected 2"), (26, open_quote)),
+    ]
+
+
+def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text('label,"name\n1,a\n')
+    with pytest.raises(InputError, match=r"log.csv:1: a quoted field does not end on its line"):
+        CsvSource([path], "label=label categorical=name")
+    write_parquet(path, random_rows(5))
+    with pytest.raises(InputError, match=r"is not text. `trainmark prepare parquet` reads"):
+        CsvSource([path], "label=clicked categorical=user")
+    path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
+    source = CsvSource([path], "label=label categorical=st*")
+    assert source.schema.categorical[0].name.startswith("st")
 
 
 def test_second_run_and_new_data_with_the_old_vocabulary(tmp_path: Path, capsys) -> None:

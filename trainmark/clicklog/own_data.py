@@ -19,6 +19,7 @@ from trainmark.errors import InputError
 
 HEADER_BYTES = 1 << 16
 SAMPLE_ROWS = 1000
+OPEN_QUOTE = "a quoted field does not end on its line"
 
 
 class CsvSource:
@@ -93,8 +94,48 @@ class CsvSource:
             line = start[: file.read_into(start)].tobytes().split(b"\n")[0]
         if not line:
             raise InputError(f"{path}: the first line is empty.")
-        table = self._read(line.removesuffix(b"\r") + b"\n", None, [])
-        return [str(column[0].as_py() or "") for column in table.columns]
+        if b"\0" in line:
+            raise InputError(
+                f"{path} is not text. `trainmark prepare parquet` reads Parquet files."
+            )
+        try:
+            table = self._read(line.removesuffix(b"\r") + b"\n", None, [])
+        except pa.ArrowInvalid:
+            raise InputError(f"{path}:1: {OPEN_QUOTE}.") from None
+        return [str(_utf8(column)[0].as_py() or "") for column in table.columns]
+
+    def _rows(self, text: bytes) -> tuple[pa.Table, NDArray[np.int64], dict[int, str]]:
+        """Lines as columns of strings, their numbers from 0, and why other lines are no rows."""
+        if not text.endswith(b"\n") and text:
+            text += b"\n"
+        numbers = np.arange(text.count(b"\n"))
+        reasons: dict[int, str] = {}
+        table, odd = self._with_empty_line(text)
+        if table.num_rows + len(odd) != len(numbers) + 1:
+            text, reasons = self._without_open_quotes(text)
+            numbers = np.setdiff1d(numbers, list(reasons))
+            table, odd = self._with_empty_line(text)
+        places = [row.number - 1 for row in odd]
+        for place, row in zip(places, odd, strict=True):
+            fields = f"{row.actual_columns} fields, expected {len(self._names)}"
+            reasons[int(numbers[place])] = fields
+        return table.slice(0, table.num_rows - 1), np.delete(numbers, places), reasons
+
+    def _without_open_quotes(self, text: bytes) -> tuple[bytes, dict[int, str]]:
+        """The text without the lines that open a quote and leave it open."""
+        kept, reasons = [], {}
+        for number, line in enumerate(text.split(b"\n")[:-1]):
+            if b'"' in line and sum(map(len, self._with_empty_line(line + b"\n"))) != 2:
+                reasons[number] = OPEN_QUOTE
+            else:
+                kept.append(line + b"\n")
+        return b"".join(kept), reasons
+
+    def _with_empty_line(self, text: bytes) -> tuple[pa.Table, list[Any]]:
+        """Read lines and one more. Arrow reads a quoted field on to the next quote, over the ends
+        of lines and of the text: then there are fewer rows than lines."""
+        odd: list[Any] = []
+        return self._read(text + b"\n", self._names, odd), odd
 
     def _read(self, text: bytes, names: list[str] | None, odd: list[Any]) -> pa.Table:
         """Lines of fields as columns of strings; those with too many or few go to `odd`."""
@@ -131,18 +172,10 @@ class CsvSource:
             text = text[text.find(b"\n") + 1 :] if b"\n" in text else b""
             line += 1
         path = str(self.files[piece.start.file])
-        odd: list[Any] = []
-        if text:
-            table = self._read(text, self._names, odd)
-        else:
-            table = pa.table({name: pa.array([], pa.string()) for name in self._names})
-        odd_lines = np.array([row.number - 1 for row in odd], np.int64)
-        lines = np.setdiff1d(np.arange(table.num_rows + len(odd)), odd_lines) + line
+        table, numbers, reasons = self._rows(text)
         converted = convert([_utf8(table[use.column]) for use in self.uses], self.uses)
-        bad = [
-            BadRow(path, line + place, f"{row.actual_columns} fields, expected {len(self._names)}")
-            for place, row in zip(odd_lines.tolist(), odd, strict=True)
-        ]
+        lines = numbers + line
+        bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]
         if piece.raw.damage:
             reason = f"the compressed data is damaged from here on ({piece.raw.damage})"
             bad.append(BadRow(path, piece.start.line + piece.raw.lines, reason))
@@ -234,7 +267,8 @@ def _open_parquet(path: Path) -> Any:
     try:
         return pa.parquet.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} is not readable as Parquet: {error}.") from None
+        reason = str(error).rstrip(".")
+        raise InputError(f"{path} is not readable as Parquet: {reason}.") from None
 
 
 def _utf8(column: pa.ChunkedArray) -> pa.Array:
