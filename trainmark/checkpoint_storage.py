@@ -479,4 +479,6 @@ def _read_at(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def _listing(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
+    ordered = sorted(names)
+    others = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
+    return ", ".join(ordered[:5]) + others

@@ -20,7 +20,7 @@ import tyro
 
 from trainmark import __version__
 from trainmark.config import Run, TrainOptions, with_file
-from trainmark.errors import InputError, unknown
+from trainmark.errors import InputError, in_words, unknown
 from trainmark.flag_errors import sentence
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def main(
 def _tell(error: Exception, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
-    print(f"trainmark: {error}", file=sys.stderr)
+    print(f"trainmark: {in_words(error)}", file=sys.stderr)
 
 
 def _dispatch(arguments: list[str], started: float) -> int:

@@ -1,7 +1,9 @@
 """The one exception that users see: a sentence, without a traceback, exit code 2."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+from os.path import isdir
 
 
 class InputError(ValueError):
@@ -11,6 +13,22 @@ class InputError(ValueError):
     """
 
 
+_REMEDIES = {
+    errno.ENOSPC: "Free some space, or write to another disk.",
+    errno.ENOTDIR: "One of the folders in this path is a file.",
+    errno.EACCES: "Change its permissions, or give another path.",
+    errno.EROFS: "Give another path.",
+}
+
+
+def in_words(error: Exception) -> str:
+    """An error as a sentence; Python's words for a file that cannot be used are none."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{what}. {_REMEDIES.get(error.errno or 0, '')}".rstrip()
+
+
 def raise_all(problems: Iterable[str]) -> None:
     """Raise one `InputError` that names every problem; return if there is none."""
     problems = list(problems)
@@ -18,6 +36,14 @@ def raise_all(problems: Iterable[str]) -> None:
         raise InputError(problems[0])
     if problems:
         raise InputError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))
+
+
+def no_file_matches(pattern: str) -> InputError:
+    """The error for an `--input` without a file; a folder is the usual reason."""
+    hint = (
+        f" It is a folder: give its files, as '{pattern.rstrip('/')}/*'." if isdir(pattern) else ""
+    )
+    return InputError(f"No file matches --input {pattern!r}.{hint}")
 
 
 def unknown(kind: str, received: str, known: Iterable[str]) -> InputError:

@@ -220,7 +220,7 @@ def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION | LAYOUT)
     if changed:
         raise InputError(
-            f"{output} holds a run with another configuration ({', '.join(changed)} differ). "
+            f"{output} holds a run with another configuration (other {', '.join(changed)}). "
             "Use the same flags to continue it, or another --output to start a new run."
         )
 
@@ -242,12 +242,17 @@ def find_checkpoint(path: Path) -> Path:
     """A checkpoint's folder, given itself or the folder of its run."""
     if not path.is_dir():
         raise InputError(f"Checkpoint {path} does not exist.")
-    if not (path / CONFIG_FILE).exists():
+    if (path / CONFIG_FILE).exists():
+        newest = checkpoint.latest(path / CHECKPOINTS)
+        if newest is None:
+            raise InputError(f"{path} has no complete checkpoint.")
+        return newest
+    if path.name.startswith("step-"):
         return path
-    newest = checkpoint.latest(path / CHECKPOINTS)
-    if newest is None:
-        raise InputError(f"{path} has no complete checkpoint.")
-    return newest
+    raise InputError(
+        f"{path} is not a checkpoint: expected the output folder of a run, or one of the folders "
+        f"{CHECKPOINTS}/step-* in it."
+    )
 
 
 # --- the result

@@ -1,5 +1,6 @@
 """Whatever is wrong with what the user gave: exit code 2, one message, nothing half-written."""
 
+import errno
 import json
 import math
 import os
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from tests.small import FLAGS, config, snapshot, train, write_dataset
 from trainmark.cli import VERBS, main
 from trainmark.config import Interval, parse_profile, to_plain, with_file
-from trainmark.errors import InputError
+from trainmark.errors import InputError, in_words
+from trainmark.files import write_atomically
 from trainmark.workloads import named_run
 
 FUZZ = settings(
@@ -68,6 +70,10 @@ def small(*flags: str, output: Path | str = "/nonexistent/never") -> list[str]:
         (["evaluate", "/nonexistent"], ["/nonexistent", "config.json"]),
         (["report", "/nonexistent"], ["/nonexistent"]),
         (["compare", "/nonexistent", "/nonexistent"], ["/nonexistent"]),
+        (
+            ["prepare", "criteo", "--input", "/dev/", "--output", "never"],
+            ["give its files, as '/dev/*'"],
+        ),
         (["show", "dlrm-demo", "--cluster", "potato"], ["potato"]),
         (["show", "dlrm-demo", "--cluster", "h100x0x8"], ["h100x0x8"]),
     ],
@@ -97,7 +103,8 @@ def test_words(capsys: pytest.CaptureFixture[str], arguments: list[str], parts: 
         (["--from", "/nonexistent"], ["Checkpoint /nonexistent does not exist"]),
         (["--config", "/nonexistent.toml"], ["/nonexistent.toml does not exist"]),
         (["--output", "/dev/null"], ["/dev/null is a file"]),
-        (["--output", "/dev/null/run"], ["/dev/null/run"]),
+        (["--output", "/dev/null/run"], ["/dev/null/run: Not a directory. One of the folders"]),
+        (["--from", "/dev"], ["/dev is not a checkpoint", "step-*"]),
         (["--model.embedding-dim", "100000", "--model.bottom-mlp", "100000",
           "--model.table-rows", "100000000"], ["does not fit", "GiB"]),
         (["--precision", "tf32"], ["tf32 needs a GPU"]),
@@ -467,3 +474,22 @@ def test_every_flag_has_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
             overridden = any(field.name in base.__annotations__ for base in kind.__mro__[1:-1])
             text = rf'^    {field.name}: .*\n    """[A-Z`\d].*'
             assert nested or overridden or re.search(text, source, re.M), (kind, field.name)
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "result.json"
+    write_atomically(path, "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"result.json") as raised:
+        write_atomically(path, "new")
+    assert in_words(raised.value) == (
+        f"{path}: No space left on device. Free some space, or write to another disk."
+    )
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
+        ("result.json", "old")
+    ]

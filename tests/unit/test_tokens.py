@@ -274,6 +274,30 @@ def test_json_lines_become_documents(
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_another_dataset_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert prepare(tmp_path, "a.txt") == 0
+    assert prepare(tmp_path, "b.txt") == 2
+    assert "made with other settings (inputs:" in capsys.readouterr().err
+    (tmp_path / "out" / "corpus_text_document.json").unlink()
+    assert prepare(tmp_path, "a.txt") == 2
+    assert "by other software" in capsys.readouterr().err
+    assert documents_of(tmp_path) == [b"a$"]
+    assert prepare(tmp_path, "b.txt", "--name", "other") == 0
+    # Killed before the note was written, a preparation goes on: the files are its own.
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens, "write_atomically", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(tmp_path, "b.txt")
+    assert prepare(tmp_path, "b.txt") == 0
+    assert documents_of(tmp_path) == [b"b$"]
+
+
 def test_a_text_file_is_one_document_and_a_stopped_preparation_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from trainmark.clicklog.recipes import RECIPES, Name, Recipe
 from trainmark.clicklog.source import BadRows
 from trainmark.clicklog.splits import LAST_DAY, SplitRule
 from trainmark.clicklog.vocabulary import Rules
-from trainmark.errors import InputError, raise_all
+from trainmark.errors import InputError, no_file_matches, raise_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def find_days(pattern: str, bad_rows: BadRows = "stop") -> list[Path]:
     """The files that match, in the order of the numbers in their names."""
     paths = [Path(path) for path in glob.glob(pattern) if Path(path).is_file()]
     if not paths:
-        raise InputError(f"No file matches --input {pattern!r}.")
+        raise no_file_matches(pattern)
     if bad_rows == "stop":
         raise_all(f"{path} is empty." for path in paths if path.stat().st_size == 0)
     return sorted(paths, key=day_order)

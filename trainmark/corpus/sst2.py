@@ -80,7 +80,8 @@ def prepare(options: Options) -> None:
 
 def _identity(path: Path) -> list[str]:
     if not path.is_file():
-        raise InputError(f"{path} does not exist; expected a table of sentences and labels.")
+        found = "is not a file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {found}; expected a table of sentences and labels.")
     with path.open("rb") as file:
         return [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
 

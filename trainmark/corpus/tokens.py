@@ -22,10 +22,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from trainmark.clicklog import folder
 from trainmark.corpus import dataset, tokenizer
 from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
-from trainmark.errors import InputError
+from trainmark.errors import InputError, no_file_matches
 from trainmark.files import write_atomically
 
 BLOCK_BYTES = 4 * 2**20
@@ -68,7 +69,7 @@ def prepare(options: Options) -> None:
     paths = sorted(Path(name) for name in glob.glob(options.input, recursive=True))
     paths = [path for path in paths if path.is_file()]
     if not paths:
-        raise InputError(f"No file matches --input {options.input!r}.")
+        raise no_file_matches(options.input)
     if options.workers < 1:
         raise InputError(f"workers must be at least 1. Received: {options.workers}.")
     tokens = tokenizer.load(options.tokenizer)
@@ -83,6 +84,8 @@ def prepare(options: Options) -> None:
         print(f"{prefix} already holds this dataset; nothing to do.")
         return
     parts = options.output / f".{prefix.name}-{_digest(settings)}"
+    if not parts.exists():  # nothing of this dataset is there yet
+        _refuse_other_dataset(prefix, note, settings)
     parts.mkdir(parents=True, exist_ok=True)
     count = _tokenise(paths, options, tokens, parts)
     found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
@@ -96,6 +99,19 @@ def prepare(options: Options) -> None:
     )  # fmt: skip
     shutil.rmtree(parts)
     print(f"{prefix}: {found['documents']:,} documents, {found['tokens']:,} tokens.")
+
+
+def _refuse_other_dataset(
+    prefix: Path, note: dict[str, Any] | None, settings: dict[str, Any]
+) -> None:
+    index = prefix.with_name(f"{prefix.name}.idx")
+    if not index.exists():
+        return
+    other = folder.difference(note["settings"], settings) if note else "by other software"
+    raise InputError(
+        f"{index} was made with other settings ({other}). Choose another --output or --name, or "
+        "remove it."
+    )
 
 
 def _settings(options: Options, paths: list[Path], tokens: Tokenizer) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from trainmark.errors import in_words
+
 BEAT_S = 5.0
 SILENCE_S = 30.0
 """A machine that has not been heard of for this long is taken for dead. Long, because a busy
@@ -108,7 +110,7 @@ def _say(error: Exception, debug: bool) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     who = f"rank {os.environ['RANK']} on {socket.gethostname()}: " if ranks > 1 else ""
     # One write, so that the lines of several ranks do not mix.
-    sys.stderr.write("".join(trace) + f"trainmark: {who}{error}\n")
+    sys.stderr.write("".join(trace) + f"trainmark: {who}{in_words(error)}\n")
     sys.stderr.flush()
 
 
