@@ -67,6 +67,7 @@ class RunLog:
         self._curve.writerows((step, samples, repr(loss)) for step, samples, loss in rows)
         self._curve_file.flush()
         step, samples, loss = rows[-1]
+        self._mlperf.event("train_loss", loss, step=step, samples_count=samples)
         speed = self._speed(samples)
         self._progress.update(self._task, completed=step, loss=f"{loss:.5f}", speed=speed)
         if not self._console.is_terminal:
@@ -77,6 +78,7 @@ class RunLog:
                 self._board.add_scalar("loss", value, at)
 
     def evaluated(self, evaluation: Evaluation, step: int) -> None:
+        self._pause_ends()
         numbers = {k: v for k, v in evaluation.metrics.items() if v is not None}
         undefined = [k for k, v in evaluation.metrics.items() if v is None]
         text = ", ".join(f"{name} {value:.5f}" for name, value in numbers.items())
@@ -94,6 +96,7 @@ class RunLog:
                 self._board.add_scalar(f"{evaluation.split}/{name}", value, step)
 
     def checkpointed(self, path: Path) -> None:
+        self._pause_ends()
         self._perf.event("CHECKPOINT", {"path": str(path)})
 
     def training_ends(self) -> None:
@@ -139,6 +142,10 @@ class RunLog:
         progress.start()
         self._stack.callback(progress.stop)
         return progress, task
+
+    def _pause_ends(self) -> None:
+        """Samples per second are those of steps: a look went before, and what followed is none."""
+        self._last_look = (time.perf_counter(), self._last_look[1])
 
     def _speed(self, samples: int) -> str:
         now = time.perf_counter()

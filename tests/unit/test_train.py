@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.small import (
     STEPS,
+    config,
     newest,
     result,
     saved,
@@ -21,6 +23,9 @@ from tests.small import (
 from trainmark import checkpoint
 from trainmark import result as results
 from trainmark.cli import main
+from trainmark.report.alignment import read_curve
+from trainmark.result import Evaluation
+from trainmark.runlog import RunLog
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +151,26 @@ def test_mlperf_log(finished: Path) -> None:
     assert keys[:2] == ["init_start", "init_stop"]
     assert keys[-1] == "run_stop"
     assert {"seed", "global_batch_size", "eval_accuracy", "run_start"} <= set(keys)
+    losses = {step: loss for step, _, loss in curve(finished)}
+    assert read_curve(finished / "mlperf.log") == {step: losses[step] for step in (3, 6, STEPS)}
+
+
+def test_the_live_rate_is_that_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    said: list[str] = []
+    with RunLog(tmp_path, config(), started=0.0) as log:
+        monkeypatch.setattr(log, "say", said.append)
+        log.training_starts(step=0, total_steps=9)
+        for step in (1, 2, 3):
+            now += 2.0
+            log.looked([(step, 100 * step, 0.5)], lr=0.1)
+            now += 30.0
+            log.checkpointed(tmp_path)
+            log.evaluated(Evaluation(at_sample=0, split="test", metrics={}, seconds=30.0), step)
+    assert [line.split("  ")[2] for line in said if "step" in line] == [
+        *("-", "50 samples/s", "50 samples/s"),
+    ]
 
 
 def test_tensorboard_events(finished: Path) -> None:
@@ -303,7 +328,7 @@ def test_another_configuration_is_refused(
     assert train(finished, *flags) == 2
     message = capsys.readouterr().err
     assert "another configuration" in message
-    assert f"({', '.join(fields)} differ)" in message
+    assert f"(other {', '.join(fields)})" in message
     assert snapshot(finished) == before
 
 
