@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainmark import runner
+from trainmark.clicklog.folder import building
 from trainmark.errors import InputError
 
 
@@ -18,8 +19,15 @@ def export(folder: Path, layout: str, output: Path | None) -> Path:
     target = output or folder / "export"
     name = f"trainmark.workloads.{cfg.workload}.huggingface"
     if find_spec(name) is None:
+        trained = folder / "model"
+        if trained.is_dir():
+            raise InputError(f"{cfg.name} needs no export: {trained} is its trained model.")
         raise InputError(f"{cfg.name} has no {layout} layout to export to in this version.")
+    if target.exists() and not target.is_dir():
+        raise InputError(f"{target} is a file; expected a folder to write to.")
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty. Give another --output.")
-    import_module(name).export(cfg, runner.find_checkpoint(folder), target)
+    checkpoint = runner.find_checkpoint(folder)
+    with building(target) as partial:
+        import_module(name).export(cfg, checkpoint, partial)
     return target

@@ -17,7 +17,9 @@ def train(output: Path, *flags: str) -> int:
 
 
 @pytest.mark.parametrize("mode", ["padded", "packed"])
-def test_a_run_and_its_result(mode: str, tmp_path: Path) -> None:
+def test_a_run_and_its_result(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train(tmp_path / "run", "--mode", mode) == 0
     found = result(tmp_path / "run")
     assert found["samples"] == 100
@@ -29,6 +31,9 @@ def test_a_run_and_its_result(mode: str, tmp_path: Path) -> None:
     assert any("from scratch" in note for note in found["notes"])
     assert ("mode" in found["changed"]) == (mode == "packed")
     assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["dim"] == 16
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "run")]) == 2
+    assert "run/model is its trained model" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert evaluation["splits"]["validation"]["accuracy"] == found["quality"]["value"]

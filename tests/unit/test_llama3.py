@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 
 from tests.distributed.llama3_ranks import CPU, config, train
@@ -14,6 +15,8 @@ from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
+from trainmark.export import export
+from trainmark.files import write_tensors
 from trainmark.hardware import Cluster
 from trainmark.loop import build_trainer
 from trainmark.workloads.llama3 import huggingface, runs
@@ -152,6 +155,29 @@ def test_export_of_a_run_loads_there(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert torch.equal(tensors[f"model.{huggingface_name(name)}"], weight)
     assert main(["export", str(run)]) == 2
     assert "not empty" in capsys.readouterr().err
+    assert main(["export", str(run), "--output", str(run / "loss.csv")]) == 2
+    assert "loss.csv is a file" in capsys.readouterr().err
+
+
+def test_an_export_to_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise safetensors.SafetensorError("I/O error: No space left on device")
+
+    def save(cfg: object, path: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        write_tensors(folder / "model.safetensors", {"weight": torch.zeros(2)})
+
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    monkeypatch.setattr("trainmark.workloads.llama3.huggingface.export", save)
+    monkeypatch.setattr(
+        "trainmark.runner.read_config", lambda folder: workloads.named_run("llama3-demo")
+    )
+    monkeypatch.setattr("trainmark.runner.find_checkpoint", lambda folder: folder)
+    with pytest.raises(InputError, match=r"out cannot be written: .*No space left on device"):
+        export(tmp_path, "safetensors", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def huggingface_name(theirs: str) -> str:

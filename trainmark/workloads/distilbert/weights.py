@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from trainmark.corpus import sst2
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import write_atomically, write_tensors
 from trainmark.workloads.distilbert import layouts
 from trainmark.workloads.distilbert.runs import Model, weights_file
 
@@ -81,7 +81,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in _renamed(model, parameters)}
     temporary = folder / ".model.safetensors.writing"
-    save_file(tensors, temporary, metadata={"format": "pt"})
+    write_tensors(temporary, tensors)
     temporary.replace(folder / "model.safetensors")
     config = json.dumps(layouts.config_json(model), indent=2) + "\n"
     write_atomically(folder / "config.json", config)

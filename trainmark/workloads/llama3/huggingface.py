@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, raise_all
+from trainmark.files import write_tensors
 from trainmark.workloads.llama3.runs import LlamaRun, Model
 
 _KEYS = {
@@ -113,8 +114,6 @@ class Weights:
 
 def save(folder: Path, model: Model, sequence: int, tensors: dict[str, Any]) -> None:
     """Write whole tensors, by our names, as a folder that `transformers` loads."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     shards: list[dict[str, Any]] = [{}]
@@ -133,7 +132,7 @@ def save(folder: Path, model: Model, sequence: int, tensors: dict[str, Any]) -> 
             if len(shards) == 1
             else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         )
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        write_tensors(folder / file, shard)
         weight_map |= dict.fromkeys(shard, file)
     if len(shards) > 1:
         total = sum(t.numel() * t.element_size() for t in tensors.values())
