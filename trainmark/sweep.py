@@ -54,6 +54,8 @@ def parse_over(text: str) -> tuple[str, list[str]]:
 
 def sweep(plan: Sweep) -> RenderableType:
     """Run every value that has no outcome yet; the table of all of them."""
+    if plan.devices < 1:
+        raise InputError(f"devices must be at least 1. Received: {plan.devices}.")
     known = _read(plan)
     for value in plan.values:
         if value not in known:

@@ -157,6 +157,13 @@ def test_over() -> None:
             sweep.parse_over(bad)
 
 
+def test_a_sweep_needs_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--over", "micro_batch=4", "--devices", "0", "--output", str(tmp_path / "s")]
+    assert main(["sweep", "llama3-demo", *flags]) == 2
+    assert "devices must be at least 1. Received: 0." in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_dry_sweep_marks_what_does_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

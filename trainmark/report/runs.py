@@ -147,7 +147,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> None:
     evaluation = runner.evaluate(folder, data=data, device=device)
     if not is_main_process():
         return
-    table = Table(box=None, header_style="bold", title=f"{evaluation['checkpoint']}")
+    table = Table(box=None, header_style="bold")
     splits = evaluation["splits"]
     table.add_column("metric")
     for split in splits:
@@ -156,6 +156,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> None:
         values = [found[name] for found in splits.values()]
         table.add_row(name, *("undefined" if v is None else f"{v:.6f}" for v in values))
     console = Console()
+    console.print(evaluation["checkpoint"], markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     if evaluation["best_auc"]:
         console.print(
