@@ -73,11 +73,12 @@ def test_near_float64(
         assert off(mine, theirs) < (0.08 if samples > 1 else 0.16) * len(weights)
 
 
-def test_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_no_samples(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without asking a library, which on a GPU would refuse."""
     monkeypatch.delattr(kernel, "_plain_product")
-    weights, biases = layers((32, 64, 16), "cpu")
-    x = torch.zeros(0, 32, dtype=torch.bfloat16, requires_grad=True)
+    weights, biases = layers((32, 64, 16), device)
+    x = torch.zeros(0, 32, dtype=torch.bfloat16, device=device, requires_grad=True)
     ours = kernel.fp8_relu_layers(x, weights, biases)
     ours.sum().backward()
     assert ours.shape == (0, 16)
