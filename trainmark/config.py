@@ -92,7 +92,7 @@ class Run:
     keep_checkpoints: int = 2
     """How many checkpoints to keep."""
     profile: str | None = None
-    """START:STOP, the steps to trace with torch.profiler."""
+    """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the `plots` extra)."""
 

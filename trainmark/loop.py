@@ -99,7 +99,7 @@ class Training:
 
             clocks.train_starts()
             self.feed = Feed(iter(self.data), self.trainer, clocks, self.mesh.device)
-            profiler = Profiler(cfg.profile, self.output)
+            profiler = Profiler(cfg.profile if self.mesh.is_main else None, self.output)
             while not self.has_finished:
                 batch = next(self.feed)
                 lr = cfg.lr * cfg.schedule.factor(progress.step)

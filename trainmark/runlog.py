@@ -80,10 +80,10 @@ class RunLog:
     def evaluated(self, evaluation: Evaluation, step: int) -> None:
         self._pause_ends()
         numbers = {k: v for k, v in evaluation.metrics.items() if v is not None}
-        undefined = [k for k, v in evaluation.metrics.items() if v is None]
-        text = ", ".join(f"{name} {value:.5f}" for name, value in numbers.items())
-        text += "".join(f", {name} undefined" for name in undefined)
-        self.say(f"{evaluation.split} after {evaluation.at_sample:,} samples: {text}")
+        text = [f"{name} {value:.5f}" for name, value in numbers.items()]
+        text += [f"{name} undefined" for name, value in evaluation.metrics.items() if value is None]
+        where = f"{evaluation.split} after {evaluation.at_sample:,} samples"
+        self.say(f"{where}: {', '.join(text)}")
         self._perf.event(
             "EVALUATE",
             {"global_steps": step, "split": evaluation.split, **evaluation.metrics,

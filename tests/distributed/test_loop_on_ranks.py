@@ -93,6 +93,10 @@ def _on_a_rank(rank: int, folder: Path) -> None:
         found[f"{name}, signalled"] = run(
             dataclasses.replace(cfg, signal_at=5 * 24), mesh, folder / f"{name}, signalled"
         )
+    run(
+        dataclasses.replace(SCENARIOS["data parallel"][0], max_steps=3, profile="1:2"), mesh,
+        folder / f"profiled on {rank}",
+    )  # fmt: skip
     try:
         meshes.build(CPU, {"pp": 2, "dp": 2})
     except InputError as error:
@@ -223,3 +227,9 @@ def test_degrees_that_do_not_multiply_to_the_ranks(ranks: list[dict[str, Any]]) 
         assert (
             "pp 2 x dp 2 must multiply to the number of ranks (2)" in rank["wrong degrees"]["ended"]
         )
+
+
+@pytest.mark.usefixtures("ranks")
+def test_only_the_first_rank_is_profiled(folder: Path) -> None:
+    json.loads((folder / "profiled on 0" / "profile.json").read_text())
+    assert not (folder / "profiled on 1" / "profile.json").exists()
