@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from trainmark.kernels import (
     click_loss,
     copy_rows,
-    fp8_mlp,
+    fp8_codes,
     gather_interaction,
     gather_rows,
     interaction,
@@ -126,10 +126,10 @@ def compile_loss(dtype: torch.dtype) -> None:
 
 def compile_fp8_layers() -> None:
     gradient, scale = torch.empty(4096, 512, dtype=torch.bfloat16), torch.empty(())
-    fp8_mlp._quantize(gradient, scale, fp8_mlp.CODES)
-    fp8_mlp._quantize(gradient.float(), scale, fp8_mlp.CODES)
-    fp8_mlp._quantize_masked(gradient, gradient, scale)
-    fp8_mlp._mask_codes(gradient.to(fp8_mlp.GRADIENTS), gradient.to(fp8_mlp.CODES), scale)
+    fp8_codes._quantize(gradient, scale, fp8_codes.CODES)
+    fp8_codes._quantize(gradient.float(), scale, fp8_codes.CODES)
+    fp8_codes._quantize_masked(gradient, gradient, scale)
+    fp8_codes._mask_codes(gradient.to(fp8_codes.GRADIENTS), gradient.to(fp8_codes.CODES), scale)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels import cublaslt
+from trainmark.kernels import fp8_codes as codes
 from trainmark.kernels import fp8_mlp as kernel
 from trainmark.workloads.dlrm.model import Mlp
 
@@ -166,20 +167,20 @@ def test_kernel_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def check_kernel(x: Tensor, scale: Tensor) -> None:
-    for dtype in (kernel.CODES, kernel.GRADIENTS):
-        same(kernel._quantize(x, scale, dtype), kernel.quantize_reference(x, scale, dtype))
+    for dtype in (codes.CODES, codes.GRADIENTS):
+        same(codes._quantize(x, scale, dtype), codes.quantize_reference(x, scale, dtype))
     output, gradient = torch.randint_like(x, 0, 3).bfloat16(), x.bfloat16()
-    *mine, sums = kernel._quantize_masked(gradient, output, scale)
-    *wanted, exact = kernel.quantize_masked_reference(gradient, output, scale)
+    *mine, sums = codes._quantize_masked(gradient, output, scale)
+    *wanted, exact = codes.quantize_masked_reference(gradient, output, scale)
     same(mine, wanted)
     torch.testing.assert_close(sums, exact)
-    check_mask(wanted[0], output.to(kernel.CODES), scale)
+    check_mask(wanted[0], output.to(codes.CODES), scale)
 
 
-def check_mask(codes: Tensor, output: Tensor, scale: Tensor) -> None:
-    mine, wanted = codes.clone(), codes.clone()
-    flipped = kernel._mask_codes(mine, output, scale)
-    exact = kernel.mask_codes_reference(wanted, output, scale)
+def check_mask(gradient8: Tensor, output: Tensor, scale: Tensor) -> None:
+    mine, wanted = gradient8.clone(), gradient8.clone()
+    flipped = codes._mask_codes(mine, output, scale)
+    exact = codes.mask_codes_reference(wanted, output, scale)
     same([mine, flipped.codes_NB, flipped.output_NB], [wanted, exact.codes_NB, exact.output_NB])
     assert 0 < (wanted.float() == 0).sum() < wanted.numel() or wanted.numel() < 100
     torch.testing.assert_close(flipped.sums_N, exact.sums_N)
