@@ -114,6 +114,7 @@ def test_words(capsys: pytest.CaptureFixture[str], arguments: list[str], parts: 
         (["--schedule.decay-power", "nan", "--schedule.decay-steps", "5",
           "--schedule.decay-start", "9000"], ["decay_power"]),
         (["--optimizer.eps", "nan"], ["optimizer.eps"]),
+        (["--optimizer.eps", "0"], ["optimizer.eps", "above 0"]),
         (["--lr", "inf"], ["lr must be a finite number"]),
         (["--model.table-rows", str(2**62)], ["parameters"]),
         (["--model.numerical-features", str(2**57), "--model.table-rows", "5"], ["parameters"]),

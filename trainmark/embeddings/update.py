@@ -70,10 +70,10 @@ class Sgd:
 class Adagrad:
     """s += g^2; w -= lr g / (sqrt(s) + eps)."""
 
+    ignores_zeros = True
+
     def __init__(self, eps: float) -> None:
-        self.eps = eps
-        self.ignores_zeros = eps > 0  # else the first one would be 0 / 0
-        self.kernel = Rule("adagrad", eps)
+        self.eps, self.kernel = eps, Rule("adagrad", eps)
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": _zeros(weight, weight.shape)}
@@ -90,10 +90,10 @@ class Adagrad:
 class RowwiseAdagrad:
     """One s per row: s += mean(g^2); w -= lr g / (sqrt(s) + eps)."""
 
+    ignores_zeros = True
+
     def __init__(self, eps: float) -> None:
-        self.eps = eps
-        self.ignores_zeros = eps > 0  # else the first one would be 0 / 0
-        self.kernel = Rule("rowwise_adagrad", eps)
+        self.eps, self.kernel = eps, Rule("rowwise_adagrad", eps)
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": _zeros(weight, weight.shape[:1])}

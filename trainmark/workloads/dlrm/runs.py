@@ -432,9 +432,10 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         )
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
         problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
-    if not 0 <= cfg.optimizer.eps < math.inf:
+    if not 0 < cfg.optimizer.eps < math.inf:
         problems.append(
-            f"optimizer.eps must be a finite number of at least 0. Received: {cfg.optimizer.eps}."
+            "optimizer.eps must be a finite number above 0: a weight whose gradients have all been "
+            f"0 would become 0 / 0. Received: {cfg.optimizer.eps}."
         )
     return problems
 
