@@ -57,7 +57,7 @@ def save(
         folder=root / f".writing-{target.name}",
         step=step,
         state=state,
-        prepare=lambda needed_bytes: _make_room(target, needed_bytes),
+        prepare=lambda needed_bytes: make_room(root, needed_bytes),
         publish=lambda folder: _publish(folder, target, keep),
     )
     try:
@@ -69,6 +69,20 @@ def save(
     finally:
         writer.remove_unfinished()
     return target
+
+
+def make_room(root: Path, needed_bytes: int) -> None:
+    """Remove what killed processes were writing or deleting, then look at the free space."""
+    root.mkdir(parents=True, exist_ok=True)
+    for path in root.iterdir():
+        if _LEFTOVER.fullmatch(path.name):
+            shutil.rmtree(path)
+    free_bytes = shutil.disk_usage(root).free
+    if needed_bytes > free_bytes:
+        raise InputError(
+            f"A checkpoint in {root} needs {_gib(needed_bytes)} and the disk has "
+            f"{_gib(free_bytes)} free. Free some space, or write to another disk."
+        )
 
 
 def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict[str, Any]:
@@ -190,21 +204,6 @@ def _listing(paths: Iterable[Path]) -> str:
 
 _COMPLETE = re.compile(r"step-(\d{8,})(\.old)?")
 _LEFTOVER = re.compile(r"\.(writing|removing)-step-.*")
-
-
-def _make_room(target: Path, needed_bytes: int) -> None:
-    """Remove what killed processes were writing or deleting, then look at the free space."""
-    root = target.parent
-    root.mkdir(parents=True, exist_ok=True)
-    for path in root.iterdir():
-        if _LEFTOVER.fullmatch(path.name):
-            shutil.rmtree(path)
-    free_bytes = shutil.disk_usage(root).free
-    if needed_bytes > free_bytes:
-        raise InputError(
-            f"Checkpoint {target} needs {_gib(needed_bytes)} and the disk has {_gib(free_bytes)} "
-            "free. Free some space, or write to another disk."
-        )
 
 
 def _publish(finished: Path, target: Path, keep: int) -> None:

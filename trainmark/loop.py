@@ -91,6 +91,7 @@ class Training:
     def run(self) -> None:
         """Train until the last step or the target, then evaluate, then save."""
         cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
+        self._check_disk()
         with self.log, StopRequest() as stop:
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
             self.log.training_starts(step=progress.step, total_steps=total_steps)
@@ -147,6 +148,16 @@ class Training:
         elif self.weights_from is not None:
             checkpoint.load(self.weights_from, self._weights())
             self.log.say(f"Weights from {self.weights_from}.")
+
+    def _check_disk(self) -> None:
+        """A disk without room for a checkpoint is found now, not after what it should keep.
+
+        On several ranks only saving itself knows what is written once for all of them.
+        """
+        if self.cfg.checkpoint_every != "never" and self.mesh.world_size == 1:
+            tensors = (self._weights() | self._trainer_state()).values()
+            needed_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            checkpoint.make_room(self.output / CHECKPOINTS, needed_bytes)
 
     @property
     def total_steps(self) -> int:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,21 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
 
 
 # --- weights, files, seeds, traces
+
+
+def test_a_full_disk_is_noticed_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        assert train(tmp_path / "run") == 2
+        message = capsys.readouterr().err
+        assert len(message.splitlines()) == 1
+        assert "needs" in message
+        assert "free. Free some space" in message
+        assert train(tmp_path / "unsaved", "--checkpoint-every", "never") == 0
+    assert train(tmp_path / "run") == 0
 
 
 def test_from_takes_the_weights_only(finished: Path, tmp_path: Path) -> None:

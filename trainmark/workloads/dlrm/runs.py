@@ -42,9 +42,10 @@ class Model:
     """The network. With `data`, features and table rows come from its feature specification."""
 
     numerical_features: int = 13
-    """Numerical features (0 is allowed)."""
+    """Numerical features (0 is allowed). A dataset in --data brings its own number."""
     table_rows: tuple[int, ...] = (100_000,) * 26
-    """Rows of each embedding table, one table per categorical feature."""
+    """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
+    its own."""
     embedding_dim: int = 128
     """Width of an embedding row, and of the bottom MLP's output."""
     bottom_mlp: tuple[int, ...] = (512, 256, 128)
