@@ -393,6 +393,16 @@ def test_runs_that_are_judged_by_different_metrics_do_not_share_an_axis(tmp_path
     assert titles == ["training loss", "AUC", "Accuracy"]
 
 
+def test_losses_of_different_workloads_do_not_share_an_axis(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "a", make_result(), [0.6, 0.4]),
+        write_run(tmp_path / "b", make_result(), [0.7, 0.5]),
+        write_run(tmp_path / "c", make_result(run="llama3-demo", workload="llama3"), [9.0, 4.0]),
+    ]
+    page = parse_page(report.report(folders, tmp_path))
+    assert [e.text for e in page.iter("strong")] == ["training loss", "training loss", "AUC"]
+
+
 def test_a_folder_of_repeats_stands_for_its_runs(tmp_path: Path) -> None:
     for repeat in range(11):
         write_run(tmp_path / "seeds" / str(repeat), make_result(), [0.5, 0.4])

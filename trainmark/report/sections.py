@@ -126,7 +126,14 @@ def _published_section(name: str, ours: Sequence[published.Row]) -> Markup:
 # --- curves
 
 
-def loss_chart(runs: Sequence[Run]) -> Markup:
+def loss_charts(runs: Sequence[Run]) -> Markup:
+    """One chart for each workload: another one's losses and samples have another scale."""
+    names = dict.fromkeys(run.result.workload for run in runs)
+    groups = [[run for run in runs if run.result.workload == name] for name in names]
+    return join(*map(_loss_chart, groups))
+
+
+def _loss_chart(runs: Sequence[Run]) -> Markup:
     series = [Series(run.label, run.loss, run.colour) for run in runs]
     left_out = sum(run.loss.not_finite for run in runs)
     warning = f"{left_out:,} loss values are not finite and are not drawn."
