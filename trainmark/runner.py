@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import resource
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +13,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from trainmark import checkpoint, hardware, metrics, result, workloads
+from trainmark import checkpoint, hardware, result, workloads
 from trainmark.allocator import keep_freed_memory
-from trainmark.clocks import Totals
 from trainmark.config import (
     EXTENSION,
     LAYOUT,
@@ -25,7 +22,6 @@ from trainmark.config import (
     AnyRun,
     Run,
     TrainOptions,
-    changed_fields,
     differences,
     resolve,
     to_plain,
@@ -33,12 +29,12 @@ from trainmark.config import (
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
-from trainmark.environment import environment
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
 from trainmark.loop import CHECKPOINTS, Training, build_trainer
 from trainmark.monitor import Monitor
+from trainmark.outcome import make_result, with_verdict
 from trainmark.planner.memory import MemoryPlan, check_fits, check_host_fits, plan_memory, sum_of
 from trainmark.precision import set_matmul_precision
 from trainmark.report import alignment
@@ -98,12 +94,12 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
             _claim(output, cfg)
         mesh.barrier()
         training.run()
-    finished = _make_result(training, monitor.summary(), began)
+    finished = make_result(training, _this_cluster(mesh), monitor.summary(), began)
     if mesh.is_main:
         if workload.save_model:
             workload.save_model(training.trainer, output / MODEL_FOLDER)
         if options.reference:
-            finished = _with_verdict(finished, output, options.reference)
+            finished = with_verdict(finished, output, options.reference)
         finished.write(output)
         training.log.finished(finished)
     return finished
@@ -253,196 +249,6 @@ def find_checkpoint(path: Path) -> Path:
         f"{path} is not a checkpoint: expected the output folder of a run, or one of the folders "
         f"{CHECKPOINTS}/step-* in it."
     )
-
-
-# --- the result
-
-
-def _make_result(training: Training, monitor: dict[str, Any], began: datetime) -> Result:
-    cfg, mesh, progress = training.cfg, training.mesh, training.progress
-    cluster = _this_cluster(mesh)
-    totals = dataclasses.replace(training.clocks.totals, **training.global_counts())
-    machine, software = environment(mesh.device)
-    measured = totals.samples - totals.samples_warmup
-    tokens = totals.tokens or None
-    times = _times(training)
-    runs = workloads.runs_module(cfg.workload)
-    changed = changed_fields(workloads.named_run(cfg.name), cfg, runs.closed(cfg))
-    mfu, mfu_reason = _mfu(training, measured, totals.tokens - totals.tokens_warmup, times.train)
-    return Result(
-        run=cfg.name,
-        workload=cfg.workload,
-        case=str(cluster),
-        precision=cfg.precision,
-        parallel={**mesh.axes, **_sent_bytes(training)},
-        division="open" if changed else "closed",
-        changed=changed,
-        samples=totals.samples,
-        samples_measured=measured,
-        tokens=tokens,
-        steps=result.Steps(all=totals.steps, warmup=totals.steps_warmup, skipped=progress.skipped),
-        time_s=times,
-        throughput=result.Throughput(
-            p_whole=metrics.throughput(totals.samples, times.whole),
-            p_train=metrics.throughput(measured, times.train),
-            p_core=metrics.throughput(measured, times.core),
-        ),
-        tokens_per_device_s=metrics.throughput(
-            totals.tokens - totals.tokens_warmup, times.train * mesh.world_size
-        ),
-        tokens_per_device_s_spread=_spread(totals, mesh),
-        mfu=mfu,
-        mfu_reason=mfu_reason,
-        quality=_quality(training),
-        evaluations=progress.evaluations,
-        memory=_memory(mesh, monitor),
-        loss=result.Loss(first=progress.first_loss, last=progress.last_loss),
-        notes=_notes(training),
-        config=to_plain(cfg),
-        hardware={**machine, "monitor": monitor},
-        software=software,
-        started=began.isoformat(timespec="seconds"),
-    )
-
-
-def _with_verdict(finished: Result, output: Path, reference: Path) -> Result:
-    """The result with whether its loss curve agrees; one that is too short to tell says so."""
-    try:
-        found, _ = alignment.align(output, reference)
-    except InputError as error:
-        return dataclasses.replace(finished, notes=[*finished.notes, f"Not judged: {error}"])
-    return dataclasses.replace(finished, aligned=alignment.verdict(found))
-
-
-def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:
-    """The slowest and the fastest stretch between two looks, per device."""
-    if not totals.fastest_tokens_s:
-        return None
-    share = mesh.dp_size / mesh.world_size
-    return [totals.slowest_tokens_s * share, totals.fastest_tokens_s * share]
-
-
-def _sent_bytes(training: Training) -> dict[str, dict[str, float]]:
-    """What a device sends to others in a step: of each kind, the most of any device."""
-    mesh, trainer = training.mesh, training.trainer
-    if mesh.world_size == 1 or not hasattr(trainer, "sent_bytes_per_step"):
-        return {}
-    sent = trainer.sent_bytes_per_step()
-    most = mesh.max_over_ranks(list(sent.values()))
-    return {"sent_bytes_per_step": dict(zip(sent, most, strict=True))}
-
-
-def _times(training: Training) -> result.Times:
-    totals = training.clocks.totals
-    names = [field.name for field in dataclasses.fields(result.Times)]
-    slowest = training.mesh.max_over_ranks([getattr(totals, name) for name in names])
-    return result.Times(**dict(zip(names, slowest, strict=True)))
-
-
-def _mfu(
-    training: Training, samples: int, tokens: int, seconds: float
-) -> tuple[list[result.Mfu], str | None]:
-    cfg, mesh = training.cfg, training.mesh
-    peak = hardware.peak_flops(hardware.identify(mesh.device), cfg.precision)
-    if isinstance(peak, hardware.Unknown):
-        return [], peak.reason
-    if samples == 0:
-        return [], "the run was too short to measure: all of its steps were warm-up"
-    needed = training.workload.flops(cfg, samples, tokens)
-    # An fp8 run does part of its arithmetic in bf16: its MFU is a range between the two peaks.
-    wider = hardware.peak_flops(hardware.identify(mesh.device), "bf16")
-    high = wider.flops if cfg.precision == "fp8" and isinstance(wider, hardware.Peak) else None
-
-    def over(flops: float, peak_flops: float) -> float:
-        return metrics.mfu(flops, seconds, mesh.world_size, peak_flops)
-
-    return [
-        result.Mfu(
-            convention=convention,
-            value=over(flops, peak.flops),
-            low=over(flops, peak.flops) if high else None,
-            high=over(flops, high) if high else None,
-            peak_flops=peak.flops,
-            peak_dtype=peak.dtype,
-            peak_source=peak.source,
-        )
-        for convention, flops in needed.items()
-    ], None
-
-
-def _quality(training: Training) -> result.Quality:
-    cfg, workload, progress = training.cfg, training.workload, training.progress
-    judged = [e for e in progress.evaluations if e.split == cfg.quality_split]
-    timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
-    at_sample, at_s = next(
-        ((e.at_sample, at_s) for e, at_s in timed if training.reaches_target(e)), (None, None)
-    )
-    return result.Quality(
-        metric=workload.metric,
-        split=cfg.quality_split,
-        value=judged[-1].metrics[workload.metric] if judged else None,
-        target=cfg.target,
-        better=workload.better,
-        reached=None if cfg.target is None else at_sample is not None,
-        at_sample=at_sample,
-        at_s=at_s,
-    )
-
-
-def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
-    host_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    total = hardware.identify(mesh.device).memory_bytes
-    if mesh.device.type == "cpu":
-        peak, allocated = host_peak, None
-    else:
-        allocated = torch.cuda.max_memory_allocated(mesh.device)
-        seen = (monitor.get("memory_bytes") or {}).get("max") or 0
-        # The device's own figure includes the context and the cache; sampling may miss a peak.
-        peak = max(int(seen), torch.cuda.max_memory_reserved(mesh.device))
-    peaks = mesh.max_over_ranks([peak, allocated or 0, host_peak])
-    return result.Memory(
-        peak_bytes=int(peaks[0]),
-        allocated_peak_bytes=int(peaks[1]) if allocated is not None else None,
-        total_bytes=total,
-        host_peak_bytes=int(peaks[2]),
-    )
-
-
-def _notes(training: Training) -> list[str]:
-    cfg, totals = training.cfg, training.clocks.totals
-    notes = []
-    if totals.steps_partial:
-        notes.append(f"{totals.steps_partial} step(s) had fewer samples than a global batch.")
-    if training.progress.skipped:
-        notes.append(
-            f"{training.progress.skipped} step(s) were skipped: their gradient overflowed."
-        )
-    if totals.sessions > 1:
-        notes.append(
-            f"Continued {totals.sessions - 1} time(s) from a checkpoint; time between the "
-            "checkpoint and the stop is not counted."
-        )
-    if cfg.data == "synthetic":
-        notes.append("Synthetic data: the quality says nothing about real data.")
-    if torch.is_anomaly_enabled():
-        notes.append("torch.autograd anomaly detection was on.")
-    if cfg.profile:
-        notes.append(f"Steps {cfg.profile} ran under torch.profiler.")
-    if training.weights_from:
-        notes.append(f"Started from the weights of {training.weights_from}.")
-    return notes + training.workload.notes(cfg)
-
-
-def spread(results: list[Result]) -> str:
-    """One sentence on the repeats of a run."""
-    quality = [r.quality.value for r in results if r.quality.value is not None]
-    speed = [r.throughput.p_train for r in results if r.throughput.p_train is not None]
-    parts = [
-        f"{name} {statistics.mean(values):.6g} +- {statistics.stdev(values):.2g}"
-        for name, values in ((results[0].quality.metric, quality), ("p_train", speed))
-        if len(values) > 1
-    ]
-    return f"{len(results)} repeats: " + ", ".join(parts)
 
 
 # --- dry run

@@ -104,7 +104,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     """Train, then print the table for people and one JSON line for programs."""
     import torch
 
-    from trainmark import runner
+    from trainmark import outcome, runner
     from trainmark.distributed.mesh import is_main_process
     from trainmark.loop import Interrupted
     from trainmark.report.tables import result_table
@@ -124,7 +124,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     console = Console()
     console.print(result_table(results))
     if len(results) > 1:
-        console.print(runner.spread(results))
+        console.print(outcome.spread(results))
     for result, folder in finished:
         headline = {
             "result": str(folder / "result.json"),
