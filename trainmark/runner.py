@@ -266,7 +266,7 @@ def dry_run(cfg: AnyRun, cluster: Cluster) -> tuple[AnyRun, MemoryPlan]:
 
 
 def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
-    """The newest checkpoint of a run on its held-out data; writes `evaluation.json`."""
+    """The newest checkpoint of a run on its held-out data."""
     cfg = read_config(folder)
     cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data, accumulate=None)
     if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
@@ -290,7 +290,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
             )
             for split in workload.held_out_splits(cfg)
         }
-    evaluation = {
+    return {
         "schema": "trainmark.evaluation/1",
         "run": cfg.name,
         "checkpoint": str(path),
@@ -301,6 +301,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
         "best_auc": getattr(cfg, "best_auc", None),
         "splits": found,
     }
-    if meshes.is_main_process():
-        write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")
-    return evaluation
+
+
+def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
+    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")

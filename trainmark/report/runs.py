@@ -140,7 +140,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
 
 
 def evaluate(folder: Path, *, data: str | None, device: str) -> None:
-    """Evaluate a run's newest checkpoint and print what came out."""
+    """Evaluate a run's newest checkpoint, print what came out, and keep it in the run's folder."""
     from trainmark import runner
     from trainmark.distributed.mesh import is_main_process
 
@@ -162,3 +162,4 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> None:
         console.print(
             f"best possible auc {evaluation['best_auc']:.6f}, target {evaluation['target']:.6f}"
         )
+    runner.write_evaluation(evaluation, folder)  # last: what is printed cannot get lost
