@@ -30,6 +30,16 @@ def test_a_ranks_current_device_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         runner._joined(cfg).__enter__()
 
 
+@pytest.mark.parametrize("name", ["dlrm-demo", "distilbert-demo", "llama3-demo"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_demo_runs_on_any_number_of_ranks(name: str, ranks: int) -> None:
+    """Only the launch line changes: the batch is shared, and not a rank's part of it fixed."""
+    named = workloads.named_run(name)
+    run = resolve(dataclasses.replace(named, device="cpu"), Cluster("cpu", 1, ranks))
+    assert run.global_batch == named.global_batch
+    assert (run.micro_batch, run.accumulate) == (named.global_batch // ranks, 1)
+
+
 def test_tables_in_host_memory_must_fit_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

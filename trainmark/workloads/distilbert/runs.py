@@ -131,7 +131,6 @@ def distilbert_demo() -> DistilbertRun:
         sequence_length=32,
         schedule=Schedule(decay_start=0, decay_steps=1280, decay_power=1.0),
         global_batch=64,
-        micro_batch=64,
         eval_batch=256,
         lr=2e-3,
         epochs=5,
@@ -253,7 +252,8 @@ def _weights_beside_data(cfg: DistilbertRun) -> str | None:
 
 def _with_batches(cfg: DistilbertRun, devices: int) -> DistilbertRun:
     """The published micro-batch, 32, wherever a device's share of the global batch allows it."""
-    if cfg.global_batch is None or cfg.micro_batch is not None or cfg.accumulate is not None:
+    is_given = cfg.micro_batch is not None or cfg.accumulate is not None
+    if cfg.name != "distilbert-sst2" or cfg.global_batch is None or is_given:
         return cfg
     share = cfg.global_batch // devices
     divides = share and share % PUBLISHED_MICRO_BATCH == 0

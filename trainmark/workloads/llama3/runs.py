@@ -159,7 +159,6 @@ def llama3_demo() -> LlamaRun:
         ),
         sequence=64,
         global_batch=16,
-        micro_batch=16,
         eval_batch=16,
         lr=6e-3,
         schedule=dataclasses.replace(_cosine(270, start=30), warmup_steps=30),
