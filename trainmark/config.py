@@ -255,6 +255,13 @@ def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
     return changed
 
 
+def target_problems(run: Run, metric: str) -> list[str]:
+    """Of a target for a metric between 0 and 1; that it is a number is checked for all."""
+    if run.target is None or not math.isfinite(run.target) or 0 <= run.target <= 1:
+        return []
+    return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
+
+
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     problems = []
     if not (math.isfinite(run.lr) and run.lr >= 0):

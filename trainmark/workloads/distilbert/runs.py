@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, target_problems
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
@@ -207,7 +207,7 @@ def resolve(cfg: DistilbertRun, cluster: Cluster) -> tuple[DistilbertRun, list[s
         ]
     try:
         cfg = _with_weights(cfg)
-        problems = _model_problems(cfg)
+        problems = target_problems(cfg, METRIC) + _model_problems(cfg)
         if problems:
             return cfg, problems
         cfg = _with_batches(cfg, cluster.world)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from trainmark import feature_spec, planted
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, target_problems
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware import Cluster, lacks
 from trainmark.metrics import share_of_excess
@@ -354,7 +354,8 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
             cfg = _with_dataset(cfg, Path(cfg.data))
         except InputError as error:
             problems.append(str(error))
-    problems += _model_problems(cfg) + _sharding_problems(cfg) + _format_problems(cfg, cluster)
+    problems += target_problems(cfg, METRIC) + _model_problems(cfg)
+    problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems and cfg.seed >= 0:
@@ -364,6 +365,8 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
 
 
 def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
+    if folder.is_file():
+        raise InputError(f"data must be a dataset's folder. Received a file: {folder}.")
     spec = feature_spec.read(folder)
     feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
     raise_all(
