@@ -115,6 +115,8 @@ def test_words(capsys: pytest.CaptureFixture[str], arguments: list[str], parts: 
           "--schedule.decay-start", "9000"], ["decay_power"]),
         (["--optimizer.eps", "nan"], ["optimizer.eps"]),
         (["--optimizer.eps", "0"], ["optimizer.eps", "above 0"]),
+        (["--synthetic-ids", "planted", "--model.numerical-features", "40000"],
+         ["Planted rows have at most 1,000 features. Received: 40,0"]),
         (["--target", "2"], ["target must lie between 0 and 1, as auc does. Received: 2.0."]),
         (["--data", __file__], ["data must be a dataset's folder. Received a file"]),
         (["--lr", "inf"], ["lr must be a finite number"]),

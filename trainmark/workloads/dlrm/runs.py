@@ -35,6 +35,7 @@ PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "gre
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
 MOST_PARAMETERS = 2**58  # bytes are counted in 64 bits
+MOST_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,6 +435,11 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
             f"The model has {table_parameters(model) + mlp_parameters(model):.2g} parameters; "
             "no machine can count that far. Check model.table_rows and the widths."
         )
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MOST_PLANTED:
+        problems.append(
+            f"Planted rows have at most {MOST_PLANTED:,} features. Received: {_features(model):,}. "
+            "Ask for fewer, or for --synthetic-ids uniform."
+        )
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
         problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
     if not 0 < cfg.optimizer.eps < math.inf:
@@ -442,6 +448,10 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
             f"0 would become 0 / 0. Received: {cfg.optimizer.eps}."
         )
     return problems
+
+
+def _features(model: Model) -> int:
+    return model.numerical_features + len(model.table_rows)
 
 
 def _sharding_problems(cfg: DlrmRun) -> list[str]:
