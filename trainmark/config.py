@@ -226,7 +226,7 @@ def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
     run = dataclasses.replace(run, compile=_compiles(run, cluster))
     axes = runs.mesh_axes(run, cluster.world)
     resolved: AnyRun
-    resolved, more = runs.resolve(run, cluster)
+    resolved, more = workloads.resolver(run.workload)(run, cluster)
     problems += more + resolved.schedule.problems()
     resolved, more = _resolve_batches(resolved, axes.get("dp", 1))
     raise_all(problems + more)

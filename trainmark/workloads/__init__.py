@@ -1,7 +1,8 @@
 """The workloads, one folder each, with the same file names in each.
 
-A workload is plain functions; `Workload` is the list of them that the loop calls. `runs.py` and
-the packages themselves import no torch, so that `trainmark list` and `--help` stay instant.
+A workload is plain functions; `Workload` is the list of them that the loop calls. `runs.py`,
+`resolve.py` and the packages themselves import no torch, so that `trainmark list`, `plan` and
+`--help` stay instant.
 """
 
 from collections.abc import Callable
@@ -70,8 +71,13 @@ class Workload:
 
 
 def runs_module(name: str) -> ModuleType:
-    """A workload's `runs.py`: configuration dataclass, named runs, resolve; no torch."""
+    """A workload's `runs.py`: configuration dataclass, named runs, sizes; no torch."""
     return import_module(f"{__name__}.{name}.runs")
+
+
+def resolver(name: str) -> Callable[..., tuple[Any, list[str]]]:
+    """(cfg, cluster) -> the configuration filled in, and all that is wrong with it; no torch."""
+    return import_module(f"{__name__}.{name}.resolve").resolve
 
 
 def load(name: str) -> Workload:

@@ -13,6 +13,7 @@ from typing import Any
 from trainmark.errors import InputError, raise_all
 from trainmark.workloads.distilbert.runs import Model
 
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # Our field -> its key in config.json.
 _CONFIG_KEYS = {
     "distilbert": {
@@ -105,6 +106,12 @@ def config_json(model: Model) -> dict[str, Any]:
         "id2label": {str(i): f"LABEL_{i}" for i in labels},
         "label2id": {f"LABEL_{i}": i for i in labels},
     }
+
+
+def weights_file(folder: Path) -> Path | None:
+    """The file of tensors in a Hugging Face folder."""
+    found = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    return found[0] if found else None
 
 
 # --- parameter names

@@ -13,7 +13,7 @@ from trainmark.corpus import sst2
 from trainmark.errors import InputError
 from trainmark.files import write_atomically, write_tensors
 from trainmark.workloads.distilbert import layouts
-from trainmark.workloads.distilbert.runs import Model, weights_file
+from trainmark.workloads.distilbert.runs import Model
 
 
 def load(folder: str, model: Model, parameters: Mapping[str, Tensor]) -> None:
@@ -35,7 +35,7 @@ def load(folder: str, model: Model, parameters: Mapping[str, Tensor]) -> None:
 
 
 def _read(folder: Path) -> dict[str, Tensor]:
-    path = weights_file(folder)
+    path = layouts.weights_file(folder)
     if path is None:
         raise InputError(f"{folder} holds no weights.")
     try:

@@ -14,9 +14,10 @@ from trainmark import feature_spec
 from trainmark.errors import InputError
 from trainmark.hardware import host_memory_bytes
 from trainmark.numerical import log_transform
-from trainmark.planted import BLOCK_ROWS
-from trainmark.workloads.dlrm.runs import DlrmRun, PageCache, planted_clicks, synthetic_range
+from trainmark.planted import BLOCK_ROWS, PlantedClicks
+from trainmark.workloads.dlrm.runs import DlrmRun, PageCache
 
+SYNTHETIC_HELD_OUT = 131_072  # rows of test and of validation, at most
 DISK_BLOCK = 512  # a disk with larger ones refuses, and is read through the page cache
 LEAST_DIRECT = 1 << 16  # bytes; smaller reads are better off with the system's reading ahead
 
@@ -225,3 +226,19 @@ class SyntheticRows:
             for rows, dtype in zip(model.table_rows, self.id_types, strict=True)
         ]
         return Columns(dense.astype(np.float16), clicks, ids)
+
+
+def planted_clicks(cfg: DlrmRun) -> PlantedClicks:
+    """The log that `--data synthetic` draws planted rows from."""
+    return PlantedClicks(
+        seed=cfg.seed,
+        cardinalities=cfg.model.table_rows,
+        num_numerical=cfg.model.numerical_features,
+    )
+
+
+def synthetic_range(cfg: DlrmRun, split: str) -> tuple[int, int]:
+    """The rows of a synthetic split: train first, then test and validation, equally long."""
+    train, held_out = cfg.synthetic_rows, min(cfg.synthetic_rows, SYNTHETIC_HELD_OUT)
+    start = {"train": 0, "test": train, "validation": train + held_out}[split]
+    return start, start + (train if split == "train" else held_out)

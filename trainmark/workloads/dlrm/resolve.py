@@ -1,0 +1,192 @@
+"""Resolving a DLRM run: what its data fills in, and everything that is wrong with it."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+from trainmark import feature_spec
+from trainmark.config import SYNTHETIC, target_problems
+from trainmark.errors import InputError, raise_all, unknown
+from trainmark.hardware import Cluster, lacks
+from trainmark.metrics import share_of_excess
+from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
+from trainmark.workloads.dlrm.runs import (
+    METRIC,
+    DlrmRun,
+    Model,
+    Sharding,
+    in_other_formats,
+    mlp_parameters,
+    table_parameters,
+)
+
+# Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
+PLANTED_TARGET = 0.95
+PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "greedy")
+MOST_PARAMETERS = 2**58  # bytes are counted in 64 bits
+MOST_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
+
+
+def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
+    """Take features, table rows and the best AUC from the data, and check the network's shape."""
+    problems: list[str] = []
+    if cfg.data is None:
+        problems.append(
+            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
+            "--data synthetic to measure speed without data."
+        )
+    elif cfg.data != SYNTHETIC:
+        try:
+            cfg = _with_dataset(cfg, Path(cfg.data))
+        except InputError as error:
+            problems.append(str(error))
+    problems += target_problems(cfg, METRIC) + _model_problems(cfg)
+    problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
+    sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
+    cfg = dataclasses.replace(cfg, sharding=sharding)
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems and cfg.seed >= 0:
+        best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
+        cfg = _with_best_auc(cfg, best)
+    return cfg, problems
+
+
+def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
+    if folder.is_file():
+        raise InputError(f"data must be a dataset's folder. Received a file: {folder}.")
+    spec = feature_spec.read(folder)
+    feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
+    raise_all(
+        f"{folder}: categorical feature {name!r} has hotness {spec.feature_spec[name].hotness}; "
+        "this version trains on one id per feature and sample."
+        for name in spec.categorical
+        if spec.feature_spec[name].hotness != 1
+    )
+    model = dataclasses.replace(
+        cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
+    )
+    cfg = dataclasses.replace(cfg, model=model)
+    best = spec.metadata.get("best_auc")
+    return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
+
+
+def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
+    if not math.isfinite(best):  # too few rows to have clicks and others
+        return cfg
+    target = share_of_excess(best, PLANTED_TARGET) if cfg.target is None else cfg.target
+    return dataclasses.replace(cfg, best_auc=best, target=target)
+
+
+# --- checks
+
+
+def _model_problems(cfg: DlrmRun) -> list[str]:
+    model, problems = cfg.model, []
+    named = [
+        ("embedding_dim", model.embedding_dim),
+        ("shuffle_window", cfg.shuffle_window),
+        ("synthetic_rows", cfg.synthetic_rows),
+    ]
+    for name in ("table_rows", "bottom_mlp", "top_mlp"):
+        named += [(name, value) for value in getattr(model, name)]
+    problems += [
+        f"{name} must be at least 1. Received: {value}." for name, value in named if value < 1
+    ]
+    if model.numerical_features < 0:
+        problems.append(
+            f"numerical_features must not be negative. Received: {model.numerical_features}."
+        )
+    if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
+        problems.append(
+            f"The last width of model.bottom_mlp must equal model.embedding_dim "
+            f"({model.embedding_dim}). Received: {model.bottom_mlp}."
+        )
+    if not model.top_mlp or model.top_mlp[-1] != 1:
+        problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
+    if not problems and table_parameters(model) + mlp_parameters(model) > MOST_PARAMETERS:
+        problems.append(
+            f"The model has {table_parameters(model) + mlp_parameters(model):.2g} parameters; "
+            "no machine can count that far. Check model.table_rows and the widths."
+        )
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MOST_PLANTED:
+        problems.append(
+            f"Planted rows have at most {MOST_PLANTED:,} features. Received: {_features(model):,}. "
+            "Ask for fewer, or for --synthetic-ids uniform."
+        )
+    if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
+        problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
+    if not 0 < cfg.optimizer.eps < math.inf:
+        problems.append(
+            "optimizer.eps must be a finite number above 0: a weight whose gradients have all been "
+            f"0 would become 0 / 0. Received: {cfg.optimizer.eps}."
+        )
+    return problems
+
+
+def _features(model: Model) -> int:
+    return model.numerical_features + len(model.table_rows)
+
+
+def _sharding_problems(cfg: DlrmRun) -> list[str]:
+    sharding, tables = cfg.sharding, len(cfg.model.table_rows)
+    problems = []
+    if sharding.placement not in PLACEMENTS and not sharding.placement.endswith(".json"):
+        error = unknown("placement", sharding.placement, PLACEMENTS)
+        problems.append(f"{error} Or give a .json file that 'trainmark plan --json' wrote.")
+    for name in ("column_slice_threshold", "data_parallel_threshold"):
+        value = getattr(sharding, name)
+        if value is not None and not value >= 1:
+            problems.append(f"{name} must be at least 1 element. Received: {value}.")
+    if sharding.network_gb_s is not None and not 0 < sharding.network_gb_s < math.inf:
+        problems.append(f"network_gb_s must be positive. Received: {sharding.network_gb_s}.")
+    problems += [
+        f"host_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
+        for table in sharding.host_tables
+        if not 0 <= table < tables
+    ]
+    if sharding.engine == "torchrec":
+        problems += _torchrec_problems(sharding)
+    return problems
+
+
+def _torchrec_problems(sharding: Sharding) -> list[str]:
+    problems = [
+        f"{name} is for --engine native: TorchRec's engine has no such tables. Leave it out."
+        for name in ("host_tables", "data_parallel_threshold")
+        if getattr(sharding, name)
+    ]
+    if sharding.column_slice_threshold and sharding.placement == "auto":
+        problems.append(
+            "column_slice_threshold does nothing with --engine torchrec --placement auto, which is "
+            "TorchRec's own planner. Choose another placement, or leave it out."
+        )
+    return problems
+
+
+def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+    chosen, tables = cfg.table_format, len(cfg.model.table_rows)
+    problems = [
+        f"fp32_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
+        for table in chosen.fp32_tables
+        if not 0 <= table < tables
+    ]
+    if not in_other_formats(cfg):
+        return problems
+    received = f"Received: --table-precision {chosen.table_precision}"
+    if chosen.table_precision == "fp8" and lacks(cluster.hardware, "fp8"):
+        problems.append(
+            f"fp8 tables need a GPU that knows fp8 numbers, such as an H100. {received} on "
+            f"{cluster}. Use int8."
+        )
+    if cluster.world > 1 or cfg.sharding.host_tables or cfg.sharding.force_exchange:
+        problems.append(
+            "Tables that are exchanged between devices, or with the host, are fp32 in this "
+            f"version. {received} on {cluster}."
+        )
+    if cfg.sharding.engine == "torchrec":
+        problems.append(f"TorchRec's tables are fp32 here. {received}.")
+    if cfg.optimizer.name == "adam":
+        problems.append(
+            f"Adam needs fp32 tables. {received}. Leave it out, or use --optimizer.name sgd, "
+            "adagrad or rowwise_adagrad."
+        )
+    return problems

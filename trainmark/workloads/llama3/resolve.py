@@ -1,0 +1,128 @@
+"""Resolving a Llama-3 run: what weights and data fill in, and everything that is wrong with it."""
+
+import dataclasses
+from pathlib import Path
+
+from trainmark.config import SYNTHETIC
+from trainmark.corpus import dataset
+from trainmark.errors import InputError
+from trainmark.hardware import Cluster
+from trainmark.workloads.llama3 import chain, huggingface
+from trainmark.workloads.llama3.runs import LlamaRun, axes_of, mesh_axes, stages_per_rank
+
+
+def resolve(cfg: LlamaRun, cluster: Cluster) -> tuple[LlamaRun, list[str]]:
+    """Fill in the split, the network of `weights`, the vocabulary, and the samples to draw."""
+    axes = mesh_axes(cfg, cluster.world)
+    cfg = dataclasses.replace(
+        cfg, parallel="".join(f"{axis.upper()}{degree}" for axis, degree in axes.items())
+    )
+    if cfg.data is None:
+        return cfg, [
+            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare tokens'), or "
+            "--data synthetic to measure speed without data."
+        ]
+    try:
+        cfg = _with_data(_with_weights(cfg))
+    except InputError as error:
+        return cfg, [str(error)]
+    return cfg, _model_problems(cfg) + _parallel_problems(cfg, axes) + _device_problems(
+        cfg, cluster
+    )
+
+
+def _with_weights(cfg: LlamaRun) -> LlamaRun:
+    if cfg.weights is None:
+        return cfg
+    return dataclasses.replace(cfg, model=huggingface.read_model(Path(cfg.weights)))
+
+
+def _with_data(cfg: LlamaRun) -> LlamaRun:
+    if cfg.data == SYNTHETIC:
+        best = chain.ENTROPY * chain.TARGET if cfg.name == "llama3-demo" else None
+        cfg = dataclasses.replace(cfg, target=cfg.target if cfg.target is not None else best)
+        available = cfg.synthetic_samples
+    else:
+        found = dataset.find(Path(cfg.data or ""))
+        if cfg.name == "llama3-demo":
+            vocab = -(-found.vocab_size // 128) * 128
+            cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab=vocab))
+        elif found.vocab_size > cfg.model.vocab:
+            raise InputError(
+                f"{cfg.data} was prepared for {found.vocab_size:,} token ids, but {cfg.name} has "
+                f"{cfg.model.vocab:,}. Prepare it with the model's tokenizer, or give "
+                f"--model.vocab {-(-found.vocab_size // 128) * 128}."
+            )
+        available = found.samples("train", cfg.split, cfg.sequence)
+    return dataclasses.replace(cfg, train_samples=cfg.train_samples or _wanted(cfg, available))
+
+
+def _wanted(cfg: LlamaRun, available: int) -> int:
+    if cfg.max_steps is None or cfg.global_batch is None:
+        return available
+    return cfg.max_steps * cfg.global_batch
+
+
+# --- checks
+
+
+def _model_problems(cfg: LlamaRun) -> list[str]:
+    model = cfg.model
+    counts = [(f"model.{f.name}", getattr(model, f.name)) for f in dataclasses.fields(model)]
+    counts += [(name, getattr(cfg, name)) for name in ("sequence", "synthetic_samples")]
+    problems = [
+        f"{name} must be above 0. Received: {value}." for name, value in counts if not value > 0
+    ]
+    if problems:
+        return problems
+    if model.hidden % model.heads or model.heads % model.kv_heads or model.head_dim % 2:
+        problems.append(
+            f"model.heads ({model.heads}) must divide model.hidden ({model.hidden}) into heads of "
+            f"even width, and model.kv_heads ({model.kv_heads}) must divide model.heads."
+        )
+    betas = (cfg.optimizer.beta1, cfg.optimizer.beta2)
+    if not all(0 <= beta < 1 for beta in betas):
+        problems.append(f"optimizer.beta1 and beta2 must lie in [0, 1). Received: {betas}.")
+    if cfg.optimizer_states == "bf16" and cfg.precision not in ("bf16", "fp8"):
+        problems.append(
+            "optimizer_states bf16 keeps the weights in bf16: it needs precision bf16 or fp8. "
+            f"Received: {cfg.precision}."
+        )
+    return problems
+
+
+def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
+    model, tp = cfg.model, axes["tp"]
+    divisible = {
+        "model.kv_heads": model.kv_heads,
+        "model.ffn": model.ffn,
+        "model.vocab": model.vocab,
+        "sequence": cfg.sequence,
+    }
+    problems = [
+        f"TP{tp} cannot split {name} ({value}) evenly."
+        for name, value in divisible.items()
+        if value % tp
+    ]
+    stages = axes["pp"] * stages_per_rank(cfg)
+    if stages > model.layers:
+        problems.append(f"{stages} pipeline stages need at least as many layers ({model.layers}).")
+    rounds, rest = divmod(cfg.accumulate or 0, axes["pp"])
+    if stages_per_rank(cfg) > 1 and cfg.accumulate and (rest or not rounds):
+        problems.append(
+            f"The interleaved schedule needs a multiple of PP ({axes['pp']}) micro-batches. "
+            f"Received: accumulate {cfg.accumulate}."
+        )
+    return problems
+
+
+def _device_problems(cfg: LlamaRun, cluster: Cluster) -> list[str]:
+    problems = []
+    if cluster.hardware == "cpu" and cfg.attention in ("cudnn", "efficient"):
+        problems.append(f"attention {cfg.attention} needs a GPU; use auto.")
+    tp = axes_of(cfg)["tp"]
+    if cfg.precision == "fp8" and (cfg.model.hidden % 16 or cfg.model.ffn % (16 * tp)):
+        problems.append(
+            "fp8 needs model.hidden and each rank's part of model.ffn to be multiples of 16."
+        )
+    return problems
