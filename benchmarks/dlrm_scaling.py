@@ -28,7 +28,6 @@ out of sight, so neither is known of torchrec-own.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -37,38 +36,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from collectives import Communication
 from common import RESULTS, write_results
+from dlrm_scaling_systems import CPU, Step, own_step, trainmark_step
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainmark import workloads
 from trainmark.allocator import keep_freed_memory
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
-from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.placement import Placement, Shard, TablePlacement, even_ranges, to_json
 from trainmark.hardware import Cluster
-from trainmark.kernels.compiled import is_compiled_for
-from trainmark.kernels.interaction import dot_interaction
-from trainmark.loop import build_trainer
-from trainmark.workloads.dlrm.data import ClickBatch, build_data
-from trainmark.workloads.dlrm.model import build_model
+from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 
 NAME = "dlrm_scaling_cpu"
 BATCH = 8192
-LR = 0.01
 POOL = 8  # different batches, so that no step finds the rows of the one before in a cache
-CPU = torch.device("cpu")
 NATIVE, ENGINE, OWN = "native", "torchrec", "torchrec-own"
 SYSTEMS = (NATIVE, ENGINE, OWN)
 LEAST = {"embeddings": {1: 1.5, 2: 1.5, 4: 1.2}, "full-size": {1: 1.0, 2: 1.0, 4: 1.0}}
@@ -161,184 +152,6 @@ def _placement(case: Case, rows: int) -> Placement:
         for t in range(26)
     )
     return Placement(devices=case.ranks, tables=tables)
-
-
-# --- the systems: each call of a step trains the next batch
-
-Step = Callable[[], Tensor]
-
-
-def trainmark_step(cfg: DlrmRun, mesh: Mesh, pool: list[ClickBatch]) -> Step:
-    """The loop's order: the next batch is prepared before this one's step."""
-    trainer = build_trainer(cfg, workloads.load("dlrm"), mesh)
-    batches = itertools.cycle(pool)
-    ahead = [trainer.prepare(next(batches))]
-
-    def step() -> Tensor:
-        ahead.append(trainer.prepare(next(batches)))
-        loss, _ = trainer.step(ahead.pop(0), LR)
-        return loss
-
-    return step
-
-
-class WholeDlrm(nn.Module):
-    """Tables and MLPs in one module, with its loss, as TorchRec's trainer wants it."""
-
-    def __init__(self, cfg: DlrmRun, collection: nn.Module) -> None:
-        super().__init__()
-        model = build_model(cfg)
-        self.bottom, self.top = (
-            model.bottom.to_empty(device="cpu"),
-            model.top.to_empty(device="cpu"),
-        )
-        if is_compiled_for(CPU, torch.float32):
-            self.bottom.fused_dtype = self.top.fused_dtype = torch.float32
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.05, 0.05)
-        self.collection = collection
-        self.dim, self.num_features = cfg.model.embedding_dim, len(cfg.model.table_rows)
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        rows = self.collection(batch.sparse_features).values()
-        x = self.bottom(batch.dense_features)
-        rows_BFD = rows.view(-1, self.num_features, self.dim)
-        logits = self.top(dot_interaction(x, rows_BFD)).squeeze(-1)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        return loss, loss.detach()
-
-
-torch.fx.wrap("dot_interaction")
-
-
-def own_step(cfg: DlrmRun, mesh: Mesh, pool: list[ClickBatch]) -> Step:
-    """TorchRec's own trainer."""
-    from torchrec import KeyedJaggedTensor
-    from torchrec.datasets.utils import Batch
-    from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.types import ShardingEnv, ShardingPlan
-    from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper
-
-    from trainmark.embeddings.torchrec_tables import feature_names, make_collection, make_plan
-    from trainmark.optimizers import make_optimizer
-    from trainmark.workloads.dlrm.parallelize import torchrec_specs
-    from trainmark.workloads.dlrm.placing import place
-
-    specs = torchrec_specs(cfg)
-    collection = make_collection(specs)
-    placement = place(cfg, mesh.world_size)
-    plan = make_plan(collection, specs, placement, Cluster("cpu", 1, mesh.world_size))
-    model = DistributedModelParallel(
-        WholeDlrm(cfg, collection),
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
-        plan=ShardingPlan({"collection": plan}),
-        sharders=[EmbeddingBagCollectionSharder()],
-    )
-    for group in model.fused_optimizer.param_groups:
-        group["lr"] = LR
-    dense = {n: p for n, p in model.named_parameters() if "collection" not in n}
-
-    def dense_optimizer(parameters: Any) -> torch.optim.Optimizer:
-        settings = cfg.optimizer
-        made = make_optimizer(settings.name, parameters, eps=settings.eps, beta1=0.9, beta2=0.999)
-        for group in made.param_groups:
-            group["lr"] = LR
-        return made
-
-    optimizer = CombinedOptimizer(
-        [model.fused_optimizer, KeyedOptimizerWrapper(dense, dense_optimizer)]
-    )
-    pipeline = TrainPipelineSparseDist(model, optimizer, CPU)
-    names = feature_names(len(specs.rows))
-
-    def wide(batch: ClickBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        (group,) = batch.groups
-        ids = group.ids.int().flatten()
-        return batch.numerical.float(), ids, torch.ones_like(ids), batch.labels.float()
-
-    def batches() -> Iterator[Batch]:
-        for numerical, ids, lengths, labels in itertools.cycle([wide(batch) for batch in pool]):
-            yield Batch(numerical, KeyedJaggedTensor(names, ids, lengths=lengths), labels)
-
-    endless = batches()
-    return lambda: pipeline.progress(endless)
-
-
-# --- what ranks say to each other
-
-
-class Communication:
-    """Counts bytes sent to other ranks and the time blocked in PyTorch's collectives."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks, self.bytes, self.seconds = ranks, 0.0, 0.0
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Within, every collective that is called through `torch.distributed` is counted."""
-        sizes: dict[str, Callable[..., float]] = {
-            "all_to_all_single": self._all_to_all,
-            "all_reduce": lambda tensor, *a, **k: 2 * self._others(tensor),
-            "reduce_scatter_tensor": lambda output, input, *a, **k: self._others(input),
-            "all_gather_into_tensor": lambda output, input, *a, **k: self._others(output),
-            "reduce_scatter": lambda output, input_list, *a, **k: sum(
-                map(self._others, input_list)
-            ),
-            "all_gather": lambda tensor_list, tensor, *a, **k: sum(map(self._others, tensor_list)),
-        }
-        originals = {name: getattr(dist, name) for name in sizes}
-        for name, size in sizes.items():
-            setattr(dist, name, self._watch(originals[name], size))
-        try:
-            yield
-        finally:
-            for name, original in originals.items():
-                setattr(dist, name, original)
-
-    def _others(self, tensor: Tensor) -> float:
-        return tensor.nbytes * (self.ranks - 1) / self.ranks
-
-    def _all_to_all(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: list[int] | None = None,
-        input_split_sizes: list[int] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> float:
-        if not input_split_sizes:
-            return self._others(input)
-        row_bytes = input.nbytes / max(len(input), 1)
-        return (sum(input_split_sizes) - input_split_sizes[dist.get_rank()]) * row_bytes
-
-    def _watch(self, collective: Callable[..., Any], size: Callable[..., float]) -> Any:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self.bytes += size(*args, **kwargs)
-            work = self.clocked(collective, *args, **kwargs)
-            return work if work is None else _ClockedWork(work, self)
-
-        return watched
-
-    def clocked(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.seconds += time.perf_counter() - began
-
-
-class _ClockedWork(dist.Work):
-    """A collective under way, whose waiting is clocked. TorchRec waits only for a `Work`."""
-
-    def __init__(self, work: Any, communication: Communication) -> None:
-        super().__init__()
-        self._work, self._communication = work, communication
-
-    def wait(self, *args: Any) -> Any:
-        return self._communication.clocked(self._work.wait, *args)
 
 
 # --- one rank of one case
