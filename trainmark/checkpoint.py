@@ -29,6 +29,7 @@ from torch import Tensor
 
 from trainmark.checkpoint_boxes import LoadPlanner, SavePlanner
 from trainmark.checkpoint_manifest import DTYPE_CODES, DamagedError, read_manifest
+from trainmark.checkpoint_room import make_room
 from trainmark.checkpoint_storage import Reader, Writer, is_distributed, read_all, sync_folder
 from trainmark.errors import InputError
 
@@ -69,20 +70,6 @@ def save(
     finally:
         writer.remove_unfinished()
     return target
-
-
-def make_room(root: Path, needed_bytes: int) -> None:
-    """Remove what killed processes were writing or deleting, then look at the free space."""
-    root.mkdir(parents=True, exist_ok=True)
-    for path in root.iterdir():
-        if _LEFTOVER.fullmatch(path.name):
-            shutil.rmtree(path)
-    free_bytes = shutil.disk_usage(root).free
-    if needed_bytes > free_bytes:
-        raise InputError(
-            f"A checkpoint in {root} needs {_gib(needed_bytes)} and the disk has "
-            f"{_gib(free_bytes)} free. Free some space, or write to another disk."
-        )
 
 
 def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict[str, Any]:
@@ -203,7 +190,6 @@ def _listing(paths: Iterable[Path]) -> str:
 # --- folders: at every moment, the last complete checkpoint has its name and all its files
 
 _COMPLETE = re.compile(r"step-(\d{8,})(\.old)?")
-_LEFTOVER = re.compile(r"\.(writing|removing)-step-.*")
 
 
 def _publish(finished: Path, target: Path, keep: int) -> None:
@@ -226,7 +212,3 @@ def _remove(path: Path) -> None:
         hidden = path.with_name(f".removing-{path.name}")
         path.rename(hidden)
         shutil.rmtree(hidden)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.3g} GiB"

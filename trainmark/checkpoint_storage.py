@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,8 @@ from trainmark.checkpoint_manifest import (
     write_manifest,
 )
 from trainmark.errors import raise_all
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 16 * 2**20
 WORKERS = 4  # times CHUNK_BYTES: the most host memory that a device's tensors pass through
@@ -98,7 +100,7 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self.prepare(sum(_byte_length(item) for plan in plans for item in plan.items))
+        self.prepare(sum(byte_length(item) for plan in plans for item in plan.items))
         self.folder.mkdir()
         return plans
 
@@ -149,7 +151,7 @@ class _Piece:
 def _write_data_file(
     path: Path, items: Sequence[WriteItem], planner: SavePlanner
 ) -> list[WriteResult]:
-    if not any(map(_byte_length, items)):
+    if not any(map(byte_length, items)):
         return []  # no data, no file
     # Widest elements first, so that every tensor is aligned when the file is mapped to memory.
     items = sorted(items, key=lambda item: (-_dtype(item).itemsize, _entry_name(item)))
@@ -168,7 +170,7 @@ def _write_data_file(
 def _safetensors_header(items: Iterable[WriteItem]) -> bytes:
     entries, end = {}, 0
     for item in items:
-        begin, end = end, end + _byte_length(item)
+        begin, end = end, end + byte_length(item)
         entries[_entry_name(item)] = {
             "dtype": DTYPE_CODES[_dtype(item)],
             "shape": list(_tensor_data(item).chunk.sizes),
@@ -234,7 +236,8 @@ def _dtype(item: WriteItem) -> torch.dtype:
     return _tensor_data(item).properties.dtype
 
 
-def _byte_length(item: WriteItem) -> int:
+def byte_length(item: WriteItem) -> int:
+    """Of what DCP has a rank write."""
     return math.prod(_tensor_data(item).chunk.sizes) * _dtype(item).itemsize
 
 
@@ -397,11 +400,7 @@ def _mismatches(asked: dict[str, Tensor], stored: dict[str, TensorEntry]) -> Ite
 
 
 def _names_on_all_ranks(tensors: dict[str, Tensor]) -> set[str]:
-    if not is_distributed():
-        return set(tensors)
-    of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(of_ranks, list(tensors))
-    return set().union(*of_ranks)
+    return set().union(*of_all_ranks(list(tensors)))
 
 
 # --- small things
@@ -427,6 +426,15 @@ class _Scratch(threading.local):
 def is_distributed() -> bool:
     """Whether there are other ranks to agree with."""
     return dist.is_available() and dist.is_initialized()
+
+
+def of_all_ranks(value: T) -> list[T]:
+    """Every rank's value, in the order of the ranks, on all of them."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def sync_folder(path: Path) -> None:

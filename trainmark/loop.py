@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trainmark import checkpoint, metrics
+from trainmark.checkpoint_room import check_room
 from trainmark.clocks import Clocks
 from trainmark.config import Interval, Run, parse_profile, to_plain
 from trainmark.distributed.mesh import Mesh
@@ -150,14 +151,10 @@ class Training:
             self.log.say(f"Weights from {self.weights_from}.")
 
     def _check_disk(self) -> None:
-        """A disk without room for a checkpoint is found now, not after what it should keep.
-
-        On several ranks only saving itself knows what is written once for all of them.
-        """
-        if self.cfg.checkpoint_every != "never" and self.mesh.world_size == 1:
-            tensors = (self._weights() | self._trainer_state()).values()
-            needed_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            checkpoint.make_room(self.output / CHECKPOINTS, needed_bytes)
+        """A disk without room for a checkpoint is found now, not after what it should keep."""
+        if self.cfg.checkpoint_every != "never":
+            tensors = self._weights() | self._trainer_state()
+            check_room(self.output / CHECKPOINTS, tensors)
 
     @property
     def total_steps(self) -> int:
