@@ -1,5 +1,6 @@
 """A DLRM so small that a whole run takes a fraction of a second, and what tests do with it."""
 
+import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -96,6 +97,12 @@ def saved(path: Path) -> dict[str, bytes]:
 def result(output: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads((output / "result.json").read_text())
     return data
+
+
+def curve(output: Path) -> list[tuple[int, int, float]]:
+    """(step, samples, loss) of every step."""
+    with open(output / "loss.csv", newline="") as file:
+        return [(int(r["step"]), int(r["samples"]), float(r["loss"])) for r in csv.DictReader(file)]
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

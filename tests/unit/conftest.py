@@ -1,0 +1,15 @@
+"""What several files of unit tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.small import train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of 8 steps, with everything that a run can write."""
+    output = tmp_path_factory.mktemp("runs") / "small"
+    assert train(output, "--tensorboard", "--log-every", "3") == 0
+    return output

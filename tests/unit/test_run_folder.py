@@ -1,0 +1,142 @@
+"""The folder of a run: used again, refused, continued, started from, full."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.small import STEPS, curve, newest, result, saved, snapshot, train
+from trainmark import checkpoint
+from trainmark.cli import main
+
+# --- the same folder again
+
+
+def test_the_same_command_on_a_finished_run_changes_nothing(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(finished)
+    assert train(finished, "--tensorboard", "--log-every", "3") == 0
+    printed = capsys.readouterr()
+    assert "finished already" in printed.err
+    assert json.loads(printed.out.splitlines()[-1])["auc"] == result(finished)["quality"]["value"]
+    assert snapshot(finished) == before
+
+
+@pytest.mark.parametrize("flags", [(), ("--checkpoint-every", "2 steps")])
+def test_a_finished_run_can_be_extended(
+    finished: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    output = tmp_path / "run"
+    assert train(output, "--max-steps", "3", *flags) == 0
+    assert train(output, "--max-steps", "5", *flags) == 0
+    assert train(output, *flags) == 0
+    assert saved(newest(output)) == saved(newest(finished))
+    assert curve(output) == curve(finished)
+    found = result(output)
+    assert (found["samples"], found["steps"]["all"]) == (4000, STEPS)
+    assert found["quality"]["value"] == result(finished)["quality"]["value"]
+    assert any("Continued 2 time(s)" in note for note in found["notes"])
+    assert found["loss"] == result(finished)["loss"]
+
+
+def test_a_raised_target_goes_on_and_forgets_when_the_old_one_was_reached(tmp_path: Path) -> None:
+    output, flags = tmp_path / "run", ("--evals-per-epoch", "4", "--stop-at-target")
+    for target, samples, reached in (("0.01", 1536, True), ("0.9999", 4000, False)):
+        assert train(output, *flags, "--target", target) == 0
+        found = result(output)
+        assert (found["samples"], found["quality"]["reached"]) == (samples, reached)
+        assert (found["quality"]["at_s"] is None) != reached
+    # All steps are done, but the target is another: judged anew, with what was measured.
+    assert train(output, *flags, "--target", "0.02") == 0
+    again = result(output)
+    assert (again["quality"]["reached"], again["quality"]["at_sample"]) == (True, 1536)
+    assert again["samples"] == 4000
+    assert again["time_s"]["train"] == pytest.approx(found["time_s"]["train"], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields"),
+    [
+        (("--lr", "0.2"), ["lr"]),
+        (("--seed", "1", "--optimizer.eps", "1e-6"), ["optimizer.eps", "seed"]),
+        (("--global-batch", "256"), ["global_batch"]),  # how it is laid out may change
+    ],
+)
+def test_another_configuration_is_refused(
+    finished: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], fields: list[str]
+) -> None:
+    before = snapshot(finished)
+    assert train(finished, *flags) == 2
+    message = capsys.readouterr().err
+    assert "another configuration" in message
+    assert f"(other {', '.join(fields)})" in message
+    assert snapshot(finished) == before
+
+
+def test_fresh(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(finished)
+    assert train(finished, "--fresh") == 2
+    assert "--fresh" in capsys.readouterr().err
+    assert snapshot(finished) == before
+    assert train(tmp_path / "new", "--fresh", "--max-steps", "1") == 0
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    assert train(tmp_path) == 2
+    assert snapshot(tmp_path) == {"precious.txt": b"mine"}
+    assert train(tmp_path / "precious.txt") == 2
+
+
+# --- another run's weights
+
+
+def test_from_takes_the_weights_only(finished: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    assert train(output, "--from", str(finished), "--max-steps", "1", "--lr", "0") == 0
+    started, source = saved(newest(output)), saved(newest(finished))
+    weights = {name for name in source if name.startswith("model.")}
+    assert {name: started[name] for name in weights} == {name: source[name] for name in weights}
+    assert started["trainer.top.0.weight.sum"] != source["trainer.top.0.weight.sum"]
+    found = result(output)
+    assert found["samples"] == 512
+    assert any(str(newest(finished)) in note for note in found["notes"])
+    again = train(output, "--from", str(finished), "--max-steps", "2", "--lr", "0")
+    assert again == 2  # there is something to continue already
+
+
+def test_from_another_model_leaves_no_trace(finished: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    assert train(output, "--from", str(finished), "--model.table-rows", "50", "7", "4") == 2
+    assert train(output, "--from", str(tmp_path / "nowhere")) == 2
+    assert not output.exists()
+
+
+# --- checkpoints in it
+
+
+def test_checkpoints_are_kept_and_dropped(tmp_path: Path) -> None:
+    flags = ("--checkpoint-every", "2 steps", "--keep-checkpoints", "3")
+    assert train(tmp_path / "run", *flags) == 0
+    kept = checkpoint.all_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name[-2:] for path in kept] == ["04", "06", "08"]
+    assert train(tmp_path / "never", "--checkpoint-every", "never") == 0
+    assert not (tmp_path / "never" / "checkpoints").exists()
+    assert main(["evaluate", str(tmp_path / "never")]) == 2
+
+
+def test_a_full_disk_is_noticed_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        assert train(tmp_path / "run") == 2
+        message = capsys.readouterr().err
+        assert len(message.splitlines()) == 1
+        assert "needs" in message
+        assert "free. Free some space" in message
+        assert train(tmp_path / "unsaved", "--checkpoint-every", "never") == 0
+    assert train(tmp_path / "run") == 0

@@ -1,0 +1,230 @@
+"""What a run leaves behind: counts, clocks, logs, its result, and an evaluation of it."""
+
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.small import STEPS, config, curve, result, snapshot, train
+from trainmark import result as results
+from trainmark.cli import main
+from trainmark.report.alignment import read_curve
+from trainmark.result import Evaluation
+from trainmark.runlog import RunLog
+
+# --- the result
+
+
+def test_samples_are_the_rows_that_were_read(finished: Path) -> None:
+    found = result(finished)
+    assert found["samples"] == 4000
+    assert found["steps"] == {"all": STEPS, "warmup": 2, "skipped": 0}
+    assert found["samples_measured"] == 4000 - 2 * 512
+    assert any("1 step(s) had fewer samples" in note for note in found["notes"])
+    assert [row[:2] for row in curve(finished)] == [
+        *((step, 512 * step) for step in range(1, STEPS)),
+        (STEPS, 4000),
+    ]
+
+
+def test_times_and_speeds_agree(finished: Path) -> None:
+    found = result(finished)
+    time, speed = found["time_s"], found["throughput"]
+    assert speed["p_whole"] * time["whole"] == pytest.approx(found["samples"])
+    assert speed["p_train"] * time["train"] == pytest.approx(found["samples_measured"])
+    assert speed["p_core"] * time["core"] == pytest.approx(found["samples_measured"])
+    assert speed["p_core"] >= speed["p_train"]
+    assert time["e2e"] >= time["whole"] + time["init"]
+    parts = time["evaluation"] + time["checkpoint"] + time["warmup"]
+    assert time["train"] == pytest.approx(time["whole"] - parts)
+    assert time["core"] == pytest.approx(time["train"] - time["input_wait"])
+    assert all(value >= 0 for value in time.values())
+
+
+def test_the_final_evaluation_and_checkpoint_are_not_in_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainmark.loop import Training
+
+    called_s = []
+    for slow in ("_evaluate", "_save"):
+        original = getattr(Training, slow)
+
+        def slowly(self: Training, *args: Any, original: Any = original) -> Any:
+            called_s.append(time.perf_counter())
+            time.sleep(0.5)
+            return original(self, *args)
+
+        monkeypatch.setattr(Training, slow, slowly)
+    began = time.perf_counter()
+    assert train(tmp_path / "run") == 0
+    time_s = result(tmp_path / "run")["time_s"]
+    assert len(called_s) == 3  # two splits and a checkpoint
+    assert time_s["whole"] < called_s[0] - began
+    assert time_s["e2e"] > 1.5
+    assert time_s["evaluation"] == time_s["checkpoint"] == 0
+
+
+def test_the_result_reads_back(finished: Path) -> None:
+    read = results.read(finished)
+    assert read == results.read(finished / "result.json")
+    copy = finished.parent / "copy"
+    copy.mkdir()
+    read.write(copy)
+    assert (copy / "result.json").read_bytes() == (finished / "result.json").read_bytes()
+    assert read.case == "cpux1x1"
+    assert read.config == json.loads((finished / "config.json").read_text())
+    assert read.mfu == []
+    assert read.mfu_reason
+    assert {e.split for e in read.evaluations} == {"test", "validation"}
+    assert all(e.at_sample == 4000 for e in read.evaluations)
+    assert read.quality.value == read.evaluations[0].metrics["auc"]
+
+
+def test_loss_and_curve_agree(finished: Path) -> None:
+    losses = [loss for _, _, loss in curve(finished)]
+    found = result(finished)["loss"]
+    assert (found["first"], found["last"]) == (losses[0], losses[-1])
+    assert all(map(math.isfinite, losses))
+
+
+def test_skipped_steps_are_counted(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--precision", "fp16", "--loss-scale", "1e9") == 0
+    found = result(tmp_path / "run")
+    assert found["steps"] == {"all": STEPS, "warmup": 2, "skipped": STEPS}
+    assert found["samples"] == 4000
+    assert any(f"{STEPS} step(s) were skipped" in note for note in found["notes"])
+
+
+def test_changed_fields_make_a_run_open(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--max-steps", "1", "--schedule.warmup-steps", "5") == 0
+    found = result(tmp_path / "run")
+    assert found["division"] == "open"
+    assert {"max_steps", "schedule.warmup_steps", "global_batch"} <= set(found["changed"])
+    assert "warmup_clock" not in found["changed"]
+
+
+# --- logs
+
+
+def test_perf_log(finished: Path) -> None:
+    events = perf_events(finished)
+    names = [event["event"] for event in events]
+    assert names == [
+        *("INIT_START", "INIT_END", "TRAIN_START", "TRAIN_END"),
+        *("EVALUATE", "EVALUATE", "CHECKPOINT", "FINISHED"),
+    ]
+    stamps = [event["metadata"]["time_ms"] for event in events]
+    assert stamps == sorted(stamps)
+    value, found = events[-1]["value"], result(finished)
+    assert value["num_trained_samples"] == 4000
+    assert value["global_steps"] == STEPS
+    assert value["train_time"] == found["time_s"]["whole"]
+    assert value["train_no_eval_time"] == found["time_s"]["train"]
+    assert value["pure_training_computing_time"] == found["time_s"]["core"]
+    assert value["throughput(ips)_raw"] == found["throughput"]["p_whole"]
+    assert value["throughput(ips)_no_eval"] == found["throughput"]["p_train"]
+    assert value["throughput(ips)_pure_compute"] == found["throughput"]["p_core"]
+    assert value["final_auc"] == found["quality"]["value"]
+    assert set(value["metrics"]) == {"auc", "log_loss", "accuracy", "calibration"}
+    assert {"e2e_time", "init_time", "converged", "mem_gib"} <= set(value)
+
+
+def perf_events(output: Path) -> list[dict[str, Any]]:
+    lines = (output / "perf.log").read_text().splitlines()
+    assert all(line.startswith("[PerfLog] ") for line in lines)
+    return [json.loads(line.removeprefix("[PerfLog] ")) for line in lines]
+
+
+def test_mlperf_log(finished: Path) -> None:
+    lines = (finished / "mlperf.log").read_text().splitlines()
+    records = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    keys = [record["key"] for record in records]
+    assert keys[:2] == ["init_start", "init_stop"]
+    assert keys[-1] == "run_stop"
+    assert {"seed", "global_batch_size", "eval_accuracy", "run_start"} <= set(keys)
+    losses = {step: loss for step, _, loss in curve(finished)}
+    assert read_curve(finished / "mlperf.log") == {step: losses[step] for step in (3, 6, STEPS)}
+
+
+def test_the_live_rate_is_that_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    said: list[str] = []
+    with RunLog(tmp_path, config(), started=0.0) as log:
+        monkeypatch.setattr(log, "say", said.append)
+        log.training_starts(step=0, total_steps=9)
+        for step in (1, 2, 3):
+            now += 2.0
+            log.looked([(step, 100 * step, 0.5)], lr=0.1)
+            now += 30.0
+            log.checkpointed(tmp_path)
+            undefined = {"auc": None}
+            log.evaluated(Evaluation(at_sample=0, split="t", metrics=undefined, seconds=30.0), step)
+    assert said[1] == "t after 0 samples: auc undefined"
+    assert [line.split("  ")[2] for line in said if "step" in line] == [
+        *("-", "50 samples/s", "50 samples/s"),
+    ]
+
+
+def test_tensorboard_events(finished: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished / "tensorboard"))
+    events.Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert losses == [(step, pytest.approx(loss)) for step, _, loss in curve(finished)]
+    (point,) = events.Scalars("test/auc")
+    assert point.step == STEPS
+
+
+def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run")
+    printed = capsys.readouterr()
+    headline = json.loads(printed.out.splitlines()[-1])
+    assert headline["result"] == str(tmp_path / "run" / "result.json")
+    assert headline["auc"] == result(tmp_path / "run")["quality"]["value"]
+    for column in ("precision", "fix_hp", "e2e_time", "p_whole", "p_train", "p_core", "mem"):
+        assert column in printed.out
+    assert "step 8" in printed.err
+
+
+def test_profile(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--profile", "2:4") == 0
+    trace = json.loads((tmp_path / "run" / "profile.json").read_text())
+    steps = [
+        e for e in trace["traceEvents"] if e.get("name") == "aten::binary_cross_entropy_with_logits"
+    ]
+    assert len(steps) == 2
+    assert any("torch.profiler" in note for note in result(tmp_path / "run")["notes"])
+
+
+# --- evaluate
+
+
+def test_evaluate_gives_the_final_metrics_exactly(finished: Path) -> None:
+    before = snapshot(finished)
+    assert main(["evaluate", str(finished), "--device", "cpu"]) == 0
+    after = snapshot(finished)
+    evaluation = json.loads(after.pop("evaluation.json"))
+    assert after == before
+    expected = {e["split"]: e["metrics"] for e in result(finished)["evaluations"]}
+    assert evaluation["splits"] == expected
+    assert (evaluation["step"], evaluation["samples"]) == (STEPS, 4000)
+
+
+def test_an_evaluation_that_cannot_be_kept_is_printed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "evaluation.json").unlink(missing_ok=True)
+    (run / "evaluation.json" / "in the way").mkdir(parents=True)
+    assert main(["evaluate", str(run), "--device", "cpu"]) != 0
+    printed = capsys.readouterr()
+    assert f"{result(finished)['quality']['value']:.6f}" in printed.out
+    assert "evaluation.json" in printed.err
