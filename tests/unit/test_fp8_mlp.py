@@ -88,6 +88,17 @@ def test_no_samples(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not parameter.grad.any()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_not_a_number_comes_out_as_such(device: str) -> None:
+    """Of its own sample, and of no other: an evaluation must be able to name the row."""
+    torch.manual_seed(0)
+    weights, biases = layers((32, 64, 16), device)
+    x = torch.randn(64, 32).bfloat16().to(device)
+    x[7, 3] = float("nan")
+    is_bad = kernel.fp8_relu_layers(x, weights, biases).isnan().any(dim=1)
+    assert is_bad.nonzero().flatten().tolist() == [7]
+
+
 def test_what_is_not_finite_reaches_the_gradients() -> None:
     """Numbers beyond the range are cut off; the step must still see that something was wrong."""
     torch.manual_seed(0)

@@ -94,7 +94,7 @@ def quantize_masked(
 
 
 def mask_codes(codes_BN: Tensor, output_BN: Tensor, scale: Tensor) -> Flipped:
-    if not codes_BN.is_cuda:
+    if not (codes_BN.is_cuda and codes_BN.numel()):  # no codes are no words
         return mask_codes_reference(codes_BN, output_BN, scale)
     return _mask_codes(codes_BN, output_BN, scale)
 
@@ -190,7 +190,7 @@ if triton is not None:
     @triton.jit
     def _to_fp8(value, scale, LARGEST: tl.constexpr, dtype: tl.constexpr):
         value = value.to(tl.float32) / scale
-        return tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(dtype)
+        return tl.clamp(value, -LARGEST, LARGEST, tl.PropagateNan.ALL).to(dtype)
 
     # Four codes of neighbouring columns are a word. From the words of four rows come four words of
     # neighbouring rows, one for each column, and those are moved as a whole.

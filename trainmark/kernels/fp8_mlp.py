@@ -139,6 +139,8 @@ def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
     if not rows.numel():
         return torch.ones((), device=x_BM.device)
     largest = torch.linalg.vector_norm(rows, ord=float("inf"), dtype=torch.float32)
+    # One sample that is not finite must not make all others so: then nobody could name it.
+    largest.nan_to_num_(nan=1.0, posinf=1.0)
     return largest.clamp(min=_LEAST) * (room / torch.finfo(dtype).max)
 
 
