@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.small import train
+from trainmark import checkpoint_storage
 
 
 @pytest.fixture(scope="module")
@@ -13,3 +14,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "small"
     assert train(output, "--tensorboard", "--log-every", "3") == 0
     return output
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The most bytes of a checkpoint's chunk, so that a small tensor has many."""
+    monkeypatch.setattr(checkpoint_storage, "CHUNK_BYTES", 128)
+    return 128

@@ -1,17 +1,7 @@
-"""Checkpoints: bit for bit, whole or not at all, and every flipped byte noticed."""
+"""Checkpoints: every tensor returns bit for bit, on any number of ranks; what cannot is named."""
 
 import json
-import os
-import pickle
-import random
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
 import warnings
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -23,51 +13,20 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from tests import checkpoint_saver, rank_processes
-from trainmark import checkpoint, checkpoint_manifest, checkpoint_storage
+from tests import rank_processes
+from tests.checkpoint_tensors import (
+    STATE,
+    assert_same_bits,
+    bits,
+    random_bits,
+    some_tensors,
+    zeros_like,
+)
+from trainmark import checkpoint, checkpoint_storage
 from trainmark.checkpoint_manifest import DTYPE_CODES
 from trainmark.errors import InputError
 
-STATE = {"step": 7, "lr": 0.1, "data": {"position": 4096, "epochs": [1, 2]}, "name": "é", "n": None}
 SHAPES = [(), (0,), (1,), (7,), (0, 3), (5, 0, 2), (3, 5), (2, 3, 5, 7)]
-
-
-def random_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Every bit pattern, NaNs and all; booleans have two."""
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, dtype=torch.uint8).bool()
-    raw = torch.randint(0, 256, (torch.Size(shape).numel() * dtype.itemsize,), dtype=torch.uint8)
-    return raw.view(dtype).view(shape)
-
-
-def bits(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
-def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape), name
-        assert bits(a[name]) == bits(b[name]), name
-
-
-def zeros_like(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-
-
-def some_tensors() -> dict[str, Tensor]:
-    return {
-        "table": torch.rand(50, 4),
-        "weight": torch.rand(3, 5).to(torch.bfloat16),
-        "rng": torch.get_rng_state()[:100],
-        "count": torch.tensor(12),
-    }
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(checkpoint_storage, "CHUNK_BYTES", 128)
-    return 128
 
 
 # --- round trips
@@ -159,108 +118,6 @@ def test_a_chunk_of_a_real_table_is_small() -> None:
     assert max(rows) * 128 * 4 <= 16 * 2**20
 
 
-# --- damage
-
-
-def save_three(root: Path) -> list[Path]:
-    return [checkpoint.save(root, step, some_tensors(), STATE, keep=3) for step in (1, 2, 3)]
-
-
-def flip_byte(file: Path, position: int, mask: int = 0xFF) -> None:
-    content = bytearray(file.read_bytes())
-    content[position] ^= mask
-    file.write_bytes(content)
-
-
-def test_every_flipped_byte_is_named(tmp_path: Path, small_chunks: int) -> None:
-    before, path = save_three(tmp_path)[1:]
-    into = zeros_like(some_tensors())
-    chance = random.Random(0)
-    for file in sorted(path.iterdir()):
-        size = file.stat().st_size
-        ends = [0, 7, 8, size - 1]
-        for position in ends + [chance.randrange(size) for _ in range(60)]:
-            mask = 1 << chance.randrange(8)
-            flip_byte(file, position, mask)
-            with pytest.raises(InputError, match=re.escape(str(file))) as caught:
-                checkpoint.load(path, into)
-            assert f"Remove {path} to continue from {before}" in str(caught.value)
-            flip_byte(file, position, mask)
-    checkpoint.verify(path)
-
-
-def test_a_flipped_byte_names_the_tensor(tmp_path: Path) -> None:
-    path = save_three(tmp_path)[-1]
-    manifest = json.loads((path / "manifest.json").read_text())
-    for name, entry in manifest["tensors"].items():
-        chunk = entry["chunks"][0]
-        flip_byte(path / chunk["file"], chunk["byte_offset"])
-        with pytest.raises(InputError, match=f"tensor '{name}'"):
-            checkpoint.load(path, some_tensors())
-        flip_byte(path / chunk["file"], chunk["byte_offset"])
-
-
-@pytest.mark.parametrize("file", ["manifest.json", "rank-00000.safetensors"])
-@pytest.mark.parametrize("harm", ["missing", "empty", "truncated", "longer"])
-def test_missing_and_truncated_files(tmp_path: Path, file: str, harm: str) -> None:
-    before, path = save_three(tmp_path)[1:]
-    content = (path / file).read_bytes()
-    damaged = {"empty": b"", "truncated": content[:-1], "longer": content + b"\n"}
-    if harm == "missing":
-        (path / file).unlink()
-    else:
-        (path / file).write_bytes(damaged[harm])
-    with pytest.raises(InputError, match=f"{file} is ") as caught:
-        checkpoint.load(path, some_tensors())
-    assert f"Remove {path} to continue from {before}" in str(caught.value)
-
-
-def test_the_way_out_passes_over_other_damaged_checkpoints(tmp_path: Path) -> None:
-    first, second, third = save_three(tmp_path)
-    flip_byte(second / "rank-00000.safetensors", -1)
-    flip_byte(third / "manifest.json", 10)
-    with pytest.raises(InputError, match=f"Remove {second} and {third} to continue from {first}"):
-        checkpoint.read_state(third)
-    flip_byte(first / "manifest.json", 10)
-    with pytest.raises(InputError, match="no intact checkpoint before it"):
-        checkpoint.names(third)
-
-
-def test_another_schema_is_refused(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, {}, {}, keep=1)
-    manifest = checkpoint_manifest.read_manifest(path)
-    object.__setattr__(manifest, "schema", "trainmark.checkpoint/2")
-    (path / "manifest.json").unlink()
-    checkpoint_manifest.write_manifest(path, manifest)
-    with pytest.raises(InputError, match=r"trainmark\.checkpoint/1"):
-        checkpoint.read_state(path)
-
-
-def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Bomb:
-        def __reduce__(self) -> tuple:
-            return os.mkdir, (str(tmp_path / "exploded"),)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("something was unpickled")
-
-    payload = pickle.dumps(Bomb())
-    for owner, name in [(pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")]:
-        monkeypatch.setattr(owner, name, refuse)
-    monkeypatch.setattr(torch, "load", refuse)
-    path = checkpoint.save(tmp_path, 1, some_tensors(), STATE, keep=1)
-    assert checkpoint.load(path, some_tensors()) == STATE
-    for file in list(path.iterdir()):
-        content = file.read_bytes()
-        file.write_bytes(payload)
-        with pytest.raises(InputError):
-            checkpoint.load(path, some_tensors())
-        file.write_bytes(content)
-    (path / ".metadata").write_bytes(payload)  # where PyTorch's own format keeps its pickle
-    checkpoint.load(path, some_tensors())
-    assert not (tmp_path / "exploded").exists()
-
-
 # --- what is asked for and what is there
 
 
@@ -323,178 +180,6 @@ def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict) 
 def test_a_tensor_that_cannot_be_stored_is_named(tmp_path: Path, tensor: Tensor) -> None:
     with pytest.raises(ValueError, match="'odd'"):
         checkpoint.save(tmp_path, 1, {"odd": tensor}, {}, keep=1)
-
-
-# --- folders
-
-
-def test_the_last_k_stay(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "nowhere") is None
-    root = tmp_path / "run" / "checkpoints"
-    for step in (5, 10, 90, 100_000_000, 100_000_001):
-        path = checkpoint.save(root, step, some_tensors(), {"step": step}, keep=3)
-        assert checkpoint.latest(root) == path
-    assert [checkpoint.read_state(p)["step"] for p in checkpoint.all_checkpoints(root)] == [
-        90,
-        100_000_000,
-        100_000_001,
-    ]
-    assert len(list(root.iterdir())) == 3
-
-
-def test_what_was_just_written_is_never_pruned(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 9, {}, {}, keep=1)
-    path = checkpoint.save(tmp_path, 5, {}, {}, keep=1)
-    assert path.exists()
-
-
-def test_keep_at_least_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="keep = 0"):
-        checkpoint.save(tmp_path, 1, {}, {}, keep=0)
-
-
-def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
-    for attempt in (1, 2):
-        path = checkpoint.save(tmp_path, 3, some_tensors(), {"attempt": attempt}, keep=2)
-    assert checkpoint.read_state(path) == {"attempt": 2}
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_leftovers_are_ignored_and_removed(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 3, {}, {}, keep=2)
-    for leftover in (".writing-step-00000004", ".removing-step-00000001"):
-        shutil.copytree(path, tmp_path / leftover)
-    (tmp_path / "step-notes.txt").touch()
-    assert checkpoint.all_checkpoints(tmp_path) == [path]
-    newest = checkpoint.save(tmp_path, 4, {}, {}, keep=2)
-    assert sorted(tmp_path.iterdir()) == [path, newest, tmp_path / "step-notes.txt"]
-
-
-def test_a_full_disk_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
-    usage = namedtuple("usage", "total used free")(2**40, 2**40 - 2**20, 2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(InputError, match=r"needs 0\.00195 GiB and the disk has 0\.000977 GiB free"):
-        checkpoint.save(tmp_path, 2, {"table": torch.zeros(2**19)}, {}, keep=1)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_failing_write_leaves_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
-
-    def no_space(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", no_space)
-    with pytest.raises(InputError, match="No space left on device"):
-        checkpoint.save(tmp_path, 2, some_tensors(), {}, keep=1)
-    assert list(tmp_path.iterdir()) == [path]
-    checkpoint.verify(path)
-
-
-def test_an_interrupt_is_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint_storage, "write_manifest", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
-    assert list(tmp_path.iterdir()) == []
-
-
-# --- kills
-
-
-@pytest.mark.parametrize("second_step", [1, 2])
-def test_a_stop_between_any_two_renames_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second_step: int
-) -> None:
-    class Stop(BaseException):
-        pass
-
-    def stop_at_call(number: int) -> None:
-        calls = iter(range(number))
-        for owner, name in [(Path, "rename"), (shutil, "rmtree")]:
-            original = getattr(owner, name)
-
-            def counting(*args: object, original=original, **kwargs: object) -> object:
-                if next(calls, None) is None:
-                    raise Stop
-                return original(*args, **kwargs)
-
-            monkeypatch.setattr(owner, name, counting)
-
-    for number in range(10):
-        root = tmp_path / str(number)
-        checkpoint.save(root, 1, some_tensors(), {"attempt": 1}, keep=1)
-        with monkeypatch.context():
-            stop_at_call(number)
-            try:
-                checkpoint.save(root, second_step, some_tensors(), {"attempt": 2}, keep=1)
-                stopped = False
-            except Stop:
-                stopped = True
-            monkeypatch.undo()
-        newest = checkpoint.latest(root)
-        assert newest is not None
-        checkpoint.load(newest, some_tensors(), exact=True)
-        assert checkpoint.read_state(newest)["attempt"] == 2 or stopped
-        last = checkpoint.save(root, 3, some_tensors(), {}, keep=1)
-        assert list(root.iterdir()) == [last]
-    assert not stopped  # every call has had its turn
-
-
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """What is found is one of the states that were saved, to the last bit.
-
-    At least twelve kills, and more where a busy machine leaves the saver little time.
-    """
-    saver = subprocess.Popen(
-        [sys.executable, "-m", "tests.checkpoint_saver", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert saver.stdin is not None
-    assert saver.stdout is not None
-    chance, kills, leftovers, last_step = random.Random(0), 0, 0, 0
-    while kills < 12 or (not (leftovers and last_step) and kills < 100):
-        kills += 1
-        saver.stdin.write("\n")
-        saver.stdin.flush()
-        victim = int(saver.stdout.readline())
-        time.sleep(chance.uniform(0.01, 0.4))
-        os.kill(victim, signal.SIGKILL)
-        wait_until_gone(victim)
-        leftovers += any(path.name.startswith(".") for path in tmp_path.iterdir())
-        last_step = check_all(tmp_path, last_step)
-    saver.stdin.close()
-    assert saver.wait(120) == 0
-    assert last_step > 0
-    assert leftovers > 0
-
-
-def wait_until_gone(process: int) -> None:
-    while Path(f"/proc/{process}").exists():
-        time.sleep(0.002)
-
-
-def check_all(root: Path, last_step: int) -> int:
-    found = checkpoint.all_checkpoints(root)
-    assert len(found) >= min(last_step, checkpoint_saver.KEEP)
-    for path in found:
-        step = checkpoint.read_state(path)["step"]
-        loaded = zeros_like(checkpoint_saver.tensors_at(0))
-        checkpoint.load(path, loaded, exact=True)
-        assert_same_bits(loaded, checkpoint_saver.tensors_at(step))
-    if not found:
-        return 0
-    newest = checkpoint.read_state(found[-1])["step"]
-    assert newest >= last_step
-    return newest
 
 
 # --- several ranks
