@@ -251,7 +251,8 @@ def _launch(arguments: list[str], started: float) -> int:
     if of_train.dry_run:
         raise InputError(
             "--dry-run needs no devices, and so no launch: "
-            f"trainmark train {cfg.name} --dry-run --cluster HARDWARExNODESxDEVICES."
+            f"trainmark train {cfg.name} --dry-run --cluster HARDWARExNODESxDEVICES. "
+            "For a dry run of the launch, give it before 'train'."
         )
     _refuse_cluster(of_train)
     return launch.launch(options, cfg.name, flags, command)

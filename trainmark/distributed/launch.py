@@ -3,12 +3,12 @@
 The same `train RUN` runs on a laptop and on a cluster; only the launch line differs.
 """
 
-import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 from trainmark.distributed import launch_jobs as jobs
@@ -30,25 +30,43 @@ def launch(options: LaunchOptions, name: str, flags: list[str], command: list[st
     """
     shape = Shape.parse(options.shape)
     raise_all(_misplaced(options))
+    text, start = _prepared(options, shape, name, flags, command)
+    if not options.dry_run:
+        _check_programs(options)
+    _show(text)
+    return 0 if options.dry_run else start()
+
+
+def _prepared(
+    options: LaunchOptions, shape: Shape, name: str, flags: list[str], command: list[str]
+) -> tuple[str, Callable[[], int]]:
+    """The command or the batch script, and what runs it."""
     if options.on == "slurm":
-        return _look_after(options, _submit(options, shape, name, command))
+        script = slurm.script(options, shape, name, command)
+        return script, lambda: _look_after(options, _submit(options, script, command))
     if options.on == "torchrun":
         words = torchrun.arguments(options, shape, command)
         variables = torchrun.environment(options, words)
-        _show(shlex.join([*(f"{k}={v}" for k, v in variables.items()), "torchrun", *words]))
-        if not options.detach:
-            os.environ.update(variables)
-            return torchrun.run(words)
+        text = shlex.join([*(f"{k}={v}" for k, v in variables.items()), "torchrun", *words])
+        run_here = partial(torchrun.run, words, variables)
     else:
         made = torchx.app(options, shape, name, command)
         if options.scheduler == "slurm":
-            return _look_after(options, torchx.submit(options, made))
-        _show(torchx.describe(made))
-        if not options.detach:
-            return torchx.run_here(made)
+            asked = torchx.request(options, made)
+            return str(asked), lambda: _look_after(options, torchx.submit(options, made, asked))
+        text, run_here = torchx.describe(made), partial(torchx.run_here, made)
+    if not options.detach:
+        return text, run_here
     again = [word for word in flags if word != "--detach"]
     line = [sys.executable, "-m", "trainmark", "launch", *again, *command]
-    return _look_after(options, jobs.start_process(options.jobs, options.on, line))
+    return text, lambda: _look_after(options, jobs.start_process(options.jobs, options.on, line))
+
+
+def _check_programs(options: LaunchOptions) -> None:
+    if options.on == "slurm":
+        slurm.need("sbatch", "--on slurm")
+    elif options.scheduler == "slurm":
+        slurm.need("sbatch", "--scheduler slurm")
 
 
 def _misplaced(options: LaunchOptions) -> Iterator[str]:
@@ -74,14 +92,11 @@ def _show(text: str) -> None:
     print(text, flush=True)
 
 
-def _submit(options: LaunchOptions, shape: Shape, name: str, command: list[str]) -> jobs.Job:
-    text = slurm.script(options, shape, name, command)
-    slurm.need("sbatch", "--on slurm")
-    _show(text)
+def _submit(options: LaunchOptions, script: str, command: list[str]) -> jobs.Job:
     options.jobs.mkdir(parents=True, exist_ok=True)
-    job_id = slurm.submit(text)
+    job_id = slurm.submit(script)
     handle = f"slurm-{job_id}"
-    (options.jobs / f"{handle}.sh").write_text(text)
+    (options.jobs / f"{handle}.sh").write_text(script)
     log = options.jobs.absolute() / f"{handle}.log"
     return jobs.save(options.jobs, jobs.new(handle, "slurm", job_id, [str(log)], command))
 

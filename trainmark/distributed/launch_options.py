@@ -40,6 +40,8 @@ class LaunchOptions:
     """slurm: image to run in (needs the cluster's pyxis plugin)."""
     mounts: Repeated = ()
     """slurm: what the container sees, as /data:/data; may be repeated."""
+    dry_run: bool = False
+    """Print the command or the batch script, and start nothing."""
     detach: bool = False
     """Print the job's handle and return, instead of following the log."""
     jobs: Path = JOBS

@@ -123,13 +123,14 @@ def _parser() -> argparse.ArgumentParser:
     return get_args_parser()
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], variables: dict[str, str]) -> int:
     """Run torchrun's agent here until all ranks have ended; the first failure's exit code."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
+    os.environ.update(variables)
     arguments = torchrun.parse_args(words)
     # What it logs is told below, but for the death of a rank that leads to a restart.
     level = logging.ERROR if "--max-restarts" in words else logging.CRITICAL

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainmark.distributed import launch_jobs as jobs
-from trainmark.distributed import launch_slurm as slurm
 from trainmark.distributed.launch_options import PORT, LaunchOptions, Shape, key_values
 from trainmark.errors import InputError
 
 if TYPE_CHECKING:
     from torchx.runner import Runner
-    from torchx.specs import AppDef
+    from torchx.specs import AppDef, AppDryRunInfo
 
 ROLE = "trainmark"
 _CONFIG = ("partition", "time", "comment", "constraint", "mail-user", "mail-type")
@@ -130,14 +129,16 @@ def _exit_code(status: Any) -> int:
         return 1  # no replica has left a report
 
 
-def submit(options: LaunchOptions, made: "AppDef") -> jobs.Job:
-    """Submit to SLURM through TorchX. It is a SLURM job like any other from then on."""
-    slurm.need("sbatch", "--scheduler slurm")
+def request(options: LaunchOptions, made: "AppDef") -> "AppDryRunInfo":
+    """What to submit to SLURM; as text, its script."""
     with runner() as session:
-        config, _ = scheduler_config(options)
-        request = session.dryrun(made, "slurm", config)
-        print(request, flush=True)
-        job_id = session.schedule(request).rpartition("/")[2]
+        return session.dryrun(made, "slurm", scheduler_config(options)[0])
+
+
+def submit(options: LaunchOptions, made: "AppDef", asked: "AppDryRunInfo") -> jobs.Job:
+    """Submit to SLURM through TorchX. It is a SLURM job like any other from then on."""
+    with runner() as session:
+        job_id = session.schedule(asked).rpartition("/")[2]
     names = [f"slurm-{job_id}-{ROLE}-{replica}" for replica in range(made.roles[0].num_replicas)]
     logs = [str(Path.cwd() / f"{name}.{kind}") for name in names for kind in ("out", "err")]
     job = jobs.new(f"slurm-{job_id}", "slurm", job_id, logs, made.roles[0].args)
