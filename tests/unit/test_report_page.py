@@ -1,3 +1,5 @@
+"""The HTML page of a report: its curves and charts, and that it is whole, whatever a run says."""
+
 import math
 import re
 from dataclasses import replace
@@ -5,190 +7,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
-from tests.unit.results import GIB, make_evaluations, make_result, write_run
+from tests.unit.results import make_evaluations, make_result, write_run
 from trainmark import report
 from trainmark.errors import InputError
-from trainmark.report import published
 from trainmark.report.charts import nice_ticks, tick_texts
-from trainmark.report.comparison import compare, not_comparable
 from trainmark.report.curves import MAX_BUCKETS, read_loss, thin
-from trainmark.report.numbers import duration, gib, human
 from trainmark.report.sections import time_parts
-from trainmark.report.tables import markdown_table, published_grid, result_grid, result_table
-from trainmark.result import Aligned, Memory, Mfu, Quality, Throughput
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def text_of(renderable: object, width: int = 200) -> str:
-    console = Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(renderable)
-    return capture.get()
-
-
-def row_of(grid: object) -> dict[str, str]:
-    return dict(zip(grid.headers, grid.rows[0], strict=True))  # type: ignore[attr-defined]
-
-
-# --- the published form
-
-
-def test_the_cells_of_a_closed_result() -> None:
-    assert row_of(result_grid([make_result()])) == {
-        "run": "dlrm-demo",
-        "case": "cpux1x1",
-        "precision": "fp32",
-        "fix_hp": "/",
-        "e2e_time": "62.0",
-        "p_whole": "18182",
-        "p_train": "20000",
-        "p_core": "22500",
-        "quality": "0.7912/0.787",
-        "mem": "1.2/16.0",
-    }
-
-
-def test_the_first_published_dlrm_row_comes_out_as_printed() -> None:
-    result = make_result(
-        case="a100-40gx1x1",
-        time_s=replace(make_result().time_s, e2e=1152.3),
-        throughput=Throughput(p_whole=7292588.2, p_train=7466400.0, p_core=8493415.9),
-        quality=replace(make_result().quality, value=0.80259, target=0.802),
-        memory=Memory(
-            peak_bytes=int(20.5 * GIB),
-            allocated_peak_bytes=1,
-            total_bytes=40 * GIB,
-            host_peak_bytes=1,
-        ),
-    )
-    cells = row_of(result_grid([result]))
-    assert [cells[c] for c in ("e2e_time", "p_whole", "p_train", "p_core", "quality", "mem")] == [
-        "1152",
-        "7292588",
-        "7466400",
-        "8493416",
-        "0.8026/0.802",
-        "20.5/40.0",
-    ]
-
-
-def test_an_open_result_shows_what_it_changed() -> None:
-    result = make_result(division="open", changed=["global_batch", "model.dim", "gone"])
-    assert row_of(result_grid([result]))["fix_hp"] == "global_batch=1000, model.dim=16, gone"
-
-
-def test_cells_that_do_not_apply_are_a_slash() -> None:
-    result = make_result(
-        throughput=Throughput(p_whole=5.0, p_train=None, p_core=None),
-        quality=Quality(
-            metric="auc", split="test", value=None, target=None, better="higher", reached=None
-        ),
-    )
-    cells = row_of(result_grid([result]))
-    assert (cells["p_train"], cells["p_core"], cells["quality"]) == ("/", "/", "/")
-
-
-def test_a_language_model_has_its_own_columns() -> None:
-    fp8 = Mfu(
-        convention="6N",
-        value=0.2543,
-        low=0.2543,
-        high=0.5089,
-        peak_flops=1.979e15,
-        peak_dtype="fp8",
-        peak_source="datasheet",
-    )
-    result = make_result(
-        parallel={"pp": 1, "dp": 4, "tp": 2},
-        tokens_per_device_s=10486.0,
-        mfu=[fp8],
-        aligned=Aligned(reference="nvidia", error=0.01, passed=True),
-    )
-    cells = row_of(result_grid([result]))
-    assert cells["parallel"] == "PP1DP4TP2"
-    assert cells["tokens/device/s"] == "10486"
-    assert cells["MFU"] == "25.4–50.9%"
-    assert cells["aligned"] == "yes"
-    assert "MFU" not in row_of(result_grid([make_result()]))
-
-
-def test_markdown_has_one_line_a_result_and_keeps_its_columns() -> None:
-    odd = make_result(run="a|b")
-    lines = markdown_table([make_result(), odd]).splitlines()
-    assert len(lines) == 4
-    assert lines[2].startswith("| dlrm-demo | cpux1x1 | fp32 | / | 62.0 | 18182 |")
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {11}
-
-
-def test_a_narrow_terminal_gets_every_cell_whole() -> None:
-    result = make_result()
-    for width in (200, 80, 40):
-        text = text_of(result_table([result]), width)
-        assert all(cell in text for cell in row_of(result_grid([result])).values()), width
-        assert max(map(len, text.splitlines())) <= width
-
-
-# --- published rows
-
-
-RUNS = {
-    "dlrm-small": 6,
-    "dlrm-large": 8,
-    "dlrm-xlarge": 4,
-    "dlrm-flagperf": 12,
-    "dlrm-mlperf": 1,
-    "dlrm-mlperfx2": 1,
-    "dlrm-full": 1,
-    "distilbert-sst2": 4,
-    "llama3-8b": 12,
-    "llama3-8b-fp8": 2,
-    "dlrm-demo": 0,
-}
-
-
-@pytest.mark.parametrize(("run", "count"), RUNS.items())
-def test_each_named_run_has_its_published_rows(run: str, count: int) -> None:
-    rows = published.for_run(run)
-    assert len(rows) == count
-    assert all(row.system in published.systems() for row in rows)
-
-
-def test_flagperfs_dlrm_rows_come_as_printed_and_with_the_true_count() -> None:
-    rows = {(row.case, row.fix_hp, row.note): row for row in published.for_run("dlrm-flagperf")}
-    assert rows["a100-40gx1x8", None, "as printed"].p_whole == 19331640
-    corrected = [
-        rows[case, None, note].p_whole
-        for case, note in (
-            ("a100-40gx1x1", "corrected, ÷ 2"),
-            ("a100-40gx1x8", "corrected, ÷ 16"),
-            ("a100-40gx2x8", "corrected, ÷ 32"),
-        )
-    ]
-    # 3.65 M, 1.21 M and 0.88 M samples/s: eight devices were slower than one.
-    assert corrected == pytest.approx([3_646_294, 1_208_227.5, 880_435.5])
-
-
-def test_published_throughputs_are_ordered_and_consistent() -> None:
-    checked = 0
-    for run in RUNS:
-        for row in published.for_run(run):
-            if row.p_core is not None:
-                assert row.p_core > row.p_train > row.p_whole  # type: ignore[operator]
-                checked += 1
-    assert checked == 16
-    torchrec = [published.for_run(run)[0] for run in ("dlrm-mlperf", "dlrm-mlperfx2", "dlrm-full")]
-    for row in torchrec:
-        assert row.p_train * row.e2e_time_s == pytest.approx(4195197692, rel=0.002)  # type: ignore[operator]
-
-
-def test_published_cells_have_the_form_of_our_own() -> None:
-    cells = row_of(published_grid(published.for_run("dlrm-flagperf")))
-    assert (cells["e2e_time"], cells["p_whole"], cells["mem"]) == ("1152", "7292588", "20.5/40.0")
-    fp8 = row_of(published_grid(published.for_run("llama3-8b-fp8")))
-    assert fp8["MFU"] == "25.4–50.6%"
 
 
 # --- curves
@@ -363,6 +190,9 @@ def test_the_time_split_has_neither_gap_nor_overlap(tmp_path: Path) -> None:
     assert float(core.get("width", "nan")) == pytest.approx(100 * 40 / 62, abs=0.01)
 
 
+# --- several runs
+
+
 def test_several_runs_share_their_charts(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", make_result(), [0.6, 0.5, 0.4])
     second = write_run(
@@ -411,6 +241,9 @@ def test_a_folder_of_repeats_stands_for_its_runs(tmp_path: Path) -> None:
     assert "11 runs" in words(parse_page(path))
 
 
+# --- nothing to show
+
+
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"schema": "trainmark.result/1"}'])
 def test_a_bad_folder_is_one_clear_sentence(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -423,73 +256,3 @@ def test_a_bad_folder_is_one_clear_sentence(tmp_path: Path, content: str | None)
 def test_nothing_to_report_is_an_error() -> None:
     with pytest.raises(InputError, match="Nothing to report"):
         report.report([])
-
-
-# --- comparison
-
-
-def test_two_results_side_by_side(tmp_path: Path) -> None:
-    faster = make_result(
-        throughput=Throughput(p_whole=40_000.0, p_train=50_000.0, p_core=60_000.0),
-        quality=replace(make_result().quality, value=0.7902),
-        config={"global_batch": 4000, "best_auc": 0.8021, "model": {"dim": 16, "tables": [10, 20]}},
-    )
-    write_run(tmp_path / "a", make_result())
-    write_run(tmp_path / "b", faster)
-    text = text_of(report.compare(tmp_path / "a", tmp_path / "b"))
-    assert "not comparable" not in text
-    assert re.search(r"p_train\s+│\s+20000\s+│\s+50000\s+│\s+2\.500", text)
-    assert re.search(r"quality \(auc\)\s+│.*│\s+-0\.0010", text)
-    assert re.search(r"global_batch\s+│\s+1000\s+│\s+4000", text)
-    assert "model.dim" not in text
-
-
-def test_the_same_configuration_is_said_to_be_the_same() -> None:
-    assert "The configurations are the same." in text_of(compare(make_result(), make_result()))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"workload": "llama3"}, r"workloads \(dlrm and llama3\)"),
-        ({"division": "open"}, r"divisions \(closed and open\)"),
-        (
-            {"throughput": Throughput(p_whole=1.0, p_train=1.0, p_core=1.0, unit="tokens/s")},
-            r"units \(samples/s and tokens/s\)",
-        ),
-    ],
-)
-def test_what_cannot_be_compared_is_said(changes: dict[str, object], reason: str) -> None:
-    other = make_result(**changes)
-    sentence = not_comparable(make_result(), other)
-    assert sentence is not None
-    assert re.search(reason, sentence)
-    assert sentence in text_of(compare(make_result(), other))
-
-
-# --- numbers for people
-
-
-def test_numbers_for_people() -> None:
-    assert [human(v) for v in (None, 0.5, 917.0, 1764.4, 20_000.0, 4.47e6, 120e6)] == [
-        "—",
-        "0.500",
-        "917",
-        "1,764",
-        "20.0 k",
-        "4.47 M",
-        "120 M",
-    ]
-    assert [duration(v) for v in (3.14159, 62.0, 125.4, 3600.0, 9123.0)] == [
-        "3.14 s",
-        "62.0 s",
-        "2 min 05 s",
-        "1 h 00 min",
-        "2 h 32 min",
-    ]
-    assert [gib(v) for v in (None, 2**20, GIB, 141 * GIB)] == [
-        "—",
-        "1.0 MiB",
-        "1.00 GiB",
-        "141.00 GiB",
-    ]
