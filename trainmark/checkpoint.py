@@ -10,8 +10,8 @@
     state = checkpoint.load(checkpoint.latest(root), {"weight": weight})
 
 PyTorch's distributed-checkpoint (DCP) planners decide which rank writes and reads what, and
-`checkpoint_storage` does it. Names and offsets are global: a checkpoint does not say how many
-ranks wrote it or how they shared the tensors, and any other number may load it.
+`checkpoint_writer` and `checkpoint_reader` do it. Names and offsets are global: a checkpoint does
+not say how many ranks wrote it or how they shared the tensors, and any other number may load it.
 """
 
 import json
@@ -29,8 +29,10 @@ from torch import Tensor
 
 from trainmark.checkpoint_boxes import LoadPlanner, SavePlanner
 from trainmark.checkpoint_manifest import DTYPE_CODES, DamagedError, read_manifest
+from trainmark.checkpoint_reader import Reader, read_all
 from trainmark.checkpoint_room import make_room
-from trainmark.checkpoint_storage import Reader, Writer, is_distributed, read_all, sync_folder
+from trainmark.checkpoint_storage import is_distributed
+from trainmark.checkpoint_writer import Writer, sync_folder
 from trainmark.errors import InputError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from trainmark import checkpoint, checkpoint_storage
+from trainmark import checkpoint, checkpoint_storage, checkpoint_writer
 from trainmark.checkpoint_boxes import Boxes
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
@@ -30,7 +30,7 @@ def check(build: Callable[[str], DlrmTrainer], folder: Path) -> None:
         folder: for the checkpoints of all ranks.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_storage, "CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr(checkpoint_writer, "CHUNK_BYTES", CHUNK_BYTES)
         for source in KINDS:
             built = build(source)
             with _needs_little_more(f"saving {source}"):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.small import train
-from trainmark import checkpoint_storage
+from trainmark import checkpoint_writer
 
 
 @pytest.fixture(scope="module")
@@ -19,5 +19,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """The most bytes of a checkpoint's chunk, so that a small tensor has many."""
-    monkeypatch.setattr(checkpoint_storage, "CHUNK_BYTES", 128)
+    monkeypatch.setattr(checkpoint_writer, "CHUNK_BYTES", 128)
     return 128

@@ -22,7 +22,7 @@ from tests.checkpoint_tensors import (
     some_tensors,
     zeros_like,
 )
-from trainmark import checkpoint, checkpoint_storage
+from trainmark import checkpoint, checkpoint_writer
 from trainmark.checkpoint_manifest import DTYPE_CODES
 from trainmark.errors import InputError
 
@@ -112,7 +112,7 @@ def test_chunks_are_bounded_and_in_row_major_order(
 
 
 def test_a_chunk_of_a_real_table_is_small() -> None:
-    pieces = list(checkpoint_storage._split((40_000_000, 128), checkpoint_storage.CHUNK_BYTES // 4))
+    pieces = list(checkpoint_writer._split((40_000_000, 128), checkpoint_writer.CHUNK_BYTES // 4))
     rows = [sizes[0] for _, sizes in pieces]
     assert sum(rows) == 40_000_000
     assert max(rows) * 128 * 4 <= 16 * 2**20
@@ -193,7 +193,7 @@ def global_tensors() -> dict[str, Tensor]:
 
 def two_ranks(rank: int, root: Path) -> None:
     """Save with one sharding and load with another, on both ranks."""
-    checkpoint_storage.CHUNK_BYTES = 256
+    checkpoint_writer.CHUNK_BYTES = 256
     dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
 

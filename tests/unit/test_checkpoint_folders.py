@@ -15,7 +15,7 @@ import torch
 
 from tests import checkpoint_saver
 from tests.checkpoint_tensors import assert_same_bits, some_tensors, zeros_like
-from trainmark import checkpoint, checkpoint_storage
+from trainmark import checkpoint, checkpoint_writer
 from trainmark.errors import InputError
 
 # --- which stay
@@ -94,7 +94,7 @@ def test_an_interrupt_is_an_interrupt(tmp_path: Path, monkeypatch: pytest.Monkey
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_storage, "write_manifest", interrupt)
+    monkeypatch.setattr(checkpoint_writer, "write_manifest", interrupt)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
     assert list(tmp_path.iterdir()) == []
