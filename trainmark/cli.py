@@ -4,26 +4,21 @@
 imported by the verbs that need them, so that `--help` answers at once.
 """
 
-import contextlib
 import importlib
-import io
-import itertools
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import tyro
 
 from trainmark import __version__
-from trainmark.config import Run, TrainOptions, with_file
+from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, unknown
-from trainmark.flag_errors import sentence
-
-T = TypeVar("T")
+from trainmark.flags import first_line, first_word, parse, parse_run, split_at, without_flags
 
 
 def main(
@@ -65,7 +60,7 @@ def _dispatch(arguments: list[str], started: float) -> int:
 
 def _overview() -> str:
     width = max(map(len, VERBS))
-    lines = [f"  {name:<{width}}  {_first_line(verb)}" for name, verb in VERBS.items()]
+    lines = [f"  {name:<{width}}  {first_line(verb)}" for name, verb in VERBS.items()]
     return "\n".join(
         [
             "usage: trainmark VERB ...",
@@ -80,10 +75,6 @@ def _overview() -> str:
     )
 
 
-def _first_line(function: Callable[..., Any]) -> str:
-    return (function.__doc__ or "").splitlines()[0].rstrip(".")
-
-
 # --- the verbs
 
 
@@ -93,7 +84,7 @@ def _list(arguments: list[str], started: float) -> None:
 
     from trainmark.report.runs import runs_table
 
-    _parse(Nothing, arguments, "list")
+    parse(Nothing, arguments, "list")
     Console().print(runs_table())
 
 
@@ -103,7 +94,7 @@ def _show(arguments: list[str], started: float) -> None:
 
     from trainmark.report.runs import resolved_run
 
-    cfg, options = _parse_run("show", arguments, ShowOptions)
+    cfg, options = parse_run("show", arguments, ShowOptions)
     Console().print(resolved_run(cfg, options.cluster or "cpux1x1"))
 
 
@@ -111,17 +102,17 @@ def _plan(arguments: list[str], started: float) -> None:
     """Memory and predicted time per device, and where each table lies, before a run."""
     from trainmark.report.plan import plan
 
-    cfg, options = _parse_run("plan", arguments, PlanOptions)
+    cfg, options = parse_run("plan", arguments, PlanOptions)
     plan(cfg, options.cluster or "cpux1x1", options.json)
 
 
 def _prepare(arguments: list[str], started: float) -> None:
     """Raw data to train-ready data: criteo, csv, parquet, npy, synthetic, tokens, sst2."""
-    kind, rest = _first("prepare", "KIND", arguments, list(PREPARATIONS))
+    kind, rest = first_word("prepare", "KIND", arguments, list(PREPARATIONS))
     if kind not in PREPARATIONS:
         raise unknown("kind of data", kind, PREPARATIONS)
     module = importlib.import_module(PREPARATIONS[kind])
-    module.prepare(_parse(module.Options, rest, f"prepare {kind}"))
+    module.prepare(parse(module.Options, rest, f"prepare {kind}"))
 
 
 PREPARATIONS = {
@@ -138,7 +129,7 @@ PREPARATIONS = {
 
 def _train(arguments: list[str], started: float) -> int:
     """Train a run; also under torchrun: torchrun ... -m trainmark train RUN."""
-    cfg, options = _parse_run("train", arguments, TrainOptions)
+    cfg, options = parse_run("train", arguments, TrainOptions)
     if options.dry_run:
         from trainmark.report.runs import dry_run
 
@@ -159,7 +150,7 @@ def _evaluate(arguments: list[str], started: float) -> None:
     """The newest checkpoint of a run on its held-out data."""
     from trainmark.report.runs import evaluate
 
-    options = _parse(EvaluateOptions, arguments, "evaluate")
+    options = parse(EvaluateOptions, arguments, "evaluate")
     evaluate(options.folder, data=options.data, device=options.device)
 
 
@@ -167,7 +158,7 @@ def _report(arguments: list[str], started: float) -> None:
     """Tables and a self-contained HTML page for one or more results."""
     from trainmark import report
 
-    options = _parse(ReportOptions, arguments, "report")
+    options = parse(ReportOptions, arguments, "report")
     print(report.report(list(options.folders), options.output))
 
 
@@ -177,7 +168,7 @@ def _compare(arguments: list[str], started: float) -> None:
 
     from trainmark import report
 
-    options = _parse(CompareOptions, arguments, "compare")
+    options = parse(CompareOptions, arguments, "compare")
     Console().print(report.compare(options.first, options.second))
 
 
@@ -185,7 +176,7 @@ def _align(arguments: list[str], started: float) -> int:
     """Whether a run's loss curve agrees with a reference."""
     from trainmark.report import alignment
 
-    options = _parse(AlignOptions, arguments, "align")
+    options = parse(AlignOptions, arguments, "align")
     found, page = alignment.align(options.folder, options.reference)
     print(alignment.sentence(found))
     print(page)
@@ -194,7 +185,7 @@ def _align(arguments: list[str], started: float) -> int:
 
 def _export(arguments: list[str], started: float) -> None:
     """A run's newest checkpoint in the layout of other software."""
-    options = _parse(ExportOptions, arguments, "export")
+    options = parse(ExportOptions, arguments, "export")
     from trainmark.export import export
 
     print(export(options.folder, options.format, options.output))
@@ -206,11 +197,11 @@ def _sweep(arguments: list[str], started: float) -> None:
 
     from trainmark import sweep
 
-    cfg, options = _parse_run("sweep", arguments, SweepOptions)
+    cfg, options = parse_run("sweep", arguments, SweepOptions)
     field, values = sweep.parse_over(options.over)
-    flags = _without(arguments[1:], ("--over", "--output", "--devices"))
+    flags = without_flags(arguments[1:], ("--over", "--output", "--devices"))
     runs = {
-        value: _parse_run("train", [cfg.name, *flags, f"--{field}", value], TrainOptions)[0]
+        value: parse_run("train", [cfg.name, *flags, f"--{field}", value], TrainOptions)[0]
         for value in values
     }
     if options.dry_run:
@@ -234,20 +225,20 @@ def _launch(arguments: list[str], started: float) -> int:
 
     asked, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if asked == "status":
-        return launch.status(_parse(JobOptions, rest, "launch status"))
+        return launch.status(parse(JobOptions, rest, "launch status"))
     if asked == "logs":
-        return launch.logs(_parse(LogOptions, rest, "launch logs"))
+        return launch.logs(parse(LogOptions, rest, "launch logs"))
     if asked == "stop":
-        return launch.stop(_parse(JobOptions, rest, "launch stop"))
-    flags, command = _split_at("train", arguments)
+        return launch.stop(parse(JobOptions, rest, "launch stop"))
+    flags, command = split_at("train", arguments)
     if not command and not {"-h", "--help"} & set(flags):
         raise InputError(
             "'trainmark launch' needs its flags, then what to launch, such as: "
             "launch --on torchrun -j 1x2 train llama3-demo; or status, logs or stop and a HANDLE. "
             f"Received: {' '.join(arguments) or 'nothing'}."
         )
-    options = _parse(LaunchOptions, flags, "launch")
-    cfg, of_train = _parse_run("train", command[1:], TrainOptions)
+    options = parse(LaunchOptions, flags, "launch")
+    cfg, of_train = parse_run("train", command[1:], TrainOptions)
     if of_train.dry_run:
         raise InputError(
             "--dry-run needs no devices, and so no launch: "
@@ -362,104 +353,3 @@ class SweepOptions(TrainOptions):
     """FIELD=V1,V2,...: the field to vary and its values."""
     devices: int = 1
     """Devices of this machine to run each value on."""
-
-
-# --- parsing
-
-
-def _parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
-    """RUN and its flags: named run < --config file < flags."""
-    from trainmark import workloads
-
-    name, rest = _first(verb, "RUN", arguments, list(workloads.named_runs()))
-    cfg = workloads.named_run(name)
-    rest = _paired_flags(rest)
-    config = _flag_value(rest, "--config")
-    if config is not None:
-        cfg = with_file(cfg, Path(config))
-
-    @dataclass(frozen=True, kw_only=True)
-    class Arguments:
-        run: Annotated[type(cfg), tyro.conf.arg(name="")]  # type: ignore[valid-type]
-        options: Annotated[options_kind, tyro.conf.arg(name="")]  # type: ignore[valid-type]
-
-    default = Arguments(run=cfg, options=options_kind())
-    parsed = _parse(Arguments, rest, f"{verb} {name}", default, _first_line_of(cfg, workloads))
-    return parsed.run, parsed.options
-
-
-def _first_line_of(cfg: Run, workloads: Any) -> str:
-    return _first_line(workloads.named_runs()[cfg.name])
-
-
-def _first(verb: str, what: str, arguments: list[str], known: list[str]) -> tuple[str, list[str]]:
-    """The word after the verb."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: trainmark {verb} {what} [FLAGS]\n")
-        print(f"{what} is one of: {', '.join(known)}")
-        print(f"\ntrainmark {verb} {known[0]} --help shows the flags.")
-        raise SystemExit(0)
-    if not arguments or arguments[0].startswith("-"):
-        raise InputError(f"'trainmark {verb}' needs {what}, one of: {', '.join(known)}.")
-    return arguments[0], arguments[1:]
-
-
-def _paired_flags(arguments: list[str]) -> list[str]:
-    """`--compile` and `--no-compile` for a field that can also be left to the machine."""
-    words = []
-    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
-        if argument == "--no-compile":
-            words += ["--compile", "False"]
-        elif argument == "--compile" and following not in ("True", "False", "None"):
-            words += ["--compile", "True"]
-        else:
-            words.append(argument)
-    return words
-
-
-def _split_at(word: str, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before `word`, and those from it on."""
-    place = arguments.index(word) if word in arguments else len(arguments)
-    return arguments[:place], arguments[place:]
-
-
-def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:
-    """The arguments without some flags and their values."""
-    kept, skip = [], False
-    for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        if skip or name in names:
-            skip = not skip and not equals
-        else:
-            kept.append(argument)
-    return kept
-
-
-def _flag_value(arguments: list[str], flag: str) -> str | None:
-    for place, argument in enumerate(arguments):
-        if argument == flag and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if argument.startswith(f"{flag}="):
-            return argument.removeprefix(f"{flag}=")
-    return None
-
-
-def _parse(
-    kind: type[T],
-    arguments: list[str],
-    prog: str,
-    default: T | None = None,
-    description: str | None = None,
-) -> T:
-    """Let tyro parse the flags; its error box becomes one sentence."""
-    errors = io.StringIO()
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(
-                kind, args=arguments, prog=f"trainmark {prog}", description=description, **options
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise InputError(sentence(errors.getvalue(), prog)) from None
