@@ -39,10 +39,11 @@ def train(output: Path, *flags: str) -> int:
 
 
 def config(**changes: Any) -> DlrmRun:
-    """The small run, resolved."""
+    """The small run, resolved. Its tables are those of the dataset, if it has one."""
+    on_disk = changes.get("data", "synthetic") != "synthetic"
     model = Model(
         numerical_features=13,
-        table_rows=TABLE_ROWS,
+        table_rows=workloads.named_run("dlrm-demo").model.table_rows if on_disk else TABLE_ROWS,
         embedding_dim=8,
         bottom_mlp=(16, 8),
         top_mlp=(16, 1),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainmark import feature_spec
@@ -12,6 +13,7 @@ from trainmark.metrics import share_of_excess
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import (
     METRIC,
+    RUNS,
     DlrmRun,
     Model,
     Sharding,
@@ -64,9 +66,26 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     model = dataclasses.replace(
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
+    raise_all(_disagreements(cfg, model, folder))
     cfg = dataclasses.replace(cfg, model=model)
     best = spec.metadata.get("best_auc")
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
+
+
+def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
+    """Sizes that are neither the named run's, as if not given, nor the dataset's."""
+    named = RUNS[cfg.name]().model
+    for name in ("numerical_features", "table_rows"):
+        given, there = getattr(cfg.model, name), getattr(dataset, name)
+        if given not in (getattr(named, name), there):
+            yield (
+                f"model.{name} is given as {_words(given)}, but {folder} has {_words(there)}. "
+                "Leave it out, because a dataset brings its own, or give data of these sizes."
+            )
+
+
+def _words(sizes: int | tuple[int, ...]) -> str:
+    return " ".join(map(str, sizes)) if isinstance(sizes, tuple) else str(sizes)
 
 
 def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
