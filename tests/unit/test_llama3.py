@@ -337,11 +337,12 @@ def test_real_text_is_learned_like_transformers_learns_it(tmp_path: Path) -> Non
     where = ["--tokenizer", str(tmp_path), "--output", str(tmp_path / "data")]
     assert main(["prepare", "tokens", "--input", str(TEXT), *where]) == 0
 
-    run = dataclasses.replace(runs.llama3_demo(), data=str(tmp_path / "data"), device="cpu")
+    data, split = str(tmp_path / "data"), "100,0,0"  # one file is one document
+    run = dataclasses.replace(runs.llama3_demo(), data=data, split=split, device="cpu")
     cfg = resolve(run, Cluster("cpu", 1, 1))
     saved(tmp_path / "start", cfg)
     theirs = transformers_curve(hugging_face(tmp_path / "start"), cfg, 300)
-    flags = ["--data", str(tmp_path / "data"), "--device", "cpu", "--output", str(tmp_path / "r")]
+    flags = ["--data", data, "--split", split, "--device", "cpu", "--output", str(tmp_path / "r")]
     assert main(["train", "llama3-demo", *flags]) == 0
     found = compare(read_curve(tmp_path / "r"), dict(enumerate(theirs, start=1)), "transformers")
     print(f"first {theirs[0]:.3f}, last {theirs[-1]:.3f}, error {found.error:.2e}")

@@ -26,9 +26,27 @@ class TokenFolder:
 
     def samples(self, split: str, shares: str, sequence: int) -> int:
         """How many samples one pass over a split has."""
+        return max(0, (self.token_count(split, shares) - 1) // sequence)
+
+    def token_count(self, split: str, shares: str) -> int:
+        """How many tokens a split has."""
         part = self._sequences(split, shares)
-        tokens = int(self.tokens.lengths[part.start : part.stop].sum(dtype=np.int64))
-        return max(0, (tokens - 1) // sequence)
+        return int(self.tokens.lengths[part.start : part.stop].sum(dtype=np.int64))
+
+    def check_splits(self, shares: str, sequence: int) -> None:
+        """Refuse a corpus without a single sample for training, or for a split with a share."""
+        parsed = parse_split(shares)
+        wanted = [split for split in SPLITS if parsed[split] or split == "train"]
+        counts = {split: self.token_count(split, shares) for split in wanted}
+        too_few = [f"{split} {count:,}" for split, count in counts.items() if count <= sequence]
+        if too_few:
+            documents = f"{len(self.tokens):,} document{'' if len(self.tokens) == 1 else 's'}"
+            raise InputError(
+                f"{self.tokens.prefix}: a sample takes {sequence + 1:,} tokens, but split {shares} "
+                f"of its {documents} ({sum(counts.values()):,} tokens) leaves "
+                f"{', '.join(too_few)}. Prepare more documents, or give another --split "
+                "(100,0,0 holds nothing out) or a shorter --sequence."
+            )
 
     def open(
         self, split: str, shares: str, sequence: int, wanted: int | None, seed: int

@@ -83,12 +83,12 @@ def open_samples(
         indent=4,
     )
     lengths = tokens.lengths
-    available = max(0, (int(lengths[sequences.start : sequences.stop].sum(dtype=np.int64)) - 1))
-    if available < sequence:
+    available = int(lengths[sequences.start : sequences.stop].sum(dtype=np.int64))
+    if available <= sequence:
         if wanted is None:
             return SampledTokens(tokens, _nothing(), 0)
         raise InputError(
-            f"{tokens.prefix}: the {split} split has {available + 1:,} tokens, fewer than one "
+            f"{tokens.prefix}: the {split} split has {available:,} tokens, fewer than one "
             f"sample of {sequence + 1:,}."
         )
     indices = _cached(tokens.prefix, description) or _store(

@@ -53,6 +53,9 @@ def _with_data(cfg: LlamaRun) -> LlamaRun:
                 f"{cfg.model.vocab:,}. Prepare it with the model's tokenizer, or give "
                 f"--model.vocab {-(-found.vocab_size // 128) * 128}."
             )
+        if cfg.sequence < 1:  # told with what else is wrong with the network
+            return cfg
+        found.check_splits(cfg.split, cfg.sequence)
         available = found.samples("train", cfg.split, cfg.sequence)
     return dataclasses.replace(cfg, train_samples=cfg.train_samples or _wanted(cfg, available))
 
