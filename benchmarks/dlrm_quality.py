@@ -108,7 +108,7 @@ STUDIES = {
         block_rows=1 << 20,
         embedding_dim=64,
         bottom_mlp=(256, 64),
-        top_mlp=(768, 512, 256, 1),  # its first two layers are large enough for fp8
+        top_mlp=(768, 512, 256, 1),  # all but the last are large enough for fp8
         lr=0.03,
     ),
     # A hundredth of the large rows and of the samples, so that a row is seen as often.

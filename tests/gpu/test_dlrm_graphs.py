@@ -21,7 +21,7 @@ GPU = torch.device("cuda", 0)
 EPOCHS = 4  # of 8 steps, the last of each a partial batch: graphs are replayed from step 7 on
 POISONED, EVALUATED = 20, (9, 17)
 INT8 = TableFormat(table_precision="int8", fp32_up_to_rows=5)
-WIDE = dataclasses.replace(small.config().model, top_mlp=(32, 48, 16, 1))  # two layers for fp8
+WIDE = dataclasses.replace(small.config().model, top_mlp=(32, 48, 16, 1))  # three layers for fp8
 CASES: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": Optimizer(name="sgd")},
     "row-wise Adagrad": {"optimizer": Optimizer(name="rowwise_adagrad")},

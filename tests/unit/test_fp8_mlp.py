@@ -116,9 +116,10 @@ def test_what_is_not_finite_reaches_the_gradients() -> None:
 def test_which_layers() -> None:
     shapes = [(1024, 480), (1024, 1024), (512, 1024), (256, 512), (1, 256)]
     weights = [torch.empty(shape, device="meta") for shape in shapes]
-    assert kernel.fp8_layers(weights) == 3
-    assert kernel.fp8_layers(weights[:3]) == 2  # no ReLU behind the last
-    assert kernel.fp8_layers([torch.empty(1024, 487, device="meta"), *weights[1:]]) == 3
+    assert kernel.fp8_layers(weights) == 4
+    assert kernel.fp8_layers(weights[:3]) == 3
+    assert kernel.fp8_layers([torch.empty(1024, 487, device="meta"), *weights[1:]]) == 4
+    assert kernel.fp8_layers([weights[0], torch.empty(112, 1024, device="meta")]) == 1
     assert kernel.fp8_layers([torch.empty(1020, 480, device="meta"), *weights[1:]]) == 0
     assert kernel.fp8_layers([weights[-1]]) == 0
 
@@ -130,7 +131,7 @@ def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     product = kernel._product
     monkeypatch.setattr(kernel, "_product", lambda *a, **k: calls.append(a) or product(*a, **k))
-    mlp = Mlp([32, 64, 32, 16, 1], last_relu=False)
+    mlp = Mlp([32, 64, 32, 24, 1], last_relu=False)
     mlp.fused_dtype, mlp.fp8 = torch.bfloat16, True
     x = torch.randn(512, 32)
     target = x[:, :4].sum(dim=1).tanh()
@@ -146,11 +147,12 @@ def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_prediction_computes_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All hidden layers are large; the last of them is bf16 in both."""
+@pytest.mark.parametrize("width", [48, 24])
+def test_prediction_computes_as_training_does(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the last hidden layer is one of the large ones or not."""
     torch.manual_seed(0)
     monkeypatch.setattr(kernel, "SMALL_LAYER", 1000)
-    mlp = Mlp([32, 64, 48, 1], last_relu=False)
+    mlp = Mlp([32, 64, width, 1], last_relu=False)
     mlp.fused_dtype, mlp.fp8 = torch.bfloat16, True
     x = torch.randn(100, 32)
     last = mlp[-1].bfloat16()

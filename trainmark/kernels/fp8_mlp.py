@@ -34,17 +34,17 @@ from trainmark.kernels.fp8_codes import (
     quantize_masked,
 )
 
-SMALL_LAYER = 2**17  # weights: of a small layer, 16-bit products take as long
+SMALL_LAYER = 2**17  # weights: with fewer, 16-bit products take as long
 SAMPLED_ROWS = 1024
 INPUT_ROOM, GRADIENT_ROOM = 4.0, 128.0  # how far above the sampled largest numbers may lie
 _LEAST = 1e-30  # zeros must not give an infinite scale
 
 
 def fp8_layers(weights: Sequence[Tensor]) -> int:
-    """How many of the first layers are worth it: large, of whole steps, and with a ReLU behind."""
+    """How many of the first layers, a ReLU behind each, are worth it: large, in whole steps."""
     count = 0
-    for w_NM in weights[:-1]:
-        if w_NM.numel() <= SMALL_LAYER or len(w_NM) % WIDTH_STEP:
+    for w_NM in weights:
+        if w_NM.numel() < SMALL_LAYER or len(w_NM) % WIDTH_STEP:
             break
         count += 1
     return count

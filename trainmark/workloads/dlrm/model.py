@@ -107,6 +107,8 @@ class Mlp(nn.Sequential):
         large = self._fp8_layers()
         if large:
             x_BM = fp8_relu_layers(x_BM, weights[:large], biases[:large], codes)
+        if large == len(weights):
+            return x_BM
         return relu_mlp(x_BM, weights[large:], biases[large:], last_relu, comes_masked=comes_masked)
 
     def _fp8_layers(self) -> int:
