@@ -4,11 +4,12 @@
     PYTHONPATH=. python benchmarks/dlrm_gpu.py --only trainmark,small,65536,resident
     PYTHONPATH=. python benchmarks/dlrm_gpu.py --tiny --output DIR   the same code, anywhere
 
-Every timed step is a whole one. `resident` batches lie on the device, several of them in turn; what
-a system does with their ids (ours: `prepare`, which sorts them one step ahead) is done again in
-every step. `disk` rows are `trainmark train` on a dataset that was written and then dropped from
-the page cache, which is left out of the reading, too, as with a dataset that is larger than
-memory: `samples_per_s` is p_train, and p_core and the input wait are beside it.
+Every timed step is a whole one, at the clock that the device holds: the first third is not counted.
+`resident` batches lie on the device, several of them in turn; what a system does with their ids
+(ours: `prepare`, which sorts them one step ahead) is done again in every step. `disk` rows are
+`trainmark train` on a dataset that was written and then dropped from the page cache, which is left
+out of the reading, too, as with a dataset that is larger than memory: `samples_per_s` is p_train,
+and p_core and the input wait are beside it.
 
 `split_ms` comes from a second, profiled pass: device time of the kernels of one step, by what they
 do. Kernels of several streams can overlap, so parts may add up to more than the step. Matrix
@@ -51,6 +52,7 @@ from rich.table import Table
 
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
+from trainmark.monitor import Monitor
 from trainmark.workloads.dlrm.runs import RUNS, DlrmRun, Model
 
 OURS = "trainmark"
@@ -155,7 +157,8 @@ def measure_resident(case: Case, options: Options) -> Iterator[dict[str, Any]]:
         losses = system(ids)
         warm_up(losses, device)
         ready_s = time.perf_counter() - began
-        step_s = statistics.median(windows(losses, options.seconds, device))
+        with Monitor(device, interval_s=0.25) as monitor:
+            step_s = statistics.median(windows(losses, options.seconds, device))
         assert torch.isfinite(next(losses))
         split_ms, kernels_ms = profiled(losses, device)
         yield _row(case, ids) | {
@@ -164,6 +167,7 @@ def measure_resident(case: Case, options: Options) -> Iterator[dict[str, Any]]:
             "split_ms": split_ms,
             "memory_gib": memory_gib(device),
             "kernels_ms": kernels_ms,
+            "power_w": monitor.summary()["power_w"]["max"],
             "ready_s": ready_s,
         }
         began = time.perf_counter()
@@ -308,16 +312,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=common.RESULTS)
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--only", default="", help="cases that have all these words, by commas")
-    parser.add_argument("--seconds", type=float, default=1.5, help="timed seconds per row")
+    parser.add_argument("--seconds", type=float, default=4, help="of steps per row")
     parser.add_argument("--budget", type=float, default=540, help="no case starts after seconds")
-    parser.add_argument("--disk-rows", type=int, default=100_000_000, help="90 bytes each")
+    parser.add_argument("--disk-rows", type=int, help="90 bytes each; 100 M, or tiny 100 k")
     parser.add_argument("--scratch", type=Path, default=Path("build/dlrm_gpu"))
     parser.add_argument("--missing", action="store_true", help="leave out what is there already")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args()
     device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
     options = Options(
-        device=device, tiny=args.tiny, seconds=args.seconds, disk_rows=args.disk_rows,
+        device=device, tiny=args.tiny, seconds=args.seconds,
+        disk_rows=args.disk_rows or (100_000 if args.tiny else 100_000_000),
         scratch=args.scratch, output=args.output, commit=args.commit,
     )  # fmt: skip
     options.scratch.mkdir(parents=True, exist_ok=True)

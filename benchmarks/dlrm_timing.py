@@ -35,10 +35,14 @@ def warm_up(losses: Iterator[Tensor], device: torch.device) -> None:
 
 
 def windows(losses: Iterator[Tensor], seconds: float, device: torch.device) -> list[float]:
-    """Seconds per step, averaged over each window of steps, for as long as asked."""
+    """Seconds per step, averaged over each window of steps, for as long as asked.
+
+    The first third is left out: a GPU lowers its clock once it has been at its power limit for
+    about half a second, and a run spends its time there.
+    """
     (first,) = _timed_windows(losses, 1, device)
     count = max(3, round(seconds / (first * WINDOW)))
-    return _timed_windows(losses, count, device)
+    return _timed_windows(losses, count, device)[count // 3 :]
 
 
 def _timed_windows(losses: Iterator[Tensor], count: int, device: torch.device) -> list[float]:
