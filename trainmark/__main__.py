@@ -6,7 +6,7 @@ import sys
 from trainmark.cli import main
 
 if "TORCHELASTIC_RUN_ID" in os.environ:
-    from trainmark.distributed.launched import run_rank
+    from trainmark.distributed.launched import leave, run_rank
 
-    sys.exit(run_rank(main))
+    leave(run_rank(main))
 sys.exit(main())

@@ -1,0 +1,34 @@
+"""How a rank ends: without the interpreter's own end, in which a thread of gloo may be lost."""
+
+import os
+import subprocess
+import sys
+
+# Whatever runs at the interpreter's end ends this process with SIGABRT, as that thread does.
+WITH_A_BAD_END = """
+import atexit, os, runpy, sys
+atexit.register(os.abort)
+sys.argv = ["trainmark", *sys.argv[1:]]
+runpy.run_module("trainmark", run_name="__main__")
+"""
+
+
+def ended(*words: str) -> subprocess.CompletedProcess[str]:
+    """A rank that has done `trainmark WORDS...`; its output is buffered, as that of a log is."""
+    variables = {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # where nobody listens
+    return subprocess.run(
+        [sys.executable, "-c", WITH_A_BAD_END, *words],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_rank_ends_with_its_own_exit_code_and_all_it_has_printed() -> None:
+    good = ended("list")
+    assert good.returncode == 0, good.stderr
+    assert "llama3-demo" in good.stdout
+    bad = ended("train", "no-such-run")
+    assert bad.returncode == 2
+    assert "no-such-run" in bad.stderr
