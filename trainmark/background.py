@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-AHEAD = 4  # finished results that wait, beside those in the making
-
 
 class Kept(Generic[Key, Value]):
     """The latest few values of a function that several threads ask for: each is made once."""
@@ -37,11 +35,14 @@ class Kept(Generic[Key, Value]):
 
 
 def in_background(
-    make: Callable[[Key], Value], keys: Iterator[Key], threads: int
+    make: Callable[[Key], Value], keys: Iterator[Key], threads: int, waiting: int
 ) -> Iterator[Value]:
-    """`make` of each key in order, by threads that run a few ahead."""
+    """`make` of each key in order, by threads that run ahead.
+
+    Besides those in the making, up to `waiting` results are kept for their use.
+    """
     with ThreadPoolExecutor(threads, thread_name_prefix="reader") as pool:
-        ahead = deque(pool.submit(make, key) for key in itertools.islice(keys, threads + AHEAD))
+        ahead = deque(pool.submit(make, key) for key in itertools.islice(keys, threads + waiting))
         try:
             while ahead:
                 value = ahead.popleft().result()

@@ -176,8 +176,32 @@ def test_which_rows_a_position_names() -> None:
 @pytest.mark.parametrize("shuffle", ["none", "rows"])
 def test_many_threads_give_the_same_batches_as_one(shuffle: str) -> None:
     source = data(1000, global_batch=7, shuffle=shuffle, shuffle_window=50, epochs=3)
-    many = in_background(source._read_batch, source._ranges(), threads=6)
+    many = in_background(source._read_batch, source._ranges(), threads=6, waiting=4)
     assert [rows_of(batch) for batch in many] == batches_of(source)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "waiting"),
+    # A row here is 11 bytes: a label, a float16 and two int32.
+    [(1024, 1, 64), (2**20, 1, 46), (2**20, 2, 64), (2**30, 1, 4)],
+)
+def test_batches_that_wait_for_a_gpu_fill_a_bounded_part_of_memory(
+    rows: int, ranks: int, waiting: int
+) -> None:
+    assert data(2**31, global_batch=rows, ranks=ranks)._waiting_for_gpu() == waiting
+
+
+def test_results_are_made_ahead_of_their_use_but_not_all_of_them() -> None:
+    began = []
+    results = in_background(lambda key: began.append(key) or key, iter(range(100)), 1, waiting=5)
+    assert next(results) == 0
+    deadline = time.monotonic() + 5
+    while len(began) < 7:  # one in the making, five that wait, and one for the one just taken
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert began == list(range(7))
+    assert list(results) == list(range(1, 100))
 
 
 def test_the_thread_ends_with_its_reader() -> None:

@@ -27,6 +27,9 @@ from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, Synth
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 MOST_READERS = 16  # 8 brought 19 M rows/s from a cold disk, where an H200 took 23
+# Batches that wait for a GPU. A disk that is fast enough on average still pauses now and then, for
+# a tenth of a second, in which an H200 takes 40 batches.
+WAITING_BYTES, MOST_WAITING, LEAST_WAITING = 1 << 29, 64, 4
 WINDOWS_KEPT = 24  # under shuffle: more than batches in the making are cut from
 MOST_WINDOWS = 2**26  # their order is kept in memory
 
@@ -148,9 +151,16 @@ class ClickData:
     def __iter__(self) -> Iterator[ClickBatch]:
         # A CPU that trains has no cores to spare; one that feeds a GPU has little else to do, and
         # readers mostly wait for the disk.
-        cores = len(os.sched_getaffinity(0))
-        readers = 1 if self._cfg.device == "cpu" else min(MOST_READERS, cores)
-        return in_background(self._read_batch, self._ranges(), readers)
+        if self._cfg.device == "cpu":
+            return in_background(self._read_batch, self._ranges(), 1, LEAST_WAITING)
+        readers = min(MOST_READERS, len(os.sched_getaffinity(0)))
+        return in_background(self._read_batch, self._ranges(), readers, self._waiting_for_gpu())
+
+    def _waiting_for_gpu(self) -> int:
+        """How many batches: as much time as they give, within a modest part of the memory."""
+        row_bytes = sum(column.nbytes for column in Columns.empty(1, self._source).arrays())
+        batch_bytes = max(rank_shares(self._batch, self._dp_size)) * row_bytes
+        return max(LEAST_WAITING, min(MOST_WAITING, WAITING_BYTES // batch_bytes))
 
     def _ranges(self) -> Iterator[tuple[int, int, int]]:
         """Every global batch: its epoch, and which positions of it."""
