@@ -4,12 +4,13 @@
     PYTHONPATH=. python benchmarks/dlrm_gpu.py --only trainmark,small,65536,resident
     PYTHONPATH=. python benchmarks/dlrm_gpu.py --tiny --output DIR   the same code, anywhere
 
-Every timed step is a whole one, at the clock that the device holds: the first third is not counted.
-`resident` batches lie on the device, several of them in turn; what a system does with their ids
-(ours: `prepare`, which sorts them one step ahead) is done again in every step. `disk` rows are
-`trainmark train` on a dataset that was written and then dropped from the page cache, which is left
-out of the reading, too, as with a dataset that is larger than memory: `samples_per_s` is p_train,
-and p_core and the input wait are beside it.
+Every timed step is a whole one, at the clock that the device holds: the first third is not counted,
+and the mean is taken, because a clock at its power limit swings. `resident` batches lie on the
+device, several of them in turn; what a system does with their ids (ours: `prepare`, which sorts
+them one step ahead) is done again in every step. `disk` rows are `trainmark train` on a dataset
+that was written and then dropped from the page cache, which is left out of the reading, too, as
+with a dataset that is larger than memory: `samples_per_s` is p_train, and p_core and the input wait
+are beside it.
 
 `split_ms` comes from a second, profiled pass: device time of the kernels of one step, by what they
 do. Kernels of several streams can overlap, so parts may add up to more than the step. Matrix
@@ -158,7 +159,7 @@ def measure_resident(case: Case, options: Options) -> Iterator[dict[str, Any]]:
         warm_up(losses, device)
         ready_s = time.perf_counter() - began
         with Monitor(device, interval_s=0.25) as monitor:
-            step_s = statistics.median(windows(losses, options.seconds, device))
+            step_s = statistics.mean(windows(losses, options.seconds, device))
         assert torch.isfinite(next(losses))
         split_ms, kernels_ms = profiled(losses, device)
         yield _row(case, ids) | {
