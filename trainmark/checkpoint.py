@@ -32,8 +32,9 @@ from trainmark.checkpoint_manifest import DTYPE_CODES, DamagedError, read_manife
 from trainmark.checkpoint_reader import Reader, read_all
 from trainmark.checkpoint_room import make_room
 from trainmark.checkpoint_storage import is_distributed
-from trainmark.checkpoint_writer import Writer, sync_folder
+from trainmark.checkpoint_writer import Writer
 from trainmark.errors import InputError
+from trainmark.files import fsync_folder
 
 
 def save(
@@ -201,7 +202,7 @@ def _publish(finished: Path, target: Path, keep: int) -> None:
         _remove(replaced)
         target.rename(replaced)
     finished.rename(target)
-    sync_folder(target.parent)
+    fsync_folder(target.parent)
     _remove(replaced)
     for path in all_checkpoints(target.parent)[:-keep]:
         if path != target:  # whatever its number: it is the one that was just written

@@ -33,6 +33,7 @@ from trainmark.checkpoint_manifest import (
     write_manifest,
 )
 from trainmark.checkpoint_storage import WORKERS, Scratch, box, bytes_of, completed, is_distributed
+from trainmark.files import fsync_folder
 
 CHUNK_BYTES = 16 * 2**20
 
@@ -90,7 +91,7 @@ class Writer(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         write_manifest(self.folder, self._manifest(metadata, results))
-        sync_folder(self.folder)
+        fsync_folder(self.folder)
         self.publish(self.folder)
 
     def _manifest(self, metadata: Metadata, results: list[list[WriteResult]]) -> Manifest:
@@ -115,15 +116,6 @@ class Writer(StorageWriter):
         """Remove what an exception has left; to be called on all ranks in any case."""
         if self.is_coordinator:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def sync_folder(path: Path) -> None:
-    """Have the names in a folder on disk, so that a power cut does not undo a rename."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- a data file

@@ -5,12 +5,12 @@ position embeddings, since every token of a single sentence has type 0. No torch
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, raise_all
+from trainmark.model_folder import read_config
 from trainmark.workloads.distilbert.runs import Model
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -47,7 +47,7 @@ _ARCHITECTURES = {
 
 def read_model(folder: Path, labels: int) -> Model:
     """The network that a Hugging Face folder describes, with `labels` classes."""
-    config = _read_config(folder)
+    config = read_config(folder)
     layout = config.get("model_type")
     if layout not in _CONFIG_KEYS:
         raise InputError(
@@ -68,21 +68,6 @@ def read_model(folder: Path, labels: int) -> Model:
         given = config.get("classifier_dropout")
         fields["head_dropout"] = fields["dropout"] if given is None else given
     return Model(layout=layout, labels=labels, **fields)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder} is not a Hugging Face model folder: it has no config.json."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path} must hold a JSON object.")
-    return config
 
 
 def config_json(model: Model) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainmark.errors import InputError, raise_all
 from trainmark.files import write_tensors
+from trainmark.model_folder import read_config
 from trainmark.workloads.llama3.runs import LlamaRun, Model
 
 _KEYS = {
@@ -25,15 +26,7 @@ SHARD_BYTES = 5 * 2**30
 
 def read_model(folder: Path) -> Model:
     """The network that a Hugging Face folder describes."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder} is not a Hugging Face model folder: it has no config.json."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from None
+    config, path = read_config(folder), folder / "config.json"
     if config.get("model_type") != "llama":
         raise InputError(f"{folder} holds a {config.get('model_type')!r} model; expected 'llama'.")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
