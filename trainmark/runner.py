@@ -278,6 +278,11 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
             cfg = dataclasses.replace(cfg, micro_batch=None)
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)
+        splits = workload.held_out_splits(cfg)
+        if not splits:
+            raise InputError(
+                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
+            )
         path = find_checkpoint(folder)
         _check_memory(cfg, workload, mesh)
         trainer = build_trainer(cfg, workload, mesh)
@@ -288,7 +293,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
             split: workload.evaluate(
                 trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
             )
-            for split in workload.held_out_splits(cfg)
+            for split in splits
         }
     return {
         "schema": "trainmark.evaluation/1",

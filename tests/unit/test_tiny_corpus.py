@@ -1,12 +1,17 @@
 """Corpora so small that a split has no sample: refused before training, with the numbers."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trainmark.cli import main
+from trainmark.config import resolve
 from trainmark.corpus.indexed import write_index
+from trainmark.hardware import Cluster
+from trainmark.workloads.llama3.runs import llama3_demo
 
 SAMPLE = 65  # of the demo, whose sequence is 64
 
@@ -65,3 +70,54 @@ def test_a_sequence_of_nothing_is_told_as_one(
     data = write(tmp_path / "data", [400])
     assert main(["show", "llama3-demo", "--data", data, "--sequence", "0"]) == 2
     assert "sequence must be above 0. Received: 0." in capsys.readouterr().err
+
+
+def resolved_split(data: str) -> str | None:
+    return resolve(dataclasses.replace(llama3_demo(), data=data), Cluster("cpu", 1, 1)).split
+
+
+def test_the_demo_holds_out_what_the_documents_allow(tmp_path: Path) -> None:
+    assert resolved_split(write(tmp_path / "one", [4000])) == "100,0,0"
+    assert resolved_split(write(tmp_path / "hundred", [SAMPLE] * 100)) == "98,1,1"
+    short_test = write(tmp_path / "short", [SAMPLE] * 99 + [SAMPLE - 1])
+    assert resolved_split(short_test) == "100,0,0"
+
+
+def test_a_single_text_trains_and_says_that_nothing_was_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    flags = ["--data", write(tmp_path / "data", [400]), "--device", "cpu", "--max-steps", "2"]
+    assert main(["train", "llama3-demo", *flags, "--output", str(output)]) == 0
+    result = json.loads((output / "result.json").read_text())
+    assert result["evaluations"] == []
+    assert result["quality"]["value"] is None
+    (note,) = result["notes"]
+    assert note.startswith("No document was held out (split 100,0,0)")
+
+    capsys.readouterr()
+    assert main(["evaluate", str(output), "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "There is nothing to evaluate" in line
+    assert not (output / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["--target", "3"], "target"),
+        (["--initial-evaluation"], "initial_evaluation"),
+        (["--evals-per-epoch", "2"], "evals_per_epoch 2"),
+    ],
+)
+def test_an_evaluation_of_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], name: str
+) -> None:
+    data = write(tmp_path / "data", [SAMPLE] * 100)
+    assert main(["show", "llama3-demo", "--data", data, "--split", "99,1,0", *flags]) == 2
+    assert f"{name} needs documents of the test split" in capsys.readouterr().err
+    on_validation = ["--quality-split", "validation"]
+    assert (
+        main(["show", "llama3-demo", "--data", data, "--split", "99,1,0", *flags, *on_validation])
+        == 0
+    )

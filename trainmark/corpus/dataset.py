@@ -35,18 +35,22 @@ class TokenFolder:
 
     def check_splits(self, shares: str, sequence: int) -> None:
         """Refuse a corpus without a single sample for training, or for a split with a share."""
+        if short := self.short_splits(shares, sequence):
+            total = int(self.tokens.lengths.sum(dtype=np.int64))
+            left = ", ".join(f"{split} {count:,}" for split, count in short.items())
+            raise InputError(
+                f"{self.tokens.prefix}: a sample takes {sequence + 1:,} tokens, but split {shares} "
+                f"of its {counted(len(self.tokens))} ({total:,} tokens) leaves {left}. Prepare "
+                "more documents, or give another --split (100,0,0 holds nothing out) or a shorter "
+                "--sequence."
+            )
+
+    def short_splits(self, shares: str, sequence: int) -> dict[str, int]:
+        """The tokens of training, and of splits with a share, that are too few for a sample."""
         parsed = parse_split(shares)
         wanted = [split for split in SPLITS if parsed[split] or split == "train"]
         counts = {split: self.token_count(split, shares) for split in wanted}
-        too_few = [f"{split} {count:,}" for split, count in counts.items() if count <= sequence]
-        if too_few:
-            documents = f"{len(self.tokens):,} document{'' if len(self.tokens) == 1 else 's'}"
-            raise InputError(
-                f"{self.tokens.prefix}: a sample takes {sequence + 1:,} tokens, but split {shares} "
-                f"of its {documents} ({sum(counts.values()):,} tokens) leaves "
-                f"{', '.join(too_few)}. Prepare more documents, or give another --split "
-                "(100,0,0 holds nothing out) or a shorter --sequence."
-            )
+        return {split: count for split, count in counts.items() if count <= sequence}
 
     def open(
         self, split: str, shares: str, sequence: int, wanted: int | None, seed: int
@@ -63,6 +67,10 @@ class TokenFolder:
         before = sum(parsed[name] for name in SPLITS[: SPLITS.index(split)])
         count = len(self.tokens)
         return range(round(before * count), round((before + parsed[split]) * count))
+
+
+def counted(documents: int) -> str:
+    return f"{documents:,} document{'' if documents == 1 else 's'}"
 
 
 def parse_split(text: str) -> dict[str, float]:

@@ -98,7 +98,7 @@ def prepare(options: Options) -> None:
         ) + "\n",
     )  # fmt: skip
     shutil.rmtree(parts)
-    print(f"{prefix}: {found['documents']:,} documents, {found['tokens']:,} tokens.")
+    print(f"{prefix}: {dataset.counted(found['documents'])}, {found['tokens']:,} tokens.")
 
 
 def _refuse_other_dataset(

@@ -117,7 +117,7 @@ def build_data(cfg: LlamaRun, split: str, dp_rank: int, dp_size: int) -> TokenDa
         return TokenData(SyntheticSamples(cfg, split), cfg, split, dp_rank, dp_size)
     found = dataset.find(Path(filled(cfg.data)))
     wanted = filled(cfg.train_samples) if split == "train" else None
-    samples = found.open(split, cfg.split, cfg.sequence, wanted, cfg.seed)
+    samples = found.open(split, filled(cfg.split), cfg.sequence, wanted, cfg.seed)
     return TokenData(samples, cfg, split, dp_rank, dp_size)
 
 
@@ -125,5 +125,5 @@ def held_out_splits(cfg: LlamaRun) -> tuple[str, ...]:
     """Those that get a share of the data."""
     if cfg.data == SYNTHETIC:
         return ("test",) if cfg.evals_per_epoch else ()
-    shares = dataset.parse_split(cfg.split)
+    shares = dataset.parse_split(filled(cfg.split))
     return tuple(split for split in ("test", "validation") if shares[split])

@@ -8,11 +8,19 @@ from trainmark.corpus import dataset
 from trainmark.errors import InputError
 from trainmark.hardware import Cluster
 from trainmark.workloads.llama3 import chain, huggingface
-from trainmark.workloads.llama3.runs import LlamaRun, axes_of, mesh_axes, stages_per_rank
+from trainmark.workloads.llama3.runs import (
+    NOTHING_HELD_OUT,
+    LlamaRun,
+    axes_of,
+    mesh_axes,
+    stages_per_rank,
+)
+
+_SOME_HELD_OUT = "98,1,1"
 
 
 def resolve(cfg: LlamaRun, cluster: Cluster) -> tuple[LlamaRun, list[str]]:
-    """Fill in the split, the network of `weights`, the vocabulary, and the samples to draw."""
+    """Fill in the splits, the network of `weights`, the vocabulary, and the samples to draw."""
     axes = mesh_axes(cfg, cluster.world)
     cfg = dataclasses.replace(
         cfg, parallel="".join(f"{axis.upper()}{degree}" for axis, degree in axes.items())
@@ -26,9 +34,8 @@ def resolve(cfg: LlamaRun, cluster: Cluster) -> tuple[LlamaRun, list[str]]:
         cfg = _with_data(_with_weights(cfg))
     except InputError as error:
         return cfg, [str(error)]
-    return cfg, _model_problems(cfg) + _parallel_problems(cfg, axes) + _device_problems(
-        cfg, cluster
-    )
+    network = _model_problems(cfg) + _parallel_problems(cfg, axes)
+    return cfg, network + _held_out_problems(cfg) + _device_problems(cfg, cluster)
 
 
 def _with_weights(cfg: LlamaRun) -> LlamaRun:
@@ -40,7 +47,11 @@ def _with_weights(cfg: LlamaRun) -> LlamaRun:
 def _with_data(cfg: LlamaRun) -> LlamaRun:
     if cfg.data == SYNTHETIC:
         best = chain.ENTROPY * chain.TARGET if cfg.name == "llama3-demo" else None
-        cfg = dataclasses.replace(cfg, target=cfg.target if cfg.target is not None else best)
+        cfg = dataclasses.replace(
+            cfg,
+            target=cfg.target if cfg.target is not None else best,
+            split=_SOME_HELD_OUT if cfg.split is None else cfg.split,
+        )
         available = cfg.synthetic_samples
     else:
         found = dataset.find(Path(cfg.data or ""))
@@ -55,9 +66,16 @@ def _with_data(cfg: LlamaRun) -> LlamaRun:
             )
         if cfg.sequence < 1:  # told with what else is wrong with the network
             return cfg
-        found.check_splits(cfg.split, cfg.sequence)
-        available = found.samples("train", cfg.split, cfg.sequence)
+        split = _fitting_split(found, cfg.sequence) if cfg.split is None else cfg.split
+        found.check_splits(split, cfg.sequence)
+        available = found.samples("train", split, cfg.sequence)
+        cfg = dataclasses.replace(cfg, split=split)
     return dataclasses.replace(cfg, train_samples=cfg.train_samples or _wanted(cfg, available))
+
+
+def _fitting_split(found: dataset.TokenFolder, sequence: int) -> str:
+    """Who tries the demo on a single text has one document: all of it is for training."""
+    return NOTHING_HELD_OUT if found.short_splits(_SOME_HELD_OUT, sequence) else _SOME_HELD_OUT
 
 
 def _wanted(cfg: LlamaRun, available: int) -> int:
@@ -92,6 +110,25 @@ def _model_problems(cfg: LlamaRun) -> list[str]:
             f"Received: {cfg.precision}."
         )
     return problems
+
+
+def _held_out_problems(cfg: LlamaRun) -> list[str]:
+    if cfg.data == SYNTHETIC or cfg.split is None:
+        return []
+    if dataset.parse_split(cfg.split)[cfg.quality_split]:
+        return []
+    asked = {
+        "target": cfg.target is not None,
+        "initial_evaluation": cfg.initial_evaluation,
+        f"evals_per_epoch {cfg.evals_per_epoch}": cfg.evals_per_epoch > 1,  # 1: at the end, if any
+    }
+    return [
+        f"{name} needs documents of the {cfg.quality_split} split, but split {cfg.split} holds "
+        f"none out for it. Give another --split, such as {_SOME_HELD_OUT}, or another "
+        "--quality-split."
+        for name, is_asked in asked.items()
+        if is_asked
+    ]
 
 
 def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:

@@ -13,6 +13,7 @@ from trainmark.schedule import Schedule
 
 METRIC, BETTER = "loss", "lower"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+NOTHING_HELD_OUT = "100,0,0"
 
 # What a vendor may tune while the result stays comparable: not the sequence, the global batch,
 # the model, the optimiser (its states have the published precision) or the data's order.
@@ -94,8 +95,9 @@ class LlamaRun(Run):
     train_samples: int | None = None
     """Samples that the order of the data is drawn for, repeating documents as needed; default:
     max_steps x global batch, or one pass."""
-    split: str = "100,0,0"
-    """Shares of the documents for training, validation and test."""
+    split: str | None = NOTHING_HELD_OUT
+    """Shares of the documents for training, validation and test; the demo's default: 98,1,1 where
+    the documents are enough for it, else 100,0,0."""
     synthetic_samples: int = 65_536
     """Training samples of `--data synthetic`."""
 
@@ -160,7 +162,7 @@ def llama3_demo() -> LlamaRun:
         lr=6e-3,
         schedule=dataclasses.replace(_cosine(270, start=30), warmup_steps=30),
         max_steps=300,
-        split="98,1,1",
+        split=None,
         stop_at_target=False,
         log_every=20,
         synthetic_samples=4_800,
@@ -186,8 +188,18 @@ def closed(cfg: LlamaRun) -> frozenset[str]:
     if cfg.train_samples == (cfg.max_steps or 0) * (cfg.global_batch or 0):
         fields.add("train_samples")  # filled in, not chosen
     if cfg.name == "llama3-demo":
-        fields |= {"model", "target"}  # those of whatever text was prepared for it
+        fields |= {"model", "target", "split"}  # those of whatever text was prepared for it
     return frozenset(fields)
+
+
+# --- notes
+
+
+def notes(cfg: LlamaRun) -> list[str]:
+    """What a reader of the result must know about how it came about."""
+    if cfg.data == SYNTHETIC or cfg.split != NOTHING_HELD_OUT:
+        return []
+    return [f"No document was held out (split {cfg.split}): the only loss is that of training."]
 
 
 # --- sizes
