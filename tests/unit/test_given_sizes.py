@@ -36,10 +36,10 @@ def test_other_sizes_are_refused(dataset: Path) -> None:
     with pytest.raises(InputError) as refused:
         resolved(dataset, table_rows=(50, 8, 3))
     assert str(refused.value) == (
-        f"model.table_rows is given as 50 8 3, but {dataset} has 50 7 3. Leave it out, because a "
-        "dataset brings its own, or give data of these sizes."
+        f"model.table_rows is 50 8 3, but {dataset} has 50 7 3. Give data of the model's sizes, or "
+        "leave model.table_rows out of the flags and the --config file: a dataset brings its own."
     )
-    with pytest.raises(InputError, match="numerical_features is given as 99, but"):
+    with pytest.raises(InputError, match="numerical_features is 99, but"):
         resolved(dataset, numerical_features=99)
 
 
@@ -52,12 +52,12 @@ def test_flags_and_files_are_refused_before_anything_is_written(
     for more in (["--model.table-rows", "50", "7"], ["--config", str(config)]):
         assert main(["train", "dlrm-demo", *flags, *more]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("trainmark: model.table_rows is given as 50 7, but ")
+        assert line.startswith("trainmark: model.table_rows is 50 7, but ")
     assert not output.exists()
 
 
 def test_a_finished_run_is_evaluated_and_continued_on_its_data(
-    dataset: Path, tmp_path: Path
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its folder remembers the dataset's sizes, which are not the named run's."""
     output, flags = tmp_path / "run", ("--data", str(dataset), "--global-batch", "100")
@@ -65,3 +65,6 @@ def test_a_finished_run_is_evaluated_and_continued_on_its_data(
     assert json.loads((output / "config.json").read_text())["model"]["table_rows"] == [50, 7, 3]
     assert train(output, *flags, "--max-steps", "3") == 0
     assert main(["evaluate", str(output)]) == 0
+    other = write_dataset(tmp_path / "other", train_rows=600, cardinalities=(60, 7, 3))
+    assert main(["evaluate", str(output), "--data", str(other)]) == 2
+    assert f"is 50 7 3, but {other} has 60 7 3. Give data of" in capsys.readouterr().err

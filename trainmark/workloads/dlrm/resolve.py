@@ -79,8 +79,9 @@ def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
         given, there = getattr(cfg.model, name), getattr(dataset, name)
         if given not in (getattr(named, name), there):
             yield (
-                f"model.{name} is given as {_words(given)}, but {folder} has {_words(there)}. "
-                "Leave it out, because a dataset brings its own, or give data of these sizes."
+                f"model.{name} is {_words(given)}, but {folder} has {_words(there)}. Give data of "
+                f"the model's sizes, or leave model.{name} out of the flags and the --config file: "
+                "a dataset brings its own."
             )
 
 
