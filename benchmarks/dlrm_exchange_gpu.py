@@ -393,7 +393,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=common.RESULTS)
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
-    parser.add_argument("--seconds", type=float, default=1.5, help="timed seconds per row")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of steps per row")
     parser.add_argument("--host-gib", type=float, default=96, help="of tables in host memory")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args()

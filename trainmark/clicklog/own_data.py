@@ -18,7 +18,6 @@ from trainmark.clicklog.source import BadRows, Piece, Position
 from trainmark.errors import InputError
 
 HEADER_BYTES = 1 << 16
-SAMPLE_ROWS = 1000
 OPEN_QUOTE = "a quoted field does not end on its line"
 
 
