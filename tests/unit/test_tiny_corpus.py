@@ -11,9 +11,10 @@ from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.corpus.indexed import write_index
 from trainmark.hardware import Cluster
-from trainmark.workloads.llama3.runs import llama3_demo
+from trainmark.workloads.llama3.runs import llama3_demo, notes
 
 SAMPLE = 65  # of the demo, whose sequence is 64
+OTHER_SPLIT = "another --split (100,0,0 holds nothing out) or "
 
 
 def write(folder: Path, lengths: list[int]) -> str:
@@ -30,13 +31,13 @@ def show(data: str, split: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "split", "documents", "left"),
+    ("lengths", "split", "documents", "left", "way_out"),
     [
-        ([400], "98,1,1", "1 document (400 tokens)", "validation 0, test 0"),
-        ([50], "100,0,0", "1 document (50 tokens)", "train 50"),
-        ([SAMPLE] * 9 + [SAMPLE - 1], "80,10,10", "10 documents (649 tokens)", "test 64"),
-        ([400], "0,1,0", "1 document (400 tokens)", "train 0"),
-        ([], "1,0,0", "0 documents (0 tokens)", "train 0"),
+        ([400], "98,1,1", "1 document (400 tokens)", "validation 0, test 0", OTHER_SPLIT),
+        ([50], "100,0,0", "1 document (50 tokens)", "train 50", ""),
+        ([SAMPLE] * 9 + [SAMPLE - 1], "8,1,1", "10 documents (649 tokens)", "test 64", OTHER_SPLIT),
+        ([400], "0,1,0", "1 document (400 tokens)", "train 0", OTHER_SPLIT),
+        ([], "1,0,0", "0 documents (0 tokens)", "train 0", ""),
     ],
 )
 def test_a_split_without_a_sample_is_refused(
@@ -46,6 +47,7 @@ def test_a_split_without_a_sample_is_refused(
     split: str,
     documents: str,
     left: str,
+    way_out: str,
 ) -> None:
     data, output = write(tmp_path / "data", lengths), tmp_path / "run"
     flags = ["--data", data, "--split", split, "--device", "cpu", "--output", str(output)]
@@ -53,8 +55,7 @@ def test_a_split_without_a_sample_is_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         f"trainmark: {data}/corpus: a sample takes 65 tokens, but split {split} of its {documents} "
-        f"leaves {left}. Prepare more documents, or give another --split (100,0,0 holds nothing "
-        "out) or a shorter --sequence."
+        f"leaves {left}. Prepare more documents, or give {way_out}a shorter --sequence."
     )
     assert not output.exists()
 
@@ -94,6 +95,8 @@ def test_a_single_text_trains_and_says_that_nothing_was_held_out(
     assert result["quality"]["value"] is None
     (note,) = result["notes"]
     assert note.startswith("No document was held out (split 100,0,0)")
+    assert notes(dataclasses.replace(llama3_demo(), data="tokens", split="1,0,0"))
+    assert not notes(dataclasses.replace(llama3_demo(), data="tokens", split="99,1,0"))
 
     capsys.readouterr()
     assert main(["evaluate", str(output), "--device", "cpu"]) == 2

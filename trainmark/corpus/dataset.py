@@ -38,11 +38,12 @@ class TokenFolder:
         if short := self.short_splits(shares, sequence):
             total = int(self.tokens.lengths.sum(dtype=np.int64))
             left = ", ".join(f"{split} {count:,}" for split, count in short.items())
+            # Of no use where all documents together are too few.
+            other_split = "another --split (100,0,0 holds nothing out) or " * (total > sequence)
             raise InputError(
                 f"{self.tokens.prefix}: a sample takes {sequence + 1:,} tokens, but split {shares} "
                 f"of its {counted(len(self.tokens))} ({total:,} tokens) leaves {left}. Prepare "
-                "more documents, or give another --split (100,0,0 holds nothing out) or a shorter "
-                "--sequence."
+                f"more documents, or give {other_split}a shorter --sequence."
             )
 
     def short_splits(self, shares: str, sequence: int) -> dict[str, int]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
+from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
 from trainmark.schedule import Schedule
 
@@ -197,7 +198,7 @@ def closed(cfg: LlamaRun) -> frozenset[str]:
 
 def notes(cfg: LlamaRun) -> list[str]:
     """What a reader of the result must know about how it came about."""
-    if cfg.data == SYNTHETIC or cfg.split != NOTHING_HELD_OUT:
+    if cfg.data == SYNTHETIC or parse_split(filled(cfg.split))["train"] < 1:
         return []
     return [f"No document was held out (split {cfg.split}): the only loss is that of training."]
 
