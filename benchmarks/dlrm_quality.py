@@ -164,8 +164,13 @@ class Variant:
             return Variant(mlps=self.mlps, seed=self.seed)
         return Variant(mlps="fp32", seed=self.seed) if self.mlps != "fp32" else None
 
+    @property
+    def tables_name(self) -> str:
+        """As in a row, where what is rounded to nearest must not be taken for the product's way."""
+        return self.tables if self.rounding == "stochastic" else f"{self.tables}_{self.rounding}"
+
     def __str__(self) -> str:
-        return f"tables {self.tables} ({self.rounding}), MLPs {self.mlps}, seed {self.seed}"
+        return f"tables {self.tables_name}, MLPs {self.mlps}, seed {self.seed}"
 
 
 def variants(seed: int) -> list[Variant]:
@@ -316,8 +321,7 @@ def evaluate(study: Study, trainers: Trainers, test: Test, samples: int) -> list
 def _row(study: Study, variant: Variant, samples: int) -> dict[str, Any]:
     return {
         "system": "trainmark",
-        "tables_precision": variant.tables,
-        "rounding": variant.rounding if variant.tables != "fp32" else None,
+        "tables_precision": variant.tables_name,
         "mlp_precision": variant.mlps,
         "seed": variant.seed,
         "optimizer": study.optimizer,
@@ -423,7 +427,7 @@ def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list
     return list(by_variant.values())
 
 
-KEY = ("tables_precision", "rounding", "mlp_precision", "seed", "optimizer")
+KEY = ("tables_precision", "mlp_precision", "seed", "optimizer")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
