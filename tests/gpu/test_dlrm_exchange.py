@@ -1,4 +1,4 @@
-"""The sharded engine on one GPU, beside the fused step: the host waits for nothing, losses agree."""
+"""The sharded engine on one GPU and the fused step: the host waits for nothing, losses agree."""
 
 from collections.abc import Iterator
 from pathlib import Path
