@@ -228,7 +228,7 @@ def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
     resolved: AnyRun
     resolved, more = workloads.resolver(run.workload)(run, cluster)
     problems += more + resolved.schedule.problems()
-    resolved, more = _resolve_batches(resolved, axes.get("dp", 1))
+    resolved, more = resolve_batches(resolved, axes.get("dp", 1))
     raise_all(problems + more)
     return resolved
 
@@ -333,7 +333,7 @@ class Interval:
         return self.seconds is not None and seconds_since >= self.seconds
 
 
-def _resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]]:
+def resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]]:
     """global_batch = micro_batch x accumulate x data-parallel size: any two give the third."""
     total, micro, accumulate = run.global_batch, run.micro_batch, run.accumulate
     for name in ("global_batch", "micro_batch", "accumulate"):

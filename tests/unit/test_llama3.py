@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,28 @@ def test_what_resolve_refuses(changes: dict[str, Any], message: str, tmp_path: P
         indexed.write_tokens(tmp_path / "x", DOCUMENTS, TYPES[0])
     with pytest.raises(InputError, match=message):
         resolve(run, Cluster("h100", 1, 8))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "micro_batches", "message"),
+    [
+        ("1f1b", 3, r"PP4 needs at least as many .* Received: accumulate 3 \(global_batch 6, "),
+        ("1f1b", 5, None),
+        ("interleaved", 6, r"a multiple of PP \(4\) micro-batches. Received: accumulate 6 "),
+        ("interleaved", 8, None),
+    ],
+)
+def test_a_pipeline_needs_enough_micro_batches(
+    pipeline: str, micro_batches: int, message: str | None
+) -> None:
+    """Whether their number is given, or follows from the batches."""
+    for given in ({"micro_batch": 1}, {"micro_batch": None, "accumulate": micro_batches}):
+        run = dataclasses.replace(
+            runs.llama3_8b(), data="synthetic", parallel="PP4DP2TP1", pipeline=pipeline,
+            global_batch=2 * micro_batches, **given,
+        )  # fmt: skip
+        with pytest.raises(InputError, match=message) if message else nullcontext():
+            resolve(run, Cluster("h100", 1, 8))
 
 
 def test_a_closed_run_may_change_the_split_and_not_the_batch(tmp_path: Path) -> None:

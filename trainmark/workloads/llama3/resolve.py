@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from trainmark.config import SYNTHETIC
+from trainmark.config import SYNTHETIC, filled, resolve_batches
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
 from trainmark.hardware import Cluster
@@ -147,13 +147,26 @@ def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
     stages = axes["pp"] * stages_per_rank(cfg)
     if stages > model.layers:
         problems.append(f"{stages} pipeline stages need at least as many layers ({model.layers}).")
-    rounds, rest = divmod(cfg.accumulate or 0, axes["pp"])
-    if stages_per_rank(cfg) > 1 and cfg.accumulate and (rest or not rounds):
-        problems.append(
+    return problems + _schedule_problems(cfg, axes)
+
+
+def _schedule_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
+    """Whether a step has the micro-batches that its pipeline needs."""
+    cfg, wrong_batches = resolve_batches(cfg, axes["dp"])
+    if axes["pp"] == 1 or wrong_batches:  # told by whoever resolves them for good
+        return []
+    received = (
+        f"Received: accumulate {cfg.accumulate} (global_batch {cfg.global_batch}, micro_batch "
+        f"{cfg.micro_batch}). Lower micro_batch, or raise global_batch."
+    )
+    if stages_per_rank(cfg) > 1 and filled(cfg.accumulate) % axes["pp"]:
+        return [
             f"The interleaved schedule needs a multiple of PP ({axes['pp']}) micro-batches. "
-            f"Received: accumulate {cfg.accumulate}."
-        )
-    return problems
+            f"{received}"
+        ]
+    if filled(cfg.accumulate) < axes["pp"]:
+        return [f"PP{axes['pp']} needs at least as many micro-batches in a step. {received}"]
+    return []
 
 
 def _device_problems(cfg: LlamaRun, cluster: Cluster) -> list[str]:
