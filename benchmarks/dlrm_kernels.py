@@ -3,11 +3,11 @@
     PYTHONPATH=. python benchmarks/dlrm_kernels.py [--seconds 100]                    (CUDA)
     TRITON_INTERPRET=1 PYTHONPATH=. python benchmarks/dlrm_kernels.py --tiny          (any machine)
 
-Tables of frequency threshold 15, 26 features, width 128, resident batches. `floor_ms` is the time
-of the fewest bytes that must pass through device memory, at the bandwidth of a large copy: every
-distinct row once, however often it is looked up. The L2 cache is emptied before every call.
-The default of every kernel comes first; its variants follow while there is time, then the same for
-uniform indices.
+Tables of frequency threshold 15, 26 features, resident batches. `floor_ms` is the time of the
+fewest bytes that must pass through device memory, at the bandwidth of a large copy: every distinct
+row once, however often it is looked up. The L2 cache is emptied before every call.
+The default of every kernel comes first, for all widths; variants of the first width follow while
+there is time, then the same for uniform indices.
 """
 
 import argparse
@@ -310,6 +310,18 @@ def the_rest(p: Problem) -> Iterator[Work]:
     yield from (forward(p, system=PLAIN), backward(p, system=PLAIN))
 
 
+def all_work(kind: Ids, formats: list[str], sizes: list[Size]) -> Iterator[tuple[Problem, Work]]:
+    """The defaults of all sizes, then the rest for the first, one format's tables at a time."""
+    for size, makers in [
+        *((size, (defaults,)) for size in sizes),
+        (sizes[0], (variants, the_rest)),
+    ]:
+        for name in formats:
+            problem = Problem(name, kind, size)
+            for make in makers:
+                yield from ((problem, work) for work in make(problem))
+
+
 # --- compiling
 #
 # About a hundred kernels at a second each would eat up the time to measure: processes compile
@@ -318,27 +330,29 @@ def the_rest(p: Problem) -> Iterator[Work]:
 COMPILERS = 15
 
 
-def compile_ahead(formats: list[str]) -> None:
-    command = [sys.executable, __file__, "--formats", *formats, "--compile-share"]
+def compile_ahead(formats: list[str], dims: list[int]) -> None:
+    command = [sys.executable, __file__, "--formats", *formats, "--dims", *map(str, dims)]
+    command += ["--compile-share"]
     started = [subprocess.Popen([*command, str(share)]) for share in range(COMPILERS)]
     for process in started:
         if process.wait():
             raise SystemExit("A kernel does not compile: see above.")
 
 
-def compile_share(share: int, formats: list[str], size: Size) -> None:
+def compile_share(share: int, formats: list[str], sizes: list[Size]) -> None:
     """Every `COMPILERS`-th kernel, with the sizes that Triton compiles for."""
-    rows = tuple(min(count, FP32_BELOW) for count in size.table_rows)
-    small = dataclasses.replace(size, table_rows=rows, batch=min(size.batch, 64))
-    number = 0
-    for name in formats:
-        problem = Problem(name, "uniform", small)
-        for works in (defaults, variants, the_rest):
-            for work in works(problem):
-                if number % COMPILERS == share:
-                    with suppress(OutOfResources):  # the one who measures will say so
-                        work.run()
-                number += 1
+    small = [
+        dataclasses.replace(
+            size,
+            table_rows=tuple(min(count, FP32_BELOW) for count in size.table_rows),
+            batch=min(size.batch, 64),
+        )
+        for size in sizes
+    ]
+    for number, (_, work) in enumerate(all_work("uniform", formats, small)):
+        if number % COMPILERS == share:
+            with suppress(OutOfResources):  # the one who measures will say so
+                work.run()
 
 
 # --- timing
@@ -365,6 +379,7 @@ def measured(work: Work, p: Problem) -> dict[str, Any]:
         "tables_precision": p.table_format,
         "indices": p.kind,
         "batch": p.size.batch,
+        "dim": p.size.dim,
         "launch": "default" if work.launch is None else str(work.launch),
         "ms": ms,
         "floor_ms": floor_ms,
@@ -378,7 +393,7 @@ def measured(work: Work, p: Problem) -> dict[str, Any]:
 def show(row: dict[str, Any]) -> None:
     print(
         f"{row['system']:11s} {row['kernel']:22s} {row['tables_precision']:5s}"
-        f"{row['indices']:9s} {row['ms']:8.3f} ms, floor {row['floor_ms']:6.3f} "
+        f"{row['dim']:4d} {row['indices']:9s} {row['ms']:8.3f} ms, floor {row['floor_ms']:6.3f} "
         f"{row['gb_per_s']:6.0f} GB/s {row['bytes_per_sample']:7.0f} B/sample "
         f"{'' if row['right'] else 'WRONG: '}error {row['relative_error']:.0e} {row['launch']}",
         flush=True,
@@ -387,10 +402,10 @@ def show(row: dict[str, Any]) -> None:
 
 def show_fastest(rows: list[dict[str, Any]]) -> None:
     """Last, where the end of the output still shows it."""
-    fastest: dict[tuple[str, ...], dict[str, Any]] = {}
+    fastest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row["ms"]):
         if row["system"] != PLAIN and row["right"]:
-            key = (row["kernel"], row["tables_precision"], row["indices"])
+            key = (row["kernel"], row["tables_precision"], row["dim"], row["indices"])
             fastest.setdefault(key, row)
     print("--- fastest")
     for _, row in sorted(fastest.items()):
@@ -404,6 +419,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100, help="stop measuring after that")
     tables = ["fp32", "int8", "bf16"]
     parser.add_argument("--formats", nargs="*", default=tables, choices=list(FORMATS))
+    parser.add_argument("--dims", nargs="*", type=int, help="widths; default 128")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, in Triton's interpreter")
     parser.add_argument("--name", default="dlrm_kernels_h200", help="of the file in results/")
     parser.add_argument("--compile-share", type=int, help=argparse.SUPPRESS)
@@ -414,24 +430,24 @@ def main() -> None:
     size = Size(model.table_rows, model.embedding_dim, 65536, torch.bfloat16, torch.device("cuda"))
     if arguments.tiny:  # the interpreter multiplies bf16 wrongly
         size = Size((3, FP32_BELOW, 40, 7), 16, 4, torch.float16, torch.device("cpu"))
+    dims = arguments.dims or [size.dim]
+    sizes = [dataclasses.replace(size, dim=dim) for dim in dims]
     if arguments.compile_share is not None:
-        return compile_share(arguments.compile_share, arguments.formats, size)
+        return compile_share(arguments.compile_share, arguments.formats, sizes)
     if not arguments.tiny:
-        compile_ahead(arguments.formats)
+        compile_ahead(arguments.formats, dims)
     rows, skipped = [], 0
     for kind in INDICES:
-        problems = [Problem(name, kind, size) for name in arguments.formats]
-        for works in (defaults, variants, the_rest):
-            for problem, work in ((p, work) for p in problems for work in works(p)):
-                if time.perf_counter() > until:
-                    skipped += 1
-                    continue
-                try:
-                    rows.append(measured(work, problem))
-                except OutOfResources as failure:
-                    print(f"{work.kernel} {work.launch} is left out: {failure}")
-                else:
-                    show(rows[-1])
+        for problem, work in all_work(kind, arguments.formats, sizes):
+            if time.perf_counter() > until:
+                skipped += 1
+                continue
+            try:
+                rows.append(measured(work, problem))
+            except OutOfResources as failure:
+                print(f"{work.kernel} {work.launch} is left out: {failure}")
+            else:
+                show(rows[-1])
     show_fastest(rows)
     print(f"{skipped} variants skipped for want of time")
     if not arguments.tiny:
