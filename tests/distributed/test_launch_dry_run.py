@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_what_torchx_would_run(capsys: pytest.CaptureFixture[str], scheduler: st
     text = printed(capsys, "--on", "torchx", "--scheduler", scheduler, "-j", "1x2")
     assert "-m trainmark launch --on torchrun -j 1x2 train llama3-demo" in text
     assert text.startswith({"local_cwd": "bash -c", "slurm": "sbatch --parsable"}[scheduler])
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_torchx_that_is_missing_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dry: list[str]
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchx"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchx", None)
+    assert main(["launch", "--on", "torchx", "-j", "1x2", *dry, *RUN]) == 2
+    assert "pip install 'trainmark[launch]'" in capsys.readouterr().err
 
 
 def test_a_dry_run_still_refuses_what_a_launch_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,19 @@ _CONFIG = ("partition", "time", "comment", "constraint", "mail-user", "mail-type
 _RESOURCE = {"cpus-per-task": "cpu", "gpus-per-node": "gpu", "mem": "memMB"}
 
 
-def runner() -> "Runner":
-    """TorchX with the two schedulers that are tested here."""
-    try:
-        from torchx.runner import Runner
-        from torchx.schedulers import local_scheduler, slurm_scheduler
-    except ImportError:
+def _need_torchx() -> None:
+    if find_spec("torchx") is None:
         raise InputError(
             "--on torchx needs TorchX, which is not installed: pip install 'trainmark[launch]'."
-        ) from None
+        )
+
+
+def runner() -> "Runner":
+    """TorchX with the two schedulers that are tested here."""
+    _need_torchx()
+    from torchx.runner import Runner
+    from torchx.schedulers import local_scheduler, slurm_scheduler
+
     factories = {
         "local_cwd": local_scheduler.create_scheduler,
         "slurm": slurm_scheduler.create_scheduler,
@@ -38,6 +43,7 @@ def runner() -> "Runner":
 
 def app(options: LaunchOptions, shape: Shape, name: str, command: list[str]) -> "AppDef":
     """What TorchX is asked to run: one launcher per machine."""
+    _need_torchx()
     from torchx.specs import AppDef, Resource, Role, macros
 
     words = [sys.executable, "-m", "trainmark", "launch", "--on", "torchrun", "-j", str(shape)]
