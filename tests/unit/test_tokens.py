@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trainmark.cli import main
@@ -106,14 +105,14 @@ def test_a_truncated_bin_is_noticed(tmp_path: Path) -> None:
 
 
 def slow_sample_index(
-    lengths: NDArray[np.int32], documents: NDArray[np.int32], sequence: int, count: int
+    lengths: list[int], documents: list[int], sequence: int, count: int
 ) -> list[list[int]]:
     """The documented walk, one document at a time."""
     found, place, offset = [[0, 0]], 0, 0
     for _ in range(count):
         remaining = sequence + 1
         while remaining:
-            available = int(lengths[documents[place]]) - offset
+            available = lengths[documents[place]] - offset
             remaining -= available
             if remaining <= 0:
                 offset += remaining + available - 1
@@ -124,20 +123,57 @@ def slow_sample_index(
     return found
 
 
-@pytest.mark.parametrize("wanted", [None, 3, 20, 45, 60, 100])
-def test_indices_are_the_documented_ones(wanted: int | None) -> None:
+class Megatron:
+    """Its published rules, counted one epoch and one document at a time, in plain lists."""
+
+    def __init__(
+        self, lengths: list[int], sequences: range, sequence: int, wanted: int | None, seed: int
+    ) -> None:
+        random = np.random.RandomState(seed)
+        per_epoch = sum(lengths[i] for i in sequences)
+        epochs, tokens = 1, per_epoch
+        while wanted is not None and tokens < wanted * sequence + 1:
+            epochs, tokens = epochs + 1, tokens + per_epoch
+        before_last = (tokens - per_epoch - 1) // sequence
+        of_one_epoch = (per_epoch - 1) // sequence
+        self.last_is_apart = (
+            wanted is not None and epochs > 1 and wanted - before_last < int(0.8 * of_one_epoch)
+        )
+        count = (tokens - 1) // sequence
+        if self.last_is_apart:
+            orders = [list(sequences) * (epochs - 1), list(sequences)]
+            places = [list(range(before_last)), list(range(before_last, count))]
+        else:
+            orders, places = [list(sequences) * epochs], [list(range(count))]
+        for part in (*orders, *places):  # documents first, from one stream of random numbers
+            random.shuffle(part)
+        self.epochs = epochs
+        self.documents = list(itertools.chain(*orders))
+        self.samples = slow_sample_index(lengths, self.documents, sequence, count)
+        self.shuffle = list(itertools.chain(*places))
+
+
+def test_indices_are_megatrons() -> None:
     random = np.random.default_rng(0)
-    lengths = random.integers(0, 30, 40).astype(np.int32)
-    found = samples.build(lengths, range(5, 40), 13, wanted, seed=1234)
-    per_epoch = int(lengths[5:].sum())
-    epochs = len(found.documents) // 35
-    count = (epochs * per_epoch - 1) // 13
-    assert found.samples.tolist() == slow_sample_index(lengths, found.documents, 13, count)
-    assert sorted(found.shuffle.tolist()) == list(range(count))
-    assert sorted(found.documents.tolist()) == sorted(list(range(5, 40)) * epochs)
-    assert wanted is None or (count >= wanted and ((epochs - 1) * per_epoch - 1) // 13 < wanted)
-    again = samples.build(lengths, range(5, 40), 13, wanted, seed=1234)
-    assert np.array_equal(found.shuffle, again.shuffle)
+    together, apart = set(), set()
+    for case in range(80):
+        sequence = int(random.integers(1, 40))
+        sizes = random.integers(0, 2 * sequence, random.integers(2, 30)).astype(np.int32)
+        sizes[-1] += sequence + 1  # one sample at least
+        sequences = range(int(random.integers(0, len(sizes))), len(sizes))
+        if case % 2:  # passes that end with a whole sample, but for the token after it
+            sizes[-1] += -sizes[sequences.start :].sum() % sequence
+        one_pass = int(sizes[sequences.start :].sum()) // sequence
+        passes = random.choice([1, 2, 3, random.uniform(0, 6)])
+        wanted = None if case % 8 == 0 else max(1, int(passes * one_pass))
+        expected = Megatron(sizes.tolist(), sequences, sequence, wanted, seed=case)
+        found = samples.build(sizes, sequences, sequence, wanted, seed=case)
+        assert found.documents.tolist() == expected.documents, case
+        assert found.samples.tolist() == expected.samples, case
+        assert found.shuffle.tolist() == expected.shuffle, case
+        (apart if expected.last_is_apart else together).add(expected.epochs)
+    assert together >= {1, 2, 3, 4, 5}
+    assert apart >= {2, 3, 4, 5}
 
 
 def test_a_last_epoch_that_is_hardly_needed_is_shuffled_apart() -> None:
@@ -147,13 +183,6 @@ def test_a_last_epoch_that_is_hardly_needed_is_shuffled_apart() -> None:
     assert sorted(found.shuffle[:99].tolist()) == list(range(99))
     together = samples.build(lengths, range(10), 10, 190, seed=0)
     assert sorted(together.documents[:10].tolist()) != list(range(10))
-
-
-def test_the_document_order_is_numpys_legacy_shuffle() -> None:
-    expected = np.arange(6, dtype=np.int32)
-    np.random.RandomState(7).shuffle(expected)
-    found = samples.build(np.full(6, 50, np.int32), range(6), 10, None, seed=7)
-    assert found.documents.tolist() == expected.tolist()
 
 
 def test_samples_overlap_by_one_token_and_are_cached(tmp_path: Path) -> None:
@@ -252,8 +281,8 @@ def prepare(tmp_path: Path, pattern: str, *flags: str) -> int:
     )  # fmt: skip
 
 
-def documents_of(tmp_path: Path) -> list[bytes]:
-    found = dataset.find(tmp_path / "out").tokens
+def documents_of(tmp_path: Path, name: str = "") -> list[bytes]:
+    found = dataset.find(tmp_path / "out" / name).tokens
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = {tokenizer._BYTE_NAMES[byte]: byte for byte in range(256)}
     table = {i: bytes([names[c]]) for i, c in enumerate(alphabet)} | {256: b"$"}
@@ -272,6 +301,23 @@ def test_json_lines_become_documents(
     assert (tmp_path / "out" / "corpus_text_document.idx").exists()
     assert prepare(tmp_path, "*.jsonl.xz") == 0
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_any_number_of_workers_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In many blocks, of which the first takes the longest: they are not done in order."""
+    texts = ["word " * 50_000, *(f"document {i}, " + "word " * (i % 97) for i in range(300))]
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    (tmp_path / "a.jsonl").write_text("".join(lines[:200]))
+    (tmp_path / "b.jsonl").write_text("".join(lines[200:]))
+    monkeypatch.setattr(tokens, "BLOCK_BYTES", 3000)
+    for workers in ("1", "3"):
+        assert prepare(tmp_path, "?.jsonl", "--name", workers, "--workers", workers) == 0
+    for kind in ("bin", "idx"):
+        one, three = ((tmp_path / "out" / f"{n}_text_document.{kind}").read_bytes() for n in "13")
+        assert one == three
+    assert documents_of(tmp_path, "3_text_document") == [f"{text}$".encode() for text in texts]
 
 
 def test_another_dataset_is_not_overwritten(
