@@ -1,6 +1,7 @@
 """Preparing sentences, reading them, and cutting them into batches."""
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -235,21 +236,37 @@ def test_published_cases(cluster: str, micro: int, accumulate: int) -> None:
     assert "mode" in changed_fields(named, packed, closed(packed))
 
 
-def test_fix_hp_rows() -> None:
-    cfg = dataclasses.replace(
-        distilbert_sst2(), data="synthetic", global_batch=96, micro_batch=96, lr=1.5e-4
-    )
-    cfg = resolve(cfg, Cluster.parse("a100-40gx1x1"))
-    assert cfg.accumulate == 1
-    assert cfg.schedule.decay_steps == 7020  # 10 epochs of 702 steps
+@pytest.mark.parametrize(
+    ("case", "devices", "rate", "steps"),
+    [("1x1", 1, 1.5e-4, 702), ("1x8", 8, 5e-5, 88), ("2x8", 16, 5e-5, 44)],
+)
+def test_fix_hp_rows(
+    case: str, devices: int, rate: float, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """96 sentences a device in one micro-batch; the decay takes ten epochs of such steps."""
+    page = (Path(__file__).parents[2] / "docs" / "distilbert.md").read_text()
+    (flags,) = re.findall(rf"^\| {case}, bs=96.* \| `(.*)` \|$", page, re.M)
+    words = [*flags.split(), "--cluster", f"a100-40gx{case}"]
+    assert main(["show", "distilbert-sst2", *words]) == 0
+    found = shown(capsys)
+    assert (int(found["micro_batch"]), int(found["accumulate"])) == (96, 1)
+    assert int(found["global_batch"]) == 96 * devices
+    assert float(found["lr"]) == rate
+    assert int(found["schedule.decay_steps"]) == 10 * steps
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What `trainmark show` printed, by field."""
+    lines = capsys.readouterr().out.splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if line.strip())
 
 
 def test_a_warm_up_is_one_flag(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--schedule.warmup-steps", "264", "--synthetic-sentences", "67349"]
     assert main(["show", "distilbert-sst2", *flags]) == 0
-    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
-    assert int(shown["schedule.decay_start"]) == 264
-    assert int(shown["schedule.decay_steps"]) == 2640 - 264
+    found = shown(capsys)
+    assert int(found["schedule.decay_start"]) == 264
+    assert int(found["schedule.decay_steps"]) == 2640 - 264
     assert main(["train", "distilbert-sst2", *flags]) == 2
     assert "decay" not in capsys.readouterr().err  # it is the data that is missing
     assert main(["show", "distilbert-sst2", "--schedule.warmup-steps", "-1"]) == 2
