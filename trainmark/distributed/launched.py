@@ -118,7 +118,7 @@ def tell(error: Exception, debug: bool) -> None:
         _yield_to(_cause(store))
         return
     get_error_handler().record_exception(error)
-    _leave(store, error)
+    _leave_cause(store, error)
     _say(error, debug)
 
 
@@ -199,7 +199,7 @@ def _is_first(store: dist.Store | None) -> bool:
         return True
 
 
-def _leave(store: dist.Store | None, error: Exception) -> None:
+def _leave_cause(store: dist.Store | None, error: Exception) -> None:
     left = {
         "rank": os.environ["RANK"],
         "machine": _machine(),
