@@ -32,7 +32,8 @@ def evaluation_steps(steps_per_epoch: int, evals_per_epoch: int) -> frozenset[in
     For example 64,013 steps and 2 evaluations give steps 32,006 and 64,012.
     """
     last = steps_per_epoch - 1
-    return frozenset(round(i * last / evals_per_epoch) for i in range(1, evals_per_epoch + 1))
+    count = min(evals_per_epoch, 2 * last + 1)  # already after every step
+    return frozenset(round(i * last / count) for i in range(1, count + 1))
 
 
 # --- quality

@@ -55,6 +55,8 @@ def test_evaluation_steps() -> None:
     assert evaluation_steps(10, 0) == frozenset()
     assert evaluation_steps(1, 3) == {0}
     assert len(evaluation_steps(64013, 20)) == 20
+    assert evaluation_steps(10, 15) == {round(i * 9 / 15) for i in range(1, 16)}
+    assert evaluation_steps(10, 10**15) == set(range(10))  # and in no time
 
 
 # --- tables and parameters
