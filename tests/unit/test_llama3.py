@@ -373,17 +373,6 @@ def test_real_text_is_learned_like_transformers_learns_it(tmp_path: Path) -> Non
     assert theirs[-1] < 4.3  # from 6.9, the logarithm of the vocabulary
 
 
-# --- the demo
-
-
-@pytest.mark.slow
-def test_the_demo_learns_its_language(tmp_path: Path) -> None:
-    assert main(["train", "llama3-demo", "--device", "cpu", "--output", str(tmp_path / "r")]) == 0
-    result = json.loads((tmp_path / "r" / "result.json").read_text())
-    assert result["quality"]["reached"] is True
-    assert ENTROPY < result["quality"]["value"] < 1.05 * ENTROPY
-
-
 def test_every_recompute_gives_the_same_losses() -> None:
     plain = train(config(), single(CPU), stop=3)
     for mode in ("selective", "full"):
