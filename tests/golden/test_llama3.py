@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from trainmark import hardware, metrics, workloads
+from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.hardware import Cluster
@@ -47,6 +48,28 @@ def test_published_mfu(device: str, tokens_per_s: float, percent: float) -> None
 def test_published_mfu_of_fp8_is_a_range(tokens_per_s: float, low: float, high: float) -> None:
     assert mfu(tokens_per_s, "h100", "fp8") == pytest.approx(low, abs=0.006)
     assert mfu(tokens_per_s, "h100") == pytest.approx(high, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("precision", "peaks"), [("fp8", (1979e12, 989e12)), ("bf16", (989e12,))], ids=["fp8", "bf16"]
+)
+def test_result_json_gives_the_range_for_fp8_only(
+    precision: str, peaks: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run on this CPU that takes it for an H100."""
+    h100 = hardware.Device(key="h100", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB)
+    monkeypatch.setattr(hardware, "identify", lambda device: h100)
+    flags = ["--device", "cpu", "--no-compile", "--max-steps", "4", "--warmup-clock", "1"]
+    flags += ["--evals-per-epoch", "0", "--checkpoint-every", "never", "--output", str(tmp_path)]
+    assert main(["train", "llama3-demo", "--precision", precision, *flags]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    (found,) = (row for row in result["mfu"] if row["convention"] == "6N")
+    parameters = runs.parameters(runs.llama3_demo().model)
+    expected = [result["tokens_per_device_s"] * parameters * 6 / peak for peak in peaks]
+    assert (found["value"], found["peak_dtype"]) == (pytest.approx(expected[0]), precision)
+    assert found["peak_flops"] == peaks[0]
+    ends = pytest.approx(expected) if precision == "fp8" else [None, None]
+    assert [found["low"], found["high"]] == ends
 
 
 def test_palm_counts_matrices_and_attention() -> None:
