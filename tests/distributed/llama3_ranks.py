@@ -59,6 +59,9 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "PP2xDP2": {"parallel": "PP2DP2TP1"},
         },
     ),
+    "two-alone": (2, {"DP2": {"parallel": "PP1DP2TP1"}}),
+    "four-after-two": (4, {"PP2xTP2": {"parallel": "PP2DP1TP2", "micro_batch": 4}}),
+    "two-after-four": (2, {"DP2-again": {"parallel": "PP1DP2TP1"}}),
 }
 """Groups of splits that must train like one process: (world size, changes by name)."""
 

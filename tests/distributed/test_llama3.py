@@ -85,6 +85,17 @@ def test_splits_train_like_one_process(folder: Path, group: str) -> None:
 
 
 @pytest.mark.slow
+def test_two_and_four_ranks_continue_each_other(folder: Path, tmp_path: Path) -> None:
+    """Each group continues what those before it have saved in its folder."""
+    following = one_process(folder)[SAVED_AT : SAVED_AT + CONTINUED]
+    run_ranks(tmp_path, "two-alone")
+    more = run_ranks(tmp_path, "four-after-two")["PP2xTP2"]["continued"]
+    assert more == {"DP2": near(following)}
+    fewer = run_ranks(tmp_path, "two-after-four")["DP2-again"]["continued"]
+    assert fewer == {"DP2": near(following), "PP2xTP2": near(following)}
+
+
+@pytest.mark.slow
 def test_splits_without_masters_continue_each_other(tmp_path: Path) -> None:
     """What lies beside the weights is cut and put together as they are."""
     alone = train(config(**BF16_STATES), single(CPU), save_to=tmp_path / "one")
