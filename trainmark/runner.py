@@ -4,9 +4,10 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +36,14 @@ from trainmark.hardware import Cluster
 from trainmark.loop import CHECKPOINTS, Training, build_trainer
 from trainmark.monitor import Monitor
 from trainmark.outcome import make_result, with_verdict
-from trainmark.planner.memory import MemoryPlan, check_fits, check_host_fits, plan_memory, sum_of
+from trainmark.planner.memory import (
+    MemoryPlan,
+    check_fits,
+    check_host_fits,
+    plan_memory,
+    sum_of,
+    what_fits,
+)
 from trainmark.precision import set_matmul_precision
 from trainmark.report import alignment
 from trainmark.result import Result
@@ -81,7 +89,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
             _check_folder(output, cfg, fresh=False, started_from=None)
         else:
             _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
-    _check_memory(cfg, workload, mesh)
+    _check_memory(cfg, workload, mesh, advice=partial(_what_fits_here, cfg, workload, mesh))
     with Monitor(mesh.device) as monitor:
         training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
         training.set_up()
@@ -160,7 +168,9 @@ def _forget_peaks(mesh: Mesh) -> None:
         torch.cuda.reset_peak_memory_stats(mesh.device)
 
 
-def _check_memory(cfg: Run, workload: Workload, mesh: Mesh) -> None:
+def _check_memory(
+    cfg: Run, workload: Workload, mesh: Mesh, advice: Callable[[int], str] = lambda available: ""
+) -> None:
     import psutil
 
     plan = plan_memory(cfg, workload, mesh)
@@ -172,13 +182,20 @@ def _check_memory(cfg: Run, workload: Workload, mesh: Mesh) -> None:
         devices = workload.plan_devices(cfg)
         own = devices[mesh.rank] if devices else plan
         of_machine = sum_of(mesh.of_all_ranks(own)[first : first + per_node])
-        check_fits(of_machine, on_host, cfg.name, "this machine", per_node)
+        check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=advice)
         on_host -= of_machine.total
     else:
         available, _ = torch.cuda.mem_get_info(mesh.device)
-        check_fits(plan, available, cfg.name, hardware.identify(mesh.device).name)
+        check_fits(plan, available, cfg.name, hardware.identify(mesh.device).name, advice=advice)
     kept = sum(workload.host_bytes(cfg)[first : first + per_node])
     check_host_fits(kept, on_host, cfg.name)
+
+
+def _what_fits_here(cfg: Run, workload: Workload, mesh: Mesh, available: int) -> str:
+    if mesh.device.type == "cpu" and mesh.world_size > 1:
+        return ""  # what all ranks of a machine need, no rank knows alone
+    cluster = _this_cluster(mesh)
+    return what_fits(cfg, lambda run: plan_memory(resolve(run, cluster), workload, mesh), available)
 
 
 # --- the output folder

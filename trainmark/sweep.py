@@ -21,6 +21,7 @@ from trainmark.config import SYNTHETIC, Run
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
+from trainmark.planner.memory import card_bytes
 from trainmark.report.numbers import GIB
 from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, result_grid
 
@@ -181,13 +182,12 @@ def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> RenderableTyp
 
 
 def _dry_cells(run: Run, cluster: Cluster) -> list[str]:
-    from trainmark import hardware, runner
+    from trainmark import runner
 
     synthetic = dataclasses.replace(run, data=run.data or SYNTHETIC, device="cpu")
     _, plan = runner.dry_run(synthetic, cluster)
     total = f"{plan.total / GIB:.1f}"
-    device = hardware.ACCELERATORS.get(cluster.hardware)
-    if device is not None:
-        fits = plan.total <= device.memory_bytes
-        total = f"{total}/{device.memory_gib}" + ("" if fits else f" {OUT_OF_MEMORY}")
+    card = card_bytes(cluster)
+    if card is not None:
+        total = f"{total}/{card // GIB}" + ("" if plan.total <= card else f" {OUT_OF_MEMORY}")
     return [*(f"{getattr(plan, part) / GIB:.1f}" for part in PARTS), total]

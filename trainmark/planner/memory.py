@@ -1,12 +1,14 @@
 """Bytes per device of a run, from a model built on the meta device: nothing is allocated."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from trainmark.config import Run
+from trainmark.config import AnyRun, Run
 from trainmark.errors import InputError
-from trainmark.workloads import Workload
+from trainmark.hardware import ACCELERATORS, Cluster
+from trainmark.planner.machine import RESERVED
+from trainmark.workloads import Workload, smaller_runs
 
 if TYPE_CHECKING:  # `trainmark plan` of a DLRM needs no torch
     from torch import Tensor
@@ -62,8 +64,59 @@ def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
     return MemoryPlan(**{kind: sum(getattr(plan, kind) for plan in plans) for kind in kinds})
 
 
-def check_fits(plan: MemoryPlan, available: int, name: str, where: str, ranks: int = 1) -> None:
-    """Refuse, before anything is allocated, a run that cannot fit."""
+# --- what does not fit
+
+
+def card_bytes(cluster: Cluster) -> int | None:
+    """Memory of one device of a cluster, nominal; None where it is not known beforehand."""
+    device = ACCELERATORS.get(cluster.hardware)
+    return device.memory_bytes if device else None
+
+
+def what_fits(cfg: AnyRun, needed: Callable[[AnyRun], MemoryPlan], available: float) -> str:
+    """A sentence (after a space) with the flags that make a run fit; none, if there are none.
+
+    Args:
+        needed: the plan of a run as the caller would make it; `InputError` for what cannot be.
+    """
+    for flags, run in smaller_runs(cfg):
+        try:
+            total = needed(run).total
+        except InputError:
+            continue
+        if total <= available:
+            return f" With {flags} it would fit ({total / GIB:.1f} GiB)."
+    return ""
+
+
+def misfit(
+    cfg: AnyRun, plan: MemoryPlan, cluster: Cluster, needed: Callable[[AnyRun], MemoryPlan]
+) -> str | None:
+    """What to say of a run that a cluster's devices are too small for; None if they are not."""
+    card = card_bytes(cluster)
+    if card is None or plan.total <= card:
+        return None
+    return (
+        f"{cfg.name} does not fit {cluster}: a device needs {plan.total / GIB:.1f} GiB of "
+        f"{card / GIB:.1f}. Use more devices or a smaller micro_batch."
+        f"{what_fits(cfg, needed, card * (1 - RESERVED))}"
+    )
+
+
+def check_fits(
+    plan: MemoryPlan,
+    available: int,
+    name: str,
+    where: str,
+    *,
+    ranks: int = 1,
+    advice: Callable[[int], str] = lambda available: "",
+) -> None:
+    """Refuse, before anything is allocated, a run that cannot fit.
+
+    Args:
+        advice: what else to say of a run that has so many bytes.
+    """
     if plan.total > available:
         who = "it needs" if ranks == 1 else f"its {ranks} ranks need"
         raise InputError(
@@ -71,8 +124,7 @@ def check_fits(plan: MemoryPlan, available: int, name: str, where: str, ranks: i
             f"{plan.weights / GIB:.1f}, gradients {plan.gradients / GIB:.1f}, optimiser "
             f"{plan.optimizer / GIB:.1f}, activations about {plan.activations / GIB:.1f}), and "
             f"{where} has {available / GIB:.1f} GiB free. Use more or larger devices, a "
-            "smaller micro_batch, smaller tables (DLRM: a higher frequency threshold) or smaller "
-            "states (Llama-3: --optimizer-states bf16)."
+            f"smaller micro_batch or a smaller model.{advice(available)}"
         )
 
 

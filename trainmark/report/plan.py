@@ -8,13 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from trainmark import hardware
 from trainmark.config import SYNTHETIC, Run, resolve
 from trainmark.embeddings.placement import TablePlacement, to_json
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
-from trainmark.planner.memory import MemoryPlan
+from trainmark.planner.memory import MemoryPlan, card_bytes, misfit
 from trainmark.report.numbers import DASH, GIB, human
 from trainmark.workloads.dlrm.prediction import Prediction, predict
 from trainmark.workloads.dlrm.runs import DlrmRun
@@ -50,12 +49,9 @@ def _plan_memory(cfg: Run, cluster: Cluster) -> None:
     console = _console()
     console.print(table)
     console.print(f"No time is predicted for {cfg.workload}.", soft_wrap=True)
-    card = _card(cluster)
-    if card and memory.total > card:
-        raise InputError(
-            f"{cfg.name} does not fit {cluster}: a device needs {memory.total / GIB:.1f} GiB of "
-            f"{card / GIB:.1f}. Use more devices or a smaller micro_batch."
-        )
+    too_large = misfit(cfg, memory, cluster, lambda run: runner.dry_run(run, cluster)[1])
+    if too_large:
+        raise InputError(too_large)
 
 
 # --- DLRM
@@ -166,7 +162,7 @@ def _write(path: Path, text: str) -> None:
 def _check_fits(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> None:
     from trainmark.workloads.dlrm import placing
 
-    card = _card(cluster)
+    card = card_bytes(cluster)
     fullest = max(range(cluster.world), key=lambda d: prediction.memory[d].total)
     needed = prediction.memory[fullest].total
     if card is None or needed <= card:
@@ -197,14 +193,9 @@ def _gib(count: int) -> str:
 
 
 def _total(memory: MemoryPlan, cluster: Cluster) -> str:
-    card = _card(cluster)
+    card = card_bytes(cluster)
     total = f"{memory.total / GIB:.2f}"
     return total if card is None else f"{total}/{card / GIB:.0f}"
-
-
-def _card(cluster: Cluster) -> int | None:
-    device = hardware.ACCELERATORS.get(cluster.hardware)
-    return device.memory_bytes if device else None
 
 
 def _equal(rows: list[list[str]]) -> Iterable[tuple[list[int], list[str]]]:

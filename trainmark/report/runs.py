@@ -78,13 +78,13 @@ def _flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def dry_run(cfg: Run, cluster: str) -> None:
-    """Print the bytes per device that a run would need."""
+    """Print the bytes per device that a run would need, and whether the devices have them."""
     from trainmark import runner
+    from trainmark.planner.memory import misfit
 
     parsed = Cluster.parse(cluster)
-    resolved, plan = runner.dry_run(
-        dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu"), parsed
-    )
+    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu")
+    resolved, plan = runner.dry_run(cfg, parsed)
     table = Table(
         box=None,
         title=f"{resolved.name} on {cluster}, per device",
@@ -97,7 +97,11 @@ def dry_run(cfg: Run, cluster: str) -> None:
         note = " (estimated)" if name == "activations" else ""
         table.add_row(name + note, f"{getattr(plan, name) / GIB:,.3f}")
     table.add_row("total", f"{plan.total / GIB:,.3f}", style="bold")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    too_large = misfit(cfg, plan, parsed, lambda run: runner.dry_run(run, parsed)[1])
+    if too_large:
+        console.print(too_large, style="bold red", soft_wrap=True, highlight=False)
 
 
 def train(cfg: Run, options: TrainOptions, started: float) -> int:

@@ -5,7 +5,7 @@ A workload is plain functions; `Workload` is the list of them that the loop call
 `--help` stay instant.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -73,6 +73,15 @@ class Workload:
 def runs_module(name: str) -> ModuleType:
     """A workload's `runs.py`: configuration dataclass, named runs, sizes; no torch."""
     return import_module(f"{__name__}.{name}.runs")
+
+
+def smaller_runs(cfg: Any) -> Iterable[tuple[str, Any]]:
+    """Flags with which a run takes less memory, each with the run that it makes; no torch.
+
+    What costs the least quality comes first. `resolve` may refuse some of them.
+    """
+    proposed = getattr(runs_module(cfg.workload), "smaller", None)
+    return proposed(cfg) if proposed else ()
 
 
 def resolver(name: str) -> Callable[..., tuple[Any, list[str]]]:

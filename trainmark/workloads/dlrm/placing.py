@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from trainmark.config import SYNTHETIC, filled
+from trainmark.config import SYNTHETIC, filled, resolve
 from trainmark.embeddings import access
 from trainmark.embeddings import placement as placements
 from trainmark.embeddings.access import AccessProfile
@@ -18,11 +18,12 @@ from trainmark.errors import InputError
 from trainmark.hardware import GIB, Cluster
 from trainmark.planner.costs import STATE_BYTES, Load, TableCosts, TableStep
 from trainmark.planner.machine import machine
-from trainmark.planner.memory import MemoryPlan
+from trainmark.planner.memory import MemoryPlan, what_fits
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
 from trainmark.workloads.dlrm.runs import (
     WEIGHT_BYTES,
     DlrmRun,
+    TableFormat,
     in_other_formats,
     mlp_parameters,
     table_bytes,
@@ -197,7 +198,7 @@ def _dense(cfg: DlrmRun) -> MemoryPlan:
 
 
 def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
-    """A sentence for tables that do not fit: another placement, more devices, or host memory."""
+    """What to say of tables that do not fit: another placement, devices, host memory, format."""
     each, devices = room(cfg, costs), costs.machine.devices
     start = f"{cfg.name} does not fit {cluster(cfg, devices)}"
     if each <= 0:
@@ -205,25 +206,25 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
             f"{start}: MLPs and activations alone need {_dense(cfg).total / GIB:.1f} GiB of a "
             "device. Use a smaller micro_batch."
         )
-    needed, saved = _needed_and_saved_by_host(cfg, costs)
+    # Only fp32 tables may be spread over devices, or lie in host memory.
+    in_fp32 = dataclasses.replace(cfg, table_format=TableFormat())
+    costs = table_costs(in_fp32, devices)
+    needed, saved = _needed_and_saved_by_host(in_fp32, costs)
     if needed <= each * devices and cfg.sharding.placement != "auto":
         return f"{start} by {cfg.sharding.placement}. Use --placement auto."
+    dense, narrow = _dense(cfg).total, in_other_formats(cfg)
+    own = _fullest(cfg).total - dense if narrow else needed
     return (
-        f"{start}: its tables need {needed / GIB:.1f} GiB, and have {devices} x "
-        f"{each / GIB:.1f} GiB. It would fit {math.ceil(needed / each)} such "
-        f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}"
-        f"{_format_advice(cfg, each, devices)}."
+        f"{start}: its tables need {own / GIB:.1f} GiB, and have {devices} x {each / GIB:.1f} GiB. "
+        f"{'In fp32 it' if narrow else 'It'} would fit {math.ceil(needed / each)} such "
+        f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}."
+        f"{what_fits(cfg, _fullest, dense + each)}"
     )
 
 
-def _format_advice(cfg: DlrmRun, each: float, devices: int) -> str:
-    """The widest format in which the tables fit one device, if one there is."""
-    for kind in ("bf16", "int8"):
-        chosen = dataclasses.replace(cfg.table_format, table_precision=kind)
-        smaller = dataclasses.replace(cfg, table_format=chosen)
-        if devices == 1 and table_bytes(smaller) <= each:
-            return f", or this one with --table-precision {kind}"
-    return ""
+def _fullest(cfg: DlrmRun) -> MemoryPlan:
+    """Of the devices that the run was resolved for. A format that they cannot have is refused."""
+    return max(plan_devices(resolve(cfg, cluster(cfg))), key=lambda plan: plan.total)
 
 
 def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dict[int, int]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -321,6 +321,22 @@ def sizes(cfg: DlrmRun) -> dict[str, float]:
         "parameters": tables + mlp_parameters(cfg.model),
         "tables GiB": table_bytes(cfg) / 2**30,
     }
+
+
+# --- less memory
+
+
+def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:
+    """The same tables in fewer bits, the widest first.
+
+    fp16 takes what bf16 does, with a smaller range; fp8 what int8 does, at five times the loss of
+    AUC (docs/performance.md).
+    """
+    for kind in ("bf16", "int8"):
+        chosen = dataclasses.replace(cfg.table_format, table_precision=kind)
+        run = dataclasses.replace(cfg, table_format=chosen)
+        if table_formats(run) != table_formats(cfg):
+            yield f"--table-precision {kind}", run
 
 
 # --- parallel degrees

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
 from trainmark.corpus.dataset import parse_split
@@ -69,6 +69,9 @@ class Optimizer:
     """Largest norm of the whole gradient; 0 turns clipping off."""
 
 
+Recompute = Literal["none", "selective", "full"]  # by what they keep, the most first
+
+
 @dataclass(frozen=True, kw_only=True)
 class LlamaRun(Run):
     """A Llama-3 run."""
@@ -86,7 +89,7 @@ class LlamaRun(Run):
     """Pipeline schedule; interleaved gives every rank two stages."""
     data_parallel: Literal["zero1", "fsdp"] = "zero1"
     """What data-parallel ranks share out: optimiser states (as published), or weights too."""
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
     """Activations computed again in the backward pass: none, all but products, or all."""
     attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
     """Back end of scaled dot product attention; auto takes the fastest that can run."""
@@ -229,6 +232,23 @@ def sizes(cfg: LlamaRun) -> dict[str, float]:
         "parameters": parameters(cfg.model),
         "tokens per step": (cfg.global_batch or 0) * cfg.sequence,
     }
+
+
+# --- less memory
+
+
+def smaller(cfg: LlamaRun) -> Iterator[tuple[str, LlamaRun]]:
+    """Recomputing, which costs time alone; then states in bf16; then both."""
+    levels: tuple[Recompute, ...] = get_args(Recompute)
+    recomputing = [
+        (f"--recompute {level}", dataclasses.replace(cfg, recompute=level))
+        for level in levels[levels.index(cfg.recompute) + 1 :]
+    ]
+    yield from recomputing
+    if cfg.optimizer_states == "fp32":
+        for flag, run in [("", cfg), *recomputing]:
+            both = f"--optimizer-states bf16 {flag}".strip()
+            yield both, dataclasses.replace(run, optimizer_states="bf16")
 
 
 # --- parallel degrees
