@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from trainmark.config import resolve
 from trainmark.embeddings import placement
 from trainmark.hardware import Cluster
 from trainmark.planner import costs
-from trainmark.workloads.dlrm import prediction
-from trainmark.workloads.dlrm.runs import THRESHOLD_3
+from trainmark.workloads.dlrm import placing, prediction
+from trainmark.workloads.dlrm.runs import THRESHOLD_3, Optimizer, TableFormat, table_bytes
 
 PAGE = (ROOT / "docs" / "parallelism.md").read_text()
 ROWS = re.findall(
@@ -59,3 +60,40 @@ def test_the_efficiencies_are_the_codes() -> None:
     assert f"{costs.LATENCY_S * 1e6:.0f} us per collective" in PAGE
     assert f"{costs.MESSAGE_S * 1e6:.0f} us per other device" in PAGE
     assert f"operations / {prediction.MATMUL_EFFICIENCY:g} of the peak" in PAGE
+
+
+# --- tables of 16 and 8 bits
+
+
+def test_the_sizes_of_8_bit_tables_are_todays() -> None:
+    run = dataclasses.replace(
+        workloads.named_run("dlrm-xlarge"),
+        data="synthetic",
+        table_format=TableFormat(table_precision="int8"),
+    )
+    kept = [rows for rows in run.model.table_rows if rows <= run.table_format.fp32_up_to_rows]
+    stored = len(run.model.table_rows) - len(kept)
+    assert (
+        f"{stored} tables are stored in 8\n  bits, and {len(kept)}, of {sum(kept):,} rows" in PAGE
+    )
+    rowwise = dataclasses.replace(run, optimizer=Optimizer(name="rowwise_adagrad"))
+    sgd, adagrad = (
+        placing.plan_devices(resolve(each, Cluster.parse("h200x1x1")))[0].total / 2**30
+        for each in (run, rowwise)
+    )
+    assert f"on one H200, in {sgd:.0f} GiB" in PAGE
+    assert f"then takes {adagrad:.0f} GiB" in PAGE
+    assert f"in 8 bits takes {table_bytes(run) / 2**30:.0f} GiB" in PAGE
+
+
+def test_the_code_reads_8_bit_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = "--device cpu --synthetic-rows 9000 --max-steps 2 --table-precision int8"
+    assert main(["train", "dlrm-demo", *flags.split(), "--fp32-up-to-rows", "10000"]) == 0
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    found: dict[str, Any] = {}
+    exec(compile(code, "parallelism.md", "exec"), found)
+    # Rows that no sample touched are as they were drawn: uniform +-sqrt(1/rows).
+    weights = found["weights"]
+    assert weights.shape == (20_000, 16)
+    assert weights.std().item() == pytest.approx((1 / 20_000 / 3) ** 0.5, rel=0.1)
