@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.small import newest, result, saved
+from tests.small import curve, newest, result, saved
 from tests.small_distilbert import FLAGS, config, trainer
+from trainmark import hardware
 from trainmark.cli import main
 from trainmark.workloads.distilbert.data import build_data
 from trainmark.workloads.distilbert.step import evaluate
@@ -51,6 +53,34 @@ def test_seeds_differ(tmp_path: Path) -> None:
     assert train(tmp_path / "a") == 0
     assert train(tmp_path / "b", "--seed", "1") == 0
     assert saved(newest(tmp_path / "a")) != saved(newest(tmp_path / "b"))
+
+
+def test_tf32_is_a_setting_of_the_run_not_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a CPU taken for an H200: it may compute as in fp32, but torch was told what to do."""
+    assert train(tmp_path / "cpu", "--precision", "tf32") == 2
+    assert "tf32 needs a GPU" in capsys.readouterr().err
+    monkeypatch.setattr(
+        hardware,
+        "identify",
+        lambda device: hardware.Device(key="h200", name="NVIDIA H200", memory_bytes=141 * 2**30),
+    )
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, products in (("tf32", "high"), ("fp32", "highest")):
+            flags = ("--precision", precision, "--no-compile")
+            assert train(tmp_path / precision, *flags) == 0
+            assert torch.get_float32_matmul_precision() == products
+    finally:
+        torch.set_float32_matmul_precision(before)
+    found = {precision: result(tmp_path / precision) for precision in ("tf32", "fp32")}
+    assert found["tf32"]["precision"] == "tf32"
+    assert {row["peak_flops"] for row in found["tf32"]["mfu"]} == {495e12}
+    assert "precision" not in found["tf32"]["changed"]
+    losses = [[loss for *_, loss in curve(tmp_path / precision)] for precision in found]
+    assert len(losses[0]) == 7
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 def test_evaluation_counts_every_sentence_once() -> None:
