@@ -373,6 +373,9 @@ def test_real_text_is_learned_like_transformers_learns_it(tmp_path: Path) -> Non
     assert theirs[-1] < 4.3  # from 6.9, the logarithm of the vocabulary
 
 
+# --- what must not change the losses, and what a result has
+
+
 def test_every_recompute_gives_the_same_losses() -> None:
     plain = train(config(), single(CPU), stop=3)
     for mode in ("selective", "full"):
