@@ -3,7 +3,10 @@
 import itertools
 import json
 import lzma
+import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -367,6 +370,33 @@ def test_a_text_file_is_one_document_and_a_stopped_preparation_goes_on(
     assert {n for n, t in seen[0].items() if done[n] != t} == {"00000003.npz"}
     assert documents_of(tmp_path) == [f"{name}{text}$".encode() for name in ("a", "b")]
     assert not parts.exists()
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from trainmark.cli import main
+from trainmark.corpus import tokens
+
+def blocks(paths):
+    yield tokens.Block(0, str(paths[0]), 1, b"text", ends_file=True)
+    while not list(Path(sys.argv[1]).glob("out/.corpus*/00000000.npz")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tokens._blocks = blocks
+main(["prepare", "tokens", *sys.argv[2:]])
+"""
+
+
+def test_workers_end_with_a_preparation_that_is_killed(tmp_path: Path) -> None:
+    """They hold its pipe: it is at its end when they are gone."""
+    (tmp_path / "a.txt").write_text("text")
+    bytes_tokenizer(tmp_path / "tok")
+    flags = ["--input", "a.txt", "--tokenizer", "tok", "--output", "out"]
+    line = [sys.executable, "-c", KILLED, str(tmp_path), *flags]
+    ended = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
 
 
 def _times(folder: Path) -> dict[str, int]:

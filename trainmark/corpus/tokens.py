@@ -11,10 +11,11 @@ import json
 import lzma
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -205,8 +206,17 @@ _STATE: dict[str, Any] = {}
 
 
 def _begin(work: _Work) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
     _STATE["work"], _STATE["tokens"] = work, tokenizer.load(work.tokenizer)
+
+
+def _end_with_parent() -> None:
+    """Else a worker waits for ever for work of a parent that was killed, and keeps its memory."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _write_part(block: Block, parts: Path) -> None:
