@@ -134,7 +134,7 @@ class TrainOptions:
     dry_run: bool = False
     """Resolve, build without allocating, and print the bytes per device; needs no device."""
     cluster: str | None = None
-    """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default: this machine."""
+    """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default cpux1x1."""
 
 
 def with_file(run: AnyRun, path: Path) -> AnyRun:
