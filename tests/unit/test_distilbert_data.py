@@ -211,6 +211,26 @@ def test_data_that_does_not_fit_the_model(tmp_path: Path) -> None:
     assert "sentences of 40 tokens; sequence_length is 32" in str(error.value)
 
 
+def test_held_out_data_that_does_not_fit_the_model(tmp_path: Path) -> None:
+    """It was found at the first evaluation, as an index out of range."""
+    folder = write_dataset(tmp_path, [10, 3])
+    odd = sentences.Sentences(np.full(40, 200), np.array([0, 40]), np.array([2]))
+    sentences.save_packed(folder, "eval", odd)
+    with pytest.raises(InputError) as error:
+        config(data=str(folder))
+    assert "Give --model.vocabulary 201." in str(error.value)
+    assert "sentences of 40 tokens; sequence_length is 32" in str(error.value)
+    assert "labels up to 2; give --model.labels 3" in str(error.value)
+
+
+@pytest.mark.parametrize("longest", [None, 64])
+def test_packed_sentences_beyond_the_models_positions(tmp_path: Path, longest: int | None) -> None:
+    folder = write_dataset(tmp_path, [33, 3])
+    with pytest.raises(InputError, match=r"33 tokens; model.positions is 32\."):
+        config(data=str(folder), mode="packed", longest=longest)
+    assert config(data=str(write_dataset(tmp_path / "b", [32])), mode="packed").longest == 32
+
+
 # --- resolve
 
 

@@ -37,7 +37,7 @@ def resolve(cfg: DistilbertRun, cluster: Cluster) -> tuple[DistilbertRun, list[s
         cfg = _with_batches(cfg, cluster.world)
         train = load_sentences(cfg, "train")
         cfg = _with_packing(_with_schedule(cfg, train), train)
-        return cfg, _data_problems(cfg, train)
+        return cfg, _data_problems(cfg, (train, load_sentences(cfg, "validation")))
     except InputError as error:
         return cfg, [str(error)]
 
@@ -106,22 +106,31 @@ def _with_schedule(cfg: DistilbertRun, train: Sentences) -> DistilbertRun:
 # --- checks
 
 
-def _data_problems(cfg: DistilbertRun, train: Sentences) -> list[str]:
+def _data_problems(cfg: DistilbertRun, splits: tuple[Sentences, ...]) -> list[str]:
     problems = []
-    if train.vocabulary > cfg.model.vocabulary:
-        problems.append(
-            f"The data has token ids up to {train.vocabulary - 1}, but the model's vocabulary has "
-            f"{cfg.model.vocabulary:,} tokens: they do not belong together. Prepare the data with "
-            "the tokenizer of these weights."
+    vocabulary = max(split.vocabulary for split in splits)
+    if vocabulary > cfg.model.vocabulary:
+        remedy = (
+            f"Give --model.vocabulary {vocabulary}."
+            if cfg.weights == SCRATCH
+            else "Prepare the data with the tokenizer of these weights."
         )
-    name = "sequence_length" if cfg.mode == "padded" else "longest"
-    allowed = getattr(cfg, name)
-    if train.longest > allowed:
         problems.append(
-            f"The data has sentences of {train.longest} tokens; {name} is {allowed}. "
+            f"The data has token ids up to {vocabulary - 1}, but the model's vocabulary has "
+            f"{cfg.model.vocabulary:,} tokens: they do not belong together. {remedy}"
+        )
+    longest = max(split.longest for split in splits)
+    name = "sequence_length" if cfg.mode == "padded" else "longest"
+    name, allowed = min(
+        ((name, getattr(cfg, name)), ("model.positions", cfg.model.positions)),
+        key=lambda limit: limit[1],
+    )
+    if longest > allowed:
+        problems.append(
+            f"The data has sentences of {longest} tokens; {name} is {allowed}. "
             f"Prepare the data with --sequence-length {allowed}."
         )
-    labels = int(train.labels.max()) + 1
+    labels = max(int(split.labels.max()) for split in splits) + 1
     if labels > cfg.model.labels:
         problems.append(
             f"The data has labels up to {labels - 1}; give --model.labels {labels} "
