@@ -28,7 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from trainmark.checkpoint_boxes import LoadPlanner, SavePlanner
-from trainmark.checkpoint_manifest import DTYPE_CODES, DamagedError, read_manifest
+from trainmark.checkpoint_manifest import DTYPE_CODES, DTYPES, DamagedError, read_manifest
 from trainmark.checkpoint_reader import Reader, read_all
 from trainmark.checkpoint_room import make_room
 from trainmark.checkpoint_storage import is_distributed
@@ -88,6 +88,24 @@ def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict
         reader = Reader(path, read_manifest(path), tensors, exact)
         _run_dcp(dcp.load, tensors, storage_reader=reader, planner=LoadPlanner())
     return reader.manifest.state
+
+
+def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Whole tensors of a checkpoint, by name, in host memory."""
+    stored = shapes(path)
+    tensors = {name: torch.empty_like(stored[name], device="cpu") for name in names}
+    load(path, tensors)
+    return tensors
+
+
+def shapes(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint by its name, on the meta device."""
+    with _explained(path):
+        entries = read_manifest(path).tensors
+    return {
+        name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
+        for name, entry in entries.items()
+    }
 
 
 def read_state(path: Path) -> dict[str, Any]:

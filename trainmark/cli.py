@@ -340,7 +340,8 @@ class ExportOptions:
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run."""
     format: Literal["safetensors"] = "safetensors"
-    """safetensors: a folder that Hugging Face's transformers loads."""
+    """safetensors: of Llama a folder that Hugging Face's transformers loads; of DLRM one with a few
+    lines of plain PyTorch that load it."""
     output: Path | None = None
     """Folder to write; default export in the run's folder."""
 

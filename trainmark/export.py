@@ -12,12 +12,12 @@ from trainmark.errors import InputError
 def export(folder: Path, layout: str, output: Path | None) -> Path:
     """Write the newest checkpoint of a run. Returns the folder that was written.
 
-    A workload that can be exported has a module `huggingface` with
+    A workload that can be exported has a module `export` with a function of that name:
     `export(cfg, checkpoint_path, folder)`.
     """
     cfg = runner.read_config(folder)
     target = output or folder / "export"
-    name = f"trainmark.workloads.{cfg.workload}.huggingface"
+    name = f"trainmark.workloads.{cfg.workload}.export"
     if find_spec(name) is None:
         trained = folder / "model"
         if trained.is_dir():

@@ -11,7 +11,7 @@ import safetensors
 import torch
 
 from tests.distributed.llama3_ranks import CPU, config, train
-from trainmark import checkpoint, runner, workloads
+from trainmark import checkpoint, runner, shards, workloads
 from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
@@ -89,7 +89,7 @@ def test_networks_that_are_not_this_one(
 def test_large_models_are_written_in_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
     trainer = saved(tmp_path, config())
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
     weights = trainer.weights()
@@ -171,7 +171,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(
         write_tensors(folder / "model.safetensors", {"weight": torch.zeros(2)})
 
     monkeypatch.setattr("safetensors.torch.save_file", fail)
-    monkeypatch.setattr("trainmark.workloads.llama3.huggingface.export", save)
+    monkeypatch.setattr("trainmark.workloads.llama3.export.export", save)
     monkeypatch.setattr(
         "trainmark.runner.read_config", lambda folder: workloads.named_run("llama3-demo")
     )

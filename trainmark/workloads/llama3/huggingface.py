@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, raise_all
-from trainmark.files import write_tensors
 from trainmark.model_folder import read_config
-from trainmark.workloads.llama3.runs import LlamaRun, Model
+from trainmark.shards import write_shards
+from trainmark.workloads.llama3.runs import Model
 
 _KEYS = {
     "layers": "num_hidden_layers",
@@ -21,7 +21,6 @@ _KEYS = {
 }
 # What this network has no code for.
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-SHARD_BYTES = 5 * 2**30
 
 
 def read_model(folder: Path) -> Model:
@@ -109,46 +108,12 @@ def save(folder: Path, model: Model, sequence: int, tensors: dict[str, Any]) -> 
     """Write whole tensors, by our names, as a folder that `transformers` loads."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    shards: list[dict[str, Any]] = [{}]
-    filled = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        if filled and filled + size > SHARD_BYTES:
-            shards.append({})
-            filled = 0
-        shards[-1][their_name(name)] = tensor.contiguous().cpu()
-        filled += size
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = (
-            "model.safetensors"
-            if len(shards) == 1
-            else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        )
-        write_tensors(folder / file, shard)
-        weight_map |= dict.fromkeys(shard, file)
-    if len(shards) > 1:
-        total = sum(t.numel() * t.element_size() for t in tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    theirs = {their_name(name): tensor for name, tensor in tensors.items()}
+    write_shards(
+        folder,
+        {name: tensor.nbytes for name, tensor in theirs.items()},
+        lambda names: {name: theirs[name].contiguous().cpu() for name in names},
+    )
     (folder / "config.json").write_text(
         json.dumps(config_json(model, sequence, dtype), indent=2) + "\n"
     )
-
-
-def export(cfg: LlamaRun, checkpoint_path: Path, folder: Path) -> None:
-    """A checkpoint of a run, whatever ranks wrote it, as a folder that `transformers` loads."""
-    import torch
-
-    from trainmark import checkpoint
-    from trainmark.checkpoint_manifest import DTYPES, read_manifest
-
-    entries = read_manifest(checkpoint_path).tensors
-    tensors = {
-        name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        for name, entry in entries.items()
-        if name.startswith("model.")
-    }
-    checkpoint.load(checkpoint_path, tensors)
-    ours = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    save(folder, cfg.model, cfg.sequence, ours)

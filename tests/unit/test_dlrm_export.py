@@ -1,0 +1,76 @@
+"""An exported DLRM, loaded by its own code without Trainmark, scores as its evaluation did."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.metrics import log_loss, roc_auc_score
+
+from tests import small
+from trainmark import runner, shards
+from trainmark.cli import main
+from trainmark.workloads.dlrm.data import build_data
+
+SCORE = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from model import load
+numerical, ids = torch.load(sys.argv[2])
+torch.save(load(sys.argv[1])(numerical, ids), sys.argv[3])
+assert not any(name.startswith("trainmark") for name in sys.modules)
+"""
+
+
+def scored_by_itself(folder: Path, numerical: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    given, found = folder.parent / "given.pt", folder.parent / "found.pt"
+    torch.save((numerical, ids), given)
+    command = [sys.executable, "-I", "-c", SCORE, str(folder), str(given), str(found)]
+    subprocess.run(command, check=True, cwd=folder.parent)
+    clicks: torch.Tensor = torch.load(found)
+    return clicks
+
+
+@pytest.mark.parametrize(
+    ("flags", "shard_bytes"),
+    [
+        ((), 10**9),
+        (("--model.numerical-features", "0"), 10**9),
+        (("--table-precision", "int8", "--fp32-up-to-rows", "5"), 10**9),
+        (("--table-precision", "bf16", "--fp32-up-to-rows", "5"), 700),
+    ],
+    ids=["fp32", "no numerical features", "int8", "bf16 in several files"],
+)
+def test_scores_are_those_of_the_evaluation(
+    flags: tuple[str, ...], shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", shard_bytes)
+    run, target = tmp_path / "run", tmp_path / "run" / "export"
+    assert small.train(run, *flags) == 0
+    assert main(["export", str(run)]) == 0
+    assert len(list(target.glob("*.safetensors"))) == (1 if shard_bytes == 10**9 else 7)
+
+    batches = list(build_data(runner.read_config(run), "test", 0, 1))
+    labels = torch.cat([batch.labels for batch in batches])
+    numerical = torch.cat([batch.numerical for batch in batches])
+    ids = torch.empty(len(labels), len(small.TABLE_ROWS), dtype=torch.int64)
+    for group in range(len(batches[0].groups)):
+        features = batches[0].groups[group].features
+        ids[:, features] = torch.cat([b.groups[group].ids.t().long() for b in batches])
+    clicks = scored_by_itself(target, numerical, ids).double()
+
+    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["test"]
+    assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-6)
+    assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
+
+
+def test_the_description_names_features_in_their_order(tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    small.write_dataset(data)
+    assert small.train(run, "--data", str(data), "--model.table-rows", "50", "7", "3") == 0
+    assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["categorical"] == ["cat_0.bin", "cat_1.bin", "cat_2.bin"]
+    assert described["table_rows"] == list(small.TABLE_ROWS)

@@ -1,0 +1,64 @@
+"""A trained DLRM for plain PyTorch; `trainmark export` puts this file beside the weights.
+
+    from model import load
+
+    model = load(".")
+    clicks = model(numerical, ids)     # float [B, N] and int [B, F] -> probabilities [B]
+
+It needs torch and safetensors alone. Numerical features are those of the prepared dataset (log
+transformed), ids the numbers that its vocabularies give; `config.json` has their order.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+
+class Dlrm(nn.Module):
+    """Predicts clicks. Tables stay in the types they were trained in; all else is fp32."""
+
+    def __init__(self, config: dict, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.config = config
+        for name, tensor in tensors.items():
+            self.register_buffer(name.replace(".", "_"), tensor)
+
+    @torch.inference_mode()
+    def forward(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
+        """The probability of a click for each sample."""
+        x_BD = self._perceptron("bottom", numerical_BN.float(), last_relu=True)
+        rows = [self._rows(table, ids_B) for table, ids_B in enumerate(ids_BF.long().unbind(1))]
+        vectors_BVD = torch.stack([x_BD, *rows], dim=1)
+        dots_BVV = vectors_BVD @ vectors_BVD.mT
+        high, low = torch.tril_indices(len(rows) + 1, len(rows) + 1, offset=-1)
+        joined = torch.cat([x_BD, dots_BVV[:, high, low]], dim=1)
+        return self._perceptron("top", joined, last_relu=False).squeeze(1).sigmoid()
+
+    def _perceptron(self, name: str, x: Tensor, *, last_relu: bool) -> Tensor:
+        layers = len(self.config[f"{name}_mlp"])
+        for layer in range(layers):
+            weight = getattr(self, f"{name}_{2 * layer}_weight")
+            x = pad(x, (0, weight.shape[1] - x.shape[1]))  # the interaction is filled up with zeros
+            x = linear(x, weight, getattr(self, f"{name}_{2 * layer}_bias"))
+            x = x.relu() if last_relu or layer < layers - 1 else x
+        return x
+
+    def _rows(self, table: int, ids_B: Tensor) -> Tensor:
+        scales = getattr(self, f"tables_{table}_scales", None)
+        if scales is None:
+            return getattr(self, f"tables_{table}_weight")[ids_B].float()
+        return getattr(self, f"tables_{table}_codes")[ids_B].float() * scales[ids_B, None]
+
+
+def load(folder: str | Path, device: str = "cpu") -> Dlrm:
+    """The model in a folder that `trainmark export` wrote."""
+    folder = Path(folder)
+    config = json.loads((folder / "config.json").read_text())
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        tensors |= load_file(file, device=device)
+    return Dlrm(config, tensors).eval()
