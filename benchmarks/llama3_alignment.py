@@ -147,6 +147,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     result = "llama3_alignment_tiny" if options.tiny else "llama3_alignment_h200"
     rows = known_rows(RESULTS / f"{result}.json")
+    if REFERENCE not in (*rows, options.only[0] if options.only else REFERENCE):
+        parser.error(f"no reference was measured yet; give it first: --only {REFERENCE} ...")
     for name in options.only:
         reference = rows[REFERENCE]["curve"] if name != REFERENCE else None
         rows[name] = measure(name, options, reference)

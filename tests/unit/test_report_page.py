@@ -177,7 +177,7 @@ def test_evaluations_without_the_metric_are_left_out(tmp_path: Path) -> None:
         report.report([write_run(tmp_path, make_result(evaluations=evaluations), [0.5, 0.4])])
     )
     assert len(shapes(page, "line")) == 1  # the loss alone
-    assert "Nothing was recorded." in words(page)
+    assert "No AUC was recorded." in words(page)
 
 
 def test_the_time_split_has_neither_gap_nor_overlap(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def line_chart(
     """Curves with axes, grid, levels and a legend; a sentence where there is no point to draw."""
     points = [point for one in series for point in one.curve.points]
     if not points:
-        return tag("p", "Nothing was recorded.", class_="empty")
+        return tag("p", f"No {y_label} was recorded.", class_="empty")
     axes = _axes(points, levels)
     x_places = [axes.x(tick) for tick in axes.x_ticks]
     y_places = [axes.y(tick) for tick in axes.y_ticks]
