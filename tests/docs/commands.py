@@ -74,6 +74,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.runs.evaluate",
             "trainmark.report.runs.resolved_run",
             "trainmark.report.plan.plan",
+            "trainmark.export.export",
             "trainmark.report.report",
             "trainmark.report.compare",
             *(

@@ -2,10 +2,11 @@
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 from tests.docs.commands import ROOT
 from trainmark import workloads
@@ -86,14 +87,19 @@ def test_the_sizes_of_8_bit_tables_are_todays() -> None:
     assert f"in 8 bits takes {table_bytes(run) / 2**30:.0f} GiB" in PAGE
 
 
-def test_the_code_reads_8_bit_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_code_loads_what_was_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
     flags = "--device cpu --synthetic-rows 9000 --max-steps 2 --table-precision int8"
-    assert main(["train", "dlrm-demo", *flags.split(), "--fp32-up-to-rows", "10000"]) == 0
+    flags += f" --fp32-up-to-rows 10000 --output {run}"
+    assert main(["train", "dlrm-demo", *flags.split()]) == 0
+    assert main(["export", str(run)]) == 0
+    monkeypatch.chdir(run / "export")
+    monkeypatch.syspath_prepend(run / "export")
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    found: dict[str, Any] = {}
-    exec(compile(code, "parallelism.md", "exec"), found)
-    # Rows that no sample touched are as they were drawn: uniform +-sqrt(1/rows).
-    weights = found["weights"]
-    assert weights.shape == (20_000, 16)
-    assert weights.std().item() == pytest.approx((1 / 20_000 / 3) ** 0.5, rel=0.1)
+    model = workloads.named_run("dlrm-demo").model
+    ids = torch.zeros(5, len(model.table_rows), dtype=torch.int32)
+    given = {"numerical": torch.zeros(5, model.numerical_features), "ids": ids}
+    exec(compile(code, "parallelism.md", "exec"), given)
+    assert given["clicks"].shape == (5,)
+    assert ((given["clicks"] > 0) & (given["clicks"] < 1)).all()
+    monkeypatch.delitem(sys.modules, "model")
