@@ -158,7 +158,7 @@ def test_the_full_run(tmp_path: Path) -> None:
     """The README's demo chain as a newcomer types it, with fewer rows and steps."""
     chain = [words for words in trainmark_commands("README.md") if "demo/" in " ".join(words)]
     assert [verb_of(words) for words in chain] == [
-        "prepare synthetic", "prepare criteo", "train", "evaluate", "report"
+        "prepare synthetic", "prepare criteo", "train", "evaluate", "report", "export"
     ]  # fmt: skip
     for words in chain:
         smaller = [*words, *SMALLER.get(verb_of(words), [])]
@@ -177,3 +177,5 @@ def test_the_full_run(tmp_path: Path) -> None:
     page = (tmp_path / "demo" / "run" / "report.html").read_text()
     assert "<svg" in page
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", page)  # loads nothing
+    exported = {path.name for path in (tmp_path / "demo" / "run" / "export").iterdir()}
+    assert exported == {"config.json", "model.py", "model.safetensors"}
