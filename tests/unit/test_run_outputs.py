@@ -228,3 +228,11 @@ def test_an_evaluation_that_cannot_be_kept_is_printed(
     printed = capsys.readouterr()
     assert f"{result(finished)['quality']['value']:.6f}" in printed.out
     assert "evaluation.json" in printed.err
+
+
+@pytest.mark.parametrize(("precision", "slow"), [("fp16", True), ("fp32", False)])
+def test_who_trains_in_fp16_on_a_cpu_is_told_of_fp32(
+    precision: str, slow: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--precision", precision, "--max-steps", "1") == 0
+    assert ("try --precision fp32" in capsys.readouterr().err) == slow
