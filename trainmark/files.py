@@ -33,6 +33,10 @@ def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error), str(path)) from error
+    # safetensors leaves the file to its owner alone; like any other it should be as umask says.
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -74,3 +74,6 @@ def test_the_description_names_features_in_their_order(tmp_path: Path) -> None:
     described = json.loads((tmp_path / "out" / "config.json").read_text())
     assert described["categorical"] == ["cat_0.bin", "cat_1.bin", "cat_2.bin"]
     assert described["table_rows"] == list(small.TABLE_ROWS)
+    (tmp_path / "any").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert modes == {(tmp_path / "any").stat().st_mode}  # who serves it may be another user
