@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.distributed.dlrm_ranks import DIM, TABLE_ROWS, placement
 from tests.embedding_kernels import triton
 from trainmark.distributed.mesh import single
-from trainmark.embeddings import replicas, row_update
+from trainmark.embeddings import engine, replicas, row_update
 from trainmark.embeddings.engine import Engine, IdGroup, LocalEngine
 from trainmark.embeddings.host import distinct
 from trainmark.embeddings.sharded import ShardedEngine
@@ -40,6 +40,8 @@ def in_interpreter(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, lambda _: True)
     for module in (row_update, replicas):
         monkeypatch.setattr(module, "update_rows", sparse_update.update_rows_triton)
+    # The plain engine stays plain: what it hands to a CPU's kernel lies otherwise in memory.
+    monkeypatch.setattr(engine, "has_compiled", lambda *tensors: False)
 
 
 def rule(name: str) -> UpdateRule:
