@@ -31,8 +31,8 @@ from trainmark.checkpoint_boxes import LoadPlanner, SavePlanner
 from trainmark.checkpoint_manifest import DTYPE_CODES, DTYPES, DamagedError, read_manifest
 from trainmark.checkpoint_reader import Reader, read_all
 from trainmark.checkpoint_room import make_room
-from trainmark.checkpoint_storage import is_distributed
 from trainmark.checkpoint_writer import Writer
+from trainmark.distributed.mesh import is_distributed
 from trainmark.errors import InputError
 from trainmark.files import fsync_folder
 

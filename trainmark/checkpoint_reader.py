@@ -31,7 +31,8 @@ from trainmark.checkpoint_manifest import (
     crc32,
     read_manifest,
 )
-from trainmark.checkpoint_storage import WORKERS, Scratch, box, bytes_of, completed, of_all_ranks
+from trainmark.checkpoint_storage import WORKERS, Scratch, box, bytes_of, completed
+from trainmark.distributed.mesh import of_all_ranks
 from trainmark.errors import raise_all
 
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainmark.checkpoint_boxes import SavePlanner
-from trainmark.checkpoint_storage import is_distributed, of_all_ranks
 from trainmark.checkpoint_writer import byte_length
+from trainmark.distributed.mesh import is_distributed, of_all_ranks
 from trainmark.errors import InputError
 
 _LEFTOVER = re.compile(r"\.(writing|removing)-step-.*")

@@ -1,16 +1,13 @@
-"""What writing and reading of a checkpoint share: memory for chunks, and word of other ranks."""
+"""What writing and reading of a checkpoint share: memory for chunks, and where a chunk lies."""
 
 import math
 import threading
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
-
-T = TypeVar("T")
 
 WORKERS = 4  # times a chunk's bytes: the most host memory that a device's tensors pass through
 
@@ -47,20 +44,3 @@ def completed(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
-
-
-# --- ranks
-
-
-def is_distributed() -> bool:
-    """Whether there are other ranks to agree with."""
-    return dist.is_available() and dist.is_initialized()
-
-
-def of_all_ranks(value: T) -> list[T]:
-    """Every rank's value, in the order of the ranks, on all of them."""
-    if not is_distributed():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

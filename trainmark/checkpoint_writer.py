@@ -32,7 +32,8 @@ from trainmark.checkpoint_manifest import (
     crc32,
     write_manifest,
 )
-from trainmark.checkpoint_storage import WORKERS, Scratch, box, bytes_of, completed, is_distributed
+from trainmark.checkpoint_storage import WORKERS, Scratch, box, bytes_of, completed
+from trainmark.distributed.mesh import is_distributed
 from trainmark.files import fsync_folder
 
 CHUNK_BYTES = 16 * 2**20

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -181,7 +182,7 @@ def _check_memory(
     if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
         devices = workload.plan_devices(cfg)
         own = devices[mesh.rank] if devices else plan
-        of_machine = sum_of(mesh.of_all_ranks(own)[first : first + per_node])
+        of_machine = sum_of(meshes.of_all_ranks(own)[first : first + per_node])
         check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=advice)
         on_host -= of_machine.total
     else:
@@ -279,11 +280,41 @@ def dry_run(cfg: AnyRun, cluster: Cluster) -> tuple[AnyRun, MemoryPlan]:
         return cfg, plan_memory(cfg, workloads.load(cfg.workload), mesh)
 
 
-# --- evaluate
+# --- predict
 
 
-def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
-    """The newest checkpoint of a run on its held-out data."""
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The newest checkpoint of a run on the devices of this machine, ready to predict."""
+
+    cfg: Any
+    """The run's configuration, resolved for these devices."""
+    workload: Workload
+    mesh: Mesh
+    trainer: Any
+    path: Path
+    """The checkpoint's folder."""
+    step: int
+    samples: int
+    """How many it was trained on."""
+
+
+@contextmanager
+def loaded(
+    folder: Path,
+    *,
+    device: str = "auto",
+    data: str | None = None,
+    check: Callable[[Any, Workload], None] = lambda cfg, workload: None,
+) -> Iterator[Loaded]:
+    """Load a run's weights, whatever devices they were trained on.
+
+    Args:
+        folder: the run's output folder.
+        device: auto, cpu or cuda.
+        data: another dataset than the run's own.
+        check: refuses the resolved configuration before anything is read or allocated.
+    """
     cfg = read_config(folder)
     cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data, accumulate=None)
     if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
@@ -295,29 +326,47 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
             cfg = dataclasses.replace(cfg, micro_batch=None)
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)
-        splits = workload.held_out_splits(cfg)
-        if not splits:
-            raise InputError(
-                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
-            )
+        check(cfg, workload)
         path = find_checkpoint(folder)
         _check_memory(cfg, workload, mesh)
         trainer = build_trainer(cfg, workload, mesh)
         state = checkpoint.load(
             path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
         )
+        yield Loaded(
+            cfg=cfg,
+            workload=workload,
+            mesh=mesh,
+            trainer=trainer,
+            path=path,
+            step=state["progress"]["step"],
+            samples=state["data"]["samples"],
+        )
+
+
+def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
+    """The newest checkpoint of a run on its held-out data."""
+
+    def check(cfg: Any, workload: Workload) -> None:
+        if not workload.held_out_splits(cfg):
+            raise InputError(
+                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
+            )
+
+    with loaded(folder, device=device, data=data, check=check) as model:
+        cfg, workload, mesh = model.cfg, model.workload, model.mesh
         found = {
             split: workload.evaluate(
-                trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+                model.trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
             )
-            for split in splits
+            for split in workload.held_out_splits(cfg)
         }
     return {
         "schema": "trainmark.evaluation/1",
         "run": cfg.name,
-        "checkpoint": str(path),
-        "step": state["progress"]["step"],
-        "samples": state["data"]["samples"],
+        "checkpoint": str(model.path),
+        "step": model.step,
+        "samples": model.samples,
         "data": cfg.data,
         "target": cfg.target,
         "best_auc": getattr(cfg, "best_auc", None),

@@ -112,14 +112,6 @@ class Mesh:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def of_all_ranks(self, value: T) -> list[T]:
-        """Every rank's value, in the order of the ranks, on all of them."""
-        if self.device_mesh is None:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
-
     def any(self, flag: bool) -> bool:
         """Whether any rank says yes."""
         return bool(self.max_over_ranks([float(flag)])[0])
@@ -167,6 +159,23 @@ def fake(axes: Mapping[str, int]) -> Iterator[Mesh]:
         yield Mesh(torch.device("meta"), dict(axes), device_mesh)
     finally:
         dist.destroy_process_group()
+
+
+# --- for whoever has no mesh
+
+
+def is_distributed() -> bool:
+    """Whether there are other ranks to agree with."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def of_all_ranks(value: T) -> list[T]:
+    """Every rank's value, in the order of the ranks, on all of them."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def launched_ranks() -> int:
