@@ -93,13 +93,11 @@ def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch) -> None:
     rules = [Rules(recipe=RECIPES["nvidia"], threshold=3) for _ in KINDS]
 
     def run(name: str, rows_per_piece: int, memory: int) -> Path:
-        source = ListSource(rows, rows_per_piece)
         job = Job(
-            source=source,
+            source=ListSource(rows, rows_per_piece),
             output=tmp_path / name,
             rules=rules,
             split=SplitRule(holdout="0.4"),
-            settings=source.settings(),
         )
         engine.prepare(job, Limits(memory=memory, threads=2, piece_bytes=1))
         return job.output

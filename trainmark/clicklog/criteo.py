@@ -101,28 +101,15 @@ def make_job(
         rounds_up=recipe.rounds_up,
     )
     split.check()
-    vocabulary = find_vocabulary(options.vocabulary, recipe)
-    settings = {
-        **source.settings(),
-        "frequency_threshold": _shortest([rule.threshold for rule in rules]),
-        "max_rows": _shortest([rule.max_rows for rule in rules]),
-        "holdout": split.holdout,
-        "test_half": split.test_half,
-        "vocabulary_from": options.vocabulary_from,
-        "vocabulary": str(vocabulary) if vocabulary else None,
-        "bad_rows": options.bad_rows,
-        "seed": options.seed,
-    }
     return Job(
         source=source,
         output=Path(options.output),
         rules=rules,
         split=split,
-        settings=settings,
         seed=options.seed,
         bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from,
-        vocabulary=vocabulary,
+        vocabulary=find_vocabulary(options.vocabulary, recipe),
         metadata=metadata or {},
     )
 
@@ -163,11 +150,6 @@ def _rules(options: Options, recipe: Recipe) -> list[Rules]:
         Rules(recipe=recipe, threshold=threshold, max_rows=most)
         for threshold, most in zip(thresholds, max_rows, strict=True)
     ]
-
-
-def _shortest(numbers: list[Any]) -> Any:
-    """One number if all columns have the same."""
-    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def find_vocabulary(path: Path | None, recipe: Recipe) -> Path | None:

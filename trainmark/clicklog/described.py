@@ -54,8 +54,6 @@ class DescribedOptions:
     """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
     to: Literal["split_binary", "npy"] = "split_binary"
     """npy: TorchRec's day_N_{dense,sparse,labels}.npy too, in the folder npy of the output."""
-    debug: bool = False
-    """Show the traceback of an error."""
 
 
 def prepare(
@@ -96,26 +94,13 @@ def make_job(options: DescribedOptions, source: Source) -> Job:
     ]
     split = SplitRule(holdout=options.holdout, test_half=options.test_half)
     split.check()
-    vocabulary = criteo.find_vocabulary(options.vocabulary, RECIPE)
-    settings = {
-        **source.settings(),
-        "frequency_threshold": thresholds,
-        "max_rows": max_rows,
-        "holdout": split.holdout,
-        "test_half": split.test_half,
-        "vocabulary_from": options.vocabulary_from,
-        "vocabulary": str(vocabulary) if vocabulary else None,
-        "bad_rows": options.bad_rows,
-        "seed": options.seed,
-    }
     return Job(
         source=source,
         output=options.output,
         rules=rules,
         split=split,
-        settings=settings,
         seed=options.seed,
         bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from,
-        vocabulary=vocabulary,
+        vocabulary=criteo.find_vocabulary(options.vocabulary, RECIPE),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,8 +46,6 @@ class Job:
     rules: Sequence[Rules]
     """One per categorical column."""
     split: SplitRule
-    settings: Mapping[str, Any]
-    """Everything that decides the result, for prepare.json."""
     seed: int = 0
     bad_rows: BadRows = "stop"
     vocabulary_from: Literal["all", "train"] = "all"
@@ -54,6 +53,25 @@ class Job:
     """Folder with vocabularies to use instead of building them."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """For feature_spec.yaml and prepare.json."""
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the result, for prepare.json: as it was before the work."""
+        return {
+            **self.source.settings(),
+            "frequency_threshold": _one_if_all_alike([rule.threshold for rule in self.rules]),
+            "max_rows": _one_if_all_alike([rule.max_rows for rule in self.rules]),
+            "holdout": self.split.holdout,
+            "test_half": self.split.test_half,
+            "vocabulary_from": self.vocabulary_from,
+            "vocabulary": str(self.vocabulary) if self.vocabulary else None,
+            "bad_rows": self.bad_rows,
+            "seed": self.seed,
+        }
+
+
+def _one_if_all_alike(of_columns: list[Any]) -> Any:
+    return of_columns[0] if len(set(of_columns)) == 1 else of_columns
 
 
 def prepare(job: Job, limits: Limits) -> dict[str, float]:
