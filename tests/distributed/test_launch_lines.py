@@ -178,6 +178,22 @@ def test_several_misplaced_flags_are_told_at_once(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.startswith("trainmark: 3 problems:\n")
 
 
+def test_what_sbatch_refuses_is_told_when_torchx_submits_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torchx")
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition: gpuu' >&2\nexit 3\n")
+    sbatch.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    flags = ["--on", "torchx", "--scheduler", "slurm", "-j", "1x2", "--sbatch", "partition=gpuu"]
+    assert main(["launch", *flags, *RUN]) == 2
+    reason, sentence = capfd.readouterr().err.splitlines()
+    assert reason == "sbatch: error: invalid partition: gpuu"
+    assert sentence == "trainmark: sbatch refused the job, with exit code 3 and the reason above."
+
+
 # --- jobs
 
 

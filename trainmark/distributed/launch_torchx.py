@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 import sys
 import threading
 from importlib.util import find_spec
@@ -144,7 +145,12 @@ def request(options: LaunchOptions, made: "AppDef") -> "AppDryRunInfo":
 def submit(options: LaunchOptions, made: "AppDef", asked: "AppDryRunInfo") -> jobs.Job:
     """Submit to SLURM through TorchX. It is a SLURM job like any other from then on."""
     with runner() as session:
-        job_id = session.schedule(asked).rpartition("/")[2]
+        try:
+            job_id = session.schedule(asked).rpartition("/")[2]
+        except subprocess.CalledProcessError as error:
+            raise InputError(
+                f"sbatch refused the job, with exit code {error.returncode} and the reason above."
+            ) from None
     names = [f"slurm-{job_id}-{ROLE}-{replica}" for replica in range(made.roles[0].num_replicas)]
     logs = [str(Path.cwd() / f"{name}.{kind}") for name in names for kind in ("out", "err")]
     job = jobs.new(f"slurm-{job_id}", "slurm", job_id, logs, made.roles[0].args)
