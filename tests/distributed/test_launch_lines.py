@@ -143,6 +143,10 @@ def test_a_torchx_application() -> None:
         ),
         (["--on", "torchrun", "-j", "2x1", "--rendezvous", "h:p", *RUN], ["HOST:PORT", "'h:p'"]),
         (["--on", "torchrun", "-j", "2x1", "--rendezvous", "h:65536", *RUN], ["at most 65535"]),
+        (
+            ["--on", "torchrun", "-j", "1x2", "--rendezvous", "h:1", *RUN],
+            ["several machines meet, and -j 1x2 is one"],
+        ),
         (["--on", "slurm", "-j", "1x1", "--sbatch", "nodes=3", *RUN], ["set by -j"]),
         (["--on", "slurm", "-j", "1x1", "--sbatch", "P=x", *RUN], ["partition=gpu", "'P=x'"]),
         (["--on", "slurm", "-j", "1x1", "--mounts", "/a:/b", *RUN], ["--container"]),

@@ -29,7 +29,7 @@ def launch(options: LaunchOptions, name: str, flags: list[str], command: list[st
         command: `train` and the words after it.
     """
     shape = Shape.parse(options.shape)
-    raise_all(_misplaced(options))
+    raise_all(_misplaced(options, shape))
     text, start = _prepared(options, shape, name, flags, command)
     if not options.dry_run:
         _check_programs(options)
@@ -69,10 +69,12 @@ def _check_programs(options: LaunchOptions) -> None:
         slurm.need("sbatch", "--scheduler slurm")
 
 
-def _misplaced(options: LaunchOptions) -> Iterator[str]:
+def _misplaced(options: LaunchOptions, shape: Shape) -> Iterator[str]:
     """Flags that the chosen launcher has no use for."""
     if options.rendezvous and options.on != "torchrun":
         yield "--rendezvous is for --on torchrun; schedulers know where their machines meet."
+    elif options.rendezvous and shape.nodes == 1:
+        yield f"--rendezvous is where several machines meet, and -j {shape} is one: leave it out."
     if options.scheduler == "slurm" and options.on != "torchx":
         yield "--scheduler is for --on torchx."
     if options.on != "slurm":
