@@ -58,6 +58,16 @@ def test_the_variables_of_a_torchrun_line(capsys: pytest.CaptureFixture[str]) ->
     assert line.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 ")
 
 
+def test_names_and_gpus_of_other_machines_need_not_be_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    flags = ["--on", "torchrun", "-j", "2x2", "--rendezvous", "node0.invalid", "--numa"]
+    line = printed(capsys, *flags)
+    assert " --rdzv-endpoint node0.invalid:29500 " in line
+    assert " --numa-binding node " in line
+
+
 def test_the_batch_script_needs_no_slurm(capsys: pytest.CaptureFixture[str]) -> None:
     script = printed(capsys, "--on", "slurm", "-j", "2x8", "--sbatch", "partition=gpu")
     assert script.startswith("#!/bin/bash\n#SBATCH --job-name=llama3-demo\n#SBATCH --nodes=2\n")

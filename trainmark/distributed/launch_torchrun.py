@@ -39,7 +39,7 @@ def arguments(options: LaunchOptions, shape: Shape, command: list[str]) -> list[
     if options.max_restarts:
         words += ["--max-restarts", str(options.max_restarts)]
     if options.numa:
-        words += _numa()
+        words += _numa(options)
     if _knows("--shutdown-timeout"):  # since torch 2.12
         words += ["--shutdown-timeout", str(SAVE_S)]
     return [*words, "-m", *MODULE.split(), *command]
@@ -52,14 +52,10 @@ def _meeting(options: LaunchOptions) -> list[str]:
             "and the same line on each machine. On a SLURM cluster use --on slurm."
         )
     host, port = endpoint(options.rendezvous)
-    words = [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        f"{host}:{port}",
-        "--rdzv-id",
-        "trainmark",
-    ]
+    words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"]
+    words += ["--rdzv-id", "trainmark"]
+    if options.dry_run:  # perhaps far from the machines that meet: names there mean nothing here
+        return words
     address = own_address(host, port)
     if address is None:
         return words
@@ -103,12 +99,12 @@ def environment(options: LaunchOptions, words: list[str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
-def _numa() -> list[str]:
+def _numa(options: LaunchOptions) -> list[str]:
     import torch
 
     if not _knows("--numa-binding"):
         raise InputError(f"--numa: torch {torch.__version__}'s torchrun cannot bind; use 2.11 on.")
-    if not torch.cuda.is_available():
+    if not options.dry_run and not torch.cuda.is_available():
         raise InputError("--numa binds ranks to the CPUs near their GPU; there is no GPU here.")
     return ["--numa-binding", "node"]
 
