@@ -87,6 +87,19 @@ class Shape:
         return cls(int(match[1]), int(match[2]))
 
 
+def of_each_machine(python: str, options: LaunchOptions, shape: Shape) -> list[str]:
+    """The launcher that a scheduler starts on every machine; the command follows.
+
+    What happens on a machine, and how its errors are told, is the same with and without one.
+    """
+    words = [python, "-m", "trainmark", "launch", "--on", "torchrun", "-j", str(shape)]
+    if options.max_restarts:
+        words += ["--max-restarts", str(options.max_restarts)]
+    if options.numa:
+        words += ["--numa"]
+    return words
+
+
 def key_values(flag: str, words: tuple[str, ...]) -> dict[str, str | None]:
     """`K=V` or `K` alone, as SLURM's options are."""
     for word in words:

@@ -1,8 +1,4 @@
-"""SLURM: from a launch line to a batch script, and from a job's id to its state.
-
-The script starts one `launch --on torchrun` per node: what happens on a node, and how its errors
-are told, is the same with and without SLURM.
-"""
+"""SLURM: from a launch line to a batch script, and from a job's id to its state."""
 
 import re
 import shlex
@@ -11,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from trainmark.distributed.launch_options import LaunchOptions, Shape, key_values
+from trainmark.distributed.launch_options import LaunchOptions, Shape, key_values, of_each_machine
 from trainmark.errors import InputError
 
 _OURS = {
@@ -91,12 +87,7 @@ def _checked_mounts(options: LaunchOptions) -> tuple[str, ...]:
 
 def _launcher(options: LaunchOptions, shape: Shape) -> str:
     python = "python" if options.container else sys.executable
-    words = [python, "-m", "trainmark", "launch", "--on", "torchrun", "-j", str(shape)]
-    if options.max_restarts:
-        words += ["--max-restarts", str(options.max_restarts)]
-    if options.numa:
-        words += ["--numa"]
-    line = shlex.join(words)
+    line = shlex.join(of_each_machine(python, options, shape))
     return line if shape.nodes == 1 else f"{line} --rendezvous {_MEETING_PLACE}"
 
 

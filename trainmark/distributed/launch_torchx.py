@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainmark.distributed import launch_jobs as jobs
-from trainmark.distributed.launch_options import PORT, LaunchOptions, Shape, key_values
+from trainmark.distributed.launch_options import (
+    PORT,
+    LaunchOptions,
+    Shape,
+    key_values,
+    of_each_machine,
+)
 from trainmark.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,12 +53,7 @@ def app(options: LaunchOptions, shape: Shape, name: str, command: list[str]) -> 
     _need_torchx()
     from torchx.specs import AppDef, Resource, Role, macros
 
-    words = [sys.executable, "-m", "trainmark", "launch", "--on", "torchrun", "-j", str(shape)]
-    if options.max_restarts:
-        words += ["--max-restarts", str(options.max_restarts)]
-    if options.numa:
-        words += ["--numa"]
-    line = _escaped(shlex.join(words))
+    line = _escaped(shlex.join(of_each_machine(sys.executable, options, shape)))
     if shape.nodes > 1:
         line += f' --rendezvous "$${{{macros.rank0_env}}}:{PORT}"'
     _, resource = scheduler_config(options)
