@@ -137,21 +137,30 @@ class TrainOptions:
     """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default cpux1x1."""
 
 
-def with_file(run: AnyRun, path: Path) -> AnyRun:
-    """`run` with the fields that a TOML file or a result.json sets."""
-    data = _read_mapping(path)
-    if "schema" in data:
-        if not isinstance(data.get("config"), dict):
+def with_file(run: AnyRun, path: Path, data: str | None = None) -> AnyRun:
+    """`run` with the fields that a TOML file or a result.json sets.
+
+    With other `data` than a result's own, what those had filled in is left to the new ones.
+    """
+    given = _read_mapping(path)
+    is_result = "schema" in given
+    if is_result:
+        if not isinstance(given.get("config"), dict):
             raise InputError(f"{path} has no 'config': expected the result.json of a run.")
-        data = data["config"]
+        given = given["config"]
     for fixed in ("name", "workload"):
-        if data.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
+        if given.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
             raise InputError(
-                f"{path} configures {fixed} {data[fixed]!r}, but the run asked for has "
+                f"{path} configures {fixed} {given[fixed]!r}, but the run asked for has "
                 f"{getattr(run, fixed)!r}."
             )
-    _check_keys(run, data, str(path))
-    return parse(type(run), _merge(dataclasses.asdict(run), data), str(path))
+    _check_keys(run, given, str(path))
+    merged = parse(type(run), _merge(dataclasses.asdict(run), given), str(path))
+    if not is_result or data in (None, merged.data):
+        return merged
+    from trainmark import workloads
+
+    return workloads.on_other_data(merged, data)
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

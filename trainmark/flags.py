@@ -26,7 +26,7 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
     rest = _paired_flags(rest)
     config = _flag_value(rest, "--config")
     if config is not None:
-        cfg = with_file(cfg, Path(config))
+        cfg = with_file(cfg, Path(config), data=_flag_value(rest, "--data"))
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:

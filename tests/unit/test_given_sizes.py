@@ -9,8 +9,9 @@ import pytest
 from tests.small import ONE_CPU, train, write_dataset
 from trainmark import workloads
 from trainmark.cli import main
-from trainmark.config import resolve
+from trainmark.config import TrainOptions, resolve, to_plain
 from trainmark.errors import InputError
+from trainmark.flags import parse_run
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
@@ -68,3 +69,37 @@ def test_a_finished_run_is_evaluated_and_continued_on_its_data(
     other = write_dataset(tmp_path / "other", train_rows=600, cardinalities=(60, 7, 3))
     assert main(["evaluate", str(output), "--data", str(other)]) == 2
     assert f"is 50 7 3, but {other} has 60 7 3. Give data of" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_repeated_on_other_data(dataset: Path, tmp_path: Path) -> None:
+    """With its settings, but the sizes, the best AUC and the target of the other data."""
+    first, flags = tmp_path / "first", ("--global-batch", "100", "--max-steps", "2")
+    assert train(first, *flags, "--data", str(dataset), "--lr", "0.25") == 0
+    other = write_dataset(tmp_path / "other", train_rows=600, cardinalities=(60, 8))
+
+    def repeated(result: Path, *more: str) -> DlrmRun:
+        run, _ = parse_run("train", ["dlrm-demo", "--config", str(result), *more], TrainOptions)
+        return resolve(run, ONE_CPU)
+
+    result = first / "result.json"
+    run = repeated(result, "--data", str(other))
+    assert (run.model.table_rows, run.global_batch, run.lr) == ((60, 8), 100, 0.25)
+    assert repeated(result, "--data", str(dataset)) == repeated(result)
+    assert repeated(result, "--data", "synthetic").model.table_rows == (50, 7, 3)
+    with pytest.raises(InputError, match="table_rows is 5 6, but"):
+        repeated(result, "--data", str(other), "--model.table-rows", "5", "6")
+
+
+@pytest.mark.parametrize("flags", [(), ("--target", "0.6")])
+def test_the_target_of_planted_rows_stays_with_them(
+    dataset: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    words = ["dlrm-demo", "--synthetic-rows", "2000", *flags]
+    planted = resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU)
+    assert planted.best_auc is not None
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"schema": "trainmark.result/1", "config": to_plain(planted)}))
+    words = ["dlrm-demo", "--config", str(result), "--data", str(dataset)]
+    run = resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU)
+    assert run.best_auc is None
+    assert run.target == (0.6 if flags else None)

@@ -89,6 +89,12 @@ def resolver(name: str) -> Callable[..., tuple[Any, list[str]]]:
     return import_module(f"{__name__}.{name}.resolve").resolve
 
 
+def on_other_data(cfg: Any, data: str) -> Any:
+    """A finished run's settings for other data: without what `resolve` took from its own."""
+    found = getattr(import_module(f"{__name__}.{cfg.workload}.resolve"), "on_other_data", None)
+    return found(cfg, data) if found else cfg
+
+
 def load(name: str) -> Workload:
     """The workload's functions (imports torch)."""
     modules = {

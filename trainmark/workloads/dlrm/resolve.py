@@ -96,6 +96,22 @@ def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
     return dataclasses.replace(cfg, best_auc=best, target=target)
 
 
+def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
+    """A finished run's settings for other data: without the sizes and the target of its own."""
+    named = RUNS[cfg.name]()
+    if SYNTHETIC not in (cfg.data, data):  # synthetic rows have the sizes that a run asks for
+        model = dataclasses.replace(
+            cfg.model,
+            numerical_features=named.model.numerical_features,
+            table_rows=named.model.table_rows,
+        )
+        cfg = dataclasses.replace(cfg, model=model)
+    if cfg.best_auc is None:
+        return cfg
+    from_best = cfg.target == share_of_excess(cfg.best_auc, PLANTED_TARGET)
+    return dataclasses.replace(cfg, best_auc=None, target=None if from_best else cfg.target)
+
+
 # --- checks
 
 
