@@ -156,11 +156,11 @@ def with_file(run: AnyRun, path: Path, data: str | None = None) -> AnyRun:
             )
     _check_keys(run, given, str(path))
     merged = parse(type(run), _merge(dataclasses.asdict(run), given), str(path))
-    if not is_result or data in (None, merged.data):
-        return merged
-    from trainmark import workloads
+    if is_result and data not in (None, merged.data):
+        from trainmark import workloads
 
-    return workloads.on_other_data(merged, data)
+        merged = workloads.on_other_data(merged, data)
+    return merged
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
