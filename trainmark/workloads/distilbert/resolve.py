@@ -120,15 +120,16 @@ def _data_problems(cfg: DistilbertRun, splits: tuple[Sentences, ...]) -> list[st
             f"{cfg.model.vocabulary:,} tokens: they do not belong together. {remedy}"
         )
     longest = max(split.longest for split in splits)
-    name = "sequence_length" if cfg.mode == "padded" else "longest"
-    name, allowed = min(
-        ((name, getattr(cfg, name)), ("model.positions", cfg.model.positions)),
-        key=lambda limit: limit[1],
-    )
-    if longest > allowed:
+    length = "sequence_length" if cfg.mode == "padded" else "longest"
+    limits = {length: getattr(cfg, length), "model.positions": cfg.model.positions}
+    too_short = [name for name, limit in limits.items() if limit < longest]
+    if too_short:
+        name = min(too_short, key=limits.__getitem__)
+        flags = " ".join(f"--{name.replace('_', '-')} {longest}" for name in too_short)
+        can_grow = cfg.weights == SCRATCH or "model.positions" not in too_short
         problems.append(
-            f"The data has sentences of {longest} tokens; {name} is {allowed}. "
-            f"Prepare the data with --sequence-length {allowed}."
+            f"The data has sentences of {longest} tokens; {name} is {limits[name]}. Prepare the "
+            f"data with --sequence-length {limits[name]}{f', or give {flags}' if can_grow else ''}."
         )
     labels = max(int(split.labels.max()) for split in splits) + 1
     if labels > cfg.model.labels:
