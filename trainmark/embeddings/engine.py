@@ -72,6 +72,8 @@ class Engine(Protocol):
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
         """Ahead of the step: make of a micro-batch's ids what a lookup needs.
 
+        Where gradients are off, no update follows, and none is planned.
+
         Args:
             groups: the ids of this rank's samples.
             samples: how many samples each rank has.

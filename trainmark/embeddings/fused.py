@@ -93,7 +93,7 @@ class FusedEngine(nn.Module):
             [group.ids + start_K1 for group, start_K1 in zip(groups, starts, strict=True)]
         )
         ids_BF = by_group_FB.t().index_select(1, places_F)
-        return Lookup(ids_BF, constants.sorted_rows(ids_BF))
+        return Lookup(ids_BF, constants.sorted_rows(ids_BF) if torch.is_grad_enabled() else [])
 
     def begin_step(self, lr: float) -> None:
         """Nothing: the update is told."""

@@ -129,13 +129,14 @@ class ShardedEngine(nn.Module):
         sent_bytes["ids"] = ids.sent_bytes
         replicas = ids_FB.index_select(0, connected.replica_features) + connected.replica_starts
         replica_ids = replicas.flatten().long()
+        plans = torch.is_grad_enabled()
         lookup = Lookup(
             layout=layout,
             ids=ids,
             sent_ids=sent,
             samples=own_samples,
             replica_ids=replica_ids,
-            replica_plan=plan_update(self.rule, replica_ids),
+            replica_plan=plan_update(self.rule, replica_ids) if plans else replica_ids,
             sent_bytes=sent_bytes,
         )
         if self._asks_ahead:
@@ -143,7 +144,7 @@ class ShardedEngine(nn.Module):
         return lookup
 
     def _asked(self, lookup: Lookup) -> list[Asked]:
-        """What all ranks ask of this one, sorted for the update; from host memory, fetched."""
+        """What all ranks ask of this one, sorted for an update; from host memory, fetched."""
         ids = lookup.ids.wait()
         asked = []
         for index, store in enumerate(self.stores):
@@ -152,7 +153,8 @@ class ShardedEngine(nn.Module):
                 working = store.fetch(rows)
                 asked.append(Asked(rows=working.places, plan=working.plan, holder=working))
             else:
-                asked.append(Asked(rows=rows, plan=store.plan_update(rows), holder=store))
+                plan = store.plan_update(rows) if torch.is_grad_enabled() else rows
+                asked.append(Asked(rows=rows, plan=plan, holder=store))
         return asked
 
     def _connect(self) -> Connection:

@@ -66,6 +66,9 @@ class Workload:
     """(cfg) -> bytes that each device keeps in its host's memory."""
     notes: Callable[..., list[str]] = lambda cfg: []
     """(cfg) -> sentences that a reader of the result must know."""
+    build_predictor: Callable[..., Any] | None = None
+    """(trainer) -> a function that makes of a batch in host memory the scores of its samples, there
+    too; None where a workload has none. The trainer can only predict from then on."""
     save_model: Callable[..., None] | None = None
     """(trainer, folder): write the trained model for other software, at the end of a run."""
 
@@ -116,6 +119,7 @@ def load(name: str) -> Workload:
         **_optional(modules["flops"], "plan_devices"),
         **_optional(modules["flops"], "host_bytes"),
         **_optional(runs_module(name), "notes"),
+        **_optional(modules["step"], "build_predictor"),
         **_optional(modules["step"], "save_model"),
     )
 

@@ -134,6 +134,11 @@ class SentenceClassifier(nn.Module):
             return self.head(last(x_NE, bounds, first_S))
         return self.head(last(x_NE, bounds)[first_S])
 
+    def cast_blocks(self, dtype: torch.dtype) -> None:
+        """For prediction: keep weights in the type that every call would cast them to."""
+        self.blocks.to(dtype)
+        self.head.to(dtype)
+
     def compile_parts(self) -> None:
         """Compile each block rather than the whole: equal blocks are compiled once.
 

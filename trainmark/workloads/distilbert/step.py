@@ -1,6 +1,6 @@
 """DistilBERT's optimiser step: forward, loss, backward, gradients of all ranks, AdamW."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from trainmark.optimizers import (
     gated_step,
     optimizer_tensors,
 )
+from trainmark.precision import compute_dtype
 from trainmark.seeding import stream_seed
 from trainmark.transfer import Copier
 from trainmark.workloads.distilbert import weights
@@ -174,6 +175,20 @@ def build_trainer(
 ) -> SentenceTrainer:
     (model,) = parts
     return SentenceTrainer(model, mesh, cfg)
+
+
+def build_predictor(trainer: SentenceTrainer) -> Callable[[SentenceBatch], Tensor]:
+    """[S, C] logits, in host memory, of a batch of tokens there."""
+    trainer.model.cast_blocks(compute_dtype(trainer.cfg.precision))
+
+    def predict(batch: SentenceBatch) -> Tensor:
+        prepared = trainer.prepare(batch)
+        if prepared.ready is not None:
+            prepared.ready.wait()
+        logits_SC = torch.cat([logits for logits, _, _ in trainer.predict(prepared)])
+        return logits_SC[: batch.samples].cpu()  # without stand-ins
+
+    return predict
 
 
 def evaluate(trainer: SentenceTrainer, data: Iterable[SentenceBatch]) -> dict[str, float | None]:

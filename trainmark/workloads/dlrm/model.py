@@ -48,6 +48,11 @@ class Dlrm(nn.Module):
         last = cast(nn.Linear, self.top[-1])
         return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale)
 
+    def cast_mlps(self, dtype: torch.dtype) -> None:
+        """For prediction: keep weights in the type that every call would cast them to."""
+        self.bottom.to(dtype)
+        self.top.to(dtype)
+
     def compile_dense(self) -> None:
         """Compile everything but the lookup, whose gradient is not autograd's business."""
         for mlp in (self.bottom, self.top):

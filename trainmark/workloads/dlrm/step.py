@@ -1,5 +1,6 @@
 """DLRM's optimiser step: forward, loss, backward, sparse and dense update, or nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -21,7 +22,7 @@ from trainmark.optimizers import (
     make_optimizer,
     optimizer_tensors,
 )
-from trainmark.precision import autocast
+from trainmark.precision import autocast, compute_dtype
 from trainmark.transfer import Copier
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData, rank_shares
 from trainmark.workloads.dlrm.model import Dlrm, whole
@@ -235,6 +236,11 @@ class DlrmTrainer:
 
     # --- prediction
 
+    @torch.no_grad()
+    def prepare_to_predict(self, batch: ClickBatch, most_samples: int) -> Prepared:
+        """Without what only an update needs."""
+        return self.prepare(batch, most_samples)
+
     @torch.inference_mode()
     def predict(self, prepared: Prepared) -> Tensor:
         """[B] click logits."""
@@ -325,11 +331,23 @@ def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrain
     return DlrmTrainer(whole(parts), mesh, cfg)
 
 
+def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
+    """[B] click logits, in host memory, of a batch there that goes through the model at once."""
+    precision = trainer.cfg.precision
+    if precision != "fp8":  # whose codes are made of fp32 weights
+        trainer.model.cast_mlps(compute_dtype(precision))
+
+    def predict(batch: ClickBatch) -> Tensor:
+        return trainer.predict(trainer.prepare_to_predict(batch, batch.samples)).cpu()
+
+    return predict
+
+
 def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
     """AUC, log loss, accuracy and calibration over all rows of a split."""
     pieces = []
     for batch in data:
-        prepared = trainer.prepare(batch, filled(trainer.cfg.eval_batch))
+        prepared = trainer.prepare_to_predict(batch, filled(trainer.cfg.eval_batch))
         logits = trainer.predict(prepared)  # first: it waits for the copies
         labels = torch.cat([micro.labels_B for micro in prepared.micro_batches])
         both = torch.stack([logits, labels], dim=1)
