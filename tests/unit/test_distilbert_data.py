@@ -209,8 +209,8 @@ def test_data_that_does_not_fit_the_model(tmp_path: Path) -> None:
         config(data=str(folder))
     assert "vocabulary has 200 tokens: they do not belong together" in str(error.value)
     assert (
-        "sentences of 40 tokens; sequence_length is 32. Prepare the data with --sequence-length 32, "
-        "or give --sequence-length 40 --model.positions 40."
+        "sentences of 40 tokens; sequence_length is 32. Prepare the data with --sequence-length "
+        "32, or give --sequence-length 40 --model.positions 40."
     ) in str(error.value)
 
 
