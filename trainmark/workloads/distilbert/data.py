@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark.corpus.sentences import Sentences, shuffled
+from trainmark.distributed.mesh import rank_share
 from trainmark.errors import InputError
 from trainmark.kernels.sentence_attention import FILLER_LENGTH
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
@@ -151,11 +152,8 @@ class SentenceData:
     def steps_per_epoch(self) -> int:
         return -(-self.samples_per_epoch // self._batch)
 
-    def state(self) -> dict[str, int]:
-        """Position in global samples: another world size can continue from it."""
-        return {"samples": self._position}
-
     def restore(self, state: dict[str, int]) -> None:
+        """Begin after `samples` global samples, whatever the world size that trained on them."""
         self._position = state["samples"]
 
     def __iter__(self) -> Iterator[SentenceBatch]:
@@ -175,11 +173,10 @@ class SentenceData:
         return shuffled(count, self._cfg.seed, epoch) if self._training else np.arange(count)
 
     def _assemble(self, rows: Ints, position: int) -> SentenceBatch:
-        """This rank's share of a global batch; shares differ by at most one sentence."""
+        """This rank's share of a global batch."""
         size = len(rows)
-        mine = rows[
-            size * self._dp_rank // self._dp_size : size * (self._dp_rank + 1) // self._dp_size
-        ]
+        share = rank_share(size, self._dp_rank, self._dp_size)
+        mine = rows[share.start : share.stop]
         layout = self._lay_out(mine)
         missing = layout.first_KS.size - len(mine)
         labels = np.pad(self._sentences.labels[mine], (0, missing))

@@ -21,6 +21,7 @@ from torch import Tensor
 from trainmark import feature_spec
 from trainmark.background import Kept, in_background
 from trainmark.config import SYNTHETIC, filled
+from trainmark.distributed.mesh import rank_share, rank_shares
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
@@ -50,11 +51,6 @@ class ClickBatch:
     """Samples of all ranks up to the end of this batch's global batch, over all epochs."""
     partial: bool
     """Fewer samples than a full batch, at the end of an epoch."""
-
-
-def rank_shares(samples: int, ranks: int) -> list[int]:
-    """How many of a global batch's samples each rank gets, in order; they differ by at most one."""
-    return [samples * (r + 1) // ranks - samples * r // ranks for r in range(ranks)]
 
 
 class RowOrder:
@@ -174,24 +170,19 @@ class ClickData:
     def _read_batch(self, where: tuple[int, int, int]) -> ClickBatch:
         """This rank's share of a global batch, read straight into the batch's own memory."""
         epoch, start, stop = where
-        first, last = self._share(start, stop)
+        share = rank_share(stop - start, self._dp_rank, self._dp_size)
         batch = self._empty_batch(
-            last - first,
+            len(share),
             global_samples=stop - start,
             position=epoch * self.rows_per_epoch + stop,
         )
         columns, done = self._columns(batch), 0
-        for window, piece in self._order(epoch).pieces(first, last):
+        pieces = self._order(epoch).pieces(start + share.start, start + share.stop)
+        for window, piece in pieces:
             size = piece.stop - piece.start
             self._read_piece((epoch, window), piece, columns.part(slice(done, done + size)))
             done += size
         return batch
-
-    def _share(self, start: int, stop: int) -> tuple[int, int]:
-        """This rank's part of a global batch."""
-        shares = rank_shares(stop - start, self._dp_size)
-        first = start + sum(shares[: self._dp_rank])
-        return first, first + shares[self._dp_rank]
 
     def _order(self, epoch: int) -> RowOrder:
         return self._orders.get(epoch, self._make_order)

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark.config import filled
 from trainmark.distributed.gradients import FlatGradients
-from trainmark.distributed.mesh import Mesh
+from trainmark.distributed.mesh import Mesh, rank_shares
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
@@ -24,7 +24,7 @@ from trainmark.optimizers import (
 )
 from trainmark.precision import autocast, compute_dtype
 from trainmark.transfer import Copier
-from trainmark.workloads.dlrm.data import ClickBatch, ClickData, rank_shares
+from trainmark.workloads.dlrm.data import ClickBatch, ClickData
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.slots import Filled, Slots

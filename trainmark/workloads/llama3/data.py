@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
+from trainmark.distributed.mesh import rank_share
 from trainmark.errors import InputError
 from trainmark.workloads.llama3.chain import Chain
 from trainmark.workloads.llama3.runs import LlamaRun
@@ -92,14 +93,13 @@ class TokenData:
 
     def _read(self, start: int, stop: int, per_epoch: int) -> TokenBatch:
         size = stop - start
-        first = start + size * self._dp_rank // self._dp_size
-        last = start + size * (self._dp_rank + 1) // self._dp_size
-        rows = [self._samples[i % per_epoch] for i in range(first, last)]
-        shape = (last - first, self._cfg.sequence + 1)
+        share = rank_share(size, self._dp_rank, self._dp_size)
+        rows = [self._samples[(start + i) % per_epoch] for i in share]
+        shape = (len(share), self._cfg.sequence + 1)
         tokens = torch.from_numpy(np.array(rows, np.int32).reshape(shape))
         return TokenBatch(
             tokens=tokens.pin_memory() if self._cfg.device == "cuda" else tokens,
-            samples=last - first,
+            samples=len(share),
             position=stop,
             partial=size < self._batch,
         )
