@@ -1,33 +1,89 @@
 """`trainmark export`: a checkpoint in the layout of other software."""
 
+import shutil
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainmark import runner
+import psutil
+
+from trainmark import checkpoint, runner
 from trainmark.clicklog.folder import building
 from trainmark.errors import InputError
+
+GIB = 2**30
+PACKAGES = ("onnx", "onnxscript")  # of the extra, for --format onnx
 
 
 def export(folder: Path, layout: str, output: Path | None) -> Path:
     """Write the newest checkpoint of a run. Returns the folder that was written.
 
-    A workload that can be exported has a module `export` with a function of that name:
-    `export(cfg, checkpoint_path, folder)`.
+    A workload's module `export` has `LAYOUTS`, the layouts that it knows: the name of each, and a
+    function (cfg, checkpoint_path, folder) that writes it.
     """
     cfg = runner.read_config(folder)
-    target = output or folder / "export"
-    name = f"trainmark.workloads.{cfg.workload}.export"
-    if find_spec(name) is None:
-        trained = folder / "model"
-        if trained.is_dir():
-            raise InputError(f"{cfg.name} needs no export: {trained} is its trained model.")
-        raise InputError(f"{cfg.name} has no {layout} layout to export to in this version.")
+    layouts = _layouts(cfg.workload)
+    if layout not in layouts:
+        raise _not_offered(cfg.name, layout, list(layouts), trained=folder / runner.MODEL_FOLDER)
+    if layout == "onnx":
+        _check_packages()
+    target = output or folder / ("export" if layout == "safetensors" else f"export-{layout}")
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file; expected a folder to write to.")
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty. Give another --output.")
-    checkpoint = runner.find_checkpoint(folder)
+    path = runner.find_checkpoint(folder)
+    sizes = [
+        tensor.nbytes
+        for name, tensor in checkpoint.shapes(path).items()
+        if name.startswith("model.")
+    ]
+    if layout == "torch":
+        _check_memory(cfg.name, sizes)
     with building(target) as partial:
-        import_module(name).export(cfg, checkpoint, partial)
+        _check_disk(partial, sum(sizes))
+        layouts[layout](cfg, path, partial)
     return target
+
+
+def _layouts(workload: str) -> dict[str, Callable[..., None]]:
+    name = f"trainmark.workloads.{workload}.export"
+    return {} if find_spec(name) is None else import_module(name).LAYOUTS
+
+
+def _not_offered(run: str, layout: str, offered: list[str], trained: Path) -> InputError:
+    if layout == "safetensors" and trained.is_dir():
+        return InputError(f"{run} needs no export: {trained} is its trained model.")
+    if not offered:
+        return InputError(f"{run} has no {layout} layout to export to in this version.")
+    ways = " or ".join(f"--format {name}" for name in offered)
+    return InputError(f"{run} cannot be exported with --format {layout}. Use {ways}.")
+
+
+def _check_packages() -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"--format onnx needs {' and '.join(missing)}: pip install 'trainmark[export]'."
+        )
+
+
+def _check_memory(run: str, sizes: list[int]) -> None:
+    """torch.export.save has the whole model in memory, and two copies of the tensor it writes."""
+    needed, free = sum(sizes) + 2 * max(sizes), psutil.virtual_memory().available
+    if needed > free:
+        raise InputError(
+            f"{run} is too large for --format torch here: PyTorch holds such a program in memory, "
+            f"which takes {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free. Use --format "
+            "onnx or safetensors, which are written one table at a time, or a larger machine."
+        )
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InputError(
+            f"The exported model needs {needed / GIB:.1f} GiB and the disk has {free / GIB:.1f} "
+            "free. Free some space, or give an --output on another disk."
+        )

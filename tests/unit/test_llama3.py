@@ -20,6 +20,7 @@ from trainmark.export import export
 from trainmark.files import write_tensors
 from trainmark.hardware import Cluster
 from trainmark.loop import build_trainer
+from trainmark.workloads.llama3 import export as llama3_export
 from trainmark.workloads.llama3 import huggingface, runs
 from trainmark.workloads.llama3.chain import ENTROPY, Chain
 from trainmark.workloads.llama3.parallelize import layers_of_stages
@@ -171,11 +172,12 @@ def test_an_export_to_a_full_disk_leaves_nothing(
         write_tensors(folder / "model.safetensors", {"weight": torch.zeros(2)})
 
     monkeypatch.setattr("safetensors.torch.save_file", fail)
-    monkeypatch.setattr("trainmark.workloads.llama3.export.export", save)
+    monkeypatch.setitem(llama3_export.LAYOUTS, "safetensors", save)
     monkeypatch.setattr(
         "trainmark.runner.read_config", lambda folder: workloads.named_run("llama3-demo")
     )
     monkeypatch.setattr("trainmark.runner.find_checkpoint", lambda folder: folder)
+    monkeypatch.setattr("trainmark.checkpoint.shapes", lambda path: {})
     with pytest.raises(InputError, match=r"out cannot be written: .*No space left on device"):
         export(tmp_path, "safetensors", tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from trainmark.config import SYNTHETIC
-from trainmark.corpus.sentences import MODEL_FOLDER
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.kernels.graph import Graphed
@@ -210,6 +208,4 @@ def evaluate(trainer: SentenceTrainer, data: Iterable[SentenceBatch]) -> dict[st
 def save_model(trainer: SentenceTrainer, folder: Path) -> None:
     """The trained weights as a Hugging Face folder, with the tokenizer where it is known."""
     cfg = trainer.cfg
-    beside_data = Path(cfg.data or "") / MODEL_FOLDER
-    places = [Path(cfg.weights or "")] + ([] if cfg.data == SYNTHETIC else [beside_data])
-    weights.save(folder, cfg.model, trainer.weights(), places)
+    weights.save(folder, cfg.model, trainer.weights(), weights.tokenizer_folders(cfg))

@@ -1,7 +1,7 @@
 """Weights in and out, in Hugging Face's layouts (`layouts.py`)."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,11 +9,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainmark.corpus import sst2
+from trainmark.config import SYNTHETIC
+from trainmark.corpus import sentences, sst2
 from trainmark.errors import InputError
 from trainmark.files import write_atomically, write_tensors
 from trainmark.workloads.distilbert import layouts
-from trainmark.workloads.distilbert.runs import Model
+from trainmark.workloads.distilbert.runs import DistilbertRun, Model
 
 
 def load(folder: str, model: Model, parameters: Mapping[str, Tensor]) -> None:
@@ -79,10 +80,14 @@ def save(
         tokenizer: folders to look for tokenizer files in; the first that has any is taken.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in _renamed(model, parameters)}
     temporary = folder / ".model.safetensors.writing"
-    write_tensors(temporary, tensors)
+    write_tensors(temporary, renamed(model, parameters))
     temporary.replace(folder / "model.safetensors")
+    save_description(folder, model, tokenizer)
+
+
+def save_description(folder: Path, model: Model, tokenizer: list[Path]) -> None:
+    """All but the weights."""
     config = json.dumps(layouts.config_json(model), indent=2) + "\n"
     write_atomically(folder / "config.json", config)
     for source in tokenizer:
@@ -91,14 +96,23 @@ def save(
             break
 
 
-def _renamed(model: Model, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def tokenizer_folders(cfg: DistilbertRun) -> list[Path]:
+    """Where a run's tokenizer may lie: with the weights that it began from, or with its data."""
+    beside_data = [] if cfg.data == SYNTHETIC else [Path(cfg.data or "") / sentences.MODEL_FOLDER]
+    return [Path(cfg.weights or ""), *beside_data]
+
+
+def renamed(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our parameters by the names, and in the pieces, that `transformers` has for them."""
+    tensors: dict[str, Tensor] = {}
     for ours, theirs in layouts.encoder_names(model):
-        whole = parameters[ours].detach().cpu()
-        for name, part in zip(theirs, whole.chunk(len(theirs)), strict=True):
-            yield f"{model.layout}.{name}", part.clone()
+        pieces = parameters[ours].detach().cpu().chunk(len(theirs))
+        for name, piece in zip(theirs, pieces, strict=True):
+            tensors[f"{model.layout}.{name}"] = piece.clone()
     for ours, (name,) in layouts.head_names(model):
-        yield name, parameters[ours].detach().cpu()
+        tensors[name] = parameters[ours].detach().cpu().contiguous()
     if model.layout == "bert":
         # Type 0 lives in the position embeddings. Type 1 was never trained; sentence pairs that
         # need it must be trained for.
-        yield f"bert.{layouts.TOKEN_TYPES}", torch.zeros(2, model.hidden)
+        tensors[f"bert.{layouts.TOKEN_TYPES}"] = torch.zeros(2, model.hidden)
+    return tensors

@@ -1,13 +1,17 @@
-"""A trained DLRM as a folder that plain PyTorch loads: weights, their description, and a loader."""
+"""A trained DLRM as a folder that other software loads: the model, and a description of it."""
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainmark import checkpoint, feature_spec
+from trainmark.clicklog.progress import bytes_bar
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
 from trainmark.shards import write_shards
@@ -15,26 +19,103 @@ from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 PREFIX = "model."
+Load = Callable[[list[str]], dict[str, Tensor]]
+
+ONNX_README = """A DLRM that Trainmark trained, for ONNX runtimes:
+
+    import onnxruntime
+    session = onnxruntime.InferenceSession("model.onnx")
+    (clicks,) = session.run(None, {"numerical": numerical, "categorical": categorical})
+
+Of a large model, model.onnx.data holds the weights; it has to lie beside model.onnx.
+"""
+TORCH_README = """A DLRM that Trainmark trained, as a program that PyTorch loads:
+
+    import torch
+    model = torch.export.load("model.pt2").module()
+    clicks = model(numerical, categorical)
+
+For a GPU, torch.export.passes.move_to_device_pass(torch.export.load("model.pt2"), "cuda").module().
+"""
+INPUTS = """
+numerical    float32 [batch, features]: as in the prepared dataset
+categorical  int64 [batch, tables]: the numbers that its vocabularies give, from 0
+clicks       float32 [batch]: the probability of a click
+
+Any batch will do. config.json has the order of the features, and the rows of the tables.
+"""
+
+# --- the layouts; whatever ranks wrote the checkpoint, tables keep the types they were trained in
 
 
-def export(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
-    """Of a checkpoint, whatever ranks wrote it; tables in the types that they were trained in.
+def export_safetensors(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
+    """Weights, and plain PyTorch that loads them.
 
     Never more than one file's tensors are in memory, or one table, if that is larger.
     """
-    sizes = {
-        name.removeprefix(PREFIX): tensor.nbytes
+    with _reading(checkpoint_path) as (shapes, load):
+        write_shards(folder, {name: tensor.nbytes for name, tensor in shapes.items()}, load)
+    _describe(cfg, folder)
+    shutil.copyfile(standalone.__file__, folder / "model.py")
+
+
+def export_onnx(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
+    """An ONNX model. Never more than one table is in memory, unless the model is small."""
+    from trainmark.onnx_files import write_model
+    from trainmark.workloads.dlrm import onnx_graph
+
+    config = description(cfg)
+    with _reading(checkpoint_path) as (shapes, load):
+        graph = onnx_graph.build(config, shapes)
+        write_model(
+            folder / "model.onnx", graph, onnx_graph.inputs(config), onnx_graph.outputs(), load
+        )
+    _describe(cfg, folder, ONNX_README)
+
+
+def export_torch(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
+    """A `torch.export` program. The whole model is in memory."""
+    with _reading(checkpoint_path) as (shapes, load):
+        model = standalone.Dlrm(description(cfg), load(list(shapes))).eval()
+    numerical = torch.zeros(2, cfg.model.numerical_features)
+    ids = torch.zeros(2, len(cfg.model.table_rows), dtype=torch.int64)
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(model, (numerical, ids), dynamic_shapes=(batch, batch))
+    torch.export.save(program, folder / "model.pt2")
+    _describe(cfg, folder, TORCH_README)
+
+
+LAYOUTS = {"safetensors": export_safetensors, "onnx": export_onnx, "torch": export_torch}
+
+
+# --- what they share
+
+
+@contextmanager
+def _reading(checkpoint_path: Path) -> Iterator[tuple[dict[str, Tensor], Load]]:
+    """The model's tensors by name, on the meta device, and what loads some of them.
+
+    A bar shows how much was loaded.
+    """
+    shapes = {
+        name.removeprefix(PREFIX): tensor
         for name, tensor in checkpoint.shapes(checkpoint_path).items()
         if name.startswith(PREFIX)
     }
+    with bytes_bar("exporting", sum(tensor.nbytes for tensor in shapes.values())) as advance:
 
-    def load(names: list[str]) -> dict[str, Tensor]:
-        tensors = checkpoint.read(checkpoint_path, [PREFIX + name for name in names])
-        return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+        def load(names: list[str]) -> dict[str, Tensor]:
+            tensors = checkpoint.read(checkpoint_path, [PREFIX + name for name in names])
+            advance(sum(tensor.nbytes for tensor in tensors.values()))
+            return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
 
-    write_shards(folder, sizes, load)
+        yield shapes, load
+
+
+def _describe(cfg: DlrmRun, folder: Path, how_to_run: str = "") -> None:
     (folder / "config.json").write_text(json.dumps(description(cfg), indent=2) + "\n")
-    shutil.copyfile(standalone.__file__, folder / "model.py")
+    if how_to_run:
+        (folder / "README.txt").write_text(how_to_run + INPUTS)
 
 
 def description(cfg: DlrmRun) -> dict[str, Any]:
