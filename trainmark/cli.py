@@ -154,6 +154,14 @@ def _evaluate(arguments: list[str], started: float) -> None:
     evaluate(options.folder, data=options.data, device=options.device)
 
 
+def _infer(arguments: list[str], started: float) -> None:
+    """Latency and throughput of a run's newest checkpoint, by batch size."""
+    from trainmark.inference.options import InferOptions
+    from trainmark.report.runs import infer
+
+    infer(parse(InferOptions, arguments, "infer"))
+
+
 def _report(arguments: list[str], started: float) -> None:
     """Tables and a self-contained HTML page for one or more results."""
     from trainmark import report
@@ -256,6 +264,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "prepare": _prepare,
     "train": _train,
     "evaluate": _evaluate,
+    "infer": _infer,
     "report": _report,
     "compare": _compare,
     "export": _export,

@@ -21,6 +21,18 @@ def throughput(samples: int, seconds: float) -> float | None:
     return samples / seconds if samples > 0 and seconds > 0 else None
 
 
+def latency_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, median and tail of how long requests took.
+
+    A percentile that falls between two requests lies linearly between them, as in published ones.
+    """
+    import numpy as np
+
+    median, p90, p95, p99 = np.percentile(seconds, [50, 90, 95, 99]) * 1e3
+    found = {"mean": np.mean(seconds) * 1e3, "median": median, "p90": p90, "p95": p95, "p99": p99}
+    return {f"{name}_ms": float(value) for name, value in found.items()}
+
+
 def mfu(flops: float, seconds: float, devices: int, peak_flops: float) -> float:
     """Model FLOPs utilisation: the arithmetic the model needs, over what the devices could do."""
     return flops / (seconds * devices * peak_flops)

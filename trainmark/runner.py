@@ -22,6 +22,7 @@ from trainmark.config import (
     LAYOUT,
     OBSERVATION,
     AnyRun,
+    Precision,
     Run,
     TrainOptions,
     differences,
@@ -78,10 +79,8 @@ def train(cfg: Run, options: TrainOptions, started: float) -> list[tuple[Result,
 def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, started: float) -> Result:
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
-    set_matmul_precision(cfg.precision)
+    _settle(cfg, mesh)
     _forget_peaks(mesh)
-    if mesh.device.type == "cpu":
-        keep_freed_memory()
     weights = find_checkpoint(options.weights_from) if options.weights_from else None
     if mesh.is_main:
         if options.reference:  # a bad one is found now, not after the last step
@@ -161,6 +160,13 @@ def _this_cluster(mesh: Mesh) -> Cluster:
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(mesh.world_size)))
     key = hardware.identify(mesh.device).key
     return Cluster(key, mesh.world_size // per_node, per_node)
+
+
+def _settle(cfg: Run, mesh: Mesh) -> None:
+    """What holds for the whole process."""
+    set_matmul_precision(cfg.precision)
+    if mesh.device.type == "cpu":
+        keep_freed_memory()
 
 
 def _forget_peaks(mesh: Mesh) -> None:
@@ -305,6 +311,7 @@ def loaded(
     *,
     device: str = "auto",
     data: str | None = None,
+    precision: Precision | None = None,
     check: Callable[[Any, Workload], None] = lambda cfg, workload: None,
 ) -> Iterator[Loaded]:
     """Load a run's weights, whatever devices they were trained on.
@@ -313,10 +320,18 @@ def loaded(
         folder: the run's output folder.
         device: auto, cpu or cuda.
         data: another dataset than the run's own.
+        precision: another than the run's own.
         check: refuses the resolved configuration before anything is read or allocated.
     """
     cfg = read_config(folder)
-    cfg = dataclasses.replace(cfg, device=device, data=data or cfg.data, accumulate=None)
+    trained_on = cfg.device
+    cfg = dataclasses.replace(
+        cfg,
+        device=device,
+        data=data or cfg.data,
+        precision=precision or cfg.precision,
+        accumulate=None,
+    )
     if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
         cfg = dataclasses.replace(cfg, parallel=None)
     if hasattr(cfg, "sharding"):  # likewise
@@ -324,11 +339,14 @@ def loaded(
     with _joined(cfg) as mesh:
         if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # nor their share of the batch
             cfg = dataclasses.replace(cfg, micro_batch=None)
+        if mesh.device.type != trained_on:  # nor whether compiling pays there
+            cfg = dataclasses.replace(cfg, compile=None)
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)
         check(cfg, workload)
         path = find_checkpoint(folder)
         _check_memory(cfg, workload, mesh)
+        _settle(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
         state = checkpoint.load(
             path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}

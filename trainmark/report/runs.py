@@ -13,6 +13,7 @@ from trainmark import workloads
 from trainmark.config import SYNTHETIC, Run, TrainOptions, resolve, to_plain
 from trainmark.errors import InputError
 from trainmark.hardware import Cluster
+from trainmark.inference.options import InferOptions
 
 GIB = 2**30
 
@@ -167,3 +168,17 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> None:
             f"best possible auc {evaluation['best_auc']:.6f}, target {evaluation['target']:.6f}"
         )
     runner.write_evaluation(evaluation, folder)  # last: what is printed cannot get lost
+
+
+def infer(options: InferOptions) -> None:
+    """Time a run's newest checkpoint, print the table, and keep it in the run's folder."""
+    from trainmark.inference import latency
+    from trainmark.report.tables import grid_table, inference_grid
+
+    found = latency.measure(options, say=Console(stderr=True).print)
+    console = Console()
+    console.print(found.checkpoint, markup=False, highlight=False, soft_wrap=True)
+    title = f"{found.case}, {found.precision}, {options.steps:,} requests of each size"
+    console.print(grid_table(inference_grid(found.rows), title))
+    path = found.write(options.folder)  # last: what is printed cannot get lost
+    console.print(str(path), markup=False, highlight=False, soft_wrap=True)

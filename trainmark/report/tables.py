@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 
+from trainmark.inference.figures import Row as InferenceRow
 from trainmark.report.numbers import GIB
 from trainmark.report.published import Row
 from trainmark.result import Mfu, Result
@@ -50,6 +51,11 @@ def published_grid(rows: Sequence[Row]) -> Grid:
     # The case names the hardware already, unless two machines of the same case differ.
     distinct = len({(row.case, row.hardware) for row in rows}) > len({row.case for row in rows})
     return _grid(_PUBLISHED_COLUMNS if distinct else _PUBLISHED_COLUMNS[1:], rows)
+
+
+def inference_grid(rows: Sequence[InferenceRow]) -> Grid:
+    """Latency and throughput, one row a batch size."""
+    return _grid(_INFERENCE_COLUMNS, rows)
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,11 @@ def seconds(value: float | None) -> str:
 
 def throughput(value: float | None) -> str:
     return _number(value, whole_from=10_000)
+
+
+def milliseconds(value: float) -> str:
+    """A microsecond is worth telling below 10 ms."""
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def _number(value: float | None, whole_from: float) -> str:
@@ -221,6 +232,16 @@ _RESULT_COLUMNS = (
     ),
     _Column("mem", lambda r: memory(r.memory.peak_bytes / GIB, r.memory.total_bytes / GIB)),
     _Column("MFU", lambda r: mfu_cell(r.mfu), optional=True),
+)
+
+_INFERENCE_COLUMNS = (
+    _Column("batch", lambda r: f"{r.batch:,}"),
+    _Column("mean ms", lambda r: milliseconds(r.mean_ms)),
+    _Column("median ms", lambda r: milliseconds(r.median_ms)),
+    _Column("p90 ms", lambda r: milliseconds(r.p90_ms)),
+    _Column("p95 ms", lambda r: milliseconds(r.p95_ms)),
+    _Column("p99 ms", lambda r: milliseconds(r.p99_ms)),
+    _Column("samples/s", lambda r: throughput(r.samples_per_s)),
 )
 
 _PUBLISHED_COLUMNS = (

@@ -12,6 +12,7 @@ from trainmark.schedule import Schedule
 from trainmark.workloads.distilbert import opinions
 
 METRIC, BETTER = "accuracy", "higher"
+INFERENCE_BATCHES = (1, 8, 64)
 SCRATCH = "scratch"
 BUDGET_MULTIPLE = 128  # token counts that matrix units like
 

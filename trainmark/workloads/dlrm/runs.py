@@ -13,6 +13,7 @@ from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.schedule import Schedule
 
 METRIC, BETTER = "auc", "higher"
+INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 # Fields that a closed run may change: what a vendor may tune while the result stays comparable.

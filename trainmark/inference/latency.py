@@ -1,0 +1,174 @@
+"""`trainmark infer`: how long a trained model takes to score batches of several sizes.
+
+A request is a batch in host memory. It is answered when its scores lie in host memory too, and then
+the next one begins: no two of them ever overlap. All data is read before the first.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+
+from trainmark import hardware, metrics, runner, workloads
+from trainmark.config import filled
+from trainmark.distributed.mesh import launched_ranks
+from trainmark.environment import environment
+from trainmark.errors import InputError
+from trainmark.hardware import Cluster
+from trainmark.inference.figures import Inference, Row
+from trainmark.inference.options import InferOptions
+from trainmark.runner import Loaded
+from trainmark.workloads import Workload
+
+DROPPED = 10  # requests of each size, as published: they pay for compilation and cold caches
+MOST_SAMPLES = 2**20  # in memory, of each size; requests that need more come again
+WORTH_TELLING_S = 10.0
+
+
+def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
+    """Time the newest checkpoint of a run; `say` is told what takes long."""
+    sizes = None if options.batches is None else parse_batches(options.batches)
+    if options.steps < 1:
+        raise InputError(f"--steps must be at least 1. Received: {options.steps}.")
+    if launched_ranks() > 1:
+        raise InputError("infer measures one device: start it once, without torchrun.")
+    began = datetime.now(UTC)
+    requests: dict[int, list[Any]] = {}
+
+    def check(cfg: Any, workload: Workload) -> None:
+        _check_predicts(cfg, workload)
+        requests.update(_requests(cfg, workload, sizes, DROPPED + options.steps))
+
+    with runner.loaded(
+        options.folder,
+        device=options.device,
+        data=options.data,
+        precision=options.precision,
+        check=check,
+    ) as model:
+        predict = filled(model.workload.build_predictor)(model.trainer)
+        rows = [
+            _measure(predict, size, batches, options.steps, say)
+            for size, batches in requests.items()
+        ]
+        return _inference(model, rows, began)
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """`1,64,4096` as numbers."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word[:18]) for word in words):
+        raise InputError(
+            "--batches must be sizes of at least 1 with commas between them, such as 1,64,4096. "
+            f"Received: {text!r}."
+        )
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _check_predicts(cfg: Any, workload: Workload) -> None:
+    if workload.build_predictor is None:
+        raise InputError(
+            f"{cfg.name} has no latency to measure: a language model is asked to generate text, "
+            "which this version does not do. Export it for software that does (trainmark export)."
+        )
+
+
+# --- requests
+
+
+def _requests(
+    cfg: Any, workload: Workload, sizes: tuple[int, ...] | None, count: int
+) -> dict[int, list[Any]]:
+    """Different full batches of each size: `count` of them, or as many as there are."""
+    wanted = sizes or workloads.runs_module(cfg.workload).INFERENCE_BATCHES
+    found = {size: _full_batches(cfg, workload, size, count) for size in wanted}
+    for size, batches in found.items():
+        if not batches and sizes:
+            raise InputError(
+                f"--batches {size}: the {_split(cfg, workload)} split of {cfg.data} has fewer "
+                "samples. Give smaller ones, or more --data."
+            )
+    return {size: batches for size, batches in found.items() if batches}
+
+
+def _full_batches(cfg: Any, workload: Workload, size: int, count: int) -> list[Any]:
+    data = workload.build_data(
+        dataclasses.replace(cfg, eval_batch=size), _split(cfg, workload), dp_rank=0, dp_size=1
+    )
+    most = max(1, min(count, MOST_SAMPLES // size))
+    return [batch for batch in islice(data, most) if batch.samples == size]
+
+
+def _split(cfg: Any, workload: Workload) -> str:
+    return workload.held_out_splits(cfg)[0]
+
+
+# --- time
+
+
+def _measure(
+    predict: Callable[[Any], Any],
+    size: int,
+    batches: list[Any],
+    steps: int,
+    say: Callable[[str], None],
+) -> Row:
+    requests = cycle(batches)
+    try:
+        _, second_s = seconds_of(predict, islice(requests, 2))
+        expected_s = second_s * (DROPPED - 2 + steps)
+        if expected_s > WORTH_TELLING_S:
+            say(f"batch {size:,}: {steps:,} requests take about {expected_s:,.0f} s")
+        seconds_of(predict, islice(requests, DROPPED - 2))
+        timed = list(islice(requests, steps))
+        return row(size, seconds_of(predict, timed), sum(batch.samples for batch in timed))
+    except torch.OutOfMemoryError as error:
+        sentence = str(error).splitlines()[0]
+        raise InputError(f"Out of memory at batch {size:,} ({sentence}).") from None
+
+
+def seconds_of(predict: Callable[[Any], Any], requests: Iterable[Any]) -> list[float]:
+    """How long each request took."""
+    seconds = []
+    for request in requests:
+        began = time.perf_counter()
+        predict(request)  # its scores are in host memory: the device is done
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def row(size: int, seconds: list[float], samples: int) -> Row:
+    """The figures of requests of one size."""
+    return Row(
+        batch=size,
+        requests=len(seconds),
+        samples=samples,
+        samples_per_s=filled(metrics.throughput(samples, sum(seconds))),
+        **metrics.latency_ms(seconds),
+    )
+
+
+def _inference(model: Loaded, rows: list[Row], began: datetime) -> Inference:
+    cfg, device = model.cfg, model.mesh.device
+    machine, software = environment(device)
+    return Inference(
+        run=cfg.name,
+        workload=cfg.workload,
+        checkpoint=str(model.path),
+        step=model.step,
+        samples=model.samples,
+        data=cfg.data,
+        split=_split(cfg, model.workload),
+        case=str(Cluster(hardware.identify(device).key, 1, 1)),
+        precision=cfg.precision,
+        threads=torch.get_num_threads(),
+        dropped=DROPPED,
+        rows=rows,
+        hardware=machine,
+        software=software,
+        started=began.isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,28 @@
+"""The flags of `trainmark infer`. No torch here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from trainmark.config import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferOptions:
+    """Time the predictions of the newest checkpoint in a run's folder, batch size by batch size."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Output folder of a run."""
+    batches: str | None = None
+    """Samples of a request, several sizes with commas between them; default 1,64,4096 for DLRM and
+    1,8,64 for DistilBERT, of which those are left out that the data has too few samples for."""
+    steps: int = 200
+    """Requests of each size to time, after 10 that are not."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to predict."""
+    data: str | None = None
+    """Another dataset whose held-out samples to predict; default: the run's own."""
+    precision: Precision | None = None
+    """Another precision of the dense computation; default: the run's own."""
