@@ -16,7 +16,7 @@ from trainmark.files import write_atomically
 from trainmark.result import Evaluation, MlLog, PerfLog, Result, finished_event
 
 LOSS_FILE = "loss.csv"
-_HEADER = ("step", "samples", "loss")
+HEADER = ["step", "samples", "loss"]
 
 
 class RunLog:
@@ -124,7 +124,7 @@ class RunLog:
         # Whole lines only: the last one may have been cut by whatever ended the run.
         lines = re.findall(r"^(\d+),(\d+,\S+)\n", text, re.MULTILINE)
         kept = [f"{at},{rest}" for at, rest in lines if int(at) <= step]
-        write_atomically(path, "\n".join([",".join(_HEADER), *kept]) + "\n")
+        write_atomically(path, "\n".join([",".join(HEADER), *kept]) + "\n")
 
     def _start_progress(self, step: int, total_steps: int) -> tuple[Progress, TaskID]:
         progress = Progress(

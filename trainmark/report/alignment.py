@@ -3,7 +3,6 @@
 The published rule: from step 21 on, the mean relative error of the loss is below 2 %.
 """
 
-import csv
 import dataclasses
 import hashlib
 import json
@@ -19,9 +18,9 @@ from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.metrics import mean_relative_error
 from trainmark.report.charts import Series, line_chart
-from trainmark.report.curves import HEADER, thin
+from trainmark.report.curves import loss_rows, thin
 from trainmark.report.markup import Markup, tag
-from trainmark.runlog import LOSS_FILE
+from trainmark.runlog import HEADER, LOSS_FILE
 from trainmark.validation import parse
 
 SCHEMA = "trainmark.alignment/1"
@@ -125,7 +124,7 @@ def read_curve(path: Path) -> dict[int, float]:
         raise InputError(f"{file} does not exist: expected a loss curve.")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     if lines and lines[0].strip() == ",".join(HEADER):
-        curve = dict(_from_csv(file, lines))
+        curve = {step: loss for step, _, loss in loss_rows(lines[1:], file)}
     elif any(line.lstrip().startswith(":::MLLOG") for line in lines):
         curve = dict(_from_mllog(lines))
     else:
@@ -137,17 +136,6 @@ def read_curve(path: Path) -> dict[int, float]:
             "lm loss: ...') or an MLPerf log (':::MLLOG' with train_loss)."
         )
     return curve
-
-
-def _from_csv(file: Path, lines: list[str]) -> Iterator[tuple[int, float]]:
-    for number, row in enumerate(csv.reader(lines[1:]), start=2):
-        try:
-            step, _, loss = row
-            yield int(step), float(loss)
-        except ValueError:
-            raise InputError(
-                f"{file}, line {number}: expected step,samples,loss, received {row}."
-            ) from None
 
 
 def _from_mllog(lines: list[str]) -> Iterator[tuple[int, float]]:

@@ -2,16 +2,16 @@
 
 import csv
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from trainmark.errors import InputError
+from trainmark.runlog import HEADER
 
 MAX_BUCKETS = 200
 """Points drawn of one curve: enough for its shape, few enough to average the noise."""
-
-HEADER = ["step", "samples", "loss"]
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,24 @@ def read_loss(path: Path) -> Curve:
     if not path.is_file():
         return Curve([], 0)
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.reader(file)
-        if next(rows, None) != HEADER:
+        if next(file, "").strip() != ",".join(HEADER):
             raise InputError(f"{path}: expected the header {','.join(HEADER)}.")
-        points = [_parse(row, path, number) for number, row in enumerate(rows, start=2) if row]
-    return thin(points)
+        return thin([(samples, loss) for _, samples, loss in loss_rows(file, path)])
 
 
-def _parse(row: list[str], path: Path, line: int) -> tuple[float, float]:
-    try:
-        _, samples, loss = row
-        return float(samples), float(loss)
-    except ValueError:
-        raise InputError(
-            f"{path}, line {line}: expected three numbers, received {','.join(row)!r:.60}."
-        ) from None
+def loss_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, int, float]]:
+    """(step, samples, loss) of the lines after the header of `path`, a loss.csv."""
+    for number, row in enumerate(csv.reader(lines), start=2):
+        if not row:
+            continue
+        try:
+            step, samples, loss = row
+            yield int(step), int(samples), float(loss)
+        except ValueError:
+            raise InputError(
+                f"{path}, line {number}: expected {','.join(HEADER)}; "
+                f"received {','.join(row)!r:.60}."
+            ) from None
 
 
 def thin(points: list[tuple[float, float]], buckets: int = MAX_BUCKETS) -> Curve:
