@@ -33,6 +33,9 @@ class ListSource:
     def settings(self) -> dict[str, Any]:
         return {"rows": len(self.rows)}
 
+    def inputs(self) -> None:
+        return None
+
     def sizes(self) -> list[int]:
         return [len(self.rows)]
 

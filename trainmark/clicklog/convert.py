@@ -44,26 +44,34 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[Use]) -> Converted:
     for column, use in zip(columns, uses, strict=True):
         if use.role == "label":
             labels, bad = _label(column, use)
-            unlabelled, expected = bad, "a number" if use.comparison else "0 or 1"
+            unlabelled = bad
         elif use.role == "numerical":
             numbers, bad = _number(column, use)
             numerical.append(numbers)
-            expected = "a finite number" if use.reading == "log" else "a number within float16"
         elif use.role == "timestamp":
             features, bad = _time(column, use)
             categorical += features
-            expected = f"a time ({use.reading or 'iso'})"
         else:
             values, bad = _category(column, use)
             categorical.append(values)
-            expected = f"{use.reading} or nothing"
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
             received = "missing" if found is None else f"{found!r:.60}"
-            problems.setdefault(row, f"{use.column} is {received}, expected {expected}")
+            problems.setdefault(row, f"{use.column} is {received}, expected {expected(use)}")
     rows = len(columns[0])
     matrix = np.stack(numerical, axis=1) if numerical else np.empty((rows, 0), np.float16)
     return Converted(labels, matrix, categorical, problems, unlabelled)
+
+
+def expected(use: Use) -> str:
+    """What may stand in a column, in words."""
+    if use.role == "label":
+        return "a number" if use.comparison else "0 or 1"
+    if use.role == "numerical":
+        return "a finite number" if use.reading == "log" else "a number within float16"
+    if use.role == "timestamp":
+        return f"a time ({use.reading or 'iso'})"
+    return f"{use.reading} or nothing"
 
 
 def resolve(uses: Sequence[Use], types: Sequence[pa.DataType]) -> list[Use]:
@@ -127,7 +135,7 @@ def _casts(value: pa.Scalar, kind: pa.DataType) -> bool:
     return True
 
 
-def _nulls(column: pa.Array) -> Mask:
+def nulls(column: pa.Array) -> Mask:
     return pc.is_null(column).to_numpy(zero_copy_only=False)
 
 
@@ -170,10 +178,10 @@ def _category(column: pa.Array, use: Use) -> tuple[Any, Mask]:
     if use.reading == "string":
         return _cast(column, pa.string())
     if use.reading == "hex":
-        return _hexadecimal(column)
+        return hexadecimal(column)
     kinds = {"int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64()}
     numbers, bad = _cast(column, kinds[str(use.reading)])
-    missing = _nulls(numbers)
+    missing = nulls(numbers)
     array = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
     if use.reading == "float64":
         missing = missing | np.isnan(array)
@@ -181,9 +189,9 @@ def _category(column: pa.Array, use: Use) -> tuple[Any, Mask]:
     return Values(array, missing if missing.any() else None), bad
 
 
-def _hexadecimal(column: pa.Array) -> tuple[Values, Mask]:
+def hexadecimal(column: pa.Array) -> tuple[Values, Mask]:
     """Numbers of up to 8 digits, in either case."""
-    missing = _nulls(column)
+    missing = nulls(column)
     good = pc.fill_null(pc.match_substring_regex(column, "^[0-9a-fA-F]{1,8}$"), False)
     bad = ~good.to_numpy(zero_copy_only=False) & ~missing
     padded = pc.ascii_lpad(pc.if_else(good, column, "0"), width=8, padding="0")
@@ -204,7 +212,7 @@ def _time(column: pa.Array, use: Use) -> tuple[list[Values], Mask]:
         seconds = np.floor(values / (1000 if use.reading == "unix_ms" else 1)).astype(np.int64)
     else:
         times, bad = _iso(column)
-        missing = _nulls(times) & ~bad
+        missing = nulls(times) & ~bad
         milliseconds = pc.fill_null(times.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()), 0)
         seconds = milliseconds.to_numpy(zero_copy_only=False) // 1000
     absent = missing | bad

@@ -77,6 +77,9 @@ class CriteoSource:
             "recipe": self.recipe.name,
         }
 
+    def inputs(self) -> dict[str, Any] | None:
+        return None
+
     def sizes(self) -> list[int]:
         return [path.stat().st_size for path in self.files]
 
@@ -239,11 +242,11 @@ class Slow:
             row.problem = row.problem or f"label {_show(fields[0])}, expected 0 or 1"
         for name, text in zip(FIELDS[1:], fields[1:], strict=True):
             if name.startswith("integer"):
-                number = _integer(text)
+                number = integer(text)
                 expected = "a whole number of at most 64 bits or nothing"
                 row.numerical.append(self._bits(number))
             else:
-                number = _hexadecimal(text)
+                number = hexadecimal(text)
                 expected = "up to 8 hexadecimal digits or nothing"
                 row.categorical.append(number)
             if number is None and text:
@@ -256,13 +259,13 @@ class Slow:
         return int(self.source._transformed(np.array([number]))[0])
 
 
-def _integer(text: bytes) -> int | None:
+def integer(text: bytes) -> int | None:
     if not re.fullmatch(rb"-?0*[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
         return None
     return int(text)
 
 
-def _hexadecimal(text: bytes) -> int | None:
+def hexadecimal(text: bytes) -> int | None:
     return int(text, 16) if re.fullmatch(rb"[0-9a-fA-F]{1,8}", text) else None
 
 

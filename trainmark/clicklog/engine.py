@@ -28,7 +28,7 @@ from trainmark.clicklog.limits import Limits
 from trainmark.clicklog.source import BadRows, Source
 from trainmark.clicklog.splits import Split, SplitRule
 from trainmark.clicklog.store import Store
-from trainmark.clicklog.vocabulary import Rules, Vocabulary
+from trainmark.clicklog.vocabulary import Rules, SpecialIds, Vocabulary
 from trainmark.clicklog.work import Work
 from trainmark.errors import InputError
 
@@ -255,13 +255,8 @@ class Engine:
                 shutil.copyfile(self.job.vocabulary / path.name, path)
                 sizes = vocabulary.read_sizes(path)
             cardinality = rules.cardinality(sizes.kept)
-            field = CategoricalField(
-                reader,
-                Vocabulary(path, reader, memory // 2),
-                cardinality,
-                rare_id=rules.rare_id,
-                missing_is_zero=rules.recipe.missing_is_zero,
-            )
+            known = Vocabulary(path, reader, memory // 2)
+            field = CategoricalField(reader, known, cardinality, SpecialIds.of(known, rules))
             files = write(field, f"cat_{column}")
             check = checksum.Checksum()
             check.update(path.read_bytes())
@@ -305,7 +300,8 @@ class Engine:
         cardinalities = [fact["cardinality"] for fact in facts]
         split_binary.write_specs(dataset, cardinalities, store.schema.num_numerical, job.metadata)
         folder.write_json(
-            dataset / VOCABULARY / "vocabulary.json", summary.vocabulary_facts(job.rules, names)
+            dataset / VOCABULARY / "vocabulary.json",
+            summary.vocabulary_facts(job.rules, names, job.source.inputs()),
         )
         manifest = summary.manifest(
             settings=job.settings,

@@ -10,9 +10,8 @@ from trainmark.clicklog.arrange import Part
 from trainmark.clicklog.column_reader import ColumnReader
 from trainmark.clicklog.primitives import Array, Lookup, Scratch
 from trainmark.clicklog.store import Store
-from trainmark.clicklog.vocabulary import Vocabulary
+from trainmark.clicklog.vocabulary import UNKNOWN, SpecialIds, Vocabulary
 
-_UNKNOWN = -1
 _scratch = Scratch()
 
 
@@ -65,8 +64,7 @@ class CategoricalField:
         reader: its numbers.
         vocabulary: ids of the numbers.
         cardinality: decides the type of the file.
-        rare_id: id of a value that the vocabulary does not know.
-        missing_is_zero: whether a missing value has the id of the number 0, not the rare one.
+        special: ids of what it does not know.
     """
 
     row_bytes = 12
@@ -76,21 +74,16 @@ class CategoricalField:
         reader: ColumnReader,
         vocabulary: Vocabulary,
         cardinality: int,
-        *,
-        rare_id: int,
-        missing_is_zero: bool,
+        special: SpecialIds,
     ) -> None:
         self.dtype = np.dtype(feature_spec.dtype_for(cardinality)).newbyteorder("<")
         self._reader, self._vocabulary = reader, vocabulary
-        self._rare_id = rare_id
-        zero_id = vocabulary.zero_id()
-        self._zero_id = _UNKNOWN if zero_id is None else zero_id
-        self._missing_id = self._zero_id if missing_is_zero else rare_id
+        self._special = special
         self.rare = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
         ids = _scratch.array("ids", sum(part.rows for part in parts), self.dtype)
-        ids.fill(_UNKNOWN)
+        ids.fill(UNKNOWN)
         for number, lookup in enumerate(self._vocabulary.lookups()):
             end = 0
             for part in parts:
@@ -99,9 +92,9 @@ class CategoricalField:
         end = 0
         for part in parts:
             start, end = end, end + part.rows
-            if self._zero_id != self._missing_id:
+            if self._special.zero != self._special.missing:
                 zeros = self._reader.zeros(part.record, part.start, part.stop)
-                ids[start:end][zeros] = self._zero_id
+                ids[start:end][zeros] = self._special.zero
         return ids
 
     def _fill(self, ids: Array, part: Part, lookup: Lookup, first: bool) -> None:
@@ -110,25 +103,25 @@ class CategoricalField:
         if not record.columns[reader.column].distinct:
             numbers = reader.numbers(record, part.start, part.stop)
             lookup(numbers, ids)
-            ids[numbers == 0] = self._missing_id
+            ids[numbers == 0] = self._special.missing
             return
         numbers, _ = reader.dictionary(record)
-        id_of_code = np.full(len(numbers), _UNKNOWN, np.int32)
+        id_of_code = np.full(len(numbers), UNKNOWN, np.int32)
         lookup(numbers, id_of_code)
-        id_of_code[numbers == 0] = self._missing_id
+        id_of_code[numbers == 0] = self._special.missing
         codes = reader.codes(record, part.start, part.stop)
         if first:
             primitives.take(id_of_code, codes, ids)
         else:
             known = id_of_code[codes]
-            np.copyto(ids, known, where=known != _UNKNOWN)
+            np.copyto(ids, known, where=known != UNKNOWN)
 
     def finish(self, rows: Array) -> Array:
-        unknown = rows == _UNKNOWN
+        unknown = rows == UNKNOWN
         count = int(np.count_nonzero(unknown))
         if count:
             self.rare += count
-            rows[unknown] = self._rare_id
+            rows[unknown] = self._special.rare
         return rows
 
 

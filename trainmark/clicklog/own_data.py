@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trainmark.clicklog import description, text_files
 from trainmark.clicklog.convert import Converted, convert, resolve
+from trainmark.clicklog.description import Use
 from trainmark.clicklog.rows import BadRow, Block, Values
 from trainmark.clicklog.source import BadRows, Piece, Position
 from trainmark.errors import InputError
@@ -63,6 +64,9 @@ class CsvSource:
             "delimiter": self._delimiter,
             "header": self._header,
         }
+
+    def inputs(self) -> Mapping[str, Any]:
+        return _inputs(self.uses, empty_is_missing=True)
 
     def sizes(self) -> list[int]:
         return [path.stat().st_size for path in self.files]
@@ -211,6 +215,9 @@ class ParquetSource:
             "columns": self._columns,
         }
 
+    def inputs(self) -> Mapping[str, Any]:
+        return _inputs(self.uses, empty_is_missing=False)
+
     def sizes(self) -> list[int]:
         return [path.stat().st_size for path in self.files]
 
@@ -260,6 +267,15 @@ class ParquetSource:
         converted = convert([piece.raw.column(use.column) for use in self.uses], self.uses)
         lines = np.arange(piece.raw.num_rows) + piece.start.line
         return _block(converted, path, lines, [], self.bad_rows)
+
+
+def _inputs(uses: Sequence[Use], *, empty_is_missing: bool) -> dict[str, Any]:
+    columns = [
+        {"column": use.column, "role": use.role, "reading": use.reading}
+        for use in uses
+        if use.role != "label"
+    ]
+    return {"empty_is_missing": empty_is_missing, "columns": columns}
 
 
 def _open_parquet(path: Path) -> Any:

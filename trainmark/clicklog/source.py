@@ -48,6 +48,9 @@ class Source(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """What decides the bytes of the result, for prepare.json: recognised on the next run."""
 
+    def inputs(self) -> Mapping[str, Any] | None:
+        """How its columns are read, for vocabulary.json; None where the format says it."""
+
     def sizes(self) -> list[int]:
         """Bytes of each file, for progress."""
 

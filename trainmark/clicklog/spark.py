@@ -195,7 +195,7 @@ class _Run:
                         writer.write(table["value"].cast(pa.uint32()), table["id"], table["count"])
             folder.write_json(
                 here / VOCABULARY / "vocabulary.json",
-                summary.vocabulary_facts(self.job.rules, NAMES),
+                summary.vocabulary_facts(self.job.rules, NAMES, self.source.inputs()),
             )
             split_binary.write_specs(here, engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
             manifest = summary.manifest(

@@ -112,7 +112,7 @@ def write(
             zeros = np.empty(0, np.int64)
             dictionaries[path.name] = strings.write_dictionary(path, dictionary)
         else:
-            numbers, zeros = _numbers(column, values)
+            numbers, zeros = split_zeros(column, values)
         if len(zeros) and place_of is None:
             place_of = np.empty(len(order), np.uint32)
             place_of[order] = np.arange(len(order), dtype=np.uint32)
@@ -149,7 +149,7 @@ def intact(folder: Path, data: dict[str, Any]) -> bool:
     return all(checksum.matches(folder / name, check) for name, check in files.items())
 
 
-def _numbers(column: Column, values: Values) -> tuple[Array, Array]:
+def split_zeros(column: Column, values: Values) -> tuple[Array, Array]:
     """Numbers with 0 for missing rows, and the rows that really hold 0."""
     numbers = encode(column.kind, values.numbers)
     zeros = values.zeros

@@ -51,8 +51,14 @@ def manifest(
     }
 
 
-def vocabulary_facts(rules: Sequence[Rules], names: Sequence[str]) -> dict[str, Any]:
-    """What one must know besides the files to encode new data in the same way."""
+def vocabulary_facts(
+    rules: Sequence[Rules], names: Sequence[str], inputs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What one must know besides the files to encode new data in the same way.
+
+    Args:
+        inputs: how the columns were read, where the format does not say it.
+    """
     return {
         "schema": "trainmark.vocabulary/1",
         "recipe": rules[0].recipe.name if rules else None,
@@ -60,6 +66,7 @@ def vocabulary_facts(rules: Sequence[Rules], names: Sequence[str]) -> dict[str, 
             name: {"threshold": rule.threshold, "max_rows": rule.max_rows, "rare_id": rule.rare_id}
             for name, rule in zip(names, rules, strict=True)
         },
+        **({} if inputs is None else {"inputs": inputs}),
     }
 
 

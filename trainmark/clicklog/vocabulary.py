@@ -7,7 +7,7 @@ of a column is among the values if it is one; the missing value is not.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from trainmark.clicklog.column_reader import ColumnReader, arrow_array, numpy_ar
 from trainmark.clicklog.counting import Counts
 from trainmark.clicklog.primitives import NO_KEYS, Array, Lookup
 from trainmark.clicklog.recipes import Recipe
+from trainmark.clicklog.rows import Kind
 from trainmark.errors import InputError
 
 BYTES_PER_ENTRY = {4: 40, 8: 72}
@@ -244,6 +245,15 @@ class Writer:
             self._waiting = [waiting.slice(rows)]
 
 
+class Numbering(Protocol):
+    """How the values of a column become the store's numbers, which rise as they do."""
+
+    kind: Kind
+    dtype: Any
+
+    def from_arrow(self, values: Any) -> Array: ...
+
+
 class Vocabulary:
     """A vocabulary on disk, for mapping values to ids.
 
@@ -253,7 +263,7 @@ class Vocabulary:
         memory: bytes that lookup tables may take.
     """
 
-    def __init__(self, path: Path, reader: ColumnReader, memory: int) -> None:
+    def __init__(self, path: Path, reader: Numbering, memory: int) -> None:
         self._path, self._reader = path, reader
         self._limit = max(memory // (6 * reader.dtype.itemsize), 16)
         self._only: Lookup | None = None
@@ -297,6 +307,28 @@ class Vocabulary:
 
     def _numbers(self, values: Any) -> Array:
         return self._reader.from_arrow(values)
+
+
+UNKNOWN = -1
+"""No id."""
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """The ids of what is not looked up."""
+
+    rare: int
+    """Of a value that the vocabulary does not know."""
+    zero: int
+    """Of the number 0; `UNKNOWN` where it is no known value."""
+    missing: int
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, rules: Rules) -> "SpecialIds":
+        found = vocabulary.zero_id()
+        zero = UNKNOWN if found is None else found
+        missing = zero if rules.recipe.missing_is_zero else rules.rare_id
+        return cls(rules.rare_id, zero, missing)
 
 
 def read_sizes(path: Path) -> Sizes:

@@ -1,0 +1,287 @@
+"""Raw values of a request are encoded as preparation encodes those of a file."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tests.small import write_dataset
+from tests.unit.criteo_oracle import random_lines, write_day
+from tests.unit.test_prepare_npy import read
+from tests.unit.test_prepare_own_data import COLUMNS, random_rows, write_csv, write_parquet
+from trainmark.clicklog import criteo, csv_data, parquet_data, primitives
+from trainmark.clicklog.raw_values import RawValues, open_dataset
+from trainmark.errors import InputError
+
+HELD_OUT = ("test", "validation")  # in the order of the input
+
+
+def opened(data: Path) -> RawValues:
+    values = open_dataset(data)
+    assert values is not None
+    return values
+
+
+def assert_as_prepared(data: Path, numerical: list[list[Any]], categorical: list[list[Any]]) -> int:
+    """Encode the last rows of the input; returns how many these were."""
+    splits = [read(data, split) for split in HELD_OUT]
+    numbers = np.concatenate([split["numerical"] for split in splits])
+    ids = np.concatenate([np.stack(split["ids"], axis=1) for split in splits])
+    rows = len(ids)
+    found_numbers, found_ids = opened(data).encode(numerical[-rows:], categorical[-rows:])
+    assert found_numbers.dtype == np.float16
+    np.testing.assert_array_equal(found_numbers, numbers)
+    np.testing.assert_array_equal(found_ids, ids)
+    return rows
+
+
+# --- Criteo
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("recipe", "threshold", "max_rows"),
+    [
+        ("nvidia", "2", None),
+        ("nvidia", "0", "5"),
+        ("torchrec", "2", None),
+        ("torchrec", "3", "4"),
+        ("dlrm", None, None),
+        ("dlrm", None, "6"),
+    ],
+)
+def test_criteo(
+    recipe: Any,
+    threshold: str | None,
+    max_rows: str | None,
+    fast: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if fast:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(primitives, "FAST", fast)
+    lines = random_lines(random.Random(3), 400)
+    for line in lines[::7]:
+        line[14:17] = ["0", "", "00000000"]
+    for day in range(2):
+        write_day(tmp_path / f"day_{day}", lines[day * 200 : day * 200 + 200])
+    data = tmp_path / "data"
+    options = criteo.Options(
+        input=str(tmp_path / "day_*"),
+        output=data,
+        recipe=recipe,
+        frequency_threshold=threshold,
+        max_rows=max_rows,
+        test_half="first",
+        vocabulary_from="train",  # so that some values are not known
+    )
+    criteo.prepare(options)
+    # As text, in which missing fields are empty; and as JSON would rather have it.
+    numerical, categorical = [line[1:14] for line in lines], [line[14:] for line in lines]
+    assert assert_as_prepared(data, numerical, categorical) == 200
+    numerical = [[int(field) if field else None for field in row] for row in numerical]
+    categorical = [[field or None for field in row] for row in categorical]
+    assert assert_as_prepared(data, numerical, categorical) == 200
+
+
+@pytest.fixture(scope="module")
+def criteo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("criteo")
+    write_day(folder / "day_0", random_lines(random.Random(0), 70))
+    criteo.prepare(
+        criteo.Options(input=str(folder / "day_0"), output=folder / "data", frequency_threshold="0")
+    )
+    return folder / "data"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("I3", 1.5, "1.5"),
+        ("I3", "1.5", "'1.5'"),
+        ("I13", 2**63, str(2**63)),
+        ("I1", True, "True"),
+        ("I1", 1e999, "inf"),
+        ("I1", [1], "[1]"),
+        ("C1", "xyz", "'xyz'"),
+        ("C26", "123456789", "'123456789'"),
+        ("C2", 12, "12"),
+        ("C2", {}, "{}"),
+        ("C2", "\ud800", "'\\ud800'"),
+    ],
+)
+def test_criteo_refusals(criteo_data: Path, name: str, value: Any, shown: str) -> None:
+    values = opened(criteo_data)
+    numerical, categorical = (list(part) for part in values.example())
+    bad = dict(zip(values.numerical, numerical, strict=True))
+    bad |= dict(zip(values.categorical, categorical, strict=True))
+    bad[name] = value
+    rows = [numerical, [bad[n] for n in values.numerical]]
+    with pytest.raises(InputError) as error:
+        values.encode(rows, [categorical, [bad[n] for n in values.categorical]])
+    assert str(error.value) == f"Row 1: {name} is {shown}, expected {values.expects[name]}."
+
+
+def test_the_example_is_known(criteo_data: Path) -> None:
+    values = opened(criteo_data)
+    numerical, categorical = values.example()
+    numbers, ids = values.encode([numerical], [categorical])
+    assert (ids == 1).all()  # the most frequent value of each column
+    assert numbers == pytest.approx(np.log(4.0), abs=1e-3)
+
+
+# --- one's own data
+
+
+def columns_of(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[Any]]:
+    return [[row[name] for name in names] for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("threshold", ["0", "9"])
+def test_own_data(kind: str, threshold: str, tmp_path: Path) -> None:
+    rows = random_rows(500)
+    path, data = tmp_path / f"log.{kind}", tmp_path / "data"
+    (write_csv if kind == "csv" else write_parquet)(path, rows)
+    module: Any = csv_data if kind == "csv" else parquet_data
+    options = module.Options(
+        input=str(path), output=data, columns=COLUMNS, frequency_threshold=threshold
+    )
+    module.prepare(options)
+    for row in rows:  # JSON has no times
+        row["seen"] = None if row["seen"] is None else str(row["seen"])
+    values = opened(data)
+    assert values.numerical == ("age", "visits")
+    assert values.categorical == ("user", "city", "score", "tag", "seen")
+    assert values.tables[-2:] == ("seen.hour", "seen.weekday")
+    numerical, categorical = (
+        columns_of(rows, values.numerical),
+        columns_of(rows, values.categorical),
+    )
+    through_json = json.loads(json.dumps([numerical, categorical]))
+    assert assert_as_prepared(data, *through_json) == 71
+    # Numbers may be texts, as they were in the log; all of them, or some.
+    for step in (1, 3):
+        for row in numerical[::step]:
+            row[:] = [None if value is None else str(value) for value in row]
+        for row in categorical[::step]:
+            row[0] = None if row[0] is None else str(row[0])
+        assert_as_prepared(data, numerical, categorical)
+
+
+def test_types_of_parquet(tmp_path: Path) -> None:
+    """Kinds that only Parquet knows; there, an empty text is a value, in CSV a missing one."""
+    count = 140
+    table = {
+        "clicked": pa.array([i % 2 == 0 for i in range(count)]),
+        "age": pa.array([i % 9 for i in range(count)], pa.int8()),
+        "big": pa.array([2**64 - 1 - i % 5 for i in range(count)], pa.uint64()),
+        "new": pa.array([None if i % 7 == 0 else i % 3 == 0 for i in range(count)]),
+        "city": pa.array(["", "Oslo", None, "Rome"] * (count // 4)),
+        "at": pa.array([i * 1_700_000 for i in range(count)], pa.timestamp("ms", tz="UTC")),
+    }
+    pa.parquet.write_table(pa.table(table), tmp_path / "log.parquet")
+    data = tmp_path / "data"
+    columns = "label=clicked numerical=age categorical=big,new,city timestamp=at"
+    parquet_data.prepare(
+        parquet_data.Options(input=str(tmp_path / "log.parquet"), output=data, columns=columns)
+    )
+    lists = {name: column.to_pylist() for name, column in table.items()}
+    lists["at"] = [time.isoformat() for time in lists["at"]]
+    names = opened(data).categorical
+    values = [list(row) for row in zip(*(lists[name] for name in names), strict=True)]
+    assert assert_as_prepared(data, [[age] for age in lists["age"]], values) == 20
+
+    rows = [{name: lists[name][i] for name in ("clicked", "age", "city")} for i in range(count)]
+    write_csv(tmp_path / "log.csv", rows)
+    text = tmp_path / "text"
+    csv_data.prepare(
+        csv_data.Options(
+            input=str(tmp_path / "log.csv"),
+            output=text,
+            columns="label=clicked numerical=age categorical=city",
+        )
+    )
+    numerical, categorical = columns_of(rows, ("age",)), columns_of(rows, ("city",))
+    assert assert_as_prepared(text, numerical, categorical) == 20
+    assert opened(text).encode([[1], [1]], [[""], ["Oslo"]])[1].tolist() == [[0], [1]]
+    assert opened(data).encode([[1]], [[None, None, "", None]])[1].tolist()[0][2] != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parts"),
+    [
+        ("age", "old", ["age is 'old'", "a number within float16"]),
+        ("age", 1e6, ["age is 1000000.0", "float16"]),
+        ("visits", 1e999, ["visits is inf", "a finite number"]),
+        ("user", 1.5, ["user is '1.5'", "int64"]),
+        ("user", 2**64, [f"user is '{2**64}'", "int64"]),
+        ("city", True, ["city is True", "string"]),
+        ("city", 1.5, ["city is 1.5", "string"]),
+        ("city", "\udfff", ["city is '\\udfff'"]),
+        ("tag", 255, ["tag is 255", "hex"]),
+        ("tag", "xyz", ["tag is 'xyz'"]),
+        ("seen", "noon", ["seen is 'noon'", "a time (iso)"]),
+        ("seen", 12, ["seen is 12", "a time (iso)"]),
+        ("score", [0.5], ["score is [0.5]", "float64"]),
+    ],
+)
+def test_own_refusals(name: str, value: Any, parts: list[str], own_data: Path) -> None:
+    values = opened(own_data)
+    numerical, categorical = (list(part) for part in values.example())
+    encoded = values.encode([numerical], [categorical])[1]
+    assert (encoded[:, :4] == 1).all()
+    row = dict(zip(values.numerical, numerical, strict=True))
+    row |= dict(zip(values.categorical, categorical, strict=True)) | {name: value}
+    bad = [row[n] for n in values.numerical], [row[n] for n in values.categorical]
+    with pytest.raises(InputError, match=r"^Row 2: ") as error:
+        values.encode([numerical, numerical, bad[0]], [categorical, categorical, bad[1]])
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    write_csv(folder / "log.csv", random_rows(100))
+    csv_data.prepare(
+        csv_data.Options(input=str(folder / "log.csv"), output=folder / "data", columns=COLUMNS)
+    )
+    return folder / "data"
+
+
+def test_whole_numbers_name_themselves(tmp_path: Path) -> None:
+    """A code that was text in the log may come as a JSON number."""
+    rows = [{"clicked": i % 2, "zip": str(100 + i % 3)} for i in range(30)]
+    write_csv(tmp_path / "log.csv", rows)
+    data = tmp_path / "data"
+    csv_data.prepare(
+        csv_data.Options(
+            input=str(tmp_path / "log.csv"), output=data, columns="label=clicked categorical=zip"
+        )
+    )
+    assert opened(data).encode([[]] * 3, [[102], ["102"], [7]])[1].tolist() == [[3], [3], [0]]
+
+
+# --- other datasets
+
+
+def test_data_without_vocabularies(tmp_path: Path) -> None:
+    assert open_dataset(write_dataset(tmp_path / "data")) is None
+    assert open_dataset(tmp_path / "nothing") is None
+
+
+def test_data_of_an_earlier_version(own_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "vocabulary").mkdir()
+    facts = json.loads((own_data / "vocabulary" / "vocabulary.json").read_text())
+    del facts["inputs"]
+    (tmp_path / "vocabulary" / "vocabulary.json").write_text(json.dumps(facts))
+    (tmp_path / "prepare.json").write_bytes((own_data / "prepare.json").read_bytes())
+    with pytest.raises(InputError, match="Prepare it again, or use --values prepared"):
+        open_dataset(tmp_path)

@@ -1,0 +1,92 @@
+"""The ids of a column's values, from its vocabulary: for rows that come one request at a time."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainmark.clicklog import store
+from trainmark.clicklog.column_reader import numpy_array
+from trainmark.clicklog.primitives import Array
+from trainmark.clicklog.rows import Column, Kind, Values
+from trainmark.clicklog.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary, read_sizes
+
+ALL_IN_MEMORY = 1 << 62
+
+
+class ColumnIds:
+    """Maps values to ids; safe in several threads.
+
+    Args:
+        look_up: values of a column to ids.
+        most_frequent: the value that occurred most often; None if none was kept.
+    """
+
+    def __init__(
+        self, look_up: Callable[[Any], NDArray[np.int64]], most_frequent: int | float | str | None
+    ) -> None:
+        self._look_up, self.most_frequent = look_up, most_frequent
+
+    def __call__(self, values: Any) -> NDArray[np.int64]:
+        """Ids of `Values`, or of Arrow's strings with nulls."""
+        return self._look_up(values)
+
+
+def open_column(path: Path, kind: Kind, rules: Rules) -> ColumnIds:
+    """Read a vocabulary into memory."""
+    read_sizes(path)  # which says so if it is no vocabulary
+    table = pq.read_table(path, columns=["value", "id", "count"])
+    most_frequent = None
+    if table.num_rows:
+        place = int(np.argmax(numpy_array(table["count"])))
+        most_frequent = table["value"][place].as_py()
+    if kind == "string":
+        return ColumnIds(_of_strings(table, rules), most_frequent)
+    return ColumnIds(_of_numbers(path, Column(path.stem, kind), rules), most_frequent)
+
+
+def _of_strings(table: pa.Table, rules: Rules) -> Callable[[Any], NDArray[np.int64]]:
+    """A string that is not known, and a missing one, have the rare id."""
+    ids = dict(zip(table["value"].to_pylist(), table["id"].to_pylist(), strict=True))
+    rare = rules.rare_id
+
+    def look_up(strings: pa.Array) -> NDArray[np.int64]:
+        return np.array([ids.get(string, rare) for string in strings.to_pylist()], np.int64)
+
+    return look_up
+
+
+def _of_numbers(path: Path, column: Column, rules: Rules) -> Callable[[Any], NDArray[np.int64]]:
+    """As `fields.CategoricalField` does it for a whole file."""
+    vocabulary = Vocabulary(path, _Numbers(column), ALL_IN_MEMORY)
+    (known,) = vocabulary.lookups()
+    special = SpecialIds.of(vocabulary, rules)
+    modulus = rules.value_modulus
+
+    def look_up(values: Values) -> NDArray[np.int64]:
+        numbers, zeros = store.split_zeros(column, values)
+        if modulus:
+            numbers = numbers % numbers.dtype.type(modulus)
+        ids = np.full(len(numbers), UNKNOWN, np.int64)
+        known(numbers, ids)
+        ids[numbers == 0] = special.missing
+        if special.zero != special.missing:
+            ids[zeros] = special.zero
+        ids[ids == UNKNOWN] = special.rare
+        return ids
+
+    return look_up
+
+
+class _Numbers:
+    """A column without rows, for a vocabulary to read itself with."""
+
+    def __init__(self, column: Column) -> None:
+        self.kind, self.dtype = column.kind, store.dtype_of(column)
+
+    def from_arrow(self, values: Any) -> Array:
+        return store.encode(self.kind, numpy_array(values))

@@ -1,0 +1,268 @@
+"""Raw values to what the model gets, by the rules with which a dataset was prepared: for scoring.
+
+A dataset that `prepare criteo`, `csv` or `parquet` wrote keeps its vocabularies, and how its
+columns were read. `open_dataset` gives an encoder of new rows; None for a dataset from elsewhere,
+which has numbers and ids only.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from trainmark.clicklog import convert, criteo_text, description, folder
+from trainmark.clicklog.column_ids import ColumnIds, open_column
+from trainmark.clicklog.description import Use
+from trainmark.clicklog.engine import MANIFEST, VOCABULARY
+from trainmark.clicklog.recipes import RECIPES, Recipe
+from trainmark.clicklog.rows import Column, Values
+from trainmark.clicklog.vocabulary import Rules
+from trainmark.errors import InputError
+
+Rows = Sequence[Sequence[Any]]
+Encoded = tuple[NDArray[np.float16], NDArray[np.int64]]
+"""Numbers [rows, numerical features] and ids [rows, tables]."""
+
+NOT_ARROW = (pa.ArrowException, OverflowError, UnicodeEncodeError)
+"""What Arrow raises of values that are no column."""
+TEXTS = ("string", "hex", "iso")
+"""Readings of texts alone."""
+
+
+class RawValues(Protocol):
+    """Encodes rows of raw values."""
+
+    numerical: tuple[str, ...]
+    """Names of the numerical columns, in order."""
+    categorical: tuple[str, ...]
+    """Names of the other columns, in order. A timestamp is one of them, and has two tables."""
+    tables: tuple[str, ...]
+    """Names of the tables, in order."""
+    expects: Mapping[str, str]
+    """What may stand in each column, in words."""
+
+    def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
+        """Rows of values as JSON has them, None where missing; each as wide as its names.
+
+        Raises:
+            InputError: naming the row (from 0), the column, what was received and expected.
+        """
+
+    def example(self) -> tuple[list[Any], list[Any]]:
+        """A row: of every categorical column the most frequent value."""
+
+
+def open_dataset(data: Path) -> RawValues | None:
+    """The encoder of a prepared dataset; None if it has no vocabularies."""
+    facts = folder.read_json(data / VOCABULARY / "vocabulary.json")
+    if not facts:
+        return None
+    recipe = RECIPES[facts["recipe"]]
+    rules = [
+        Rules(recipe=recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])
+        for rule in facts["columns"].values()
+    ]
+    if "recipe" in folder.read_json(data / MANIFEST).get("settings", {}):
+        return CriteoValues(data / VOCABULARY, rules, recipe)
+    if "inputs" not in facts:
+        raise InputError(
+            f"{data} does not say how its columns were read: it is from an earlier version. "
+            "Prepare it again, or use --values prepared."
+        )
+    return DescribedValues(data / VOCABULARY, rules, facts["inputs"])
+
+
+def _open_columns(
+    vocabularies: Path, columns: Sequence[Column], rules: Sequence[Rules]
+) -> list[ColumnIds]:
+    return [
+        open_column(vocabularies / f"cat_{number}.parquet", column.kind, rule)
+        for number, (column, rule) in enumerate(zip(columns, rules, strict=True))
+    ]
+
+
+def _ids(columns: Sequence[ColumnIds], values: Sequence[Any]) -> NDArray[np.int64]:
+    return np.stack([ids(v) for ids, v in zip(columns, values, strict=True)], axis=1)
+
+
+def refusal(row: int, name: str, received: Any, expected: str) -> InputError:
+    """The error for a value that cannot be used."""
+    shown = "null" if received is None else f"{received!r:.60}"
+    return InputError(f"Row {row}: {name} is {shown}, expected {expected}.")
+
+
+# --- Criteo's columns
+
+
+class CriteoValues:
+    """13 integers, and 26 numbers of up to 8 hexadecimal digits.
+
+    Args:
+        vocabularies: their folder.
+        rules: of each column.
+        recipe: how integers are transformed.
+    """
+
+    def __init__(self, vocabularies: Path, rules: Sequence[Rules], recipe: Recipe) -> None:
+        self.numerical = tuple(f"I{i}" for i in range(1, criteo_text.NUM_NUMERICAL + 1))
+        self.categorical = self.tables = criteo_text.NAMES
+        self.expects: Mapping[str, str] = {
+            **dict.fromkeys(self.numerical, "a whole number of at most 64 bits or nothing"),
+            **dict.fromkeys(self.categorical, "up to 8 hexadecimal digits or nothing"),
+        }
+        self._recipe = recipe
+        self._columns = _open_columns(vocabularies, [Column(name) for name in self.tables], rules)
+
+    def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
+        integers, missing = self._integers(list(chain.from_iterable(numerical)))
+        numbers = self._recipe.transform(integers)
+        numbers[missing] = self._recipe.missing_number
+        values = self._hexadecimals(list(chain.from_iterable(categorical)))
+        return numbers.astype(np.float16).reshape(len(numerical), -1), _ids(self._columns, values)
+
+    def _integers(self, values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        column = _inferred(values)
+        if column is None or column.type not in (pa.int64(), pa.null()):
+            column = pa.array([self._integer(*entry) for entry in enumerate(values)], pa.int64())
+        column = column.cast(pa.int64())
+        return pc.fill_null(column, 0).to_numpy(), convert.nulls(column)
+
+    def _integer(self, place: int, value: Any) -> int | None:
+        """One that is a text or a float, perhaps."""
+        if value is None or value == "":
+            return None
+        if not isinstance(value, bool | list | dict):
+            text = f"{value:.0f}" if isinstance(value, float) and value % 1 == 0 else str(value)
+            number = criteo_text.integer(text.encode(errors="replace"))
+            if number is not None:
+                return number
+        row, column = divmod(place, len(self.numerical))
+        name = self.numerical[column]
+        raise refusal(row, name, value, self.expects[name])
+
+    def _hexadecimals(self, values: list[Any]) -> list[Values]:
+        """Of each column."""
+        width = len(self.categorical)
+        if "" in values:
+            values = [None if value == "" else value for value in values]
+        column = _inferred(values)
+        if column is None or column.type not in (pa.string(), pa.null()):
+            bad = np.array([not _is_hexadecimal(value) for value in values])
+        else:
+            numbers, bad = convert.hexadecimal(column.cast(pa.string()))
+        if bad.any():
+            place = int(np.argmax(bad))
+            name = self.categorical[place % width]
+            raise refusal(place // width, name, values[place], self.expects[name])
+        missing = convert.nulls(column).reshape(-1, width)
+        by_column = zip(numbers.numbers.reshape(-1, width).T, missing.T, strict=True)
+        return [Values(*column) for column in by_column]
+
+    def example(self) -> tuple[list[Any], list[Any]]:
+        hexadecimals = [f"{column.most_frequent or 0:08x}" for column in self._columns]
+        return [1] * len(self.numerical), hexadecimals
+
+
+# --- one's own columns
+
+
+class DescribedValues:
+    """Columns of any kind, as `--columns` described them.
+
+    Args:
+        vocabularies: their folder.
+        rules: of each table.
+        inputs: how the columns were read, from vocabulary.json.
+    """
+
+    def __init__(
+        self, vocabularies: Path, rules: Sequence[Rules], inputs: Mapping[str, Any]
+    ) -> None:
+        uses = [Use(**use) for use in inputs["columns"]]
+        self._numerical = [use for use in uses if use.role == "numerical"]
+        self._categorical = [use for use in uses if use.role != "numerical"]
+        self._empty_is_missing = inputs["empty_is_missing"]
+        self.numerical = tuple(use.column for use in self._numerical)
+        self.categorical = tuple(use.column for use in self._categorical)
+        columns = description.schema(uses).categorical
+        self.tables = tuple(column.name for column in columns)
+        self.expects: Mapping[str, str] = {use.column: convert.expected(use) for use in uses}
+        self._columns = _open_columns(vocabularies, columns, rules)
+
+    def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
+        uses = self._numerical + self._categorical
+        columns = [*zip(*numerical, strict=True), *zip(*categorical, strict=True)]
+        arrays = [self._array(c, use) for c, use in zip(columns, uses, strict=True)]
+        converted = convert.convert(arrays, uses)
+        if converted.problems:
+            row = min(converted.problems)
+            raise InputError(f"Row {row}: {converted.problems[row]}.")
+        return converted.numerical, _ids(self._columns, converted.categorical)
+
+    def _array(self, values: Sequence[Any], use: Use) -> pa.Array:
+        """A column as a file might have it: of its type, or of texts."""
+        if self._empty_is_missing and "" in values:
+            values = [None if value == "" else value for value in values]
+        array = _inferred(values)
+        if array is not None and _has_type_for(use, array.type):
+            return array
+        texts = [self._text(row, value, use) for row, value in enumerate(values)]
+        return pa.array(texts, pa.string())
+
+    def _text(self, row: int, value: Any, use: Use) -> str | None:
+        if value is None or (isinstance(value, str) and _is_unicode(value)):
+            return value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        names_itself = use.reading == "string" and isinstance(value, int)
+        if is_number and (use.reading not in TEXTS or names_itself):
+            return str(value)
+        raise refusal(row, use.column, value, self.expects[use.column])
+
+    def example(self) -> tuple[list[Any], list[Any]]:
+        times = {"iso": "2026-01-31 12:00:00", "unix": 1769860800, "unix_ms": 1769860800000}
+        found = dict(zip(self.tables, self._columns, strict=True))
+        values = [
+            times[str(use.reading)]
+            if use.role == "timestamp"
+            else _as_read(found[use.column].most_frequent, use)
+            for use in self._categorical
+        ]
+        return [1] * len(self.numerical), values
+
+
+def _inferred(values: Sequence[Any]) -> pa.Array | None:
+    """The column, of the type that its values have; None if they have none in common."""
+    try:
+        return pa.array(values)
+    except NOT_ARROW:
+        return None
+
+
+def _has_type_for(use: Use, kind: pa.DataType) -> bool:
+    if use.reading in TEXTS:
+        return pa.types.is_string(kind)
+    return not pa.types.is_nested(kind)
+
+
+def _is_hexadecimal(value: Any) -> bool:
+    if not isinstance(value, str):
+        return value is None
+    return criteo_text.hexadecimal(value.encode(errors="replace")) is not None
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON may have half of a character, which no file has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _as_read(value: Any, use: Use) -> Any:
+    return f"{value:x}" if use.reading == "hex" and value is not None else value
