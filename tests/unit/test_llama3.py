@@ -269,10 +269,10 @@ def test_what_resolve_refuses(changes: dict[str, Any], message: str, tmp_path: P
     run = dataclasses.replace(runs.llama3_8b(), **({"data": "synthetic"} | changes))
     if "split" in changes:
         run = dataclasses.replace(run, data=str(tmp_path))
+        from tests.token_files import write_tokens
         from tests.unit.test_tokens import DOCUMENTS, TYPES
-        from trainmark.corpus import indexed
 
-        indexed.write_tokens(tmp_path / "x", DOCUMENTS, TYPES[0])
+        write_tokens(tmp_path / "x", DOCUMENTS, TYPES[0])
     with pytest.raises(InputError, match=message):
         resolve(run, Cluster("h100", 1, 8))
 

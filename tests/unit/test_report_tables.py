@@ -12,7 +12,7 @@ from trainmark import report
 from trainmark.report import published
 from trainmark.report.comparison import compare, not_comparable
 from trainmark.report.numbers import duration, gib, human
-from trainmark.report.tables import markdown_table, published_grid, result_grid, result_table
+from trainmark.report.tables import published_grid, result_grid, result_table
 from trainmark.result import Aligned, Memory, Mfu, Quality, Throughput
 
 
@@ -107,14 +107,6 @@ def test_a_language_model_has_its_own_columns() -> None:
     assert cells["MFU"] == "25.4–50.9%"
     assert cells["aligned"] == "yes"
     assert "MFU" not in row_of(result_grid([make_result()]))
-
-
-def test_markdown_has_one_line_a_result_and_keeps_its_columns() -> None:
-    odd = make_result(run="a|b")
-    lines = markdown_table([make_result(), odd]).splitlines()
-    assert len(lines) == 4
-    assert lines[2].startswith("| dlrm-demo | cpux1x1 | fp32 | / | 62.0 | 18182 |")
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {11}
 
 
 def test_a_narrow_terminal_gets_every_cell_whole() -> None:

@@ -16,7 +16,6 @@ The .bin file is token ids, one after the other, without a header. The .idx file
 All numbers are little endian.
 """
 
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class IndexedTokens:
 
 def open_tokens(prefix: Path) -> IndexedTokens:
     """Read and check `PREFIX.idx`, map `PREFIX.bin`."""
-    path, data_path = prefix.with_name(f"{prefix.name}.idx"), _bin(prefix)
+    path, data_path = prefix.with_name(f"{prefix.name}.idx"), prefix.with_name(f"{prefix.name}.bin")
     for file in (path, data_path):
         if not file.is_file():
             raise InputError(f"{file} does not exist: an indexed dataset is a .bin and an .idx.")
@@ -168,20 +167,3 @@ def write_index(
     file.write(lengths.astype("<i4").tobytes())
     file.write((starts * dtype.itemsize).astype("<i8").tobytes())
     file.write(boundaries.tobytes())
-
-
-def write_tokens(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-    """Write a small dataset, one sequence a document."""
-    lengths = []
-    with open(_bin(prefix), "wb") as file:
-        for document in documents:
-            file.write(np.ascontiguousarray(document, dtype).tobytes())
-            lengths.append(len(document))
-    with open(prefix.with_name(f"{prefix.name}.idx"), "wb") as file:
-        write_index(file, dtype, np.array(lengths, np.int64), range(len(lengths) + 1))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _bin(prefix: Path) -> Path:
-    return prefix.with_name(f"{prefix.name}.bin")

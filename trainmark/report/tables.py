@@ -99,18 +99,6 @@ def grid_table(grid: Grid, title: str | None = None) -> RenderableType:
     return _Terminal(grid, title)
 
 
-def markdown_table(results: Sequence[Result]) -> str:
-    """The published form for a README."""
-    grid = result_grid(results)
-    rule = ["---:" if numeric else "---" for numeric in grid.numeric]
-    lines = [grid.headers, rule, *grid.rows]
-    return "".join(f"| {' | '.join(map(_escape_pipes, line))} |\n" for line in lines)
-
-
-def _escape_pipes(cell: str) -> str:
-    return cell.replace("|", "\\|")
-
-
 def _grid(columns: Sequence[_Column], rows: Sequence[Any]) -> Grid:
     cells = {column.header: [column.cell(row) for row in rows] for column in columns}
     shown = [
