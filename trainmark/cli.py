@@ -348,11 +348,12 @@ class ExportOptions:
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run."""
-    format: Literal["safetensors"] = "safetensors"
+    format: Literal["onnx", "torch", "safetensors"] = "safetensors"
     """safetensors: of Llama a folder that Hugging Face's transformers loads; of DLRM one with a few
-    lines of plain PyTorch that load it."""
+    lines of plain PyTorch that load it. onnx (extra `export`) and torch, a program of torch.export:
+    of DLRM and DistilBERT, at any batch."""
     output: Path | None = None
-    """Folder to write; default export in the run's folder."""
+    """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
