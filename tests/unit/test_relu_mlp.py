@@ -45,6 +45,18 @@ def test_forward_and_gradients(
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("samples", [1, kernel.LEAST_ONEDNN - 1, kernel.LEAST_ONEDNN])
+def test_few_samples_on_a_cpu(samples: int) -> None:
+    """By another product than many."""
+    torch.manual_seed(0)
+    weights, biases = layers((13, 32, 8, 1), torch.float64)
+    x = torch.randn(samples, 13, dtype=torch.float64)
+    narrow = [[tensor.float() for tensor in tensors] for tensors in (weights, biases)]
+    ours = kernel.relu_mlp(x.float(), *narrow, last_relu=False)
+    expected = relu_mlp_reference(x, weights, biases, last_relu=False)
+    torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's product with a ReLU, of nothing, gives the bias, with its negative numbers."""
     product = torch._addmm_activation

@@ -1,0 +1,282 @@
+"""`trainmark infer`: what is timed, what is counted, and that the scores are the evaluation's."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests import small, small_distilbert
+from tests.unit.refusals import refused
+from trainmark import metrics, runner
+from trainmark.cli import main
+from trainmark.embeddings import sharded
+from trainmark.embeddings.store import TableStore
+from trainmark.inference import figures, latency
+from trainmark.metrics import binary_metrics
+from trainmark.workloads.dlrm.data import build_data
+from trainmark.workloads.dlrm.runs import Sharding, TableFormat
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the small DistilBERT, in bf16."""
+    folder = tmp_path_factory.mktemp("runs") / "sentences"
+    flags = (*small_distilbert.FLAGS, "--precision", "bf16", "--eval-batch", "24")
+    assert main(["train", "distilbert-demo", *flags, "--output", str(folder)]) == 0
+    return folder
+
+
+# --- formulas
+
+
+@pytest.mark.parametrize("requests", [2, 7, 200, 1001])
+def test_latencies_are_those_of_the_standard_library(requests: int) -> None:
+    seconds = torch.rand(requests, dtype=torch.float64, generator=torch.Generator()).tolist()
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    expected = {f"p{percent}_ms": 1e3 * cuts[percent - 1] for percent in (90, 95, 99)}
+    expected["mean_ms"] = 1e3 * statistics.fmean(seconds)
+    expected["median_ms"] = 1e3 * statistics.median(seconds)
+    assert metrics.latency_ms(seconds) == pytest.approx(expected, rel=1e-12)
+
+
+# --- what is timed
+
+
+class Clock:
+    """A device whose requests take as long as they say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.served = 0.0, []
+        monkeypatch.setattr(latency.time, "perf_counter", lambda: self.now)
+
+    def predict(self, request: Any) -> None:
+        self.served.append(request.samples)
+        self.now += 100.0 if len(self.served) <= latency.DROPPED else request.samples / 1e3
+
+
+def test_the_first_ten_are_dropped_and_samples_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, said = Clock(monkeypatch), []
+    batches = [SimpleNamespace(samples=samples) for samples in (1, 2, 3)]
+    found = latency._measure(clock.predict, 2, batches, 7, said.append)
+    expected = list(itertools.islice(itertools.cycle([1, 2, 3]), 10 + 7))
+    assert clock.served == expected
+    assert found.requests == 7
+    assert found.samples == sum(expected[10:])
+    assert found.mean_ms == pytest.approx(sum(expected[10:]) / 7)
+    assert found.median_ms == pytest.approx(2.0)
+    assert found.samples_per_s == pytest.approx(1000.0)  # each sample took a millisecond
+    assert said == ["batch 2: 7 requests take about 1,500 s"]
+
+
+def test_what_is_quick_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency.time, "perf_counter", itertools.count(0, 1e-3).__next__)
+    said: list[str] = []
+    batches = [SimpleNamespace(samples=5)]
+    found = latency._measure(lambda batch: None, 5, batches, 4, said.append)
+    assert (found.mean_ms, found.samples_per_s) == (pytest.approx(1.0), pytest.approx(5000.0))
+    assert said == []
+
+
+def test_too_little_memory_is_a_sentence() -> None:
+    def predict(batch: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nand much more")
+
+    with pytest.raises(latency.InputError, match=r"^Out of memory at batch 4,096 \(CUDA out of "):
+        latency._measure(predict, 4096, [SimpleNamespace(samples=4096)], 1, print)
+
+
+# --- the verb
+
+
+def test_table_and_file(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["infer", str(finished), "--batches", "3,1,3,64", "--steps", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(small.newest(finished))
+    assert "cpux1x1, fp32, 5 requests of each size" in lines[1]
+    assert lines[-1] == str(finished / "inference.json")
+    written = json.loads((finished / "inference.json").read_text())
+    assert next(iter(written)) == "schema"
+    assert written["schema"] == "trainmark.inference/1"
+    found = figures.read(finished)
+    assert found is not None
+    assert json.loads(json.dumps(dataclasses.asdict(found))) == written
+    counts = [(row.batch, row.requests, row.samples) for row in found.rows]
+    assert counts == [(3, 5, 15), (1, 5, 5), (64, 5, 320)]  # as asked for, each once
+    for row in found.rows:
+        assert row.samples_per_s * row.mean_ms / 1e3 == pytest.approx(row.batch)
+        assert 0 < row.median_ms <= row.p90_ms <= row.p95_ms <= row.p99_ms
+        assert any(f"{row.mean_ms:.3f}" in line for line in lines)
+    assert (found.run, found.split, found.data) == ("dlrm-demo", "test", "synthetic")
+    assert (found.step, found.samples, found.dropped) == (small.STEPS, 4000, 10)
+    assert found.hardware["cpu_cores"] > 0
+    assert found.software["torch"] == torch.__version__
+
+
+def test_another_dataset_precision_and_the_sizes_that_it_has_samples_for(
+    finished: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    data = small.write_dataset(tmp_path / "data", test_rows=300, num_numerical=13)
+    arguments = ["infer", str(run), "--data", str(data), "--steps", "2", "--precision", "bf16"]
+    assert main(arguments) == 0
+    found = figures.read(run)
+    assert found is not None
+    assert (found.data, found.precision) == (str(data), "bf16")
+    assert [row.batch for row in found.rows] == [1, 64]
+
+
+def test_sentences(sentences: Path) -> None:
+    assert main(["infer", str(sentences), "--steps", "2", "--batches", "1,5"]) == 0
+    found = figures.read(sentences)
+    assert found is not None
+    assert (found.workload, found.split, found.precision) == ("distilbert", "validation", "bf16")
+    assert [row.samples for row in found.rows] == [2, 10]
+
+
+# --- scores
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--precision", "fp32"),
+        ("--precision", "bf16"),
+        ("--table-precision", "int8", "--fp32-up-to-rows", "5"),
+        ("--force-exchange",),
+    ],
+    ids=["fp32", "bf16", "int8 tables", "exchange"],
+)
+def test_scores_are_those_of_the_evaluation(flags: tuple[str, ...], tmp_path: Path) -> None:
+    assert small.train(tmp_path, *flags, "--eval-batch", "700") == 0
+    expected = runner.evaluate(tmp_path, data=None, device="cpu")["splits"]["test"]
+    with runner.loaded(tmp_path, device="cpu") as model:
+        assert model.workload.build_predictor is not None
+        predict = model.workload.build_predictor(model.trainer)
+        batches = list(build_data(model.cfg, "test", 0, 1))
+        labels = torch.cat([batch.labels for batch in batches])
+        scores = torch.cat([predict(batch) for batch in batches])
+        odd = dataclasses.replace(model.cfg, eval_batch=37)
+        by_odd_batches = torch.cat([predict(batch) for batch in build_data(odd, "test", 0, 1)])
+    assert binary_metrics(scores, labels) == expected
+    rough = "bf16" in flags
+    torch.testing.assert_close(by_odd_batches, scores, rtol=0, atol=2e-2 if rough else 1e-5)
+
+
+def test_classes_are_those_of_the_evaluation(sentences: Path) -> None:
+    expected = runner.evaluate(sentences, data=None, device="cpu")["splits"]["validation"]
+    with runner.loaded(sentences, device="cpu") as model:
+        assert model.workload.build_predictor is not None
+        predict = model.workload.build_predictor(model.trainer)
+        batches = list(model.workload.build_data(model.cfg, "validation", 0, 1))
+        logits_SC = torch.cat([predict(batch) for batch in batches])
+    labels_S = torch.cat([batch.labels_KS.flatten()[: batch.samples] for batch in batches])
+    assert batches[-1].samples < batches[0].samples  # stand-ins are left out of the last
+    assert len(logits_SC) == len(labels_S) == sum(batch.samples for batch in batches)
+    losses = torch.nn.functional.cross_entropy(logits_SC.double(), labels_S)
+    assert (logits_SC.argmax(1) == labels_S).double().mean().item() == expected["accuracy"]
+    assert losses.item() == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_nothing_is_sorted_for_an_update() -> None:
+    stored = TableFormat(table_precision="bf16", fp32_up_to_rows=5)
+    cfg = small.config(table_format=stored, optimizer=small.Optimizer(name="sgd"))
+    trainer, batch = small.trainer(cfg), next(iter(build_data(cfg, "test", 0, 1)))
+    (to_train,) = trainer.prepare(batch, batch.samples).micro_batches
+    (to_predict,) = trainer.prepare_to_predict(batch, batch.samples).micro_batches
+    assert len(to_train.lookup.batches) == 2
+    assert to_predict.lookup.batches == []
+    assert torch.equal(to_predict.lookup.ids_BF, to_train.lookup.ids_BF)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One word for each update that is planned."""
+    planned: list[str] = []
+    for where in (sharded, TableStore):
+        monkeypatch.setattr(where, "plan_update", lambda *arguments: planned.append("one"))
+    return planned
+
+
+def test_nor_is_one_planned_where_rows_are_exchanged(plans: list[str]) -> None:
+    cfg = small.config(sharding=Sharding(force_exchange=True))
+    trainer, batch = small.trainer(cfg), next(iter(build_data(cfg, "test", 0, 1)))
+    scores = trainer.predict(trainer.prepare_to_predict(batch, batch.samples))
+    assert (len(scores), plans) == (batch.samples, [])
+    trainer.prepare(batch)
+    assert plans  # of replicas, if of nothing else
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--batches", "0"], ["--batches must be sizes of at least 1", "'0'"]),
+        (["--batches", "1,-64"], ["'1,-64'"]),
+        (["--batches", "1,,64"], ["'1,,64'"]),
+        (["--batches", ""], ["Received: ''"]),
+        (["--batches", "many"], ["such as 1,64,4096", "'many'"]),
+        (["--batches", "1.5"], ["'1.5'"]),
+        (["--batches", "²"], ["'²'"]),
+        (["--batches", "1,5000"], ["--batches 5000: the test split of synthetic has fewer"]),
+        (["--batches", "9" * 30], ["has fewer samples"]),
+        (["--steps", "0"], ["--steps must be at least 1. Received: 0."]),
+        (["--steps", "few"], ["--steps", "few"]),
+        (["--device", "cuda"], ["--device cuda"]),
+        (["--precision", "tf32"], ["tf32 needs a GPU"]),
+        (["--precision", "fp12"], ["--precision", "fp12"]),
+        (["--data", "/nonexistent"], ["/nonexistent does not exist"]),
+    ],
+)
+def test_flags(
+    finished: Path, capsys: pytest.CaptureFixture[str], flags: list[str], parts: list[str]
+) -> None:
+    if "cuda" in flags and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    refused(capsys, ["infer", str(finished), *flags], *parts)
+
+
+def test_folders(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["infer"], "Missing from trainmark infer: PATH")
+    refused(capsys, ["infer", str(tmp_path)], "is not the folder of a run")
+    run = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    refused(capsys, ["infer", str(run)], f"{run} has no complete checkpoint")
+
+
+def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    flags = ["--max-steps", "1", "--device", "cpu", "--output", str(run)]
+    assert main(["train", "llama3-demo", *flags]) == 0
+    refused(
+        capsys, ["infer", str(run)], "llama3-demo has no latency to measure", "trainmark export"
+    )
+
+
+def test_several_processes(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(capsys, ["infer", str(finished)], "start it once, without torchrun")
+
+
+@pytest.mark.parametrize("text", ["{", '{"rows": 3}', "[]"])
+def test_a_damaged_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "inference.json").write_text(text)
+    with pytest.raises(figures.InputError, match=r"inference\.json"):
+        figures.read(tmp_path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert figures.read(tmp_path) is None
