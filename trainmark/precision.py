@@ -1,4 +1,4 @@
-"""What a precision means for the dense computation; weights stay fp32 in all of them."""
+"""What a precision means for the dense computation."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -16,10 +16,9 @@ from torch.nn import functional
 
 from trainmark.adamw import local
 from trainmark.kernels.linear_cross_entropy import linear_cross_entropy
+from trainmark.precision import compute_dtype
 from trainmark.seeding import generator
 from trainmark.workloads.llama3.runs import LlamaRun, Model, axes_of
-
-_TYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of every position's angles, [S, E] each."""
@@ -157,11 +156,6 @@ def rotate(x: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
 
 
 # --- building
-
-
-def compute_dtype(precision: str) -> torch.dtype:
-    """The type of activations, and of weights where they are used."""
-    return _TYPES.get(precision, torch.float32)
 
 
 def storage_dtype(cfg: LlamaRun) -> torch.dtype:
