@@ -1,0 +1,276 @@
+"""Models as ONNX and as programs of torch.export score as their run's own evaluation does."""
+
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss, roc_auc_score
+from torch import Tensor
+from torch.nn.functional import softmax
+
+from tests import small, small_distilbert
+from trainmark import checkpoint, export, runner
+from trainmark.cli import main
+from trainmark.workloads.distilbert.runs import load_sentences
+from trainmark.workloads.dlrm import standalone
+from trainmark.workloads.dlrm.data import build_data
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from trainmark import onnx_files  # noqa: E402  (needs onnx)
+
+BATCHES = (1, 7, 64)
+ALL_LARGE = ("--fp32-up-to-rows", "5")  # of 50, 7 and 3 rows, all but the last
+
+RUN_PROGRAM = """
+import sys, torch
+model = torch.export.load(sys.argv[1]).module()
+torch.save([model(*inputs) for inputs in torch.load(sys.argv[2])], sys.argv[3])
+assert not {"trainmark", "transformers"} & {name.split(".")[0] for name in sys.modules}
+"""
+
+
+def exported(run: Path, layout: str) -> Path:
+    assert main(["export", str(run), "--format", layout, "--output", str(run / layout)]) == 0
+    assert (run / layout / "config.json").is_file()
+    assert layout == "safetensors" or (run / layout / "README.txt").is_file()
+    return run / layout
+
+
+def run_onnx(path: Path, **inputs: Tensor) -> Tensor:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    return torch.from_numpy(found)
+
+
+def run_program(path: Path, inputs: list[tuple[Tensor, ...]], folder: Path) -> list[Tensor]:
+    """By a process that has neither Trainmark nor transformers loaded."""
+    given, found = folder / "given.pt", folder / "found.pt"
+    torch.save(inputs, given)
+    command = [sys.executable, "-I", "-c", RUN_PROGRAM, str(path), str(given), str(found)]
+    subprocess.run(command, check=True, cwd=folder)
+    outputs: list[Tensor] = torch.load(found)
+    return outputs
+
+
+# --- DLRM
+
+
+def click_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels, numerical features and ids of the run's test split."""
+    batches = list(build_data(runner.read_config(run), "test", 0, 1))
+    labels = torch.cat([batch.labels for batch in batches])
+    numerical = torch.cat([batch.numerical for batch in batches]).float()
+    ids = torch.empty(len(labels), len(small.TABLE_ROWS), dtype=torch.int64)
+    for group in range(len(batches[0].groups)):
+        features = batches[0].groups[group].features
+        ids[:, features] = torch.cat([b.groups[group].ids.t().long() for b in batches])
+    return labels, numerical, ids
+
+
+@pytest.mark.parametrize(
+    ("flags", "stored", "inline_bytes"),
+    [
+        ((), "FLOAT", 10**9),
+        (("--model.numerical-features", "0"), "FLOAT", 0),
+        (("--table-precision", "bf16", *ALL_LARGE), "BFLOAT16", 0),
+        (("--table-precision", "fp16", *ALL_LARGE), "FLOAT16", 10**9),
+        (("--table-precision", "int8", *ALL_LARGE), "INT8", 0),
+        (("--table-precision", "fp8", *ALL_LARGE), "UINT8", 10**9),
+    ],
+    ids=["fp32", "no numerical features", "bf16", "fp16", "int8", "fp8"],
+)
+def test_clicks_are_those_of_the_evaluation(
+    flags: tuple[str, ...],
+    stored: str,
+    inline_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(onnx_files, "INLINE_BYTES", inline_bytes)
+    run = tmp_path / "run"
+    assert small.train(run, *flags) == 0
+    labels, numerical, ids = click_samples(run)
+
+    in_onnx = exported(run, "onnx") / "model.onnx"
+    clicks = run_onnx(in_onnx, numerical=numerical, categorical=ids).double()
+    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["test"]
+    assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-6)
+    assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
+
+    plain = standalone.load(exported(run, "safetensors"))
+    for size in BATCHES:
+        some = run_onnx(in_onnx, numerical=numerical[:size], categorical=ids[:size])
+        reference = plain(numerical[:size], ids[:size])
+        torch.testing.assert_close(some, reference, rtol=0, atol=1e-6)
+
+    onnx.checker.check_model(in_onnx, full_check=True)
+    tables = {w.name: w for w in onnx.load(in_onnx, load_external_data=False).graph.initializer}
+    tables = {name: table for name, table in tables.items() if name.startswith("tables.")}
+    kinds = [onnx.TensorProto.DataType.Name(table.data_type) for table in tables.values()]
+    assert kinds.count(stored) == (3 if stored == "FLOAT" else 2)
+    beside = [table.data_location == onnx.TensorProto.EXTERNAL for table in tables.values()]
+    assert set(beside) == {inline_bytes == 0}
+    assert (run / "onnx" / "model.onnx.data").exists() == (inline_bytes == 0)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_program_of_pytorch_gives_the_same_clicks(precision: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert small.train(run, "--table-precision", precision, *ALL_LARGE) == 0
+    _, numerical, ids = click_samples(run)
+    parts = [(numerical[:size], ids[:size]) for size in BATCHES]
+    programmed = run_program(exported(run, "torch") / "model.pt2", parts, tmp_path)
+    plain = standalone.load(exported(run, "safetensors"))
+    for part, clicks in zip(parts, programmed, strict=True):
+        assert torch.equal(clicks, plain(*part))
+
+
+def test_large_weights_lie_beside_the_model_and_are_read_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert small.train(run, "--table-precision", "int8", *ALL_LARGE) == 0
+    read, asked = checkpoint.read, []
+
+    def read_and_note(path: Path, names: list[str]) -> dict[str, Tensor]:
+        asked.append(list(names))
+        return read(path, names)
+
+    monkeypatch.setattr(onnx_files, "INLINE_BYTES", 0)
+    monkeypatch.setattr(checkpoint, "read", read_and_note)
+    folder = exported(run, "onnx")
+    path = runner.find_checkpoint(run)
+    weights = [name for name in checkpoint.names(path) if name.startswith("model.")]
+    assert len(weights) == 8 + 2 * 2 + 1
+    assert sorted(asked) == sorted([name] for name in weights)
+
+    stored = read(path, weights)
+    data = (folder / "model.onnx.data").read_bytes()
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    found = 0
+    for weight in model.graph.initializer:
+        place = {entry.key: entry.value for entry in weight.external_data}
+        if not place:
+            continue
+        offset, length = int(place["offset"]), int(place["length"])
+        content = stored[f"model.{weight.name}"].flatten().view(torch.uint8).numpy().tobytes()
+        assert place["location"] == "model.onnx.data"
+        assert offset % onnx_files.ALIGNMENT == 0
+        assert data[offset : offset + length] == content
+        found += 1
+    assert found == len(weights)
+
+
+@pytest.mark.slow
+def test_a_table_of_more_than_2_gb(tmp_path: Path) -> None:
+    rows, run = (4_300_000, 7, 3), tmp_path / "run"
+    flags = ("--model.embedding-dim", "128", "--model.bottom-mlp", "16", "128", "--max-steps", "1")
+    table_rows = ("--model.table-rows", *map(str, rows), "--optimizer.name", "sgd")
+    assert small.train(run, *flags, *table_rows) == 0
+    in_onnx = exported(run, "onnx") / "model.onnx"
+    assert in_onnx.with_name("model.onnx.data").stat().st_size > 2**31
+    assert in_onnx.stat().st_size < 10**6
+    numerical = torch.randn(7, 13)
+    ids = torch.stack([torch.randint(0, n, (7,)) for n in rows], dim=1)
+    ids[0] = torch.tensor(rows) - 1
+    reference = standalone.load(exported(run, "safetensors"))(numerical, ids)
+    clicks = run_onnx(in_onnx, numerical=numerical, categorical=ids)
+    torch.testing.assert_close(clicks, reference, rtol=0, atol=1e-6)
+    onnx.checker.check_model(in_onnx)
+
+
+# --- DistilBERT
+
+
+def sentence_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels, tokens and masks of the run's validation split, padded to the longest sentence."""
+    found = load_sentences(runner.read_config(run), "validation")
+    lengths = np.diff(found.offsets)
+    tokens = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for number, (start, length) in enumerate(zip(found.offsets, lengths, strict=False)):
+        tokens[number, :length] = torch.as_tensor(found.tokens[start : start + length])
+        mask[number, :length] = 1
+    return torch.as_tensor(found.labels), tokens, mask
+
+
+@pytest.mark.parametrize("layout", ["distilbert", pytest.param("bert", marks=pytest.mark.slow)])
+def test_classes_are_those_of_the_evaluation(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    flags = (*small_distilbert.FLAGS, "--model.layout", layout, "--lr", "0.01")
+    assert main(["train", "distilbert-demo", *flags, "--output", str(run)]) == 0
+    labels, tokens, mask = sentence_samples(run)
+    capsys.readouterr()
+
+    in_onnx = exported(run, "onnx") / "model.onnx"
+    assert not capsys.readouterr().err
+    logits = run_onnx(in_onnx, input_ids=tokens, attention_mask=mask)
+    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["validation"]
+    right = (logits.argmax(1) == labels).double().mean().item()
+    assert right == pytest.approx(expected["accuracy"], abs=1e-3)  # a tie may fall either way
+    loss = log_loss(labels, softmax(logits.double(), dim=1))
+    assert loss == pytest.approx(expected["loss"], abs=1e-6)
+
+    parts = [(tokens[:n, :length], mask[:n, :length]) for n, length in ((1, 1), (7, 5), (64, 32))]
+    programmed = run_program(exported(run, "torch") / "model.pt2", parts, tmp_path)
+    for (ids, attended), from_program in zip(parts, programmed, strict=True):
+        from_onnx = run_onnx(in_onnx, input_ids=ids, attention_mask=attended)
+        torch.testing.assert_close(from_onnx, from_program, rtol=0, atol=1e-5)
+    whole = run_onnx(in_onnx, input_ids=tokens[:64], attention_mask=mask[:64])
+    torch.testing.assert_close(whole, logits[:64], rtol=0, atol=1e-5)
+
+
+# --- what cannot be
+
+
+def refusal(capsys: pytest.CaptureFixture[str], run: Path, layout: str) -> str:
+    before = sorted(run.iterdir())
+    capsys.readouterr()
+    assert main(["export", str(run), "--format", layout]) == 2
+    assert sorted(run.iterdir()) == before
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_exported_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert small.train(run) == 0
+    Free = namedtuple("Free", ["free", "available"])
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "PACKAGES", ("onnx", "no_such_package"))
+        said = refusal(capsys, run, "onnx")
+        assert said.endswith("needs no_such_package: pip install 'trainmark[export]'.\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("psutil.virtual_memory", lambda: Free(0, 4000))
+        assert "too large for --format torch" in refusal(capsys, run, "torch")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda folder: Free(1000, 0))
+        for layout in ("onnx", "safetensors"):
+            assert "the disk has 0.0 free" in refusal(capsys, run, layout)
+
+
+def test_formats_that_a_workload_lacks_name_those_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def named(name: str) -> Any:
+        return lambda folder: runner.workloads.named_run(name)
+
+    monkeypatch.setattr(runner, "read_config", named("llama3-demo"))
+    for layout in ("onnx", "torch"):
+        said = refusal(capsys, tmp_path, layout)
+        assert f"cannot be exported with --format {layout}. Use --format safetensors." in said
+    monkeypatch.setattr(runner, "read_config", named("distilbert-demo"))
+    assert "Use --format onnx or --format torch." in refusal(capsys, tmp_path, "safetensors")
+    (tmp_path / "model").mkdir()
+    said = refusal(capsys, tmp_path, "safetensors")
+    assert f"needs no export: {tmp_path / 'model'} is its trained model." in said
