@@ -20,6 +20,8 @@ from trainmark.embeddings import sharded
 from trainmark.embeddings.store import TableStore
 from trainmark.inference import figures, latency
 from trainmark.metrics import binary_metrics
+from trainmark.report import report
+from trainmark.report.tables import milliseconds
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import Sharding, TableFormat
 
@@ -53,7 +55,8 @@ class Clock:
     """A device whose requests take as long as they say."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.served = 0.0, []
+        self.now = 0.0
+        self.served: list[int] = []
         monkeypatch.setattr(latency.time, "perf_counter", lambda: self.now)
 
     def predict(self, request: Any) -> None:
@@ -64,7 +67,8 @@ class Clock:
 def test_the_first_ten_are_dropped_and_samples_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, said = Clock(monkeypatch), []
+    clock = Clock(monkeypatch)
+    said: list[str] = []
     batches = [SimpleNamespace(samples=samples) for samples in (1, 2, 3)]
     found = latency._measure(clock.predict, 2, batches, 7, said.append)
     expected = list(itertools.islice(itertools.cycle([1, 2, 3]), 10 + 7))
@@ -115,7 +119,7 @@ def test_table_and_file(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
     for row in found.rows:
         assert row.samples_per_s * row.mean_ms / 1e3 == pytest.approx(row.batch)
         assert 0 < row.median_ms <= row.p90_ms <= row.p95_ms <= row.p99_ms
-        assert any(f"{row.mean_ms:.3f}" in line for line in lines)
+        assert any(milliseconds(row.mean_ms) in line for line in lines)
     assert (found.run, found.split, found.data) == ("dlrm-demo", "test", "synthetic")
     assert (found.step, found.samples, found.dropped) == (small.STEPS, 4000, 10)
     assert found.hardware["cpu_cores"] > 0
@@ -141,6 +145,23 @@ def test_sentences(sentences: Path) -> None:
     assert found is not None
     assert (found.workload, found.split, found.precision) == ("distilbert", "validation", "bf16")
     assert [row.samples for row in found.rows] == [2, 10]
+
+
+def test_the_page_shows_it(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "inference.json").unlink(missing_ok=True)
+    assert "<h2>Inference</h2>" not in report([run]).read_text()
+    assert main(["infer", str(run), "--batches", "21", "--steps", "3"]) == 0
+    found = figures.read(run)
+    assert found is not None
+    alone = report([run]).read_text()
+    for expected in ("<h2>Inference</h2>", "3 requests of each batch size", "p99 ms"):
+        assert alone.count(expected) == 1, expected
+    for cell in ("21", milliseconds(found.rows[0].p99_ms)):
+        assert f'<td class="num">{cell}</td>' in alone
+    both = report([run, finished], tmp_path / "both.html").read_text()
+    assert both.count("<h2>Inference</h2>") == 1
+    assert "<h3>dlrm-demo (run)</h3>" in both
 
 
 # --- scores

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from trainmark import result
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
+from trainmark.inference import figures
 from trainmark.report import alignment, comparison
 from trainmark.report.curves import read_loss
 from trainmark.report.html import page
@@ -79,6 +80,7 @@ def _load(folders: Sequence[Path]) -> list[Run]:
             result=one,
             loss=read_loss(_home(folder) / one.loss.curve),
             colour=index,
+            inference=figures.read(_home(folder)),
         )
         for index, (folder, one) in enumerate(zip(folders, results, strict=True))
     ]

@@ -5,13 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainmark.inference.figures import Inference
 from trainmark.report import published
 from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
 from trainmark.report.curves import Curve, thin
 from trainmark.report.fields import best_possible, different_fields, flatten
 from trainmark.report.markup import Child, Markup, join, tag
 from trainmark.report.numbers import GIB, gib, percent, with_unit
-from trainmark.report.tables import NOT_APPLICABLE, Grid, fix_hp, published_grid, result_grid
+from trainmark.report.tables import (
+    NOT_APPLICABLE,
+    Grid,
+    fix_hp,
+    inference_grid,
+    published_grid,
+    result_grid,
+)
 from trainmark.result import Result
 
 
@@ -24,6 +32,8 @@ class Run:
     result: Result
     loss: Curve
     colour: int = 0
+    inference: Inference | None = None
+    """What `trainmark infer` has measured since."""
 
 
 def metric_name(result: Result) -> str:
@@ -272,6 +282,29 @@ def _time_table(runs: Sequence[Run], splits: Sequence[dict[str, float]]) -> Mark
 def _seconds_and_share(size: float, split: dict[str, float]) -> tuple[str, str]:
     total = sum(split.values())
     return f"{size:,.2f} s", f"{size / total:.1%}" if total else NOT_APPLICABLE
+
+
+# --- inference
+
+
+def inference_sections(runs: Sequence[Run]) -> list[Markup]:
+    """One, if anything was measured; of several runs, each with its name above its table."""
+    measured = [(run.label, run.inference) for run in runs if run.inference is not None]
+    tables = [
+        join(tag("h3", label) if len(runs) > 1 else None, _inference(found))
+        for label, found in measured
+    ]
+    return [section("Inference", *tables)] if tables else []
+
+
+def _inference(found: Inference) -> Markup:
+    counts = " or ".join(f"{n:,}" for n in dict.fromkeys(row.requests for row in found.rows))
+    text = (
+        f"The checkpoint of step {found.step:,} on {found.case} in {found.precision}, "
+        f"{found.started}: {counts} requests of each batch size, one after another, each from a "
+        "batch in host memory to its scores in host memory."
+    )
+    return join(table(inference_grid(found.rows)), tag("p", text, class_="help"))
 
 
 # --- device, environment, configuration
