@@ -34,8 +34,10 @@ class Dlrm(nn.Module):
         rows = [self._rows(table, ids_B) for table, ids_B in enumerate(ids_BF.long().unbind(1))]
         vectors_BVD = torch.stack([x_BD, *rows], dim=1)
         dots_BVV = vectors_BVD @ vectors_BVD.mT
-        high, low = torch.tril_indices(len(rows) + 1, len(rows) + 1, offset=-1)
-        joined = torch.cat([x_BD, dots_BVV[:, high, low]], dim=1)
+        V = vectors_BVD.shape[1]
+        high, low = torch.tril_indices(V, V, offset=-1, device=x_BD.device)
+        pairs_BP = dots_BVV.flatten(1).index_select(1, high * V + low)
+        joined = torch.cat([x_BD, pairs_BP], dim=1)
         return self._perceptron("top", joined, last_relu=False).squeeze(1).sigmoid()
 
     def _perceptron(self, name: str, x: Tensor, *, last_relu: bool) -> Tensor:
@@ -50,8 +52,9 @@ class Dlrm(nn.Module):
     def _rows(self, table: int, ids_B: Tensor) -> Tensor:
         scales = getattr(self, f"tables_{table}_scales", None)
         if scales is None:
-            return getattr(self, f"tables_{table}_weight")[ids_B].float()
-        return getattr(self, f"tables_{table}_codes")[ids_B].float() * scales[ids_B, None]
+            return getattr(self, f"tables_{table}_weight").index_select(0, ids_B).float()
+        codes_BD = getattr(self, f"tables_{table}_codes").index_select(0, ids_B)
+        return codes_BD.float() * scales.index_select(0, ids_B)[:, None]
 
 
 def load(folder: str | Path, device: str = "cpu") -> Dlrm:
