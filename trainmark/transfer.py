@@ -1,6 +1,6 @@
 """Copies of a batch to the device, on a stream of their own, ahead of the step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -27,10 +27,7 @@ class Copier:
             converted = convert(copies)
             ready = torch.Event(device=self.device)
             ready.record()
-        # The memory was allocated on the copy stream but is used, and freed, on the compute one.
-        compute = torch.accelerator.current_stream(self.device)
-        for tensor in converted:
-            tensor.record_stream(compute)
+        used_here(converted)
         return converted, ready
 
     def into(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
@@ -46,7 +43,7 @@ class Copier:
         """What `function` makes of copies, behind them on their stream, and the event after it.
 
         It waits for the event `after`, too. Whoever reads the result on the compute stream says so
-        with `record_stream`.
+        with `used_here`.
         """
         if self._stream is None:
             return function(), None
@@ -57,3 +54,16 @@ class Copier:
             done = torch.Event(device=self.device)
             done.record()
         return result, done
+
+
+def wait_for(event: Any) -> None:
+    """Let the compute stream wait for work on another; on a CPU there is none, and no event."""
+    if event is not None:
+        event.wait()
+
+
+def used_here(tensors: Iterable[Tensor]) -> None:
+    """Say that what was allocated on another stream is used, and freed, on the current one."""
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            tensor.record_stream(torch.accelerator.current_stream(tensor.device))

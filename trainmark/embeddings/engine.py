@@ -18,6 +18,7 @@ from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.transfer import used_here
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,7 @@ class LocalEngine(nn.Module):
 
     def lookup(self, ids_BF: Tensor) -> Tensor:
         """[B, F] prepared ids -> [B, F, D]. In training, the result collects the gradient."""
-        if ids_BF.device.type not in ("cpu", "meta"):  # it was made on another stream
-            ids_BF.record_stream(torch.accelerator.current_stream())
+        used_here([ids_BF])
         ids = ids_BF.reshape(-1)
         rows_BFD = self.store.gather(ids).view(*ids_BF.shape, self.store.width)
         if torch.is_grad_enabled():

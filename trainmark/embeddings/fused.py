@@ -21,6 +21,7 @@ from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, sort_rows_of_two
 from trainmark.kernels.table_formats import Tables
 from trainmark.seeding import stream_seed
+from trainmark.transfer import used_here
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -100,9 +101,7 @@ class FusedEngine(nn.Module):
 
     def begin(self, lookup: Lookup) -> None:
         """In training, note what the update will need."""
-        if lookup.ids_BF.device.type not in ("cpu", "meta"):  # it was made on another stream
-            for tensor in lookup.tensors():
-                tensor.record_stream(torch.accelerator.current_stream())
+        used_here(lookup.tensors())
         if torch.is_grad_enabled():
             self._looked_up.append(lookup)
 

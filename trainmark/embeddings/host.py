@@ -36,6 +36,7 @@ from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
 from trainmark.kernels.gather_rows import gather_rows_into
 from trainmark.kernels.sparse_update import SortedRows, sort_rows
 from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.transfer import used_here
 
 
 @dataclass(kw_only=True)
@@ -159,7 +160,7 @@ class HostStore(TableStore):
 
     def take(self, working: WorkingSet) -> None:
         """Make of the rows that were fetched those after all updates so far."""
-        _used_here(working)
+        used_here(working.tensors())
         for number, written in self._written:
             if number > working.writes_before:
                 working.take_newer(written, self.starts[-1])
@@ -199,7 +200,7 @@ class HostStore(TableStore):
         self._written.append((self._writes, working))
         self._forget_old()
         with self._on_writing_stream():
-            _used_here(working)
+            used_here(working.tensors())
             write_rows_from(working.weight, self.weight, working.store_rows)
             for kind, tensor in working.state.items():
                 write_rows_from(tensor, self.optimizer_state[kind], working.store_rows)
@@ -252,10 +253,3 @@ class HostStore(TableStore):
     def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
         self.flush()
         return super().part_state()
-
-
-def _used_here(working: WorkingSet) -> None:
-    """Tell the allocator that a working set made on another stream is used on this one."""
-    for tensor in working.tensors():
-        if tensor.device.type not in ("cpu", "meta"):
-            tensor.record_stream(torch.accelerator.current_stream())

@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from trainmark.embeddings.exchange import Pending
@@ -37,22 +36,13 @@ class Lookup:
     """[B, F, D] the same for an interaction that needs them so; collects the gradient."""
     gradients: Pending | None = None
 
-    def used_here(self) -> None:
-        """Tell the allocator that what was made on another stream is read on this one."""
+    def prepared_tensors(self) -> list[Tensor]:
+        """What was made ahead of the step, on another stream."""
         plans = [self.replica_plan, *(asked.plan for asked in self.asked)]
         of_plans = [t for p in plans if isinstance(p, SortedRows) for t in (p.rows_N, p.places_N)]
         asked = [asked.rows for asked in self.asked]
         layout = [self.layout.places, self.layout.inverse]
-        for tensor in [
-            self.ids.received,
-            self.sent_ids,
-            self.replica_ids,
-            *of_plans,
-            *asked,
-            *layout,
-        ]:
-            if tensor.device.type not in ("cpu", "meta"):
-                tensor.record_stream(torch.accelerator.current_stream())
+        return [self.ids.received, self.sent_ids, self.replica_ids, *of_plans, *asked, *layout]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,7 @@ from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import SortedRows
 from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.transfer import used_here
 
 INT32_ROWS = 2**31
 
@@ -186,7 +187,7 @@ class ShardedEngine(nn.Module):
         if not self._asks_ahead:
             lookup.asked = self._asked(lookup)
         ids = lookup.ids.received  # whoever has asked has waited for them
-        lookup.used_here()
+        used_here(lookup.prepared_tensors())
         for store, asked in zip(self.stores, lookup.asked, strict=True):
             if isinstance(store, HostStore):
                 store.take(cast(WorkingSet, asked.holder))

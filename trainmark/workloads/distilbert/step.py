@@ -23,7 +23,7 @@ from trainmark.optimizers import (
 )
 from trainmark.precision import compute_dtype
 from trainmark.seeding import stream_seed
-from trainmark.transfer import Copier
+from trainmark.transfer import Copier, wait_for
 from trainmark.workloads.distilbert import weights
 from trainmark.workloads.distilbert.data import SentenceBatch
 from trainmark.workloads.distilbert.model import SentenceClassifier
@@ -181,8 +181,7 @@ def build_predictor(trainer: SentenceTrainer) -> Callable[[SentenceBatch], Tenso
 
     def predict(batch: SentenceBatch) -> Tensor:
         prepared = trainer.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         logits_SC = torch.cat([logits for logits, _, _ in trainer.predict(prepared)])
         return logits_SC[: batch.samples].cpu()  # without stand-ins
 
@@ -194,8 +193,7 @@ def evaluate(trainer: SentenceTrainer, data: Iterable[SentenceBatch]) -> dict[st
     sums = torch.zeros(3, dtype=torch.float64, device=trainer.mesh.device)
     for batch in data:
         prepared = trainer.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         for logits_SC, labels_S, weights_S in trainer.predict(prepared):
             real_S = weights_S > 0  # not a stand-in
             right_S = (logits_SC.argmax(1) == labels_S) & real_S

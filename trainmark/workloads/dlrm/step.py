@@ -23,7 +23,7 @@ from trainmark.optimizers import (
     optimizer_tensors,
 )
 from trainmark.precision import autocast, compute_dtype
-from trainmark.transfer import Copier
+from trainmark.transfer import Copier, wait_for
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun
@@ -151,7 +151,7 @@ class DlrmTrainer:
             self._lr.fill_(lr)
             prepared.slot.train()
         else:
-            _wait_for(prepared.lookups_ready)
+            wait_for(prepared.lookups_ready)
             self._top.zero()
             self._bottom.zero()
             self._train(prepared.micro_batches, prepared.global_samples, lr)
@@ -244,8 +244,8 @@ class DlrmTrainer:
     @torch.inference_mode()
     def predict(self, prepared: Prepared) -> Tensor:
         """[B] click logits."""
-        _wait_for(prepared.ready)
-        _wait_for(prepared.lookups_ready)
+        wait_for(prepared.ready)
+        wait_for(prepared.lookups_ready)
         logits = []
         for micro in prepared.micro_batches:
             self.model.tables.begin(micro.lookup)
@@ -319,12 +319,6 @@ def _widened(tensors: list[Tensor]) -> list[Tensor]:
 
 def _groups(features: list[list[int]], ids: list[Tensor]) -> list[IdGroup]:
     return [IdGroup(f, i) for f, i in zip(features, ids, strict=True)]
-
-
-def _wait_for(event: Any) -> None:
-    """Let the compute stream wait for work on another; on a CPU there is none."""
-    if event is not None:
-        event.wait()
 
 
 def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrainer:

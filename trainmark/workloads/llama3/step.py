@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from trainmark.adamw import AdamW, local
 from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
 from trainmark.optimizers import LossScale
-from trainmark.transfer import Copier
+from trainmark.transfer import Copier, wait_for
 from trainmark.workloads.llama3.data import TokenBatch, TokenData
 from trainmark.workloads.llama3.flops import gradients_beside_activations
 from trainmark.workloads.llama3.model import named_parameters
@@ -318,16 +317,16 @@ def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: LlamaRun) -> LlamaTra
 
 def evaluate(trainer: LlamaTrainer, data: TokenData) -> dict[str, float | None]:
     """The mean loss per token over a split."""
-    sums = [0.0, 0.0]
-    for prepared in _prepared(trainer, data):
-        sums[0] += trainer.loss(_never_empty(prepared)).item() * prepared.samples
-        sums[1] += prepared.samples
-    mesh = trainer.mesh
-    if mesh.device_mesh is not None and mesh.dp_size > 1:
-        both = torch.tensor(sums, dtype=torch.float64, device=mesh.device)
-        dist.all_reduce(both, group=mesh.group("dp"))
-        sums = both.tolist()
-    return {"loss": sums[0] / sums[1] if sums[1] else None}
+    loss, samples = 0.0, 0
+    for batch in data:
+        prepared = trainer.prepare(batch)
+        wait_for(prepared.ready)
+        loss += trainer.loss(_never_empty(prepared)).item() * prepared.samples
+        samples += prepared.samples
+    sums = torch.tensor([loss, samples], dtype=torch.float64, device=trainer.mesh.device)
+    trainer.mesh.add_over_dp(sums)
+    loss, samples = sums.tolist()
+    return {"loss": loss / samples if samples else None}
 
 
 def _never_empty(prepared: Prepared) -> Prepared:
@@ -336,11 +335,3 @@ def _never_empty(prepared: Prepared) -> Prepared:
         return prepared
     stand_in = prepared.tokens_BS.new_zeros(1, prepared.tokens_BS.shape[1])
     return dataclasses.replace(prepared, tokens_BS=stand_in, targets_BS=stand_in)
-
-
-def _prepared(trainer: LlamaTrainer, data: TokenData) -> Iterator[Prepared]:
-    for batch in data:
-        prepared = trainer.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
-        yield prepared
