@@ -72,6 +72,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.runs.train",
             "trainmark.report.runs.dry_run",
             "trainmark.report.runs.evaluate",
+            "trainmark.report.runs.infer",
             "trainmark.report.runs.resolved_run",
             "trainmark.report.plan.plan",
             "trainmark.export.export",
