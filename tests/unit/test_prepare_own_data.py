@@ -1,8 +1,11 @@
 """`prepare csv` and `prepare parquet` with --columns: any types, headers, files, and bad rows."""
 
 import datetime
+import gzip
 import json
+import os
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
-from trainmark.clicklog import csv_data, parquet_data
+from trainmark.clicklog import csv_data, parquet_data, text_files
 from trainmark.clicklog.description import parse
 from trainmark.clicklog.own_data import CsvSource
 from trainmark.clicklog.source import Position
@@ -197,6 +200,81 @@ def test_labels_by_comparison(tmp_path: Path) -> None:
     assert summary["click_rate"]["train"] == pytest.approx(0.4)
 
 
+def test_labels_that_are_words(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text(
+        "Clicked?,item\n" + "".join(f"{'yes' if i % 4 == 0 else 'no'},x\n" for i in range(70))
+    )
+    with pytest.raises(InputError, match="is 'yes', expected 0, 1, true or false"):
+        prepare("csv", tmp_path, "r.csv", columns="label=Clicked? categorical=item")
+    output = prepare("csv", tmp_path, "r.csv", columns="label=Clicked?=yes categorical=item")
+    assert json.loads((output / "prepare.json").read_text())["click_rate"]["train"] == 15 / 60
+
+
+def test_signs_of_what_is_missing_and_thresholds_by_name(tmp_path: Path) -> None:
+    lines = [f"{i % 2},{['a', 'NA', 'b'][i % 3]},{i % 2 if i % 5 else '-'}" for i in range(70)]
+    (tmp_path / "log.csv").write_text("y,tag,x\n" + "\n".join(lines))
+    columns = "label=y numerical=x categorical=tag"
+    with pytest.raises(InputError, match="Unknown column of --frequency-threshold 'tga'"):
+        prepare("csv", tmp_path, "log.csv", columns=columns, frequency_threshold="0,tga=2")
+    output = prepare(
+        "csv",
+        tmp_path,
+        "log.csv",
+        columns=columns,
+        missing=("NA", "-"),
+        frequency_threshold="0,tag=24",
+    )
+    feature = json.loads((output / "prepare.json").read_text())["features"]["tag"]
+    assert (feature["distinct"], feature["kept"]) == (2, 1)  # 24 a's, 23 b's
+    assert feature["missing_share"] == pytest.approx(23 / 70)
+
+
+def test_values_of_another_encoding_stay_different(tmp_path: Path) -> None:
+    words = [b"caf\xe9", b"caf\xe8", "café".encode()]
+    (tmp_path / "log.csv").write_bytes(
+        b"y,word\n" + b"".join(b"%d,%s\n" % (i % 2, words[i % 3]) for i in range(70))
+    )
+    output = prepare("csv", tmp_path, "log.csv", columns="label=y categorical=word")
+    values = pa.parquet.read_table(output / "vocabulary" / "cat_0.parquet")["value"].to_pylist()
+    assert sorted(values) == ["cafè", "café"]
+
+
+def test_rows_of_plain_and_compressed_files_are_estimated(tmp_path: Path) -> None:
+    """A compressed line takes a fraction of a plain one's bytes, whichever file comes first."""
+    text = b"y,word\n" + b"1,abcdefghijkl\n" * 999
+    (tmp_path / "log_0.csv").write_bytes(text)
+    (tmp_path / "log_1.csv.gz").write_bytes(gzip.compress(text))
+    files = [tmp_path / "log_0.csv", tmp_path / "log_1.csv.gz"]
+    rows = sum(path.stat().st_size for path in files) / text_files.bytes_per_line(files)
+    assert rows == pytest.approx(2000)
+
+
+def test_a_long_header_is_read_whole(tmp_path: Path) -> None:
+    names = [f"column_{i}" for i in range(10_000)]
+    (tmp_path / "log.csv").write_text(f"y,{','.join(names)}\n" + ("1" + ",a" * 10_000 + "\n") * 20)
+    output = prepare("csv", tmp_path, "log.csv", columns="label=y categorical=column_9999")
+    assert "column_9999" in json.loads((output / "prepare.json").read_text())["features"]
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        ("categorical=user numerical=tags", "list.* cannot be read as numerical"),
+        ("categorical=tags:string", "list.* cannot be read as categorical"),
+        ("categorical=user:hex", "int64, which cannot be read as categorical .hex."),
+        ("categorical=user numerical=seen", "timestamp.* cannot be read as numerical"),
+    ],
+)
+def test_columns_of_other_types_are_refused_before_reading(
+    use: str, reason: str, tmp_path: Path
+) -> None:
+    start = datetime.datetime(2024, 2, 28)
+    table = {"clicked": [0, 1], "user": [1, 2], "tags": [[1], [2, 3]], "seen": [start, start]}
+    pa.parquet.write_table(pa.table(table), tmp_path / "log.parquet")
+    with pytest.raises(InputError, match=reason):
+        prepare("parquet", tmp_path, "log.parquet", columns=f"label=clicked {use}")
+
+
 @pytest.mark.parametrize("bad_rows", ["stop", "skip", "keep"])
 def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
     rows = random_rows(70)
@@ -219,12 +297,14 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
         return
     output = prepare("csv", tmp_path, "log.csv", bad_rows=bad_rows)
     report = (output / "bad_rows.txt").read_text().splitlines()
+    label = "0, 1, true or false (or say what a click is: label=clicked=VALUE)"
     assert [line.split("log.csv:")[1] for line in report] == [
         "11: user is '12x', expected int64 or nothing",
         "12: 4 fields, expected 9",
-        "13: clicked is missing, expected 0 or 1",
-        "14: clicked is 'maybe', expected 0 or 1",
-        "15: age is '70000', expected a number within float16",
+        f"13: clicked is missing, expected {label}",
+        f"14: clicked is 'maybe', expected {label}",
+        "15: age is '70000', expected a number within float16, 65,504 at most "
+        "(age:log takes larger ones)",
         "16: tag is 'fg', expected hex or nothing",
     ]
     summary = json.loads((output / "prepare.json").read_text())
@@ -279,7 +359,12 @@ def test_second_run_and_new_data_with_the_old_vocabulary(tmp_path: Path, capsys)
     write_csv(tmp_path / "log.csv", rows)
     output = prepare("csv", tmp_path, "log.csv")
     prepare("csv", tmp_path, "log.csv")
-    assert "already holds this dataset" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "already holds this dataset" in told
+    assert "newer" not in told
+    os.utime(tmp_path / "log.csv", (time.time() + 60,) * 2)
+    prepare("csv", tmp_path, "log.csv")
+    assert "log.csv is newer" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(InputError, match="other settings"):
         prepare("csv", tmp_path, "log.csv", seed=5)
     (tmp_path / "new").mkdir()
@@ -297,6 +382,7 @@ def test_second_run_and_new_data_with_the_old_vocabulary(tmp_path: Path, capsys)
         ("label=clicked categorical=usr", "Unknown column of log.csv 'usr'. Did you mean 'user'"),
         ("categorical=user", "names 0 labels; exactly one"),
         ("label=clicked categorical=user,user", "names 'user' twice"),
+        ("label=user>yes categorical=user", "compares with 'yes'; a number is expected"),
         ("label=clicked categorical=user:int32", "Unknown way to read the categorical column user"),
     ],
 )

@@ -206,6 +206,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
             input=str(tmp_path / "log.csv"),
             output=text,
             columns="label=clicked numerical=age categorical=city",
+            missing=("Oslo",),
         )
     )
     numerical, categorical = columns_of(rows, ("age",)), columns_of(rows, ("city",))
@@ -227,8 +228,8 @@ def test_types_of_parquet(tmp_path: Path) -> None:
         ("city", "\udfff", ["city is '\\udfff'"]),
         ("tag", 255, ["tag is 255", "hex"]),
         ("tag", "xyz", ["tag is 'xyz'"]),
-        ("seen", "noon", ["seen is 'noon'", "a time (iso)"]),
-        ("seen", 12, ["seen is 12", "a time (iso)"]),
+        ("seen", "noon", ["seen is 'noon'", "a time such as 2024-05-01"]),
+        ("seen", 12, ["seen is 12", "a time such as 2024-05-01"]),
         ("score", [0.5], ["score is [0.5]", "float64"]),
     ],
 )

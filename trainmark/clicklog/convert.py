@@ -64,22 +64,39 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[Use]) -> Converted:
 
 
 def expected(use: Use) -> str:
-    """What may stand in a column, in words."""
+    """What may stand in a column, in words, and how to have something else read."""
     if use.role == "label":
-        return "a number" if use.comparison else "0 or 1"
+        if use.comparison is None:
+            return f"0, 1, true or false (or say what a click is: label={use.column}=VALUE)"
+        return "a number" if isinstance(use.comparison[1], float) else "a value"
     if use.role == "numerical":
-        return "a finite number" if use.reading == "log" else "a number within float16"
+        if use.reading == "log":
+            return "a finite number"
+        most = f"{LARGEST:,.0f} at most ({use.column}:log takes larger ones)"
+        return f"a number within float16, {most}"
     if use.role == "timestamp":
-        return f"a time ({use.reading or 'iso'})"
+        if use.reading in ("unix", "unix_ms"):
+            return "seconds since 1970" if use.reading == "unix" else "milliseconds since 1970"
+        return f"a time such as 2024-05-01 13:30:00 (numbers: {use.column}:unix or :unix_ms)"
     return f"{use.reading} or nothing"
 
 
 def resolve(uses: Sequence[Use], types: Sequence[pa.DataType]) -> list[Use]:
-    """Fill in how to read each column, by its type in the file."""
-    return [
+    """Fill in how to read each column, by its type in the file; refuse what cannot be read."""
+    resolved = [
         use if use.reading else replace(use, reading=_reading(use, _value_type(kind)))
         for use, kind in zip(uses, types, strict=True)
     ]
+    for use, kind in zip(resolved, types, strict=True):
+        try:
+            convert([pa.array([], kind)], [use])
+        except pa.ArrowNotImplementedError:
+            reading = "" if use.role == "label" else f" ({use.reading})"
+            raise InputError(
+                f"--columns: {use.column} is a column of {kind}, "
+                f"which cannot be read as {use.role}{reading}."
+            ) from None
+    return resolved
 
 
 def _reading(use: Use, kind: pa.DataType) -> str | None:
@@ -149,13 +166,17 @@ def _floats(column: pa.Array) -> tuple[NDArray[np.float64], Mask, Mask]:
 
 def _label(column: pa.Array, use: Use) -> tuple[NDArray[np.bool_], Mask]:
     if use.comparison:
-        operator, number = use.comparison
+        operator, wanted = use.comparison
+        if isinstance(wanted, str):
+            texts, bad = _cast(column, pa.string())
+            equal = pc.fill_null(pc.equal(texts, wanted), False).to_numpy(zero_copy_only=False)
+            return equal, nulls(texts) | bad
         values, missing, bad = _floats(column)
         compare = {
             ">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less,
             "=": np.equal, "==": np.equal,
         }[operator]  # fmt: skip
-        return compare(values, number), missing | bad
+        return compare(values, wanted), missing | bad
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         lower = pc.utf8_lower(column)
         words = pc.replace_with_mask(lower, pc.fill_null(pc.equal(lower, "true"), False), "1")

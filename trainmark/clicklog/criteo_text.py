@@ -34,7 +34,6 @@ FIELDS = [
 ]
 TABLE_START, TABLE_STOP = -16, 1 << 17
 """Integers whose transformed value is looked up; others are computed."""
-SAMPLE_BYTES = 1 << 20
 
 _scratch = Scratch()
 
@@ -84,16 +83,7 @@ class CriteoSource:
         return [path.stat().st_size for path in self.files]
 
     def bytes_per_row(self) -> float:
-        """From the first rows of the first file that has any."""
-        for path in self.files:
-            with text_files.TextFile(path) as file:
-                sample = np.empty(SAMPLE_BYTES, np.uint8)
-                length = file.read_into(sample)
-                read = file.bytes_read()
-            lines = text_files.count_lines(sample[:length])
-            if lines:
-                return read / lines
-        return 1.0
+        return text_files.bytes_per_line(self.files)
 
     def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
         return text_files.pieces(self.files, start, piece_bytes)

@@ -22,6 +22,8 @@ class Options(DescribedOptions):
     """What separates fields; \\t or tab for a tab."""
     header: bool = True
     """Whether files start with the names of the columns. Files of --spec never do."""
+    missing: tuple[str, ...] = ()
+    """What stands for a missing value, besides an empty field, such as NA \\\\N null."""
 
 
 def prepare(options: Options) -> None:
@@ -38,7 +40,12 @@ def prepare(options: Options) -> None:
         from trainmark.clicklog.own_data import CsvSource
 
         return CsvSource(
-            files, columns, delimiter=delimiter, header=options.header, bad_rows=options.bad_rows
+            files,
+            columns,
+            delimiter=delimiter,
+            header=options.header,
+            missing=options.missing,
+            bad_rows=options.bad_rows,
         )
 
     described.prepare(options, transcode_, source)

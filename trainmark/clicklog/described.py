@@ -33,9 +33,9 @@ class DescribedOptions:
     """What the columns are: 'label=clicked numerical=age,price:log categorical=user,city
     timestamp=seen_at'. See docs/data.md."""
     frequency_threshold: str = "0"
-    """Categorical values seen less often share id 0; 0 keeps all. For single columns: 15,C2=3."""
+    """Categorical values seen less often share id 0; 0 keeps all. For single columns: 15,user=3."""
     max_rows: str | None = None
-    """Fold ids into this many per column by modulo; for single columns: 100000,C2=1000."""
+    """Fold ids into this many per column by modulo; for single columns: 100000,user=1000."""
     holdout: str = LAST_DAY
     """What is not for training: last-day (the last file; the last seventh of a single one), or
     the last rows as a fraction of all, such as 0.1."""
@@ -83,11 +83,15 @@ def make_job(options: DescribedOptions, source: Source) -> Job:
     """What the options ask of the engine."""
     if options.seed < 0:
         raise InputError(f"--seed is {options.seed}; 0 or more is expected.")
-    columns = len(source.schema.categorical)
-    thresholds = per_column.parse(options.frequency_threshold, "--frequency-threshold", columns)
-    max_rows: list[int | None] = [None] * columns
+    names = [column.name for column in source.schema.categorical]
+    thresholds = per_column.parse(
+        options.frequency_threshold, "--frequency-threshold", len(names), names=names
+    )
+    max_rows: list[int | None] = [None] * len(names)
     if options.max_rows is not None:
-        max_rows = per_column.parse(options.max_rows, "--max-rows", columns, minimum=1)
+        max_rows = per_column.parse(
+            options.max_rows, "--max-rows", len(names), minimum=1, names=names
+        )
     rules = [
         Rules(recipe=RECIPE, threshold=threshold or 0, max_rows=most)
         for threshold, most in zip(thresholds, max_rows, strict=True)

@@ -7,7 +7,7 @@ Roles are separated by spaces, columns by commas. A column is named as in the he
 (`numerical=2-14`). Columns that are not mentioned are not read. What follows a column's last colon
 says how to read it:
 
-    label        0 or 1 (also true, false); or compared: label=rating>=4
+    label        0 or 1 (also true, false); or compared: label=rating>=4, label=answer=yes
     numerical    plain (the default): the number itself; log: ln(x + 3), 0.0 where x is not above -3
     categorical  string (the default for text), int64, uint64, float64, or hex for numbers of up to
                  8 hexadecimal digits
@@ -33,7 +33,8 @@ READINGS: dict[Role, tuple[str, ...]] = {
     "categorical": ("string", "int64", "uint64", "float64", "hex"),
     "timestamp": ("iso", "unix", "unix_ms"),
 }
-COMPARISON = re.compile(r"(.+?)\s*(>=|<=|==|>|<|=)\s*(-?[0-9.]+)")
+COMPARISON = re.compile(r"(.+?)\s*(>=|<=|==|>|<|=)\s*(.+)")
+NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Use:
     role: Role
     reading: str | None = None
     """How to read it; None: as its type in the file says, or as the default for text."""
-    comparison: tuple[str, float] | None = None
-    """Of a label: it is 1 where the column compares so."""
+    comparison: tuple[str, float | str] | None = None
+    """Of a label: it is 1 where the column compares so; a text can only be equal."""
 
 
 def parse(text: str, columns: Sequence[str], source: str) -> list[Use]:
@@ -73,8 +74,8 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[Use]:
 
 def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[Use]:
     if role == "label" and name not in columns and (match := COMPARISON.fullmatch(name)):
-        column, operator, number = match.groups()
-        compared = (operator, float(number))
+        column, operator, value = match.groups()
+        compared = (operator, _compared_with(operator, value, name))
         return [Use(c, role, comparison=compared) for c in _find(column, columns, source)]
     head, _, reading = name.rpartition(":")
     if name not in columns and head and reading in READINGS[role]:
@@ -82,6 +83,14 @@ def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[Us
     if name not in columns and head and head in columns:
         raise unknown(f"way to read the {role} column {head}", reading, READINGS[role])
     return [Use(column, role) for column in _find(name, columns, source)]
+
+
+def _compared_with(operator: str, value: str, name: str) -> float | str:
+    if NUMBER.fullmatch(value):
+        return float(value)
+    if operator in ("=", "=="):
+        return value
+    raise InputError(f"--columns: label={name} compares with {value!r}; a number is expected.")
 
 
 def _find(name: str, columns: Sequence[str], source: str) -> list[str]:

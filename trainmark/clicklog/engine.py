@@ -82,11 +82,20 @@ def prepare(job: Job, limits: Limits) -> dict[str, float]:
     """
     work = Work(job.output)
     if folder.is_finished(job.output, MANIFEST, job.settings):
-        print(f"{job.output} already holds this dataset; nothing to do.")
+        print(f"{job.output} already holds this dataset; nothing to do.{_newer_input(job)}")
         work.remove()  # which a crash may have left
         return {}
     with work.opened():
         return Engine(job, limits, work).run()
+
+
+def _newer_input(job: Job) -> str:
+    """What to say where the input may have changed: files are known by name and size."""
+    made = (job.output / MANIFEST).stat().st_mtime
+    newer = [path for path in job.source.files if path.exists() and path.stat().st_mtime > made]
+    if not newer:
+        return ""
+    return f" {newer[0]} is newer: if it has changed, remove {job.output} and prepare it again."
 
 
 class Engine:
@@ -169,12 +178,12 @@ class Engine:
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
         progress.say(
-            f"about {rows:,} rows; needs at most {_gb(needed)} of disk while it works, of which at "
-            f"most {_gb(rows * out_bytes)} stay; {_gb(free)} are free"
+            f"about {rows:,} rows; needs about {_gb(needed)} of disk while it works, "
+            f"of which {_gb(rows * out_bytes)} stay; {_gb(free)} are free"
         )
         if needed - there > free:
             raise InputError(
-                f"{self.job.output} needs at most {_gb(needed)} of disk while it is made; "
+                f"{self.job.output} needs about {_gb(needed)} of disk while it is made; "
                 f"{_gb(free)} are free. Free some, or choose another --output."
             )
 
@@ -316,4 +325,4 @@ class Engine:
 
 
 def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{max(size / 1e6, 0.1):.1f} MB"

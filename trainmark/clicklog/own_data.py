@@ -18,7 +18,7 @@ from trainmark.clicklog.rows import BadRow, Block, Values
 from trainmark.clicklog.source import BadRows, Piece, Position
 from trainmark.errors import InputError
 
-HEADER_BYTES = 1 << 16
+HEADER_BYTES = text_files.MAX_LINE_BYTES
 OPEN_QUOTE = "a quoted field does not end on its line"
 
 
@@ -32,6 +32,7 @@ class CsvSource:
         columns: what the columns are (description.py).
         delimiter: one character.
         header: whether every file starts with a line of names.
+        missing: what stands for a missing value, besides nothing.
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong in it for
             missing; without a label, or with the wrong number of fields, it has to skip the line.
     """
@@ -43,13 +44,14 @@ class CsvSource:
         *,
         delimiter: str = ",",
         header: bool = True,
+        missing: Sequence[str] = (),
         bad_rows: BadRows = "stop",
     ) -> None:
         if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
         self.files = list(files)
         self.bad_rows = bad_rows
-        self._delimiter, self._header = delimiter, header
+        self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self._names = self._check_headers()
         uses = description.parse(columns, self._names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
@@ -63,19 +65,17 @@ class CsvSource:
             "columns": self._columns,
             "delimiter": self._delimiter,
             "header": self._header,
+            **({"missing": self._missing} if self._missing else {}),
         }
 
     def inputs(self) -> Mapping[str, Any]:
-        return _inputs(self.uses, empty_is_missing=True)
+        return _inputs(self.uses, missing=["", *self._missing])
 
     def sizes(self) -> list[int]:
         return [path.stat().st_size for path in self.files]
 
     def bytes_per_row(self) -> float:
-        with text_files.TextFile(self.files[0]) as file:
-            sample = np.empty(1 << 20, np.uint8)
-            length = file.read_into(sample)
-            return file.bytes_read() / max(text_files.count_lines(sample[:length]), 1)
+        return text_files.bytes_per_line(self.files)
 
     def _check_headers(self) -> list[str]:
         """The names of the columns, which all files must agree on; numbers without a header."""
@@ -161,7 +161,10 @@ class CsvSource:
                 delimiter=self._delimiter, ignore_empty_lines=False, invalid_row_handler=note
             ),
             pa.csv.ConvertOptions(
-                column_types=kinds, null_values=[""], strings_can_be_null=True, check_utf8=False
+                column_types=kinds,
+                null_values=["", *self._missing],
+                strings_can_be_null=True,
+                check_utf8=False,
             ),
         )
 
@@ -216,7 +219,7 @@ class ParquetSource:
         }
 
     def inputs(self) -> Mapping[str, Any]:
-        return _inputs(self.uses, empty_is_missing=False)
+        return _inputs(self.uses, missing=[])
 
     def sizes(self) -> list[int]:
         return [path.stat().st_size for path in self.files]
@@ -269,13 +272,13 @@ class ParquetSource:
         return _block(converted, path, lines, [], self.bad_rows)
 
 
-def _inputs(uses: Sequence[Use], *, empty_is_missing: bool) -> dict[str, Any]:
+def _inputs(uses: Sequence[Use], *, missing: list[str]) -> dict[str, Any]:
     columns = [
         {"column": use.column, "role": use.role, "reading": use.reading}
         for use in uses
         if use.role != "label"
     ]
-    return {"empty_is_missing": empty_is_missing, "columns": columns}
+    return {"missing": missing, "columns": columns}
 
 
 def _open_parquet(path: Path) -> Any:
@@ -287,15 +290,21 @@ def _open_parquet(path: Path) -> Any:
 
 
 def _utf8(column: pa.ChunkedArray) -> pa.Array:
-    """Text of another encoding is kept byte for byte, as far as it can be."""
+    """Values that are not UTF-8 are taken for Latin-1: different bytes stay different values."""
     array = column.combine_chunks()
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
         raw = array.cast(pa.binary()).to_pylist()
-        decoded = [None if text is None else text.decode(errors="replace") for text in raw]
-        return pa.array(decoded, pa.string())
+        return pa.array([None if text is None else _decoded(text) for text in raw], pa.string())
     return array
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
 
 
 def _block(

@@ -22,7 +22,9 @@ class _Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed / self._size:,.0f} {self._unit}/s" if speed else "")
+        if not speed or speed < self._size:
+            return Text("")
+        return Text(f"{speed / self._size:,.0f} {self._unit}/s")
 
 
 @contextmanager

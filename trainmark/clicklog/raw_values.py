@@ -25,7 +25,7 @@ from trainmark.clicklog.vocabulary import Rules
 from trainmark.errors import InputError
 
 Rows = Sequence[Sequence[Any]]
-Encoded = tuple[NDArray[np.float16], NDArray[np.int64]]
+Encoded = tuple[NDArray[np.floating], NDArray[np.int64]]
 """Numbers [rows, numerical features] and ids [rows, tables]."""
 
 NOT_ARROW = (pa.ArrowException, OverflowError, UnicodeEncodeError)
@@ -186,7 +186,7 @@ class DescribedValues:
         uses = [Use(**use) for use in inputs["columns"]]
         self._numerical = [use for use in uses if use.role == "numerical"]
         self._categorical = [use for use in uses if use.role != "numerical"]
-        self._empty_is_missing = inputs["empty_is_missing"]
+        self._missing: list[str] = inputs["missing"]
         self.numerical = tuple(use.column for use in self._numerical)
         self.categorical = tuple(use.column for use in self._categorical)
         columns = description.schema(uses).categorical
@@ -206,8 +206,8 @@ class DescribedValues:
 
     def _array(self, values: Sequence[Any], use: Use) -> pa.Array:
         """A column as a file might have it: of its type, or of texts."""
-        if self._empty_is_missing and "" in values:
-            values = [None if value == "" else value for value in values]
+        if any(sign in values for sign in self._missing):
+            values = [None if value in self._missing else value for value in values]
         array = _inferred(values)
         if array is not None and _has_type_for(use, array.type):
             return array

@@ -96,12 +96,25 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     console.print(features)
     model = facts["model"]
     console.print(
-        f"{len(facts['cardinalities'])} tables, {model['table_rows']:,} rows together: "
+        f"{_tables(len(facts['cardinalities']))}, {model['table_rows']:,} rows together: "
         f"at dimension {model['embedding_dim']}, {model['parameters']:,} parameters, "
-        f"{model['fp32_bytes'] / 2**30:.2f} GiB in fp32",
+        f"{_size(model['fp32_bytes'])} in fp32",
         soft_wrap=True,
     )
     if facts["bad_rows"]:
-        console.print(f"{facts['bad_rows']:,} bad rows, listed in {output / 'bad_rows.txt'}")
+        rows = "1 bad row" if facts["bad_rows"] == 1 else f"{facts['bad_rows']:,} bad rows"
+        console.print(f"{rows}, listed in {output / 'bad_rows.txt'}")
     if "best_auc" in facts:
         console.print(f"best possible AUC on the last day: {facts['best_auc']:.4f}")
+
+
+def _tables(count: int) -> str:
+    return "1 table" if count == 1 else f"{count} tables"
+
+
+def _size(num_bytes: int) -> str:
+    unit, name = next(
+        ((2**power, name) for power, name in ((30, "GiB"), (20, "MiB")) if num_bytes >= 2**power),
+        (2**10, "KiB"),
+    )
+    return f"{num_bytes / unit:.2f} {name}"

@@ -18,6 +18,7 @@ PADDING = 16
 """Zero bytes behind the text of a piece, so that parsers may look ahead."""
 MAX_LINE_BYTES = 1 << 20
 DECOMPRESS_BYTES = 1 << 16
+SAMPLE_BYTES = 1 << 20
 
 _scratch = Scratch()
 
@@ -154,6 +155,28 @@ def _after_last_newline(buffer: Any, filled: int) -> int:
         if found >= 0:
             return start + found + 1
     return 0
+
+
+def bytes_per_line(paths: Sequence[Path]) -> float:
+    """Bytes on disk that a line takes, roughly: from the start of the first file of each kind of
+    compression that has any lines."""
+    sizes: dict[str, int] = {}
+    per_line: dict[str, float] = {}
+    for path in paths:
+        sizes[path.suffix] = sizes.get(path.suffix, 0) + path.stat().st_size
+        if path.suffix not in per_line and (found := _sampled_bytes_per_line(path)):
+            per_line[path.suffix] = found
+    lines = sum(sizes[suffix] / found for suffix, found in per_line.items())
+    return sum(sizes.values()) / lines if lines else 1.0
+
+
+def _sampled_bytes_per_line(path: Path) -> float | None:
+    with TextFile(path) as file:
+        sample = np.empty(SAMPLE_BYTES, np.uint8)
+        length = file.read_into(sample)
+        read = file.bytes_read()
+    lines = count_lines(sample[:length])
+    return read / lines if lines else None
 
 
 def count_lines(text: Any) -> int:
