@@ -211,7 +211,8 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     )
     numerical, categorical = columns_of(rows, ("age",)), columns_of(rows, ("city",))
     assert assert_as_prepared(text, numerical, categorical) == 20
-    assert opened(text).encode([[1], [1]], [[""], ["Oslo"]])[1].tolist() == [[0], [1]]
+    cities = [[""], ["Oslo"], ["Rome"]]
+    assert opened(text).encode([[1]] * 3, cities)[1].tolist() == [[0], [0], [1]]
     assert opened(data).encode([[1]], [[None, None, "", None]])[1].tolist()[0][2] != 0
 
 
