@@ -199,6 +199,16 @@ def _export(arguments: list[str], started: float) -> None:
     print(export(options.folder, options.format, options.output))
 
 
+def _serve(arguments: list[str], started: float) -> None:
+    """Scores over HTTP, of a run's newest checkpoint or of an exported model."""
+    from trainmark.inference.options import ServeOptions
+
+    options = parse(ServeOptions, arguments, "serve")
+    from trainmark.inference.serving import serve
+
+    serve(options)
+
+
 def _sweep(arguments: list[str], started: float) -> None:
     """One run per value of a field; an out-of-memory is a row of the table."""
     from rich.console import Console
@@ -268,6 +278,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "report": _report,
     "compare": _compare,
     "export": _export,
+    "serve": _serve,
     "align": _align,
     "sweep": _sweep,
     "launch": _launch,

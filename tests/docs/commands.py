@@ -76,6 +76,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.runs.resolved_run",
             "trainmark.report.plan.plan",
             "trainmark.export.export",
+            "trainmark.inference.serving.serve",
             "trainmark.report.report",
             "trainmark.report.compare",
             *(

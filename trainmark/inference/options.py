@@ -1,4 +1,4 @@
-"""The flags of `trainmark infer`. No torch here."""
+"""The flags of `trainmark infer` and `trainmark serve`. No torch here."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,3 +26,24 @@ class InferOptions:
     """Another dataset whose held-out samples to predict; default: the run's own."""
     precision: Precision | None = None
     """Another precision of the dense computation; default: the run's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Score rows over HTTP: DLRM's clicks, or DistilBERT's sentences."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Output folder of a run, whose newest checkpoint is served, or a folder of trainmark export
+    (safetensors)."""
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
+    ask then."""
+    port: int = 8000
+    """Port to listen at; 0 takes a free one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to score."""
+    values: Literal["auto", "raw", "prepared"] = "auto"
+    """What requests for a DLRM hold: raw values, as in the log that was prepared, or the numbers
+    and ids of the dataset. auto: raw, unless the dataset has no vocabularies."""
+    data: str | None = None
+    """Dataset whose vocabularies encode raw values; default: the run's own."""

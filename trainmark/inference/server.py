@@ -1,0 +1,227 @@
+"""The HTTP side of `trainmark serve`. It knows no workload: a `Scorer` reads and scores.
+
+    POST /score      rows in, scores out
+    GET  /model      what is served
+    GET  /example    a body for /score
+    GET  /health     whether it answers
+
+Requests that arrive while the model is busy are scored together as soon as it is free: a lone
+client waits for nobody, and many clients share the cost of a pass through the model.
+"""
+
+import asyncio
+import json
+import signal
+import socket
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from trainmark.errors import InputError
+from trainmark.inference.scorer import Scorer
+
+MAX_BODY_BYTES = 16 << 20
+MAX_ROWS = 16_384
+"""Of one request."""
+TOGETHER_BYTES = 1 << 20
+"""Requests are scored together up to this size."""
+MAX_CONNECTIONS = 1024
+PATIENCE_S = 10
+"""How long requests under way may take once the server is told to stop."""
+
+
+# --- endpoints
+
+
+def build_app(scorer: Scorer) -> FastAPI:
+    """The web application."""
+    app = FastAPI(title="trainmark serve", description=str(__doc__))
+    queue = Queue(scorer)
+
+    @app.get("/")
+    async def index() -> dict[str, Any]:
+        endpoints = ["POST /score", "GET /model", "GET /example", "GET /health"]
+        return {key: scorer.facts[key] for key in ("name", "requests")} | {"endpoints": endpoints}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/model")
+    async def model() -> dict[str, Any]:
+        return scorer.facts
+
+    @app.get("/example")
+    async def example() -> dict[str, Any]:
+        return scorer.example
+
+    # Not a typed argument: to check large nested lists by a schema takes longer than to score them.
+    content = {"application/json": {"schema": {"type": "object", "example": scorer.example}}}
+
+    @app.post("/score", openapi_extra={"requestBody": {"required": True, "content": content}})
+    async def score(request: Request) -> Response:
+        try:
+            answer = await queue.score(await _body(request))
+        except InputError as error:
+            status = 413 if isinstance(error, TooLargeError) else 422
+            return JSONResponse({"detail": str(error)}, status)
+        return Response(answer, media_type="application/json")
+
+    return app
+
+
+class TooLargeError(InputError):
+    """A body that is not read to its end."""
+
+
+async def _body(request: Request) -> bytes:
+    size = int(request.headers.get("content-length", 0))
+    body = bytearray()
+    if size <= MAX_BODY_BYTES:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                break
+    if max(size, len(body)) > MAX_BODY_BYTES:
+        raise TooLargeError(
+            f"The body has {max(size, len(body)):,} bytes or more, expected at most "
+            f"{MAX_BODY_BYTES:,}. Send fewer rows at a time."
+        )
+    return bytes(body)
+
+
+# --- scoring
+
+
+class Queue:
+    """Requests that wait for the model, which works in a thread of its own."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._waiting: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
+        self._thread = ThreadPoolExecutor(1)
+        self._task: asyncio.Task[None] | None = None
+
+    async def score(self, body: bytes) -> bytes:
+        """The answer to a request; raises what is wrong with it."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.append((body, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            taken = self._take()
+            bodies = [body for body, _ in taken]
+            found = await loop.run_in_executor(self._thread, answers, self._scorer, bodies)
+            for (_, future), answer in zip(taken, found, strict=True):
+                if future.done():  # the client has gone
+                    continue
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+    def _take(self) -> list[tuple[bytes, asyncio.Future[bytes]]]:
+        taken = [self._waiting.popleft()]
+        size = len(taken[0][0])
+        while self._waiting and size + len(self._waiting[0][0]) <= TOGETHER_BYTES:
+            taken.append(self._waiting.popleft())
+            size += len(taken[-1][0])
+        return taken
+
+
+def answers(scorer: Scorer, bodies: list[bytes]) -> list[bytes | Exception]:
+    """To each request, its scores or what went wrong; all rows go through the model together."""
+    requests = [_attempt(_read, scorer, body) for body in bodies]
+    rows = [row for request in requests if isinstance(request, list) for row in request]
+    try:
+        scores = iter(scorer.score(rows) if rows else [])
+    except Exception as error:  # whoever's fault it is
+        if len(bodies) == 1:
+            return [error]
+        return [answer for body in bodies for answer in answers(scorer, [body])]
+    return [
+        _attempt(_to_json, scorer, list(islice(scores, len(request))))
+        if isinstance(request, list)
+        else request
+        for request in requests
+    ]
+
+
+def _attempt(function: Any, *arguments: Any) -> Any:
+    """What a function returns or raises: an error of one request is no other's."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error
+
+
+def _read(scorer: Scorer, body: bytes) -> list[Any]:
+    try:
+        data = json.loads(body, parse_constant=NoNumber)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"The body is not JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise InputError(f"The body is a {type(data).__name__}, expected a JSON object.")
+    rows = scorer.read(data)
+    if not rows:
+        raise InputError("The request has no rows, expected at least one.")
+    if len(rows) > MAX_ROWS:
+        raise InputError(f"The request has {len(rows):,} rows, expected at most {MAX_ROWS:,}.")
+    return rows
+
+
+class NoNumber:
+    """NaN or an infinity, which are no JSON: a value that no feature takes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _to_json(scorer: Scorer, scores: list[Any]) -> bytes:
+    return json.dumps({scorer.answer: scores}, allow_nan=False).encode()
+
+
+# --- the server
+
+
+def serve(scorer: Scorer, host: str, port: int) -> None:
+    """Answer until Ctrl-C or SIGTERM; requests under way are finished."""
+    listener = _listen(host, port)
+    config = uvicorn.Config(
+        build_app(scorer),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=PATIENCE_S,
+    )
+    # uvicorn stops by itself, then raises the signal once more for who had it before.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    shown = f"[{host}]" if ":" in host else host
+    print(scorer.facts["requests"])
+    print(f"http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops it)", flush=True)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"Cannot listen at {host}, port {port}: {reason}. Give another --port or --host."
+        ) from None

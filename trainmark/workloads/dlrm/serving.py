@@ -1,0 +1,229 @@
+"""A trained DLRM for `trainmark serve`: rows of features in, click probabilities out."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from trainmark import checkpoint, feature_spec, runner
+from trainmark.clicklog.folder import read_json
+from trainmark.clicklog.raw_values import RawValues, open_dataset
+from trainmark.config import SYNTHETIC
+from trainmark.errors import InputError, unknown
+from trainmark.inference.scorer import Served
+from trainmark.workloads.dlrm import export, standalone
+from trainmark.workloads.dlrm.prepared_values import PreparedValues
+
+GIB = 2**30
+
+
+def load(served: Served) -> "ClickScorer":
+    """The model of a run or of an export, and what encodes its features."""
+    facts: dict[str, Any] = {"name": served.folder.name, "workload": "dlrm", "step": None}
+    if served.run is None:
+        config = read_json(served.folder / "config.json")
+        values = _values(served, config, None)
+        model = _of_export(served.folder, served.device)
+    else:
+        config = export.description(served.run)
+        values = _values(served, config, served.run.data)
+        path = runner.find_checkpoint(served.folder)
+        state = checkpoint.read_state(path)
+        facts |= {"name": served.run.name, "step": state["progress"]["step"]}
+        facts["samples"] = state["data"]["samples"]
+        model = standalone.Dlrm(config, _of_checkpoint(path, served.device)).eval()
+    return ClickScorer(model, values, facts, served.device)
+
+
+# --- weights
+
+
+def _of_export(folder: Path, device: str) -> standalone.Dlrm:
+    files = list(folder.glob("model*.safetensors"))
+    if not files:
+        raise InputError(
+            f"{folder} holds no model*.safetensors. Serve the folder of the run, or one that "
+            "trainmark export --format safetensors wrote."
+        )
+    _check_memory(sum(path.stat().st_size for path in files), device)
+    return standalone.load(folder, device)
+
+
+def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
+    """Its weights, table by table: of those for a GPU, one at a time is in the host's memory."""
+    weights = {
+        name: tensor
+        for name, tensor in checkpoint.shapes(path).items()
+        if name.startswith(export.PREFIX)
+    }
+    _check_memory(sum(tensor.nbytes for tensor in weights.values()), device)
+    return {
+        name.removeprefix(export.PREFIX): checkpoint.read(path, [name])[name].to(device)
+        for name in weights
+    }
+
+
+def _check_memory(needed: int, device: str) -> None:
+    on_gpu = device != "cpu"
+    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
+    if needed > free:
+        raise InputError(
+            f"The model takes {needed / GIB:.1f} GiB, and {'the GPU' if on_gpu else 'this machine'}"
+            f" has {free / GIB:.1f} free. Use {'--device cpu, or ' if on_gpu else ''}a larger one."
+        )
+
+
+# --- features
+
+
+def _values(served: Served, config: dict[str, Any], run_data: str | None) -> RawValues:
+    """What reads the values of requests."""
+    data = served.data or (run_data if run_data != SYNTHETIC else None)
+    if data is None or served.values == "prepared":
+        if served.values == "raw":
+            raise InputError("--values raw: give --data DIR, the dataset that was trained on.")
+        return _prepared(config)
+    if not Path(data).is_dir():
+        raise InputError(
+            f"The dataset {data} is not here, and with it what encodes raw values. Give --data "
+            "DIR, or --values prepared for requests with numbers and ids."
+        )
+    values = open_dataset(Path(data))
+    if values is None:
+        if served.values == "raw":
+            raise InputError(f"--values raw: {data} has no vocabularies to encode them with.")
+        return _prepared(config)
+    _check_same_tables(Path(data), config)
+    return values
+
+
+def _prepared(config: dict[str, Any]) -> PreparedValues:
+    count, tables = config["numerical_features"], config["table_rows"]
+    numerical = config.get("numerical", [f"num_{i}" for i in range(count)])
+    categorical = config.get("categorical", [f"cat_{i}.bin" for i in range(len(tables))])
+    return PreparedValues(numerical, categorical, tables)
+
+
+def _check_same_tables(data: Path, config: dict[str, Any]) -> None:
+    spec = feature_spec.read(data)
+    found = (len(spec.numerical), list(spec.cardinalities))
+    if found != (config["numerical_features"], config["table_rows"]):
+        raise InputError(
+            f"{data} is not what the model was trained on: it has {found[0]} numerical features "
+            f"and tables of {found[1]} rows, the model {config['numerical_features']} and "
+            f"{config['table_rows']}."
+        )
+
+
+# --- requests
+
+
+class ClickScorer:
+    """Scores rows of features; see `inference.scorer.Scorer`.
+
+    Args:
+        model: on `device`.
+        values: encodes a row's values.
+        facts: what is known of the model.
+        device: as PyTorch names it.
+    """
+
+    answer = "scores"
+
+    def __init__(
+        self, model: standalone.Dlrm, values: RawValues, facts: dict[str, Any], device: str
+    ) -> None:
+        self._model, self._values, self._device = model, values, device
+        self._names = [*values.numerical, *values.categorical]
+        prepared = isinstance(values, PreparedValues)
+        self.facts = facts | {
+            "values": "prepared" if prepared else "raw",
+            "requests": "Rows of prepared values: numbers and ids, as in the dataset."
+            if prepared
+            else "Rows of raw values, as in the log that was prepared.",
+            "numerical": list(values.numerical),
+            "categorical": list(values.categorical),
+            "expects": dict(values.expects),
+            "table_rows": dict(zip(values.tables, model.config["table_rows"], strict=True)),
+            "embedding_dim": model.config["embedding_dim"],
+        }
+        numerical, categorical = values.example()
+        self.example = {"rows": [dict(zip(self._names, numerical + categorical, strict=True))]}
+
+    def score(self, rows: list[Any]) -> list[float]:
+        numerical, categorical = zip(*rows, strict=True)
+        numbers, ids = self._values.encode(numerical, categorical)
+        clicks = self._model(
+            torch.from_numpy(numbers).to(self._device), torch.from_numpy(ids).to(self._device)
+        )
+        return clicks.cpu().tolist()
+
+    def read(self, body: dict[str, Any]) -> list[Any]:
+        """Each row as its numerical values and its categorical ones, in order."""
+        if body.keys() == {"rows"}:
+            return self._records(body["rows"])
+        if not body.keys() <= {"numerical", "categorical"} or "categorical" not in body:
+            received = ", ".join(map(repr, body)) or "nothing"
+            raise InputError(
+                f"The body has {received}; expected 'rows', or 'numerical' and 'categorical'."
+            )
+        categorical = self._matrix(body["categorical"], "categorical", self._values.categorical)
+        given = body.get("numerical", [[]] * len(categorical))
+        numerical = self._matrix(given, "numerical", self._values.numerical)
+        if len(numerical) != len(categorical):
+            raise InputError(
+                f"'numerical' has {len(numerical)} rows and 'categorical' has {len(categorical)}, "
+                "expected as many."
+            )
+        return list(zip(numerical, categorical, strict=True))
+
+    def _matrix(self, rows: Any, key: str, names: Sequence[str]) -> list[list[Any]]:
+        if not isinstance(rows, list):
+            raise InputError(f"{key!r} is {_kind(rows)}, expected a list of rows.")
+        for number, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) != len(names):
+                found = f"{len(row)} values" if isinstance(row, list) else _kind(row)
+                raise InputError(
+                    f"Row {number}: {key!r} has {found}, expected a list of {len(names)}"
+                    f"{_listing(names)}."
+                )
+        return rows
+
+    def _records(self, rows: Any) -> list[Any]:
+        if not isinstance(rows, list):
+            raise InputError(f"'rows' is {_kind(rows)}, expected a list of objects.")
+        split = len(self._values.numerical)
+        found = []
+        for number, row in enumerate(rows):
+            try:
+                values = [row[name] for name in self._names]
+            except (KeyError, TypeError, IndexError):
+                raise self._bad_record(number, row) from None
+            if len(row) != len(self._names):
+                raise self._bad_record(number, row)
+            found.append((values[:split], values[split:]))
+        return found
+
+    def _bad_record(self, number: int, row: Any) -> InputError:
+        if not isinstance(row, dict):
+            return InputError(f"Row {number} is {_kind(row)}, expected an object of features.")
+        missing = [name for name in self._names if name not in row]
+        if missing:
+            return InputError(
+                f"Row {number} has no {missing[0]!r}, expected all {len(self._names)} features; "
+                "null stands for a missing value."
+            )
+        surplus = next(name for name in row if name not in self._names)
+        return InputError(f"Row {number}: {unknown('feature', surplus, self._names)}")
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+def _listing(names: Iterable[str]) -> str:
+    shown = ", ".join(names)
+    return f" ({shown})" if shown and len(shown) <= 200 else ""
