@@ -92,4 +92,4 @@ LINKS = {
     "b200": _B200,
     "mi300x": _MI300X,
 }
-"""By the keys of `hardware.ACCELERATORS`."""
+"""By the keys of `datasheets.ACCELERATORS`."""

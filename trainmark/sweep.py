@@ -20,9 +20,8 @@ from trainmark import result
 from trainmark.config import SYNTHETIC, Run
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
-from trainmark.hardware import Cluster
+from trainmark.hardware import GIB, Cluster
 from trainmark.planner.memory import card_bytes
-from trainmark.report.numbers import GIB
 from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, result_grid
 
 FILE_NAME = "sweep.json"

@@ -28,11 +28,11 @@ from trainmark.embeddings.placement import (
     sharding_of,
     whole_everywhere,
 )
+from trainmark.hardware import GIB
 from trainmark.planner.costs import TableCosts
 
 Array = NDArray[np.float64]
 
-GIB = 2**30
 # Buffers are estimates, so that a device should not be filled to the brim without need.
 FULL = 0.9
 # The largest piece allowed: in average loads of a device, and in what a device can hold.

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from trainmark.datasheets import ACCELERATORS
 from trainmark.errors import InputError
-from trainmark.hardware import ACCELERATORS, Cluster
+from trainmark.hardware import Cluster
 from trainmark.links import GB, LINKS
 
 # What a device has beside tables, weights and activations: driver and library contexts, buffers of

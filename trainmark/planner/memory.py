@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from trainmark.config import AnyRun, Run
+from trainmark.datasheets import ACCELERATORS
 from trainmark.errors import InputError
-from trainmark.hardware import ACCELERATORS, Cluster
+from trainmark.hardware import GIB, Cluster
 from trainmark.planner.machine import RESERVED
 from trainmark.workloads import Workload, smaller_runs
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:  # `trainmark plan` of a DLRM needs no torch
     from torch import Tensor
 
     from trainmark.distributed.mesh import Mesh
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainmark.hardware import GIB
 from trainmark.report import tables
 from trainmark.report.fields import different_fields
-from trainmark.report.numbers import GIB
 from trainmark.result import Result
 
 

@@ -2,7 +2,8 @@
 
 import math
 
-GIB = 2**30
+from trainmark.hardware import GIB
+
 DASH = "—"
 
 

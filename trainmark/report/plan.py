@@ -12,9 +12,9 @@ from trainmark.config import SYNTHETIC, Run, resolve
 from trainmark.embeddings.placement import TablePlacement, to_json
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
-from trainmark.hardware import Cluster
+from trainmark.hardware import GIB, Cluster
 from trainmark.planner.memory import MemoryPlan, card_bytes, misfit
-from trainmark.report.numbers import DASH, GIB, human
+from trainmark.report.numbers import DASH, human
 from trainmark.workloads.dlrm.prediction import Prediction, predict
 from trainmark.workloads.dlrm.runs import DlrmRun
 

@@ -12,10 +12,8 @@ from rich.table import Table
 from trainmark import workloads
 from trainmark.config import SYNTHETIC, Run, TrainOptions, resolve, to_plain
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware import GIB, Cluster
 from trainmark.inference.options import InferOptions
-
-GIB = 2**30
 
 
 def runs_table() -> Table:
