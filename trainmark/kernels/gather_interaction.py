@@ -8,6 +8,7 @@ autograd's.
 Shapes: B samples, F features, D width of a row, W width of the output.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -121,14 +122,9 @@ class _GatherInteraction(torch.autograd.Function):
         ctx.save_for_backward(x_BD, ids_BF)
         ctx.tables, ctx.grad_rows_BFD, ctx.finite = tables, grad_rows_BFD, finite
         ctx.at_rows = at_rows
-        if has_kernel(x_BD):
-            ctx.gradients = backward_triton
-            return forward_triton(x_BD, ids_BF, tables)
-        if _has_compiled(x_BD, tables, grad_rows_BFD):
-            ctx.gradients = backward_compiled
-            return forward_compiled(x_BD, ids_BF, tables, None if at_rows else grad_rows_BFD)
-        ctx.gradients = backward_reference
-        return forward_reference(x_BD, ids_BF, tables)
+        kept_BFD = None if at_rows else grad_rows_BFD
+        output_BW, ctx.gradients = _forward(x_BD, ids_BF, tables, grad_rows_BFD, kept_BFD)
+        return output_BW
 
     @staticmethod
     @once_differentiable
@@ -138,6 +134,21 @@ class _GatherInteraction(torch.autograd.Function):
             grad_BW, x_BD, ids_BF, ctx.tables, ctx.grad_rows_BFD, ctx.finite, at_rows=ctx.at_rows
         )
         return grad_x_BD, None, None, None, None, None
+
+
+def _forward(
+    x_BD: Tensor,
+    ids_BF: Tensor,
+    tables: Tables,
+    grad_rows_BFD: Tensor | None = None,
+    kept_BFD: Tensor | None = None,
+) -> tuple[Tensor, Callable[..., Tensor]]:
+    """The output, and the backward pass that goes with it."""
+    if has_kernel(x_BD):
+        return forward_triton(x_BD, ids_BF, tables), backward_triton
+    if _has_compiled(x_BD, tables, grad_rows_BFD):
+        return forward_compiled(x_BD, ids_BF, tables, kept_BFD), backward_compiled
+    return forward_reference(x_BD, ids_BF, tables), backward_reference
 
 
 @torch.compiler.disable
@@ -164,4 +175,6 @@ def gather_interaction(
         at_rows: every row is looked up once, and its gradient goes to the same row of
             `grad_rows_BFD`, which is [R, D]; on a CPU it may be the table itself.
     """
+    if not torch.is_grad_enabled():  # to predict, without the work of autograd around it
+        return _forward(x_BD, ids_BF, tables)[0]
     return _GatherInteraction.apply(x_BD, ids_BF, tables, grad_rows_BFD, finite, at_rows)

@@ -68,6 +68,8 @@ def relu_mlp(
     on_cpu = has_compiled(x_BM, *weights) and not torch.is_autocast_enabled("cpu")
     if not (x_BM.is_cuda or on_cpu):
         return relu_mlp_reference(x_BM, weights, biases, last_relu)
+    if not torch.is_grad_enabled():  # to predict, without the work of autograd around it
+        return _forward(x_BM, last_relu, [*weights, *biases])[0][-1]
     return _ReluMlp.apply(x_BM, last_relu, comes_masked, *weights, *biases)
 
 
@@ -76,17 +78,8 @@ class _ReluMlp(torch.autograd.Function):
     def forward(
         ctx: Any, x_BM: Tensor, last_relu: bool, comes_masked: bool, *parameters: Tensor
     ) -> Tensor:
-        cast = _cast(parameters, x_BM.dtype)
-        weights, biases = cast[: len(cast) // 2], cast[len(cast) // 2 :]
-        # A width that tensor cores like; the only one that data, not a designer, may have chosen.
         ctx.width = x_BM.shape[1]
-        missing = -ctx.width % PAD_TO if x_BM.is_cuda else 0
-        if missing:
-            x_BM, weights[0] = pad(x_BM, (0, missing)), pad(weights[0], (0, missing))
-        inputs = [x_BM]
-        for w_NM, b_N in zip(weights[:-1], biases[:-1], strict=True):
-            inputs.append(_layer(inputs[-1], w_NM, b_N, relu=True))
-        output = _layer(inputs[-1], weights[-1], biases[-1], relu=last_relu)
+        (*inputs, output), weights = _forward(x_BM, last_relu, parameters)
         ctx.must_mask = last_relu and not comes_masked
         ctx.save_for_backward(output if ctx.must_mask else None, *inputs, *weights)
         return output
@@ -109,6 +102,26 @@ class _ReluMlp(torch.autograd.Function):
         weight_grads.append(_weight_gradient(gradient, inputs[0])[:, : ctx.width])
         x_grad = (gradient @ weights[0])[:, : ctx.width] if ctx.needs_input_grad[0] else None
         return (x_grad, None, None, *reversed(weight_grads), *reversed(bias_grads))
+
+
+def _forward(
+    x_BM: Tensor, last_relu: bool, parameters: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Every layer's input, then the output; and the weights as the products took them.
+
+    `parameters` are all weights, then all biases.
+    """
+    cast = _cast(parameters, x_BM.dtype)
+    weights, biases = cast[: len(cast) // 2], cast[len(cast) // 2 :]
+    # A width that tensor cores like; the only one that data, not a designer, may have chosen.
+    missing = -x_BM.shape[1] % PAD_TO if x_BM.is_cuda else 0
+    if missing:
+        x_BM, weights[0] = pad(x_BM, (0, missing)), pad(weights[0], (0, missing))
+    values = [x_BM]
+    for w_NM, b_N in zip(weights[:-1], biases[:-1], strict=True):
+        values.append(_layer(values[-1], w_NM, b_N, relu=True))
+    values.append(_layer(values[-1], weights[-1], biases[-1], relu=last_relu))
+    return values, weights
 
 
 def _layer(x_BM: Tensor, w_NM: Tensor, b_N: Tensor, *, relu: bool) -> Tensor:
