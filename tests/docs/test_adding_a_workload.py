@@ -63,7 +63,7 @@ def test_the_page_lists_the_contract() -> None:
         assert f"`{name}(" in PAGE or name in ("metric", "better"), name
     described = set(re.findall(r"^\| `(\w+\.py)` \|", PAGE, re.M))
     # DLRM's own: where its rows come from, where its tables lie, how fast that should be, where
-    # its batches wait on a GPU, and what loads it elsewhere.
-    own = {"rows.py", "placing.py", "prediction.py", "slots.py", "standalone.py"}
+    # its batches wait on a GPU, what loads it elsewhere, and its layers as ONNX has them.
+    own = {"rows.py", "placing.py", "prediction.py", "slots.py", "standalone.py", "onnx_graph.py"}
     present = {p.name for p in (ROOT / "trainmark" / "workloads" / "dlrm").glob("*.py")}
     assert present - own == described
