@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("package", ["embeddings"])
+@pytest.mark.parametrize("package", ["clicklog", "distributed", "embeddings"])
 def test_the_map_names_every_file(package: str) -> None:
     module = importlib.import_module(f"trainmark.{package}")
     named = set(re.findall(r"\b(\w+\.py)\b", module.__doc__ or ""))

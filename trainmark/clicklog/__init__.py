@@ -39,5 +39,27 @@ Vocabularies are kept in `vocabulary/cat_i.parquet` (value, id, count; rising va
 Every finished block and column leaves a line of JSON with sizes and checksums. A run that finds a
 work folder of the same settings checks these and continues behind them.
 
-What a source provides is in source.py, what it delivers in rows.py.
+The files:
+
+    prepare ...   criteo.py, csv_data.py, parquet_data.py, npy.py, synthetic.py: options, and a job
+                  described.py            what csv and parquet share; description.py: --columns
+                  recipes.py, splits.py   the published rules; which rows train, test, validate
+                  per_column.py           flags such as 15,C20=3
+    sources       source.py, rows.py      what the engine asks of a source, and what it gets
+                  criteo_text.py          with criteo_kernel.py (numba) or criteo_arrow.py
+                  own_data.py             CSV and Parquet; convert.py makes numbers of their columns
+                  text_files.py           pieces of whole lines, compressed or not
+    the engine    engine.py               the phases; parse_phase.py is the first
+                  store.py, work.py       rows on disk in between; what of it is done
+                  column_reader.py        a column of the store, for the second phase
+                  counting.py, strings.py, vocabulary.py: counts, strings as numbers, ids
+                  shuffle.py, arrange.py, fields.py: the order of rows, and columns written in it
+                  limits.py               what it may use of the machine
+                  primitives.py           work on whole arrays; kernels.py: the same by numba
+    the output    folder.py               appears whole or not at all
+                  split_binary.py, checksum.py, summary.py, progress.py
+    Spark         spark.py, spark_engine.py, spark_frames.py, spark_encode.py, spark_session.py,
+                  hadoop.py               the same bytes, on a cluster
+    other forms   npy_files.py, to_npy.py, transcode.py
+    scoring       raw_values.py, column_ids.py: single rows by the rules of a prepared dataset
 """
