@@ -21,7 +21,6 @@ from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, unknown
 from trainmark.flags import first_line, first_word, parse, parse_run, split_at, without_flags
 
-
 SPIN_COUNT = "2000"
 """How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
 sleeps. Its default, 300,000, keeps cores from threads that have work where other programs run, too:
