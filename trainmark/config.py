@@ -100,20 +100,6 @@ class Run:
 AnyRun = TypeVar("AnyRun", bound=Run)
 T = TypeVar("T")
 
-# How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
-OBSERVATION = frozenset(
-    {"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tensorboard"}
-)
-# What a continued run may change besides: how far it goes.
-EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target"})
-# How the same arithmetic is laid out over devices: it may be continued on others.
-LAYOUT = frozenset(
-    {
-        *("micro_batch", "accumulate", "parallel", "pipeline", "data_parallel", "sharding"),
-        "page_cache",
-    }
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
@@ -135,6 +121,9 @@ class TrainOptions:
     """Resolve, build without allocating, and print the bytes per device; needs no device."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default cpux1x1."""
+
+
+# --- a file between the named run and the flags
 
 
 def with_file(run: AnyRun, path: Path, data: str | None = None) -> AnyRun:
@@ -195,6 +184,20 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+# --- comparing runs
+
+# How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
+OBSERVATION = frozenset(
+    {"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tensorboard"}
+)
+# What a continued run may change besides: how far it goes.
+EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target"})
+# How the same arithmetic is laid out over devices: it may be continued on others.
+LAYOUT = frozenset({
+    "micro_batch", "accumulate", "parallel", "pipeline", "data_parallel", "sharding", "page_cache",
+})  # fmt: skip
+
+
 def to_plain(run: Run) -> dict[str, Any]:
     """The configuration as JSON has it: dictionaries, lists and scalars."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(run)))
@@ -219,6 +222,18 @@ def _differences(
         elif x != y:
             found.append(prefix + key)
     return sorted(found)
+
+
+def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
+    """Fields that keep `run` from being comparable with the published results of `named`."""
+    changed = differences(named, run, ignore=closed)
+    # Rows that nobody clicked on say nothing about quality.
+    if run.data == SYNTHETIC and named.data != SYNTHETIC:
+        changed.append("data")
+    return changed
+
+
+# --- resolving
 
 
 def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
@@ -255,22 +270,6 @@ def _compiles(run: Run, cluster: Cluster) -> bool:
     return cluster.hardware != "cpu" if run.compile is None else run.compile
 
 
-def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
-    """Fields that keep `run` from being comparable with the published results of `named`."""
-    changed = differences(named, run, ignore=closed)
-    # Rows that nobody clicked on say nothing about quality.
-    if run.data == SYNTHETIC and named.data != SYNTHETIC:
-        changed.append("data")
-    return changed
-
-
-def target_problems(run: Run, metric: str) -> list[str]:
-    """Of a target for a metric between 0 and 1; that it is a number is checked for all."""
-    if run.target is None or not math.isfinite(run.target) or 0 <= run.target <= 1:
-        return []
-    return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
-
-
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     problems = []
     if not (math.isfinite(run.lr) and run.lr >= 0):
@@ -304,42 +303,14 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     return problems
 
 
-def parse_profile(text: str) -> range:
-    """`START:STOP` as the range of steps to trace."""
-    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text, re.ASCII)
-    if not match or int(match[1]) >= int(match[2]):
-        raise InputError(f"profile must be START:STOP with START < STOP. Received: {text!r}.")
-    return range(int(match[1]), int(match[2]))
+def target_problems(run: Run, metric: str) -> list[str]:
+    """Of a target for a metric between 0 and 1; that it is a number is checked for all."""
+    if run.target is None or not math.isfinite(run.target) or 0 <= run.target <= 1:
+        return []
+    return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """How often something happens: every so many steps, or seconds, or never."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    @staticmethod
-    def parse(text: str) -> "Interval":
-        """From `never`, `N steps` or `N minutes`."""
-        if text == "never":
-            return Interval()
-        match = re.fullmatch(
-            r"(\d{1,18}) steps?|(\d{1,18}(?:\.\d{1,18})?) minutes?", text, re.ASCII
-        )
-        if match and match[1] and int(match[1]) > 0:
-            return Interval(steps=int(match[1]))
-        if match and match[2] and float(match[2]) > 0:
-            return Interval(seconds=60 * float(match[2]))
-        raise InputError(
-            f"checkpoint_every must be 'never', 'N steps' or 'N minutes'. Received: {text!r}."
-        )
-
-    def due(self, step: int, seconds_since: float) -> bool:
-        """Whether it is time, after `step` steps, the last time being so long ago."""
-        if self.steps is not None:
-            return step > 0 and step % self.steps == 0
-        return self.seconds is not None and seconds_since >= self.seconds
+# --- batches
 
 
 def resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]]:
@@ -386,3 +357,44 @@ def _nearest_batches(run: Run, data_parallel: int) -> str:
     unit = (run.micro_batch or run.accumulate or 1) * data_parallel
     below = run.global_batch // unit * unit
     return f" Nearest: {f'{below} or ' if below else ''}{below + unit}."
+
+
+# --- fields that are written in a form of their own
+
+
+def parse_profile(text: str) -> range:
+    """`START:STOP` as the range of steps to trace."""
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text, re.ASCII)
+    if not match or int(match[1]) >= int(match[2]):
+        raise InputError(f"profile must be START:STOP with START < STOP. Received: {text!r}.")
+    return range(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often something happens: every so many steps, or seconds, or never."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @staticmethod
+    def parse(text: str) -> "Interval":
+        """From `never`, `N steps` or `N minutes`."""
+        if text == "never":
+            return Interval()
+        match = re.fullmatch(
+            r"(\d{1,18}) steps?|(\d{1,18}(?:\.\d{1,18})?) minutes?", text, re.ASCII
+        )
+        if match and match[1] and int(match[1]) > 0:
+            return Interval(steps=int(match[1]))
+        if match and match[2] and float(match[2]) > 0:
+            return Interval(seconds=60 * float(match[2]))
+        raise InputError(
+            f"checkpoint_every must be 'never', 'N steps' or 'N minutes'. Received: {text!r}."
+        )
+
+    def due(self, step: int, seconds_since: float) -> bool:
+        """Whether it is time, after `step` steps, the last time being so long ago."""
+        if self.steps is not None:
+            return step > 0 and step % self.steps == 0
+        return self.seconds is not None and seconds_since >= self.seconds
