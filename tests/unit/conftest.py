@@ -16,6 +16,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `data` in Criteo's format, and with `run`, which was trained on it."""
+    from tests.unit.served import train_on_clicks
+
+    return train_on_clicks(tmp_path_factory.mktemp("clicks"))
+
+
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """The most bytes of a checkpoint's chunk, so that a small tensor has many."""

@@ -113,7 +113,6 @@ def criteo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("C26", "123456789", "'123456789'"),
         ("C2", 12, "12"),
         ("C2", {}, "{}"),
-        ("C2", "\ud800", "'\\ud800'"),
     ],
 )
 def test_criteo_refusals(criteo_data: Path, name: str, value: Any, shown: str) -> None:
@@ -226,7 +225,6 @@ def test_types_of_parquet(tmp_path: Path) -> None:
         ("user", 2**64, [f"user is '{2**64}'", "int64"]),
         ("city", True, ["city is True", "string"]),
         ("city", 1.5, ["city is 1.5", "string"]),
-        ("city", "\udfff", ["city is '\\udfff'"]),
         ("tag", 255, ["tag is 255", "hex"]),
         ("tag", "xyz", ["tag is 'xyz'"]),
         ("seen", "noon", ["seen is 'noon'", "a time such as 2024-05-01"]),

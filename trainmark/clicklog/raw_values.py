@@ -28,7 +28,7 @@ Rows = Sequence[Sequence[Any]]
 Encoded = tuple[NDArray[np.floating], NDArray[np.int64]]
 """Numbers [rows, numerical features] and ids [rows, tables]."""
 
-NOT_ARROW = (pa.ArrowException, OverflowError, UnicodeEncodeError)
+NOT_ARROW = (pa.ArrowException, OverflowError)
 """What Arrow raises of values that are no column."""
 TEXTS = ("string", "hex", "iso")
 """Readings of texts alone."""
@@ -215,7 +215,7 @@ class DescribedValues:
         return pa.array(texts, pa.string())
 
     def _text(self, row: int, value: Any, use: Use) -> str | None:
-        if value is None or (isinstance(value, str) and _is_unicode(value)):
+        if value is None or isinstance(value, str):
             return value
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         names_itself = use.reading == "string" and isinstance(value, int)
@@ -253,15 +253,6 @@ def _is_hexadecimal(value: Any) -> bool:
     if not isinstance(value, str):
         return value is None
     return criteo_text.hexadecimal(value.encode(errors="replace")) is not None
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON may have half of a character, which no file has."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _as_read(value: Any, use: Use) -> Any:

@@ -167,6 +167,8 @@ def _attempt(function: Any, *arguments: Any) -> Any:
 def _read(scorer: Scorer, body: bytes) -> list[Any]:
     try:
         data = json.loads(body, parse_constant=NoNumber)
+        if b"\\ud" in body.lower():  # an escape of half a character, perhaps without the other
+            json.dumps(data, ensure_ascii=False, default=repr).encode()
     except (ValueError, RecursionError) as error:
         raise InputError(f"The body is not JSON: {error}.") from None
     if not isinstance(data, dict):

@@ -1,0 +1,208 @@
+"""Scores over HTTP are those of the evaluation, for all that can be served."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from tests import small, small_distilbert
+from tests.unit.served import TEST_LINES, TestClient, served, train
+from tests.unit.test_distilbert_data import WORDS
+from tests.unit.test_prepare_npy import read
+from tests.unit.test_prepare_own_data import COLUMNS, random_rows, write_csv
+from trainmark import runner
+from trainmark.cli import main
+from trainmark.config import filled
+from trainmark.errors import InputError
+
+
+def scores(client: TestClient, body: dict[str, Any]) -> list[float]:
+    answer = client.post("/score", json=body)
+    assert answer.status_code == 200, answer.text
+    found: list[float] = answer.json()["scores"]
+    return found
+
+
+def predictions(run: Path, split: str) -> list[float]:
+    """What `trainmark evaluate` predicts for the rows of a split, as probabilities."""
+    with runner.loaded(run, device="cpu") as model:
+        predict = filled(model.workload.build_predictor)(model.trainer)
+        data = model.workload.build_data(model.cfg, split, 0, 1)
+        logits = np.concatenate([predict(batch).double().numpy() for batch in data])
+    return list(1 / (1 + np.exp(-logits)))
+
+
+# --- clicks
+
+ARRAYS = {
+    "numerical": [[int(field) if field else None for field in line[1:14]] for line in TEST_LINES],
+    "categorical": [[field or None for field in line[14:]] for line in TEST_LINES],
+}
+
+
+def records(model: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    names = model["numerical"] + model["categorical"]
+    rows = zip(arrays["numerical"], arrays["categorical"], strict=True)
+    return {"rows": [dict(zip(names, [*row[0], *row[1]], strict=True)) for row in rows]}
+
+
+def test_raw_values_score_as_the_evaluation_predicts(clicks: Path) -> None:
+    client = served(clicks / "run")
+    found = scores(client, ARRAYS)
+    assert found == pytest.approx(predictions(clicks / "run", "test"), abs=1e-6)
+    expected = runner.evaluate(clicks / "run", data=None, device="cpu")["splits"]["test"]
+    labels = [int(line[0]) for line in TEST_LINES]
+    assert roc_auc_score(labels, found) == pytest.approx(expected["auc"], abs=1e-9)
+    assert log_loss(labels, found) == pytest.approx(expected["log_loss"], abs=1e-6)
+    # The same rows as records, one at a time, in another order of features.
+    body = records(client.get("/model").json(), ARRAYS)
+    for row, score in list(zip(body["rows"], found, strict=True))[:9]:
+        turned = {name: row[name] for name in reversed(row)}
+        assert scores(client, {"rows": [turned]}) == pytest.approx([score], abs=1e-6)
+
+
+def prepared_rows(data: Path) -> dict[str, Any]:
+    rows = read(data, "test")
+    ids = np.stack(rows["ids"], axis=1)
+    return {"numerical": rows["numerical"].tolist(), "categorical": ids.tolist()}
+
+
+def test_prepared_values_and_exports_score_the_same(clicks: Path, tmp_path: Path) -> None:
+    target = tmp_path / "exported"
+    assert main(["export", str(clicks / "run"), "--output", str(target)]) == 0
+    expected = pytest.approx(scores(served(clicks / "run"), ARRAYS), abs=1e-6)
+    prepared = prepared_rows(clicks / "data")
+    for folder in (clicks / "run", target):
+        client = served(folder, values="prepared")
+        assert scores(client, prepared) == expected
+        model = client.get("/model").json()
+        assert model["categorical"][25] == "cat_25.bin"  # of the feature specification
+        assert scores(client, records(model, prepared)) == expected
+    assert served(target).get("/model").json()["values"] == "prepared"
+    assert scores(served(target, data=str(clicks / "data")), ARRAYS) == expected
+
+
+def test_8_bit_tables(clicks: Path, tmp_path: Path) -> None:
+    run = train(clicks / "data", tmp_path / "run", "--table-precision", "int8",
+                "--fp32-up-to-rows", "20")  # fmt: skip
+    assert scores(served(run), ARRAYS) == pytest.approx(predictions(run, "test"), abs=1e-6)
+
+
+def test_what_it_tells(clicks: Path) -> None:
+    client = served(clicks / "run")
+    assert client.get("/health").json() == {"status": "ok"}
+    assert "raw values" in client.get("/").json()["requests"]
+    model = client.get("/model").json()
+    cfg = runner.read_config(clicks / "run")
+    assert (model["name"], model["workload"], model["values"]) == ("dlrm-demo", "dlrm", "raw")
+    assert (model["step"], model["samples"]) == (7, 400)
+    assert model["numerical"] == [f"I{i}" for i in range(1, 14)]
+    assert list(model["table_rows"].values()) == list(cfg.model.table_rows)
+    assert list(model["table_rows"])[25] == "C26"
+    (score,) = scores(client, client.get("/example").json())
+    assert 0 < score < 1
+    assert "/score" in client.get("/openapi.json").json()["paths"]
+
+
+def test_data_without_vocabularies(tmp_path: Path) -> None:
+    """Made elsewhere, or in memory: numbers and ids are all there is to send."""
+    data, run = small.write_dataset(tmp_path / "data"), tmp_path / "run"
+    assert small.train(run, "--data", str(data), "--model.table-rows", "50", "7", "3") == 0
+    client = served(run)
+    assert "prepared values" in client.get("/").json()["requests"]
+    assert scores(client, prepared_rows(data)) == pytest.approx(predictions(run, "test"), abs=1e-6)
+    made_up = tmp_path / "made_up"
+    assert small.train(made_up, "--model.numerical-features", "0") == 0
+    found = scores(served(made_up), {"categorical": [[49, 6, 2], [0, 0, 0]]})
+    assert len(found) == 2
+    with pytest.raises(InputError, match="--values raw: give --data"):
+        served(made_up, values="raw")
+    with pytest.raises(InputError, match="has no vocabularies"):
+        served(run, values="raw")
+
+
+# --- one's own columns
+
+
+def test_own_columns_by_name(tmp_path: Path) -> None:
+    rows = random_rows(700)
+    write_csv(tmp_path / "log.csv", rows)
+    data = tmp_path / "data"
+    flags = ["--input", str(tmp_path / "log.csv"), "--output", str(data), "--columns", COLUMNS]
+    assert main(["prepare", "csv", *flags, "--frequency-threshold", "9"]) == 0
+    run = train(data, tmp_path / "run")
+    names = ("age", "visits", "user", "city", "score", "tag", "seen")
+    sent = [{name: row[name] for name in names} for row in rows[600:650]]  # the test split
+    for row in sent:
+        row["seen"] = None if row["seen"] is None else str(row["seen"])
+    client = served(run)
+    assert scores(client, {"rows": sent}) == pytest.approx(predictions(run, "test"), abs=1e-6)
+    assert list(client.get("/model").json()["table_rows"])[-2:] == ["seen.hour", "seen.weekday"]
+    # What no log had scores as what was too rare, and as what is missing.
+    unknown, missing = sent[0] | {"city": "Atlantis"}, sent[0] | {"city": None}
+    first, second = scores(client, {"rows": [unknown, missing]})
+    assert first == pytest.approx(second, abs=1e-7)
+
+
+# --- sentences
+
+
+@pytest.fixture(scope="module")
+def sentences_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the table of sentences that lies beside it."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("sentences")
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    rng = random.Random(0)
+    rows = [
+        (" ".join(rng.choices(WORDS[4:], k=rng.randrange(1, 40))), rng.randrange(2))
+        for _ in range(150)
+    ]
+    table = "".join(f"{text}\t{label}\n" for text, label in rows)
+    (folder / "table.tsv").write_text("sentence\tlabel\n" + table)
+    flags = ["--train", str(folder / "table.tsv"), "--dev", str(folder / "table.tsv")]
+    flags += ["--tokenizer", str(folder / "tokenizer"), "--output", str(folder / "data")]
+    assert main(["prepare", "sst2", *flags, "--sequence-length", "32"]) == 0
+    flags = ["--data", str(folder / "data"), "--output", str(folder / "run")]
+    assert main(["train", "distilbert-demo", *small_distilbert.FLAGS, *flags]) == 0
+    return folder / "run"
+
+
+def test_sentences_score_as_the_evaluation_predicts(sentences_run: Path) -> None:
+    with runner.loaded(sentences_run, device="cpu") as model:
+        predict = filled(model.workload.build_predictor)(model.trainer)
+        data = model.workload.build_data(model.cfg, "validation", 0, 1)
+        logits = np.concatenate([predict(batch).double().numpy() for batch in data])
+    odds = np.exp(logits)
+    expected = odds / odds.sum(1, keepdims=True)
+    table = (sentences_run.parent / "table.tsv").read_text().splitlines()[1:]
+    texts = [line.split("\t")[0] for line in table]
+    assert max(len(text.split()) for text in texts) > 32  # some are cut
+    for folder in (sentences_run, sentences_run / "model"):
+        client = served(folder)
+        answer = client.post("/score", json={"sentences": texts})
+        np.testing.assert_allclose(answer.json()["probabilities"], expected, atol=1e-6)
+        alone = client.post("/score", json={"sentences": texts[:1]}).json()["probabilities"]
+        np.testing.assert_allclose(alone, expected[:1], atol=1e-6)
+    told = served(sentences_run).get("/model").json()
+    assert (told["name"], told["classes"], told["longest_tokens"]) == ("distilbert-demo", 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"sentences": ["good", ""]}, "Sentence 1 is '', expected a text"),
+        ({"sentences": [7]}, "Sentence 0 is 7, expected a text"),
+        ({"sentences": "good"}, "expected 'sentences', a list of texts"),
+        ({"rows": ["good"]}, "The body has 'rows'; expected 'sentences'"),
+        ({"sentences": []}, "no rows"),
+    ],
+)
+def test_bad_sentences(sentences_run: Path, body: dict[str, Any], part: str) -> None:
+    answer = served(sentences_run).post("/score", json=body)
+    assert answer.status_code == 422
+    assert part in answer.json()["detail"]
