@@ -11,8 +11,8 @@ import psutil
 from trainmark import checkpoint, runner
 from trainmark.clicklog.folder import building
 from trainmark.errors import InputError
+from trainmark.hardware import GIB
 
-GIB = 2**30
 PACKAGES = ("onnx", "onnxscript")  # of the extra, for --format onnx
 
 

@@ -31,7 +31,9 @@ ALL_LARGE = ("--fp32-up-to-rows", "5")  # of 50, 7 and 3 rows, all but the last
 RUN_PROGRAM = """
 import sys, torch
 model = torch.export.load(sys.argv[1]).module()
-torch.save([model(*inputs) for inputs in torch.load(sys.argv[2])], sys.argv[3])
+found = [model(*inputs) for inputs in torch.load(sys.argv[2])]
+assert not any(output.requires_grad for output in found)
+torch.save(found, sys.argv[3])
 assert not {"trainmark", "transformers"} & {name.split(".")[0] for name in sys.modules}
 """
 
@@ -203,13 +205,18 @@ def sentence_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("layout", ["distilbert", pytest.param("bert", marks=pytest.mark.slow)])
 def test_classes_are_those_of_the_evaluation(
-    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    layout: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
     flags = (*small_distilbert.FLAGS, "--model.layout", layout, "--lr", "0.01")
     assert main(["train", "distilbert-demo", *flags, "--output", str(run)]) == 0
     labels, tokens, mask = sentence_samples(run)
-    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        assert "transformers: pip install 'trainmark[text]'." in refusal(capsys, run, "torch")
 
     in_onnx = exported(run, "onnx") / "model.onnx"
     assert not capsys.readouterr().err

@@ -102,9 +102,8 @@ def _program(
     classifier.load_state_dict(_weights(cfg, checkpoint_path))
     tokens = torch.zeros(2, min(8, cfg.model.positions), dtype=torch.int64)
     free = {0: Dim("batch"), 1: Dim("length", max=cfg.model.positions)}
-    return torch.export.export(
-        Logits(classifier).eval(), (tokens, tokens + 1), dynamic_shapes=(free, free)
-    )
+    model = Logits(classifier).eval().requires_grad_(False)
+    return torch.export.export(model, (tokens, tokens + 1), dynamic_shapes=(free, free))
 
 
 def _weights(cfg: DistilbertRun, checkpoint_path: Path) -> dict[str, Tensor]:
