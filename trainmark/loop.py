@@ -22,12 +22,11 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.feed import Feed
 from trainmark.result import Evaluation
+from trainmark.run_folder import CHECKPOINTS
 from trainmark.runlog import RunLog, SilentLog
 from trainmark.signals import StopRequest
 from trainmark.validation import parse
 from trainmark.workloads import Workload
-
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(kw_only=True)

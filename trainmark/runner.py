@@ -15,27 +15,16 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from trainmark import checkpoint, hardware, result, workloads
+from trainmark import checkpoint, hardware, result, run_folder, workloads
 from trainmark.allocator import keep_freed_memory
-from trainmark.config import (
-    EXTENSION,
-    LAYOUT,
-    OBSERVATION,
-    AnyRun,
-    Precision,
-    Run,
-    TrainOptions,
-    differences,
-    resolve,
-    to_plain,
-)
+from trainmark.config import AnyRun, Precision, Run, TrainOptions, resolve
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.hardware import Cluster
-from trainmark.loop import CHECKPOINTS, Training, build_trainer
+from trainmark.loop import Training, build_trainer
 from trainmark.monitor import Monitor
 from trainmark.outcome import make_result, with_verdict
 from trainmark.planner.memory import (
@@ -49,12 +38,10 @@ from trainmark.planner.memory import (
 from trainmark.precision import set_matmul_precision
 from trainmark.report import alignment
 from trainmark.result import Result
-from trainmark.validation import parse
+from trainmark.run_folder import MODEL_FOLDER, find_checkpoint, read_config
 from trainmark.workloads import Workload
 
-CONFIG_FILE = "config.json"
 EVALUATION_FILE = "evaluation.json"
-MODEL_FOLDER = "model"
 
 
 # --- train
@@ -86,9 +73,9 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
         if options.reference:  # a bad one is found now, not after the last step
             alignment.read_curve(options.reference)
         if launched.is_restart():  # what this run wrote itself is to be continued
-            _check_folder(output, cfg, fresh=False, started_from=None)
+            run_folder.check(output, cfg, fresh=False, started_from=None)
         else:
-            _check_folder(output, cfg, fresh=options.fresh, started_from=weights)
+            run_folder.check(output, cfg, fresh=options.fresh, started_from=weights)
     _check_memory(cfg, workload, mesh, advice=partial(_what_fits_here, cfg, workload, mesh))
     with Monitor(mesh.device) as monitor:
         training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
@@ -99,7 +86,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
                 training.log.say(f"{output} is finished already; nothing was done.")
                 return earlier
         if mesh.is_main:
-            _claim(output, cfg)
+            run_folder.claim(output, cfg)
         mesh.barrier()
         training.run()
     finished = make_result(training, _this_cluster(mesh), monitor.summary(), began)
@@ -203,76 +190,6 @@ def _what_fits_here(cfg: Run, workload: Workload, mesh: Mesh, available: int) ->
         return ""  # what all ranks of a machine need, no rank knows alone
     cluster = _this_cluster(mesh)
     return what_fits(cfg, lambda run: plan_memory(resolve(run, cluster), workload, mesh), available)
-
-
-# --- the output folder
-
-
-def _check_folder(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
-    """Refuse a folder that cannot be this run's; nothing is changed."""
-    if output.exists() and not output.is_dir():
-        raise InputError(f"Output {output} is a file; give a folder.")
-    contents = list(output.iterdir()) if output.is_dir() else []
-    if fresh and contents:
-        raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
-    if (output / CONFIG_FILE).exists():
-        _check_same_run(read_config(output), cfg, output)
-    elif contents:
-        raise InputError(
-            f"Output {output} is not empty and is not the folder of a run. Give another --output."
-        )
-    if started_from and checkpoint.latest(output / CHECKPOINTS):
-        raise InputError(
-            f"--from starts a new run, but {output} has a checkpoint to continue. "
-            "Give another --output."
-        )
-
-
-def _claim(output: Path, cfg: Run) -> None:
-    """Make `output` this run's folder."""
-    output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
-
-
-def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
-    if earlier.name != cfg.name:
-        raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
-    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION | LAYOUT)
-    if changed:
-        raise InputError(
-            f"{output} holds a run with another configuration (other {', '.join(changed)}). "
-            "Use the same flags to continue it, or another --output to start a new run."
-        )
-
-
-def read_config(folder: Path) -> Any:
-    """The configuration that a run's folder was made with."""
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        kind = type(workloads.named_run(str(data["name"])))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} is damaged ({error}).") from None
-    return parse(kind, data, str(path))
-
-
-def find_checkpoint(path: Path) -> Path:
-    """A checkpoint's folder, given itself or the folder of its run."""
-    if not path.is_dir():
-        raise InputError(f"Checkpoint {path} does not exist.")
-    if (path / CONFIG_FILE).exists():
-        newest = checkpoint.latest(path / CHECKPOINTS)
-        if newest is None:
-            raise InputError(f"{path} has no complete checkpoint.")
-        return newest
-    if path.name.startswith("step-"):
-        return path
-    raise InputError(
-        f"{path} is not a checkpoint: expected the output folder of a run, or one of the folders "
-        f"{CHECKPOINTS}/step-* in it."
-    )
 
 
 # --- dry run

@@ -1,5 +1,7 @@
 """Ranks: the mesh, its collectives, and launching.
 
+Begin with `mesh.py`; nothing in training knows more of ranks than it says.
+
     in training    mesh.py                who the ranks are, and small collectives
                    gradients.py           gradients of all ranks, added up in one buffer
                    launched.py            whose error is told; machines that fall silent
