@@ -61,7 +61,7 @@ def test_fused_passes_from_any_format_beside_fp32(table_format: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("launch", [Launch(16), Launch(32, warps=1), Launch(64, warps=8)], ids=str)
+@pytest.mark.parametrize("launch", [Launch(16, 4), Launch(32, 1), Launch(64, 8)], ids=str)
 def test_no_way_of_cutting_the_work_changes_it(launch: Launch) -> None:
     case = Case(5, 9, 40)
     check_gather_interaction(case, two_stores(40, torch.int8, "cpu", 9), "cpu", launch)

@@ -106,22 +106,19 @@ class Launch:
 
     columns: int
     """Of the vectors that are in registers at a time; a power of 2, at least 16."""
-    warps: int = 4
+    warps: int
     """Of the program that computes a sample."""
 
 
-def default_launch(num_rows: int, dim: int, dtype: torch.dtype, warps: int) -> Launch:
-    """A tile of 4096 numbers; in fp32 the products need more registers.
-
-    Args:
-        warps: for up to 32 vectors of 16 bits. Few: warps of one program wait for each other.
-    """
+def default_launch(num_rows: int, dim: int, dtype: torch.dtype) -> Launch:
+    """A tile of 4096 numbers; in fp32 the products need more registers. One warp, if it can hold
+    them: warps of one program wait for each other."""
     vectors = _padded_vectors(num_rows)
     tile = 1024 if dtype == torch.float32 else 4096
     columns = max(16, min(next_power_of_2(dim), tile // vectors))
-    if vectors > 32 or dtype == torch.float32:
-        warps = 4 if vectors <= 64 else 8
-    return Launch(columns, warps=warps)
+    if vectors <= 32 and dtype != torch.float32:
+        return Launch(columns, warps=1)
+    return Launch(columns, warps=4 if vectors <= 64 else 8)
 
 
 def _padded_vectors(num_rows: int) -> int:
@@ -135,7 +132,7 @@ def launch_forward(
     """[B, W]. Without ids, sample b has the rows b F ... b F + F - 1 of the first store."""
     B, D = x_BD.shape
     out_BW = x_BD.new_empty(B, output_width(num_rows, D))
-    launch = launch or default_launch(num_rows, D, x_BD.dtype, warps=1)
+    launch = launch or default_launch(num_rows, D, x_BD.dtype)
     if B:
         _forward_kernel[(B,)](
             x_BD.contiguous(),
@@ -170,9 +167,7 @@ def launch_backward(
     B, D = x_BD.shape
     num_rows = grad_rows_BFD.shape[1] if ids_BF is None else ids_BF.shape[1]
     grad_x_BD = torch.empty_like(x_BD, memory_format=torch.contiguous_format)
-    # Rows of two formats take twice the registers: two warps would not have them.
-    warps = 2 if tables.second is None else 4
-    launch = launch or default_launch(num_rows, D, x_BD.dtype, warps)
+    launch = launch or default_launch(num_rows, D, x_BD.dtype)
     if B:
         _backward_kernel[(B,)](
             x_BD.contiguous(),
