@@ -240,7 +240,7 @@ def loaded(
         precision: another than the run's own.
         check: refuses the resolved configuration before anything is read or allocated.
     """
-    cfg = read_config(folder)
+    cfg = workloads.to_predict(read_config(folder))
     trained_on = cfg.device
     cfg = dataclasses.replace(
         cfg,

@@ -208,6 +208,14 @@ def test_classes_are_those_of_the_evaluation(sentences: Path) -> None:
     assert losses.item() == pytest.approx(expected["loss"], rel=1e-6)
 
 
+def test_the_optimiser_has_no_state(finished: Path) -> None:
+    trained = runner.read_config(finished)
+    assert trained.optimizer.name == "adagrad"
+    assert small.trainer(trained).device_bytes()["optimizer"] > 4 * sum(small.TABLE_ROWS) * 8
+    with runner.loaded(finished, device="cpu") as model:
+        assert model.trainer.device_bytes()["optimizer"] == 0
+
+
 def test_nothing_is_sorted_for_an_update() -> None:
     stored = TableFormat(table_precision="bf16", fp32_up_to_rows=5)
     cfg = small.config(table_format=stored, optimizer=small.Optimizer(name="sgd"))
@@ -231,10 +239,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_nor_is_one_planned_where_rows_are_exchanged(plans: list[str]) -> None:
     cfg = small.config(sharding=Sharding(force_exchange=True))
     trainer, batch = small.trainer(cfg), next(iter(build_data(cfg, "test", 0, 1)))
-    scores = trainer.predict(trainer.prepare_to_predict(batch, batch.samples))
-    assert (len(scores), plans) == (batch.samples, [])
-    trainer.prepare(batch)
-    assert plans  # of replicas, if of nothing else
+    try:
+        scores = trainer.predict(trainer.prepare_to_predict(batch, batch.samples))
+        assert (len(scores), plans) == (batch.samples, [])
+        trainer.prepare(batch)
+        assert plans  # of replicas, if of nothing else
+    finally:  # the engine has made a process group for itself alone
+        torch.distributed.destroy_process_group()
 
 
 # --- refusals

@@ -87,6 +87,12 @@ def smaller_runs(cfg: Any) -> Iterable[tuple[str, Any]]:
     return proposed(cfg) if proposed else ()
 
 
+def to_predict(cfg: Any) -> Any:
+    """The run without what only training needs, as far as its workload can tell; no torch."""
+    leave_out = getattr(runs_module(cfg.workload), "to_predict", None)
+    return leave_out(cfg) if leave_out else cfg
+
+
 def resolver(name: str) -> Callable[..., tuple[Any, list[str]]]:
     """(cfg, cluster) -> the configuration filled in, and all that is wrong with it; no torch."""
     return import_module(f"{__name__}.{name}.resolve").resolve

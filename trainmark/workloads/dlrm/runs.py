@@ -327,6 +327,11 @@ def sizes(cfg: DlrmRun) -> dict[str, float]:
 # --- less memory
 
 
+def to_predict(cfg: DlrmRun) -> DlrmRun:
+    """Without an optimiser's state, which may take as much memory as the tables: SGD has none."""
+    return dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, name="sgd"))
+
+
 def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:
     """The same tables in fewer bits, the widest first.
 
