@@ -221,7 +221,11 @@ def serve(scorer: Scorer, host: str, port: int) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
+        # An answer is written in two pieces, of which the second must not wait for the client to
+        # acknowledge the first. Connections inherit this.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
