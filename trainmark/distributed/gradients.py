@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainmark.distributed.mesh import Mesh
+from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
 
 
 class FlatGradients:
@@ -80,6 +80,5 @@ class FlatGradients:
 
     @property
     def sent_bytes(self) -> int:
-        """What a rank sends in one reduction, by a ring: each part goes round twice but one hop."""
-        ranks = self._mesh.dp_size
-        return 2 * (ranks - 1) * self.buffer.nbytes // ranks
+        """What a rank sends in one reduction."""
+        return all_reduce_sent_bytes(self.buffer.nbytes, self._mesh.dp_size)

@@ -174,6 +174,11 @@ def rank_shares(samples: int, ranks: int) -> list[int]:
     return [len(rank_share(samples, rank, ranks)) for rank in range(ranks)]
 
 
+def all_reduce_sent_bytes(size: int, ranks: int) -> int:
+    """What a rank sends to add up `size` bytes by a ring: each part goes round twice less a hop."""
+    return 2 * (ranks - 1) * size // ranks
+
+
 # --- for whoever has no mesh
 
 

@@ -31,7 +31,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from trainmark.distributed.mesh import Mesh
+from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
 from trainmark.embeddings.boxes import table_boxes
 from trainmark.embeddings.buckets import Bucketed
 from trainmark.embeddings.connection import Connection
@@ -346,9 +346,9 @@ class ShardedEngine(nn.Module):
         """Begin to add up the gradients of replicated tables, to go on during the updates."""
         if not self.replicas.parts:
             return None
-        ranks = self.routes.devices
         work = self.replicas.start_sum(self._connect().group)
-        self.sent_bytes["replicas"] += 2 * (ranks - 1) * self.replicas.buffer_bytes // ranks
+        sent = all_reduce_sent_bytes(self.replicas.buffer_bytes, self.routes.devices)
+        self.sent_bytes["replicas"] += sent
         return work
 
     # --- state

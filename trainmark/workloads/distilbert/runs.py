@@ -185,13 +185,10 @@ def mesh_axes(cfg: DistilbertRun, world: int) -> dict[str, int]:
 def load_sentences(cfg: DistilbertRun, split: str) -> Sentences:
     """The sentences of `train` or `validation`, from the data folder or made up."""
     if cfg.data == SYNTHETIC:
-        model, made_up = (
-            cfg.model,
-            opinions.Opinions(seed=cfg.seed, vocabulary=cfg.model.vocabulary),
-        )
+        language = opinions.Opinions(seed=cfg.seed, vocabulary=cfg.model.vocabulary)
         count = cfg.synthetic_sentences if split == "train" else opinions.HELD_OUT
-        return made_up.sentences(
-            split, count, mean_tokens=cfg.synthetic_tokens, longest=model.positions
+        return language.sentences(
+            split, count, mean_tokens=cfg.synthetic_tokens, longest=cfg.model.positions
         )
     return sentences.load(Path(cfg.data or ""), "train" if split == "train" else "eval")
 

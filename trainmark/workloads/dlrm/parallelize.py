@@ -23,12 +23,12 @@ from trainmark.workloads.dlrm.runs import DlrmRun, in_other_formats, table_forma
 
 def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
     """The model with the engine for its ranks."""
-    if cfg.precision == "fp8":
-        model.top.fused_dtype, model.top.fp8 = compute_dtype(cfg.precision), True
     on_gpu, is_native = mesh.device.type == "cuda", cfg.sharding.engine == "native"
     dtype = compute_dtype(cfg.precision)
     if (on_gpu and is_native) or is_compiled_for(mesh.device, dtype):
         model.bottom.fused_dtype = model.top.fused_dtype = dtype
+    if cfg.precision == "fp8":
+        model.top.fused_dtype, model.top.fp8 = dtype, True
     if not is_native:
         model.tables = _torchrec_engine(mesh, cfg)
         return [model]
@@ -40,7 +40,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             cfg.model.embedding_dim,
             table_rule(cfg),
             mesh,
-            compute_dtype(cfg.precision),
+            dtype,
             force_exchange=cfg.sharding.force_exchange,
         )
     elif in_other_formats(cfg) or (on_gpu and _has_kernels(cfg)):

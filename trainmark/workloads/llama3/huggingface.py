@@ -59,9 +59,7 @@ def config_json(model: Model, sequence: int, dtype: str) -> dict[str, Any]:
         "rope_theta": model.rope_theta,
         "max_position_embeddings": sequence,
         "initializer_range": model.init_std,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        **_FIXED,
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
     }

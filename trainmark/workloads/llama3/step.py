@@ -116,19 +116,19 @@ class LlamaTrainer:
         )
         total = torch.zeros((), device=self.mesh.device)
         for index, (tokens_BS, targets_BS) in enumerate(pieces):
-            self._is_last_micro_batch(part, index == len(pieces) - 1)
+            self._before_backward(part, is_last=index == len(pieces) - 1)
             loss = part(tokens_BS, targets_BS).sum() * (len(tokens_BS) / prepared.samples)
             (loss * self._scale()).backward()
             total += loss.detach()
         return total
 
-    def _is_last_micro_batch(self, part: nn.Module, last: bool) -> None:
+    def _before_backward(self, part: nn.Module, *, is_last: bool) -> None:
         """ZeRO-1 adds up whole gradients and exchanges them once, with the last micro-batch."""
         if isinstance(part, FSDPModule):
-            part.set_is_last_backward(last)
+            part.set_is_last_backward(is_last)
             if self.cfg.data_parallel == "zero1":
-                part.set_requires_gradient_sync(last)
-                part.set_reshard_after_backward(last)
+                part.set_requires_gradient_sync(is_last)
+                part.set_reshard_after_backward(is_last)
 
     def _scale(self) -> Tensor | float:
         return 1.0 if self._loss_scale is None else self._loss_scale.scale
