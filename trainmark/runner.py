@@ -163,18 +163,27 @@ def _forget_peaks(mesh: Mesh) -> None:
 
 
 def _check_memory(
-    cfg: Run, workload: Workload, mesh: Mesh, advice: Callable[[int], str] = lambda available: ""
+    cfg: Run,
+    workload: Workload,
+    mesh: Mesh,
+    advice: Callable[[int], str] = lambda available: "",
+    *,
+    training: bool = True,
 ) -> None:
     import psutil
 
-    plan = plan_memory(cfg, workload, mesh)
+    def needed(plan: MemoryPlan) -> MemoryPlan:
+        """To predict, hardly anything: no activation outlives its layer."""
+        return plan if training else dataclasses.replace(plan, activations=0)
+
+    plan = needed(plan_memory(cfg, workload, mesh))
     # Before the ranks compare their plans: none of them has allocated anything yet.
     on_host = min(psutil.virtual_memory().available, hardware.host_memory_bytes())
     per_node = _this_cluster(mesh).devices
     first = mesh.rank // per_node * per_node
     if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
         devices = workload.plan_devices(cfg)
-        own = devices[mesh.rank] if devices else plan
+        own = needed(devices[mesh.rank]) if devices else plan
         of_machine = sum_of(meshes.of_all_ranks(own)[first : first + per_node])
         check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=advice)
         on_host -= of_machine.total
@@ -262,7 +271,7 @@ def loaded(
         workload = workloads.load(cfg.workload)
         check(cfg, workload)
         path = find_checkpoint(folder)
-        _check_memory(cfg, workload, mesh)
+        _check_memory(cfg, workload, mesh, training=False)
         _settle(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
         state = checkpoint.load(

@@ -20,6 +20,7 @@ from trainmark.embeddings import sharded
 from trainmark.embeddings.store import TableStore
 from trainmark.inference import figures, latency
 from trainmark.metrics import binary_metrics
+from trainmark.planner.memory import MemoryPlan
 from trainmark.report import report
 from trainmark.report.tables import milliseconds
 from trainmark.workloads.dlrm.data import build_data
@@ -208,6 +209,16 @@ def test_classes_are_those_of_the_evaluation(sentences: Path) -> None:
     assert losses.item() == pytest.approx(expected["loss"], rel=1e-6)
 
 
+def test_activations_of_training_need_no_room(
+    sentences: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = MemoryPlan(weights=1, gradients=1, optimizer=1, activations=2**60)
+    monkeypatch.setattr(runner, "plan_memory", lambda *arguments: huge)
+    assert main(["infer", str(sentences), "--steps", "1", "--batches", "1"]) == 0
+    flags = [*small_distilbert.FLAGS, "--output", "/nonexistent/never"]
+    refused(capsys, ["train", "distilbert-demo", *flags], "does not fit")
+
+
 def test_the_optimiser_has_no_state(finished: Path) -> None:
     trained = runner.read_config(finished)
     assert trained.optimizer.name == "adagrad"
@@ -261,8 +272,8 @@ def test_nor_is_one_planned_where_rows_are_exchanged(plans: list[str]) -> None:
         (["--batches", "many"], ["such as 1,64,4096", "'many'"]),
         (["--batches", "1.5"], ["'1.5'"]),
         (["--batches", "²"], ["'²'"]),
-        (["--batches", "1,5000"], ["--batches 5000: the test split of synthetic has fewer"]),
-        (["--batches", "9" * 30], ["has fewer samples"]),
+        (["--batches", "1,5000"], ["--batches 5000: the test split of synthetic has 4,000 samples"]),
+        (["--batches", "9" * 30], ["samples. Give smaller ones"]),
         (["--steps", "0"], ["--steps must be at least 1. Received: 0."]),
         (["--steps", "few"], ["--steps", "few"]),
         (["--device", "cuda"], ["--device cuda"]),

@@ -85,22 +85,23 @@ def _requests(
 ) -> dict[int, list[Any]]:
     """Different full batches of each size: `count` of them, or as many as there are."""
     wanted = sizes or workloads.runs_module(cfg.workload).INFERENCE_BATCHES
-    found = {size: _full_batches(cfg, workload, size, count) for size in wanted}
-    for size, batches in found.items():
-        if not batches and sizes:
+    found = {size: _batches(cfg, workload, size, count) for size in wanted}
+    for size, (first, *_) in found.items():
+        if sizes and first.samples < size:
             raise InputError(
-                f"--batches {size}: the {_split(cfg, workload)} split of {cfg.data} has fewer "
-                "samples. Give smaller ones, or more --data."
+                f"--batches {size}: the {_split(cfg, workload)} split of {cfg.data} has "
+                f"{first.samples:,} samples. Give smaller ones, or more --data."
             )
-    return {size: batches for size, batches in found.items() if batches}
+    full = {size: [b for b in batches if b.samples == size] for size, batches in found.items()}
+    return {size: batches for size, batches in full.items() if batches}
 
 
-def _full_batches(cfg: Any, workload: Workload, size: int, count: int) -> list[Any]:
+def _batches(cfg: Any, workload: Workload, size: int, count: int) -> list[Any]:
     data = workload.build_data(
         dataclasses.replace(cfg, eval_batch=size), _split(cfg, workload), dp_rank=0, dp_size=1
     )
     most = max(1, min(count, MOST_SAMPLES // size))
-    return [batch for batch in islice(data, most) if batch.samples == size]
+    return list(islice(data, most))
 
 
 def _split(cfg: Any, workload: Workload) -> str:
