@@ -173,7 +173,7 @@ def _check_memory(
     import psutil
 
     def needed(plan: MemoryPlan) -> MemoryPlan:
-        """To predict, hardly anything: no activation outlives its layer."""
+        """To predict, activations hardly count: none outlives its layer."""
         return plan if training else dataclasses.replace(plan, activations=0)
 
     plan = needed(plan_memory(cfg, workload, mesh))
