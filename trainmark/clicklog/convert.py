@@ -216,7 +216,8 @@ def hexadecimal(column: pa.Array) -> tuple[Values, Mask]:
     good = pc.fill_null(pc.match_substring_regex(column, "^[0-9a-fA-F]{1,8}$"), False)
     bad = ~good.to_numpy(zero_copy_only=False) & ~missing
     padded = pc.ascii_lpad(pc.if_else(good, column, "0"), width=8, padding="0")
-    characters = np.frombuffer("".join(padded.to_pylist()).encode(), np.uint8).reshape(-1, 8)
+    texts = np.frombuffer(padded.buffers()[-1] or b"", np.uint8)
+    characters = texts[: 8 * len(padded)].reshape(-1, 8)
     digits = (characters & 15) + 9 * (characters >> 6)  # the bit of 64 marks letters
     pairs = (digits[:, ::2] << 4) | digits[:, 1::2]
     numbers = np.ascontiguousarray(pairs).view(">u4").ravel().astype(np.uint32)
