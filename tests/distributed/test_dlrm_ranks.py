@@ -14,7 +14,8 @@ from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
 from tests.small import FLAGS, result, train
 from trainmark import checkpoint
-from trainmark.distributed.mesh import rank_shares, single
+from trainmark.batches import rank_shares
+from trainmark.distributed.mesh import single
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 2e-6  # relative; in fp32 differences come from the order of additions alone

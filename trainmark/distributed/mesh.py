@@ -161,19 +161,6 @@ def fake(axes: Mapping[str, int]) -> Iterator[Mesh]:
         dist.destroy_process_group()
 
 
-# --- samples of data-parallel ranks
-
-
-def rank_share(samples: int, rank: int, ranks: int) -> range:
-    """Which of a global batch's samples are a rank's; shares differ by at most one sample."""
-    return range(samples * rank // ranks, samples * (rank + 1) // ranks)
-
-
-def rank_shares(samples: int, ranks: int) -> list[int]:
-    """How many of a global batch's samples each rank gets, in order."""
-    return [len(rank_share(samples, rank, ranks)) for rank in range(ranks)]
-
-
 def all_reduce_sent_bytes(size: int, ranks: int) -> int:
     """What a rank sends to add up `size` bytes by a ring: each part goes round twice less a hop."""
     return 2 * (ranks - 1) * size // ranks

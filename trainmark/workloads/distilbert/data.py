@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainmark.batches import GlobalBatch, GlobalBatches
 from trainmark.corpus.sentences import Sentences, shuffled
-from trainmark.distributed.mesh import rank_share
 from trainmark.errors import InputError
 from trainmark.kernels.sentence_attention import FILLER_LENGTH
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
@@ -133,24 +133,22 @@ class SentenceData:
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._training = split == "train"
         self._micro = int((cfg.micro_batch if self._training else cfg.eval_batch) or 0)
-        self._batch = int(cfg.global_batch or 0) if self._training else self._micro * dp_size
-        self._epochs = cfg.epochs if self._training else 1
+        self._batches = GlobalBatches(
+            samples=len(sentences),
+            size=int(cfg.global_batch or 0) if self._training else self._micro * dp_size,
+            epochs=cfg.epochs if self._training else 1,
+            drops_last=self._training and cfg.last_batch == "drop",
+        )
         self._position = 0
-        if self.samples_per_epoch == 0:
+        if self.steps_per_epoch == 0:
             raise InputError(
                 f"The {split} split has {len(sentences):,} sentences, fewer than one global batch "
-                f"({self._batch:,}), and last_batch is 'drop'. Lower global_batch."
+                f"({self._batches.size:,}), and last_batch is 'drop'. Lower global_batch."
             )
 
     @property
-    def samples_per_epoch(self) -> int:
-        dropping = self._training and self._cfg.last_batch == "drop"
-        count = len(self._sentences)
-        return count // self._batch * self._batch if dropping else count
-
-    @property
     def steps_per_epoch(self) -> int:
-        return -(-self.samples_per_epoch // self._batch)
+        return self._batches.per_epoch
 
     def restore(self, state: dict[str, int]) -> None:
         """Begin after `samples` global samples, whatever the world size that trained on them."""
@@ -158,29 +156,23 @@ class SentenceData:
 
     def __iter__(self) -> Iterator[SentenceBatch]:
         epoch = -1
-        position = self._position
-        while position < self._epochs * self.samples_per_epoch:
-            if position // self.samples_per_epoch != epoch:
-                epoch = position // self.samples_per_epoch
-                order = self._order(epoch)
-            start = position - epoch * self.samples_per_epoch
-            stop = min(start + self._batch, self.samples_per_epoch)
-            position += stop - start
-            yield self._assemble(order[start:stop], position)
+        for batch in self._batches.after(self._position):
+            if batch.epoch != epoch:
+                epoch, order = batch.epoch, self._order(batch.epoch)
+            yield self._assemble(batch, order)
 
     def _order(self, epoch: int) -> Ints:
         count = len(self._sentences)
         return shuffled(count, self._cfg.seed, epoch) if self._training else np.arange(count)
 
-    def _assemble(self, rows: Ints, position: int) -> SentenceBatch:
+    def _assemble(self, batch: GlobalBatch, order: Ints) -> SentenceBatch:
         """This rank's share of a global batch."""
-        size = len(rows)
-        share = rank_share(size, self._dp_rank, self._dp_size)
-        mine = rows[share.start : share.stop]
+        share = batch.share(self._dp_rank, self._dp_size)
+        mine = order[share.start : share.stop]
         layout = self._lay_out(mine)
         missing = layout.first_KS.size - len(mine)
         labels = np.pad(self._sentences.labels[mine], (0, missing))
-        weights = np.pad(np.full(len(mine), 1 / size, np.float32), (0, missing))
+        weights = np.pad(np.full(len(mine), 1 / batch.size, np.float32), (0, missing))
         shape = layout.first_KS.shape
         return SentenceBatch(
             ids_KN=self._tensor(layout.ids_KN, np.int32),
@@ -191,8 +183,8 @@ class SentenceData:
             weights_KS=self._tensor(weights.reshape(shape), np.float32),
             samples=len(mine),
             tokens=int(self._sentences.lengths[mine].sum()),
-            position=position,
-            partial=size < self._batch,
+            position=batch.position,
+            partial=batch.size < self._batches.size,
         )
 
     def _lay_out(self, rows: Ints) -> Layout:
@@ -213,8 +205,8 @@ class SentenceData:
 
     def describe(self, position: int) -> str:
         """Which sentences the global batch that ends at `position` holds, for an error message."""
-        epoch, last = divmod(position - 1, self.samples_per_epoch)
-        rows = self._order(epoch)[last // self._batch * self._batch : last + 1]
+        batch = self._batches.ending_at(position)
+        rows = self._order(batch.epoch)[batch.start : batch.stop]
         shown = ", ".join(str(row) for row in rows[:8])
         return (
             f"{len(rows):,} sentences of {self._split}: {shown}{', ...' if len(rows) > 8 else ''}"

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from trainmark import feature_spec
 from trainmark.background import Kept, in_background
+from trainmark.batches import GlobalBatch, GlobalBatches, rank_shares
 from trainmark.config import SYNTHETIC, filled
-from trainmark.distributed.mesh import rank_share, rank_shares
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
@@ -106,10 +106,12 @@ class ClickData:
         self._source, self._cfg, self.split = source, cfg, split
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._training = split == "train"
-        self._batch = (
-            filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size
+        self._batches = GlobalBatches(
+            samples=source.num_rows,
+            size=filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size,
+            epochs=cfg.epochs if self._training else 1,
+            drops_last=self._training and cfg.last_batch == "drop",
         )
-        self._epochs = cfg.epochs if self._training else 1
         self._position = 0
         self._orders = Kept[int, RowOrder](most=2)
         self._windows = Kept[tuple[int, int], tuple[Columns, NDArray[np.int64]]](WINDOWS_KEPT)
@@ -120,21 +122,15 @@ class ClickData:
                 f"shuffle_window {cfg.shuffle_window} cuts the {source.num_rows:,} rows of {split} "
                 f"into more than {MOST_WINDOWS:,} windows. Raise it."
             )
-        if self.rows_per_epoch == 0:
+        if self.steps_per_epoch == 0:
             raise InputError(
                 f"The {split} split has {source.num_rows:,} rows, fewer than one global batch "
-                f"({self._batch:,}), and last_batch is 'drop'. Lower global_batch."
+                f"({self._batches.size:,}), and last_batch is 'drop'. Lower global_batch."
             )
 
     @property
-    def rows_per_epoch(self) -> int:
-        rows = self._source.num_rows
-        dropping = self._training and self._cfg.last_batch == "drop"
-        return rows // self._batch * self._batch if dropping else rows
-
-    @property
     def steps_per_epoch(self) -> int:
-        return -(-self.rows_per_epoch // self._batch)
+        return self._batches.per_epoch
 
     def restore(self, state: dict[str, int]) -> None:
         """Begin after `samples` global samples, whatever the world size that trained on them.
@@ -147,40 +143,26 @@ class ClickData:
     def __iter__(self) -> Iterator[ClickBatch]:
         # A CPU that trains has no cores to spare; one that feeds a GPU has little else to do, and
         # readers mostly wait for the disk.
+        batches = self._batches.after(self._position)
         if self._cfg.device == "cpu":
-            return in_background(self._read_batch, self._ranges(), 1, LEAST_WAITING)
+            return in_background(self._read_batch, batches, 1, LEAST_WAITING)
         readers = min(MOST_READERS, len(os.sched_getaffinity(0)))
-        return in_background(self._read_batch, self._ranges(), readers, self._waiting_for_gpu())
+        return in_background(self._read_batch, batches, readers, self._waiting_for_gpu())
 
     def _waiting_for_gpu(self) -> int:
         """How many batches: as much time as they give, within a modest part of the memory."""
         row_bytes = sum(column.nbytes for column in Columns.empty(1, self._source).arrays())
-        batch_bytes = max(rank_shares(self._batch, self._dp_size)) * row_bytes
+        batch_bytes = max(rank_shares(self._batches.size, self._dp_size)) * row_bytes
         return max(LEAST_WAITING, min(MOST_WAITING, WAITING_BYTES // batch_bytes))
 
-    def _ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Every global batch: its epoch, and which positions of it."""
-        position = self._position
-        while position < self._epochs * self.rows_per_epoch:
-            epoch, start = divmod(position, self.rows_per_epoch)
-            stop = min(start + self._batch, self.rows_per_epoch)
-            position += stop - start
-            yield epoch, start, stop
-
-    def _read_batch(self, where: tuple[int, int, int]) -> ClickBatch:
+    def _read_batch(self, whole: GlobalBatch) -> ClickBatch:
         """This rank's share of a global batch, read straight into the batch's own memory."""
-        epoch, start, stop = where
-        share = rank_share(stop - start, self._dp_rank, self._dp_size)
-        batch = self._empty_batch(
-            len(share),
-            global_samples=stop - start,
-            position=epoch * self.rows_per_epoch + stop,
-        )
+        share = whole.share(self._dp_rank, self._dp_size)
+        batch = self._empty_batch(len(share), global_samples=whole.size, position=whole.position)
         columns, done = self._columns(batch), 0
-        pieces = self._order(epoch).pieces(start + share.start, start + share.stop)
-        for window, piece in pieces:
+        for window, piece in self._order(whole.epoch).pieces(share.start, share.stop):
             size = piece.stop - piece.start
-            self._read_piece((epoch, window), piece, columns.part(slice(done, done + size)))
+            self._read_piece((whole.epoch, window), piece, columns.part(slice(done, done + size)))
             done += size
         return batch
 
@@ -228,7 +210,7 @@ class ClickData:
             samples=samples,
             global_samples=global_samples,
             position=position,
-            partial=global_samples < self._batch,
+            partial=global_samples < self._batches.size,
         )
 
     def _columns(self, batch: ClickBatch) -> Columns:
@@ -243,10 +225,10 @@ class ClickData:
 
     def describe(self, position: int) -> str:
         """Which rows the global batch that ends at `position` holds, for an error message."""
-        epoch, last = divmod(position - 1, self.rows_per_epoch)
-        start = last // self._batch * self._batch
-        order = self._order(epoch)
-        rows = np.concatenate([order.rows(w)[piece] for w, piece in order.pieces(start, last + 1)])
+        batch = self._batches.ending_at(position)
+        order = self._order(batch.epoch)
+        pieces = order.pieces(batch.start, batch.stop)
+        rows = np.concatenate([order.rows(window)[piece] for window, piece in pieces])
         shown = ", ".join(str(row) for row in rows[:8])
         return (
             f"{len(rows):,} rows of {self.split} between global rows {rows.min()} and "

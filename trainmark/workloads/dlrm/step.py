@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from trainmark.batches import rank_shares
 from trainmark.config import filled
 from trainmark.distributed.gradients import FlatGradients
-from trainmark.distributed.mesh import Mesh, rank_shares
+from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics

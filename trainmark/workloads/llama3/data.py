@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainmark.batches import GlobalBatch, GlobalBatches
 from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
-from trainmark.distributed.mesh import rank_share
 from trainmark.errors import InputError
 from trainmark.workloads.llama3.chain import Chain
 from trainmark.workloads.llama3.runs import LlamaRun
@@ -66,11 +66,16 @@ class TokenData:
     ) -> None:
         self._samples, self._cfg, self.split = samples, cfg, split
         self._dp_rank, self._dp_size = dp_rank, dp_size
-        self._training = split == "train"
-        size = filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size
-        self._batch = size
+        training = split == "train"
+        size = filled(cfg.global_batch) if training else filled(cfg.eval_batch) * dp_size
+        self._batches = GlobalBatches(
+            samples=len(samples),
+            size=size,
+            epochs=cfg.epochs if training else 1,
+            drops_last=training,
+        )
         self._position = 0
-        if self._training and self.steps_per_epoch == 0:
+        if training and self.steps_per_epoch == 0:
             raise InputError(
                 f"train_samples ({len(samples):,}) must fill at least one global batch ({size:,})."
             )
@@ -78,37 +83,32 @@ class TokenData:
     @property
     def steps_per_epoch(self) -> int:
         """An epoch is all the samples that were drawn: documents repeat inside it as needed."""
-        return len(self._samples) // self._batch
+        return self._batches.per_epoch
 
     def restore(self, state: dict[str, int]) -> None:
         """Begin after `samples` global samples, whatever the world size that trained on them."""
         self._position = state["samples"]
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        per_epoch = self.steps_per_epoch * self._batch if self._training else len(self._samples)
-        epochs = self._cfg.epochs if self._training else 1
-        for start in range(self._position, epochs * per_epoch, self._batch):
-            stop = min(start + self._batch, epochs * per_epoch)
-            yield self._read(start, stop, per_epoch)
+        return map(self._read, self._batches.after(self._position))
 
-    def _read(self, start: int, stop: int, per_epoch: int) -> TokenBatch:
-        size = stop - start
-        share = rank_share(size, self._dp_rank, self._dp_size)
-        rows = [self._samples[(start + i) % per_epoch] for i in share]
+    def _read(self, batch: GlobalBatch) -> TokenBatch:
+        """This rank's share of a global batch."""
+        share = batch.share(self._dp_rank, self._dp_size)
+        rows = [self._samples[index] for index in share]
         shape = (len(share), self._cfg.sequence + 1)
         tokens = torch.from_numpy(np.array(rows, np.int32).reshape(shape))
         return TokenBatch(
             tokens=tokens.pin_memory() if self._cfg.device == "cuda" else tokens,
             samples=len(share),
-            position=stop,
-            partial=size < self._batch,
+            position=batch.position,
+            partial=batch.size < self._batches.size,
         )
 
     def describe(self, position: int) -> str:
         """Which samples the global batch that ends at `position` holds, for an error message."""
-        per_epoch = self.steps_per_epoch * self._batch
-        first = (position - self._batch) % per_epoch
-        return f"samples {first} to {first + self._batch - 1} of the {self.split} order"
+        batch = self._batches.ending_at(position)
+        return f"samples {batch.start} to {batch.stop - 1} of the {self.split} order"
 
 
 def build_data(cfg: LlamaRun, split: str, dp_rank: int, dp_size: int) -> TokenData:
