@@ -48,7 +48,10 @@ def parse_over(text: str) -> tuple[str, list[str]]:
     field, equals, values = text.partition("=")
     parts = [value.strip() for value in values.split(",") if value.strip()]
     if not equals or not field.strip() or not parts:
-        raise InputError(f"--over must look like parallel=PP2DP4TP1,PP4DP2TP1. Received: {text!r}.")
+        raise InputError(
+            "--over must be FIELD=V1,V2,..., such as global_batch=1024,2048. "
+            f"Received: {text or 'nothing'}."
+        )
     return field.strip().replace("_", "-"), list(dict.fromkeys(parts))
 
 

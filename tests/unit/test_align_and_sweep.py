@@ -153,7 +153,7 @@ def test_align_says_what_it_cannot_read(tmp_path: Path) -> None:
 def test_over() -> None:
     assert sweep.parse_over("micro_batch=1,2, 2") == ("micro-batch", ["1", "2"])
     for bad in ("", "parallel", "=1", "parallel="):
-        with pytest.raises(InputError, match="--over must look like"):
+        with pytest.raises(InputError, match="--over must be FIELD=V1,V2"):
             sweep.parse_over(bad)
 
 

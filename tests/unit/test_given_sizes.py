@@ -33,12 +33,29 @@ def test_a_dataset_brings_its_own_sizes(dataset: Path) -> None:
     assert again.model == found
 
 
+def test_the_demo_learns_from_the_first_row_to_the_last(dataset: Path) -> None:
+    """Its schedule is as long as the log; a schedule that is given, or published, stays."""
+    named = workloads.named_run("dlrm-demo")
+    assert (named.schedule.warmup_steps, named.schedule.decay_start) == (100, 156)
+    cfg = dataclasses.replace(named, data=str(dataset), epochs=7, global_batch=64)
+    schedule = resolve(cfg, ONE_CPU).schedule  # 7 x 10 steps
+    rates = [schedule.factor(step) for step in range(70)]
+    assert (rates.index(1.0), rates[14], rates[68] > 0, rates[69]) == (10, 1.0, True, 0.0)
+
+    given = dataclasses.replace(named.schedule, decay_steps=5000)
+    assert resolve(dataclasses.replace(cfg, schedule=given), ONE_CPU).schedule == given
+    small = workloads.named_run("dlrm-small")
+    found = resolve(dataclasses.replace(small, data=str(dataset)), ONE_CPU)
+    assert found.schedule == small.schedule
+
+
 def test_other_sizes_are_refused(dataset: Path) -> None:
     with pytest.raises(InputError) as refused:
         resolved(dataset, table_rows=(50, 8, 3))
     assert str(refused.value) == (
-        f"model.table_rows is 50 8 3, but {dataset} has 50 7 3. Give data of the model's sizes, or "
-        "leave model.table_rows out of the flags and the --config file: a dataset brings its own."
+        f"model.table_rows is 50 8 3, but {dataset} has 50 7 3. Give data of the model's sizes "
+        "(prepare's --vocabulary makes them), or leave model.table_rows out of the flags and the "
+        "--config file: a dataset brings its own."
     )
     with pytest.raises(InputError, match="numerical_features is 99, but"):
         resolved(dataset, numerical_features=99)

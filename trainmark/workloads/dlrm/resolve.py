@@ -10,6 +10,7 @@ from trainmark.config import SYNTHETIC, target_problems
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware import Cluster, lacks
 from trainmark.metrics import share_of_excess
+from trainmark.schedule import Schedule
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import (
     METRIC,
@@ -17,6 +18,7 @@ from trainmark.workloads.dlrm.runs import (
     DlrmRun,
     Model,
     Sharding,
+    demo_schedule,
     in_other_formats,
     mlp_parameters,
     table_parameters,
@@ -67,9 +69,21 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
     raise_all(_disagreements(cfg, model, folder))
-    cfg = dataclasses.replace(cfg, model=model)
+    cfg = dataclasses.replace(cfg, model=model, schedule=_schedule(cfg, spec, folder))
     best = spec.metadata.get("best_auc")
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
+
+
+def _schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> Schedule:
+    """The demo's learning rate as long as its log is, unless the run has a schedule of its own. The
+    published runs keep theirs."""
+    if cfg.name != "dlrm-demo" or cfg.schedule != RUNS[cfg.name]().schedule or not cfg.global_batch:
+        return cfg.schedule
+    try:
+        rows = feature_spec.count_rows(spec, folder, "train")
+    except InputError:  # enough to evaluate on
+        return cfg.schedule
+    return demo_schedule(cfg.epochs * -(-rows // max(cfg.global_batch, 1)))
 
 
 def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
@@ -80,8 +94,8 @@ def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
         if given not in (getattr(named, name), there):
             yield (
                 f"model.{name} is {_words(given)}, but {folder} has {_words(there)}. Give data of "
-                f"the model's sizes, or leave model.{name} out of the flags and the --config file: "
-                "a dataset brings its own."
+                f"the model's sizes (prepare's --vocabulary makes them), or leave model.{name} out "
+                "of the flags and the --config file: a dataset brings its own."
             )
 
 

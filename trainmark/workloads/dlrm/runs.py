@@ -234,12 +234,22 @@ def dlrm_demo() -> DlrmRun:
         global_batch=2048,
         eval_batch=16384,
         lr=0.1,
-        schedule=Schedule(warmup_steps=100, decay_start=156, decay_steps=625),
+        schedule=demo_schedule(782),
         evals_per_epoch=8,
         stop_at_target=False,
         log_every=50,
         synthetic_rows=1_600_000,
         synthetic_ids="planted",
+    )
+
+
+def demo_schedule(steps: int) -> Schedule:
+    """The demo's learning rate over so many steps: a warm-up, and from a fifth on a decay to 0."""
+    start = steps // 5
+    return Schedule(
+        warmup_steps=min(100, steps // 7),
+        decay_start=start,
+        decay_steps=max(steps - 1 - start, 1),
     )
 
 
