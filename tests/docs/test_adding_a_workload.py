@@ -63,7 +63,9 @@ def test_the_page_lists_the_contract() -> None:
         assert f"`{name}(" in PAGE or name in ("metric", "better"), name
     described = set(re.findall(r"^\| `(\w+\.py)` \|", PAGE, re.M))
     # DLRM's own: where its rows come from, where its tables lie, how fast that should be, where
-    # its batches wait on a GPU, what loads it elsewhere, and its layers as ONNX has them.
-    own = {"rows.py", "placing.py", "prediction.py", "slots.py", "standalone.py", "onnx_graph.py"}
+    # its batches wait on a GPU, what loads it elsewhere, its layers as ONNX has them, and requests
+    # of numbers and ids.
+    own = {"rows.py", "placing.py", "prediction.py", "slots.py", "standalone.py", "onnx_graph.py",
+           "prepared_values.py"}  # fmt: skip
     present = {p.name for p in (ROOT / "trainmark" / "workloads" / "dlrm").glob("*.py")}
     assert present - own == described

@@ -282,7 +282,8 @@ def help(*words):
 calls = [(), *((verb,) for verb in {list(VERBS)}), ("train", "dlrm-demo"), ("show", "dlrm-small")]
 codes = [help(*call) for call in calls]
 assert not any(codes), codes
-heavy = {{"torch", "pyarrow", "scipy", "sklearn", "pandas"}} & set(sys.modules)
+heavy = {{"torch", "pyarrow", "scipy", "sklearn", "pandas", "fastapi", "uvicorn"}}
+heavy &= set(sys.modules)
 assert not heavy, heavy
 """
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests import small, small_distilbert
+from tests.docs.commands import ROOT
 from tests.unit.refusals import refused
 from tests.unit.served import TestClient, served
 from trainmark import workloads
@@ -217,6 +219,30 @@ def test_a_bug_is_no_fault_of_the_client() -> None:
     client = TestClient(server.build_app(scorer), raise_server_exceptions=False)
     assert client.post("/score", json={"numbers": [17]}).status_code == 500
     assert client.post("/score", json={"numbers": [2]}).json() == {"doubled": [4]}
+
+
+# --- the page
+
+
+def test_the_page_says_how_to_ask(clicks_client: TestClient) -> None:
+    """Its curl lines are answered, in their order, and its table has all endpoints."""
+    page = (ROOT / "docs" / "inference.md").read_text().partition("## Serving")[2]
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^curl .*", page, re.M)]
+    assert len(lines) == 3
+    saved: dict[str, bytes] = {}
+    for words in lines:
+        (url,) = [word for word in words if word.startswith("localhost:8000/")]
+        path = url.removeprefix("localhost:8000")
+        if "-d" in words:
+            sent = saved[words[words.index("-d") + 1].removeprefix("@")]
+            answer = clicks_client.post(path, content=sent)
+        else:
+            answer = clicks_client.get(path)
+        assert answer.status_code == 200, words
+        if ">" in words:
+            saved[words[words.index(">") + 1]] = answer.content
+    named = set(re.findall(r"^\| `(?:GET|POST) (/\w*)` \|", page, re.M))
+    assert named == set(clicks_client.get("/openapi.json").json()["paths"])
 
 
 # --- the verb

@@ -1,6 +1,8 @@
 """Scores over HTTP are those of the evaluation, for all that can be served."""
 
+import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import small, small_distilbert
+from tests.docs.commands import ROOT
 from tests.unit.served import TEST_LINES, TestClient, served, train
 from tests.unit.test_distilbert_data import WORDS
 from tests.unit.test_prepare_npy import read
@@ -145,6 +148,24 @@ def test_own_columns_by_name(tmp_path: Path) -> None:
     unknown, missing = sent[0] | {"city": "Atlantis"}, sent[0] | {"city": None}
     first, second = scores(client, {"rows": [unknown, missing]})
     assert first == pytest.approx(second, abs=1e-7)
+
+
+def test_the_columns_of_the_page(tmp_path: Path) -> None:
+    """The page's two bodies are the same row."""
+    page = (ROOT / "docs" / "inference.md").read_text().partition("## Serving")[2]
+    (columns,) = re.findall(r"`(numerical=.*)`:", page)
+    (block,) = re.findall(r"^```json\n(.*?)^```", page, re.M | re.S)
+    bodies = [json.loads(line) for line in block.splitlines()]
+    lines = ["clicked,age,price,user,city,seen_at"]
+    lines += [f"{i % 2},{i % 50},{i % 7},{i % 9},Oslo,2026-01-31 12:00:00" for i in range(200)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    data = tmp_path / "data"
+    flags = ["--input", str(tmp_path / "log.csv"), "--output", str(data)]
+    assert main(["prepare", "csv", *flags, "--columns", f"label=clicked {columns}"]) == 0
+    client = served(train(data, tmp_path / "run"))
+    first, second = (scores(client, body) for body in bodies)
+    assert first == second
+    assert len(first) == 1
 
 
 # --- sentences
