@@ -272,7 +272,7 @@ def test_nor_is_one_planned_where_rows_are_exchanged(plans: list[str]) -> None:
         (["--batches", "many"], ["such as 1,64,4096", "'many'"]),
         (["--batches", "1.5"], ["'1.5'"]),
         (["--batches", "²"], ["'²'"]),
-        (["--batches", "1,5000"], ["--batches 5000: the test split of synthetic has 4,000 samples"]),
+        (["--batches", "1,5000"], ["--batches 5000: the test split of synthetic has 4,000"]),
         (["--batches", "9" * 30], ["samples. Give smaller ones"]),
         (["--steps", "0"], ["--steps must be at least 1. Received: 0."]),
         (["--steps", "few"], ["--steps", "few"]),
