@@ -53,7 +53,9 @@ class Dlrm(nn.Module):
         scales = getattr(self, f"tables_{table}_scales", None)
         if scales is None:
             return getattr(self, f"tables_{table}_weight").index_select(0, ids_B).float()
-        codes_BD = getattr(self, f"tables_{table}_codes").index_select(0, ids_B)
+        codes = getattr(self, f"tables_{table}_codes")
+        # As bytes, because not every device selects among 8-bit floating-point numbers.
+        codes_BD = codes.view(torch.int8).index_select(0, ids_B).view(codes.dtype)
         return codes_BD.float() * scales.index_select(0, ids_B)[:, None]
 
 
