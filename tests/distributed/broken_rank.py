@@ -51,7 +51,7 @@ def _break(how: str) -> None:
 if __name__ == "__main__":
     how = sys.argv.pop(1)
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        launch_torchrun.MODULE = f"tests.distributed.broken_rank {how}"
+        launch_torchrun.RANK = ["-m", "tests.distributed.broken_rank", how]
         sys.exit(cli.main())
     from trainmark.distributed.launched import run_rank
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-MODULE = "trainmark"
+RANK = ["-m", "trainmark"]
+"""What torchrun starts as every rank; the command follows."""
 LOOK_S = 3.0
 SAVE_S = 600
 """How long ranks may take to save when they are asked to stop; torchrun's own patience is 30 s."""
@@ -42,7 +43,7 @@ def arguments(options: LaunchOptions, shape: Shape, command: list[str]) -> list[
         words += _numa(options)
     if _knows("--shutdown-timeout"):  # since torch 2.12
         words += ["--shutdown-timeout", str(SAVE_S)]
-    return [*words, "-m", *MODULE.split(), *command]
+    return [*words, *RANK, *command]
 
 
 def _meeting(options: LaunchOptions) -> list[str]:
