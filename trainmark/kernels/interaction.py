@@ -110,14 +110,16 @@ class Launch:
     """Of the program that computes a sample."""
 
 
-def default_launch(num_rows: int, dim: int, dtype: torch.dtype) -> Launch:
-    """A tile of 4096 numbers; in fp32 the products need more registers. One warp, if it can hold
-    them: warps of one program wait for each other."""
+def default_launch(num_rows: int, dim: int, tables: Tables, dtype: torch.dtype) -> Launch:
+    """As few warps as can hold a tile: warps of one program wait for each other."""
     vectors = _padded_vectors(num_rows)
-    tile = 1024 if dtype == torch.float32 else 4096
+    if dtype == torch.float32:
+        tile = 1024  # the products need more registers
+    else:
+        tile = 4096 if tables.second is None else 8192  # pieces of narrow rows would be short
     columns = max(16, min(next_power_of_2(dim), tile // vectors))
     if vectors <= 32 and dtype != torch.float32:
-        return Launch(columns, warps=1)
+        return Launch(columns, warps=max(1, vectors * columns // 4096))
     return Launch(columns, warps=4 if vectors <= 64 else 8)
 
 
@@ -132,7 +134,7 @@ def launch_forward(
     """[B, W]. Without ids, sample b has the rows b F ... b F + F - 1 of the first store."""
     B, D = x_BD.shape
     out_BW = x_BD.new_empty(B, output_width(num_rows, D))
-    launch = launch or default_launch(num_rows, D, x_BD.dtype)
+    launch = launch or default_launch(num_rows, D, tables, x_BD.dtype)
     if B:
         _forward_kernel[(B,)](
             x_BD.contiguous(),
@@ -167,7 +169,7 @@ def launch_backward(
     B, D = x_BD.shape
     num_rows = grad_rows_BFD.shape[1] if ids_BF is None else ids_BF.shape[1]
     grad_x_BD = torch.empty_like(x_BD, memory_format=torch.contiguous_format)
-    launch = launch or default_launch(num_rows, D, x_BD.dtype)
+    launch = launch or default_launch(num_rows, D, tables, x_BD.dtype)
     if B:
         _backward_kernel[(B,)](
             x_BD.contiguous(),
