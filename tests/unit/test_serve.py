@@ -12,9 +12,11 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from tests import small, small_distilbert
 from tests.docs.commands import ROOT
@@ -204,6 +206,25 @@ def test_one_bad_request_is_no_other_clients_business(bad: int, error: type[Exce
     assert scorer.calls == [[1], [2, bad, 3], [2], [bad], [3]]
 
 
+def test_a_client_that_leaves_keeps_nobody_waiting() -> None:
+    scorer = Doubler()
+
+    async def ask() -> list[Any]:
+        queue = server.Queue(scorer)
+        sent = [json.dumps({"numbers": [n]}).encode() for n in range(4)]
+        tasks = [asyncio.create_task(queue.score(body)) for body in sent]
+        await asyncio.to_thread(scorer.working.wait, 60)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        scorer.go_on.set()
+        found = asyncio.gather(*tasks, return_exceptions=True)
+        return await asyncio.wait_for(found, 60)
+
+    answers = asyncio.run(ask())
+    assert isinstance(answers.pop(1), asyncio.CancelledError)
+    assert [json.loads(answer)["doubled"] for answer in answers] == [[0], [4], [6]]
+
+
 def test_large_requests_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TOGETHER_BYTES", 60)
     scorer = Doubler()
@@ -262,6 +283,8 @@ def test_what_cannot_be_served(
     empty = tmp_path / "empty"
     shutil.copytree(clicks / "run", empty, ignore=shutil.ignore_patterns("checkpoints"))
     refused(capsys, ["serve", str(empty)], "no complete checkpoint")
+    if not torch.cuda.is_available():
+        refused(capsys, ["serve", run, "--device", "cuda"], "finds no CUDA device")
     onnx = tmp_path / "onnx"
     onnx.mkdir()
     (onnx / "config.json").write_text('{"model_type": "dlrm", "numerical_features": 0, '
@@ -282,6 +305,20 @@ def test_sentences_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["train", "distilbert-demo", *small_distilbert.FLAGS, *flags]) == 0
     refused(capsys, ["serve", str(run)], "has no tokenizer", "tokenizer.json or vocab.txt")
     refused(capsys, ["serve", str(run), "--values", "raw"], "are for a DLRM")
+
+
+def test_a_model_that_does_not_fit(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    arguments = ["serve", str(finished), "--device", "cpu"]
+    refused(capsys, arguments, "The model takes", "this machine has 0.0 free")
+
+
+def test_an_encoder_is_no_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    described = {"model_type": "distilbert", "architectures": ["DistilBertModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    refused(capsys, ["serve", str(tmp_path)], "no trained sentence classifier", "DistilBertModel")
 
 
 def test_without_the_extra(

@@ -213,7 +213,7 @@ def serve(scorer: Scorer, host: str, port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     shown = f"[{host}]" if ":" in host else host
-    print(scorer.facts["requests"])
+    print(f"{scorer.facts['name']}: {scorer.facts['requests']}")
     print(f"http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops it)", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -58,15 +58,19 @@ def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
 
 def _of_folder(folder: Path, device: str) -> tuple[DistilbertRun, dict[str, Tensor]]:
     described = read_config(folder)
-    kinds = described.get("architectures") or ["nothing that it is for"]
+    kinds = described.get("architectures") or []
     if not any("ForSequenceClassification" in kind for kind in kinds):
-        raise InputError(f"{folder} holds {kinds[0]}, expected a trained sentence classifier.")
+        raise InputError(
+            f"{folder} is no trained sentence classifier: config.json has the architectures "
+            f"{kinds}, expected one ...ForSequenceClassification."
+        )
     if layouts.weights_file(folder) is None:
         raise InputError(
             f"{folder} holds no {' or '.join(layouts.WEIGHT_FILES)}. Serve the folder of the run, "
             f"or its folder {runner.MODEL_FOLDER}."
         )
-    network = layouts.read_model(folder, labels=len(described.get("id2label", "01")))
+    # Of two classes, which is the usual number, config.json need not say anything.
+    network = layouts.read_model(folder, labels=len(described.get("id2label", ())) or 2)
     cfg = DistilbertRun(
         name=folder.name,
         weights=str(folder),
