@@ -15,6 +15,7 @@ from tests.docs.commands import ROOT
 from trainmark import workloads
 from trainmark.distributed import mesh
 from trainmark.loop import Training
+from trainmark.workloads import dlrm
 
 PAGE = (ROOT / "docs" / "adding_a_workload.md").read_text()
 
@@ -62,10 +63,6 @@ def test_the_page_lists_the_contract() -> None:
     for name in [f.name for f in fields if f.default is dataclasses.MISSING]:
         assert f"`{name}(" in PAGE or name in ("metric", "better"), name
     described = set(re.findall(r"^\| `(\w+\.py)` \|", PAGE, re.M))
-    # DLRM's own: where its rows come from, where its tables lie, how fast that should be, where
-    # its batches wait on a GPU, what loads it elsewhere, its layers as ONNX has them, and requests
-    # of numbers and ids.
-    own = {"rows.py", "placing.py", "prediction.py", "slots.py", "standalone.py", "onnx_graph.py",
-           "prepared_values.py"}  # fmt: skip
+    own = set(re.findall(r"\b\w+\.py\b", dlrm.__doc__ or ""))  # which its docstring names
     present = {p.name for p in (ROOT / "trainmark" / "workloads" / "dlrm").glob("*.py")}
     assert present - own == described

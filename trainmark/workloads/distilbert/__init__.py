@@ -1,1 +1,7 @@
-"""DistilBERT: a sentence classifier, fine-tuned from a Hugging Face encoder or from scratch."""
+"""DistilBERT: a sentence classifier, fine-tuned from a Hugging Face encoder or from scratch.
+
+Besides the files that every workload has (docs/adding_a_workload.md):
+
+    layouts.py     Hugging Face's names and config.json; weights.py reads and writes such folders
+    opinions.py    the made-up language of `--data synthetic`
+"""

@@ -1,1 +1,8 @@
-"""Llama-3: a language model, trained from tokenised text over pipeline x data x tensor ranks."""
+"""Llama-3: a language model, trained from tokenised text over pipeline x data x tensor ranks.
+
+Besides the files that every workload has (docs/adding_a_workload.md):
+
+    pipeline.py       the stages under PyTorch's pipeline schedules
+    huggingface.py    config.json and weights of Hugging Face's folders, in and out
+    chain.py          the made-up language of `--data synthetic`
+"""
