@@ -182,6 +182,13 @@ def _notes(training: Training) -> list[str]:
         notes.append(
             f"{training.progress.skipped} step(s) were skipped: their gradient overflowed."
         )
+    steps = training.progress.step
+    idle = sum(cfg.schedule.factor(step) == 0 for step in range(1, steps))  # a decay ends with one
+    if idle > 1:
+        notes.append(
+            f"The learning rate was 0 in {idle:,} of {steps:,} steps: its schedule ended before "
+            "the run did."
+        )
     if totals.sessions > 1:
         notes.append(
             f"Continued {totals.sessions - 1} time(s) from a checkpoint; time between the "

@@ -5,14 +5,27 @@ Besides what `runlog.py` writes into it, and what the verbs leave in it afterwar
     config.json               the resolved configuration that it was made with
     checkpoints/step-*        see `checkpoint.py`
     model/                    the trained model for other software, where a workload saves one
+    .lock                     held by the process that trains
 """
 
+import errno
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainmark import checkpoint, workloads
-from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, Run, differences, to_plain
+from trainmark.config import (
+    EXTENSION,
+    LAYOUT,
+    OBSERVATION,
+    SYNTHETIC,
+    Run,
+    differences,
+    to_plain,
+)
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.validation import parse
@@ -20,6 +33,7 @@ from trainmark.validation import parse
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 MODEL_FOLDER = "model"
+LOCK_FILE = ".lock"
 
 
 def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
@@ -53,10 +67,36 @@ def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
         )
 
 
-def claim(output: Path, cfg: Run) -> None:
-    """Make `output` this run's folder."""
+@contextmanager
+def claimed(output: Path, cfg: Run) -> Iterator[None]:
+    """Make `output` this run's folder, and this process the only one that trains in it."""
     output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
+    with (output / LOCK_FILE).open("w") as lock:  # which goes with the process, however it ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                raise InputError(
+                    f"Another process trains in {output} now. Wait, or give another --output."
+                ) from None
+            # Some network file systems know no locks.
+        write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
+        yield
+
+
+def newer_data(output: Path, cfg: Run) -> str:
+    """What to tell about data that were written after the run's newest checkpoint, if they were."""
+    saved = checkpoint.latest(output / CHECKPOINTS)
+    if saved is None or cfg.data in (None, SYNTHETIC) or not Path(str(cfg.data)).is_dir():
+        return ""
+    made = saved.stat().st_mtime
+    newer = [path for path in Path(str(cfg.data)).iterdir() if path.stat().st_mtime > made]
+    if not newer:
+        return ""
+    return (
+        f"{newer[0]} is newer than {saved}: if the data have changed, stop, and start a new run "
+        "with another --output."
+    )
 
 
 def read_config(folder: Path) -> Any:

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -77,7 +77,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
         else:
             run_folder.check(output, cfg, fresh=options.fresh, started_from=weights)
     _check_memory(cfg, workload, mesh, advice=partial(_what_fits_here, cfg, workload, mesh))
-    with Monitor(mesh.device) as monitor:
+    with Monitor(mesh.device) as monitor, ExitStack() as claims:
         training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
@@ -86,7 +86,9 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
                 training.log.say(f"{output} is finished already; nothing was done.")
                 return earlier
         if mesh.is_main:
-            run_folder.claim(output, cfg)
+            if warning := run_folder.newer_data(output, cfg):
+                training.log.say(warning)
+            claims.enter_context(run_folder.claimed(output, cfg))
         mesh.barrier()
         training.run()
     finished = make_result(training, _this_cluster(mesh), monitor.summary(), began)

@@ -1,12 +1,15 @@
 """The folder of a run: used again, refused, continued, started from, full."""
 
+import fcntl
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.small import STEPS, curve, newest, result, saved, snapshot, train
+from tests.small import STEPS, curve, newest, result, saved, snapshot, train, write_dataset
 from trainmark import checkpoint
 from trainmark.cli import main
 
@@ -22,6 +25,42 @@ def test_the_same_command_on_a_finished_run_changes_nothing(
     assert "finished already" in printed.err
     assert json.loads(printed.out.splitlines()[-1])["auc"] == result(finished)["quality"]["value"]
     assert snapshot(finished) == before
+
+
+def test_one_process_at_a_time_trains_in_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    assert train(output, "--max-steps", "2") == 0
+    with (output / ".lock").open("w") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        before = snapshot(output)
+        assert train(output, "--max-steps", "3") == 2
+        assert f"Another process trains in {output} now" in capsys.readouterr().err
+        assert snapshot(output) == before
+    assert train(output, "--max-steps", "3") == 0
+
+
+def test_data_that_are_newer_than_the_checkpoint_are_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, output = write_dataset(tmp_path / "data", train_rows=600), tmp_path / "run"
+    flags = ["train", "dlrm-demo", "--data", str(data), "--output", str(output)]
+    flags += ["--global-batch", "100", "--max-steps"]
+    assert main([*flags, "2"]) == 0
+    assert main([*flags, "3"]) == 0
+    assert "is newer than" not in capsys.readouterr().err
+    os.utime(data / "feature_spec.yaml", (time.time() + 60,) * 2)
+    assert main([*flags, "4"]) == 0
+    assert "feature_spec.yaml is newer than" in capsys.readouterr().err
+
+
+def test_steps_without_a_learning_rate_are_noted(tmp_path: Path) -> None:
+    schedule = {"warmup-steps": "0", "decay-start": "1", "decay-steps": "2"}
+    flags = [word for name, value in schedule.items() for word in (f"--schedule.{name}", value)]
+    assert train(tmp_path / "run", *flags) == 0
+    (note,) = [n for n in result(tmp_path / "run")["notes"] if "learning rate" in n]
+    assert note.startswith(f"The learning rate was 0 in {STEPS - 3} of {STEPS} steps")
 
 
 @pytest.mark.parametrize("flags", [(), ("--checkpoint-every", "2 steps")])
