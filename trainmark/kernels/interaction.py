@@ -113,10 +113,8 @@ class Launch:
 def default_launch(num_rows: int, dim: int, tables: Tables, dtype: torch.dtype) -> Launch:
     """As few warps as can hold a tile: warps of one program wait for each other."""
     vectors = _padded_vectors(num_rows)
-    if dtype == torch.float32:
-        tile = 1024  # the products need more registers
-    else:
-        tile = 4096 if tables.second is None else 8192  # pieces of narrow rows would be short
+    narrow = 4096 if tables.second is None else 8192  # pieces of 8-bit rows would be short
+    tile = 1024 if dtype == torch.float32 else narrow  # products of fp32 need more registers
     columns = max(16, min(next_power_of_2(dim), tile // vectors))
     if vectors <= 32 and dtype != torch.float32:
         return Launch(columns, warps=max(1, vectors * columns // 4096))
