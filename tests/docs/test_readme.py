@@ -151,6 +151,7 @@ def test_cheap_commands_run(
 SMALLER = {
     "prepare synthetic": ["--rows", "90000"],
     "train": ["--max-steps", "12", "--global-batch", "2048"],
+    "infer": ["--steps", "5"],
 }
 
 
@@ -158,7 +159,7 @@ def test_the_full_run(tmp_path: Path) -> None:
     """The README's demo chain as a newcomer types it, with fewer rows and steps."""
     chain = [words for words in trainmark_commands("README.md") if "demo/" in " ".join(words)]
     assert [verb_of(words) for words in chain] == [
-        "prepare synthetic", "prepare criteo", "train", "evaluate", "report", "export"
+        "prepare synthetic", "prepare criteo", "train", "evaluate", "infer", "report", "export"
     ]  # fmt: skip
     for words in chain:
         smaller = [*words, *SMALLER.get(verb_of(words), [])]
