@@ -113,12 +113,17 @@ class Launch:
 def default_launch(num_rows: int, dim: int, tables: Tables, dtype: torch.dtype) -> Launch:
     """As few warps as can hold a tile: warps of one program wait for each other."""
     vectors = _padded_vectors(num_rows)
-    narrow = 4096 if tables.second is None else 8192  # pieces of 8-bit rows would be short
-    tile = 1024 if dtype == torch.float32 else narrow  # products of fp32 need more registers
-    columns = max(16, min(next_power_of_2(dim), tile // vectors))
-    if vectors <= 32 and dtype != torch.float32:
-        return Launch(columns, warps=max(1, vectors * columns // 4096))
-    return Launch(columns, warps=4 if vectors <= 64 else 8)
+
+    def columns(tile: int) -> int:
+        return max(16, min(next_power_of_2(dim), tile // vectors))
+
+    if dtype == torch.float32:  # whose products need more registers
+        return Launch(columns(1024), warps=4 if vectors <= 64 else 8)
+    if vectors > 32:
+        return Launch(columns(4096), warps=4 if vectors <= 64 else 8)
+    # Half rows of 8 bits would be short to read.
+    at_a_time = columns(4096 if tables.second is None else 8192)
+    return Launch(at_a_time, warps=max(1, vectors * at_a_time // 4096))
 
 
 def _padded_vectors(num_rows: int) -> int:
