@@ -210,6 +210,14 @@ def test_labels_that_are_words(tmp_path: Path) -> None:
     assert json.loads((output / "prepare.json").read_text())["click_rate"]["train"] == 15 / 60
 
 
+def test_splits_without_clicks_are_mentioned(tmp_path: Path, capsys) -> None:
+    (tmp_path / "r.csv").write_text("y,item\n" + "".join(f"{int(i < 60)},x\n" for i in range(70)))
+    prepare("csv", tmp_path, "r.csv", columns="label=y categorical=item")
+    told = capsys.readouterr().out
+    assert "In train every row is a click, so AUC is undefined there." in told
+    assert "In test no row is a click" in told
+
+
 def test_signs_of_what_is_missing_and_thresholds_by_name(tmp_path: Path) -> None:
     lines = [f"{i % 2},{['a', 'NA', 'b'][i % 3]},{i % 2 if i % 5 else '-'}" for i in range(70)]
     (tmp_path / "log.csv").write_text("y,tag,x\n" + "\n".join(lines))

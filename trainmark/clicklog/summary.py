@@ -79,6 +79,10 @@ def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
     for name, rows in facts["rows"].items():
         splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
     Console().print(splits)
+    for name, rate in facts["click_rate"].items():
+        if rate in (0, 1):
+            which = "no row" if rate == 0 else "every row"
+            print(f"In {name} {which} is a click, so AUC is undefined there. Is the label right?")
 
 
 def show(output: Path, facts: Mapping[str, Any]) -> None:

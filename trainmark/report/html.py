@@ -162,12 +162,11 @@ def _quality_remark(result: Result) -> str:
     outcome = result.quality
     parts = [outcome.split]
     if outcome.target is not None:
-        parts.append(f"target {outcome.target:.6g}")
+        when = f" reached after {duration(outcome.at_s)}" if outcome.at_s is not None else ""
+        parts.append(f"target {outcome.target:.4g}{when}")
     best = best_possible(result)
     if best is not None:
         parts.append(f"best possible {best:.4g}")
-    if outcome.reached and outcome.at_s is not None:
-        parts.append(f"after {duration(outcome.at_s)}")
     return ", ".join(parts)
 
 
