@@ -42,8 +42,8 @@ def main(
     except (InputError, OSError, MemoryError) as error:  # OSError: a full disk, no permission
         (tell or _tell)(error, debug)
         return 2
-    except KeyboardInterrupt:
-        print("trainmark: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"trainmark: {str(stop) or 'interrupted'}", file=sys.stderr)
         return 130
 
 

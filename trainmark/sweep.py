@@ -4,30 +4,22 @@ Each value is a process of its own, in a folder of its own: what one leaves behi
 and a sweep that was stopped goes on where it was.
 """
 
-import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console, RenderableType
 
-from trainmark import result
-from trainmark.config import SYNTHETIC, Run
+from trainmark import attempt, result
+from trainmark.attempt import DONE, FAILED, OUT_OF_MEMORY
+from trainmark.config import Run
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
-from trainmark.hardware import GIB, Cluster
-from trainmark.planner.memory import card_bytes
-from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, result_grid
+from trainmark.hardware import Cluster
+from trainmark.report.attempts import Attempt, Plan, attempts_table, plans_table
 
 FILE_NAME = "sweep.json"
-DONE, OUT_OF_MEMORY, FAILED = "done", "OOM", "failed"
-PARTS = ("weights", "gradients", "optimizer", "activations")
-_SIGNS = ("Out of memory", "does not fit", "OutOfMemoryError")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,32 +66,9 @@ def _folder(plan: Sweep, value: str) -> Path:
 def _run_one(plan: Sweep, value: str) -> str:
     """`done`, `OOM`, or why the run failed."""
     Console(stderr=True).print(f"{plan.run} with {plan.field} {value}", highlight=False)
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.devices}"]
-        if plan.devices > 1
-        else []
-    )
-    train = ["-m", "trainmark", "train", plan.run, f"--{plan.field}", value, *plan.flags]
-    command = [sys.executable, *launcher, *train, "--output", str(_folder(plan, value))]
-    ended = _start(command)
-    if ended.returncode == 0:
-        return DONE
-    if ended.returncode in (130, 143):
-        raise KeyboardInterrupt
-    if any(sign in ended.stderr for sign in _SIGNS):
-        return OUT_OF_MEMORY
-    sentences = [line for line in ended.stderr.splitlines() if line.startswith("trainmark: ")]
-    if sentences:
-        return sentences[-1].removeprefix("trainmark: ")
-    # A launcher's last words are not the cause: keep all of them.
-    log = plan.output / f"{_folder(plan, value).name}.stderr"
-    plan.output.mkdir(parents=True, exist_ok=True)
-    log.write_text(ended.stderr, encoding="utf-8")
-    return f"ended with exit code {ended.returncode}, see {log}"
-
-
-def _start(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    folder = _folder(plan, value)
+    words = [plan.run, f"--{plan.field}", value, *plan.flags, "--output", str(folder)]
+    return attempt.attempt(words, plan.devices, folder.with_name(f"{folder.name}.log"))
 
 
 # --- what is known already
@@ -130,66 +99,27 @@ def _write(plan: Sweep, outcomes: dict[str, str]) -> None:
     write_atomically(plan.output / FILE_NAME, text + "\n")
 
 
-# --- the table
+# --- the tables
 
 
 def _table(plan: Sweep, outcomes: dict[str, str]) -> RenderableType:
     """A row for every value, and below them why some failed."""
-    done = [value for value in plan.values if outcomes[value] == DONE]
-    grid = result_grid([result.read(_folder(plan, value)) for value in done])
-    rows = dict(zip(done, grid.rows, strict=True))
-    table = Grid(
-        headers=[plan.field, "outcome", *grid.headers],
-        rows=[
-            [value, _outcome(outcomes[value]), *(rows.get(value) or _missing(grid))]
-            for value in plan.values
-        ],
-        numeric=[False, False, *grid.numeric],
-    )
-    reasons = [
-        f"{plan.field} {value}: {outcomes[value]}"
-        for value in plan.values
-        if _outcome(outcomes[value]) == FAILED
-    ]
-    return Group(grid_table(table, f"{plan.run} over {plan.field}"), *map(Text, reasons))
-
-
-def _outcome(reason: str) -> str:
-    return reason if reason in (DONE, OUT_OF_MEMORY) else FAILED
-
-
-def _missing(grid: Grid) -> list[str]:
-    return [NOT_APPLICABLE] * len(grid.headers)
-
-
-# --- without running
+    rows = []
+    for value in plan.values:
+        kind = attempt.kind(outcomes[value])
+        rows.append(
+            Attempt(
+                label=value,
+                outcome=kind,
+                result=result.read(_folder(plan, value)) if kind == DONE else None,
+                reason=outcomes[value] if kind == FAILED else None,
+            )
+        )
+    return attempts_table(plan.field, rows, f"{plan.run} over {plan.field}")
 
 
 def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> RenderableType:
-    """Bytes per device for every value; more than the device has is marked OOM."""
+    """Bytes per device for every value, without running."""
     parsed = Cluster.parse(cluster)
-    table = Table(title=f"{cluster}: GiB per device, activations estimated")
-    table.add_column(field, no_wrap=True)
-    for header in (*PARTS, "mem"):
-        table.add_column(header, justify="right")
-    reasons = []
-    for value, run in runs.items():
-        try:
-            cells = _dry_cells(run, parsed)
-        except InputError as error:
-            cells = [NOT_APPLICABLE] * (len(PARTS) + 1)
-            reasons.append(f"{field} {value}: {error}")
-        table.add_row(value, *cells)
-    return Group(table, *map(Text, reasons))
-
-
-def _dry_cells(run: Run, cluster: Cluster) -> list[str]:
-    from trainmark import runner
-
-    synthetic = dataclasses.replace(run, data=run.data or SYNTHETIC, device="cpu")
-    _, plan = runner.dry_run(synthetic, cluster)
-    total = f"{plan.total / GIB:.1f}"
-    card = card_bytes(cluster)
-    if card is not None:
-        total = f"{total}/{card // GIB}" + ("" if plan.total <= card else f" {OUT_OF_MEMORY}")
-    return [*(f"{getattr(plan, part) / GIB:.1f}" for part in PARTS), total]
+    plans = [Plan(cells=[value], run=run, cluster=parsed) for value, run in runs.items()]
+    return plans_table([field], plans, f"{cluster}: GiB per device, activations estimated")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmark import report, sweep
+from trainmark import attempt, report, sweep
 from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.report import alignment
@@ -187,18 +187,19 @@ def test_a_sweep_goes_on_after_a_failure_and_after_a_stop(
     monkeypatch.setenv("COLUMNS", "250")
     started = []
 
-    def start(command: list[str]) -> subprocess.CompletedProcess[str]:
+    def start(command: list[str], log: Path) -> subprocess.CompletedProcess[str]:
         """`train` in this process; a micro-batch of 8 does not fit."""
         arguments = command[command.index("train") :]
         started.append(arguments[arguments.index("--micro-batch") + 1])
         if started[-1] == "8":
             sentence = "trainmark: Out of memory (CUDA out of memory). Use a smaller micro_batch."
-            return subprocess.CompletedProcess(command, 2, "", sentence)
+            return subprocess.CompletedProcess(command, 2, sentence)
         if started[-1] == "2":
-            return subprocess.CompletedProcess(command, 1, "", "[rank0]: the cause\n======")
-        return subprocess.CompletedProcess(command, main(arguments), "", "trainmark: [5] is odd")
+            return subprocess.CompletedProcess(command, 1, "[rank0]: the cause\n======")
+        said = "step 1\ntrainmark: 2 problems:\n- [5] is odd\n- it is\ntrainmark: rank 0 ended"
+        return subprocess.CompletedProcess(command, main(arguments), said)
 
-    monkeypatch.setattr(sweep, "_start", start)
+    monkeypatch.setattr(attempt, "_start", start)
     flags = ["--max-steps", "2", "--device", "cpu", "--evals-per-epoch", "0", "--warmup-clock", "0"]
     flags += ["--checkpoint-every", "never", "--output", str(tmp_path / "s")]
     assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8", *flags]) == 0
@@ -210,8 +211,7 @@ def test_a_sweep_goes_on_after_a_failure_and_after_a_stop(
     outcomes = {value: table[value].split()[3] for value in started}
     assert outcomes == {"4": "done", "8": "OOM", "16": "done", "5": "failed", "2": "failed"}
     assert "llama3-demo" in table["16"]
-    assert "micro-batch 5: [5] is odd" in out
-    log = tmp_path / "s" / "micro-batch=2.stderr"
+    assert "micro-batch 5: 2 problems:\n- [5] is odd\n- it is\n" in out
+    log = tmp_path / "s" / "micro-batch=2.log"
     assert f"micro-batch 2: ended with exit code 1, see {log}" in out
-    assert log.read_text().startswith("[rank0]: the cause")
     assert main(["sweep", "llama3-demo", "--over", "lr=1", *flags]) == 2
