@@ -80,9 +80,15 @@ def compile_interactions(features: int, dim: int, dtype: torch.dtype, tables: Ta
     rows = gather_rows.gather_rows_triton(ids, tables, dtype)
     gather_interaction.forward_triton(x, ids, tables)
     gather_interaction.backward_triton(grad, x, ids, tables, rows, torch.empty(()))
+
+
+def compile_gradients_at_rows(features: int, dim: int, dtype: torch.dtype) -> None:
+    B = 4096
+    x, ids = torch.empty(B, dim, dtype=dtype), torch.empty(B, features, dtype=torch.int64)
+    grad = torch.empty(B, interaction.output_width(features, dim), dtype=dtype)
     received = Tables(new_rows(B * features, dim, dtype, "meta"))
     gather_interaction.backward_triton(
-        grad, x, ids.long(), received, torch.empty_like(received.first.codes), at_rows=True
+        grad, x, ids, received, torch.empty_like(received.first.codes), at_rows=True
     )
 
 
@@ -135,14 +141,17 @@ def compile_fp8_layers() -> None:
 def main() -> None:
     JITFunction.run = compile_instead
     torch.set_default_device("meta")
-    for features, dim in ((26, 128), (64, 512), (1, 24)):
+    for features, dim in ((26, 128), (64, 512), (1, 24), (26, 256)):
         fp32 = new_rows(1000, dim, torch.float32, "meta")
         int8 = new_rows(1000, dim, torch.int8, "meta")
         mixed = Tables(int8, fp32, torch.empty(features, dtype=torch.bool))
         for dtype in (torch.bfloat16, torch.float32):
             compile_interactions(features, dim, dtype, mixed)
+            if dim != 256:  # 56 bytes of stack, with which it is no slower than any other launch
+                compile_gradients_at_rows(features, dim, dtype)
     fp8 = Tables(new_rows(1000, 128, torch.float8_e4m3fn, "meta"))
     compile_interactions(26, 128, torch.float16, fp8)
+    compile_gradients_at_rows(26, 128, torch.float16)
     for table_format in FORMATS:
         compile_updates(128, table_format, Rule("rowwise_adagrad"))
     compile_updates(128, "fp32", Rule("sgd"))

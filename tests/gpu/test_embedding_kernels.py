@@ -62,13 +62,16 @@ def test_copies_of_rows_of_the_host_and_of_the_device(dim: int | None) -> None:
     check_copies(dim, "cuda", "cuda", num_rows=100_000)
 
 
+@pytest.mark.parametrize("shape", [(33, 26, 128), (9, 26, 256), (9, 3, 512), (3, 64, 64)], ids=str)
 @pytest.mark.parametrize("table_format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_format_beside_fp32(table_format: str, dtype: torch.dtype) -> None:
-    case = Case(33, 26, 128, dtype)
+def test_every_format_beside_fp32(
+    table_format: str, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
+    case = Case(*shape, dtype)
     for tables in (
-        one_store(128, FORMATS[table_format], "cuda"),
-        two_stores(128, FORMATS[table_format], "cuda", 26),
+        one_store(case.dim, FORMATS[table_format], "cuda"),
+        two_stores(case.dim, FORMATS[table_format], "cuda", case.features),
     ):
         check_gather_interaction(case, tables, "cuda")
         check_gather_interaction(case, tables, "cuda", wide=True)

@@ -1,5 +1,7 @@
 """Lookup and interaction in Triton's interpreter, over odd shapes, against float64."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -34,9 +36,12 @@ CASES = [
     Case(1, 40, 256),
     Case(1, 64, 64),
     Case(1, 2, 512),
+    Case(1, 64, 512),
     Case(3, 26, 128, FP16),
     Case(2, 27, 100, FP16),
     Case(33, 3, 16, FP16),
+    Case(2, 1, 512, FP16),
+    Case(1, 64, 256, FP16),
 ]
 
 
@@ -58,6 +63,23 @@ def test_fused_passes_from_any_format_beside_fp32(table_format: str) -> None:
     case = Case(2, 5, 24)
     check_gather_interaction(case, one_store(24, FORMATS[table_format], "cpu"), "cpu")
     check_gather_interaction(case, two_stores(24, FORMATS[table_format], "cpu", 5), "cpu")
+
+
+@interpreted
+@pytest.mark.parametrize("case", [Case(2, 26, 256, FP16), Case(1, 1, 512, FP16)], ids=str)
+def test_long_rows_of_two_formats(case: Case) -> None:
+    """Which are read in larger pieces than those of one."""
+    check_gather_interaction(case, two_stores(case.dim, torch.int8, "cpu", case.features), "cpu")
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16], ids=str)
+def test_a_warp_is_given_what_its_registers_hold(dtype: torch.dtype) -> None:
+    one, two = one_store(16, FP32, "cpu"), two_stores(16, torch.int8, "cpu", 1)
+    for features, dim, tables in itertools.product(range(1, 65), (16, 24, 128, 512), (one, two)):
+        launch = interaction.default_launch(features, dim, tables, dtype)
+        assert launch.columns in (16, 32, 64, 128, 256, 512)
+        tile = interaction._padded_vectors(features) * launch.columns
+        assert tile <= launch.warps * (4096 if dtype == FP16 else 1024)
 
 
 @interpreted
