@@ -173,15 +173,18 @@ def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
     )
 
 
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
 def _notes(training: Training) -> list[str]:
     cfg, totals = training.cfg, training.clocks.totals
     notes = []
     if totals.steps_partial:
-        notes.append(f"{totals.steps_partial} step(s) had fewer samples than a global batch.")
+        notes.append(f"{_steps(totals.steps_partial)} had fewer samples than a global batch.")
     if training.progress.skipped:
-        notes.append(
-            f"{training.progress.skipped} step(s) were skipped: their gradient overflowed."
-        )
+        skipped = _steps(training.progress.skipped)
+        notes.append(f"Skipped {skipped}, because a gradient overflowed.")
     steps = training.progress.step
     idle = sum(cfg.schedule.factor(step) == 0 for step in range(1, steps))  # a decay ends with one
     if idle > 1:

@@ -24,7 +24,7 @@ def test_samples_are_the_rows_that_were_read(finished: Path) -> None:
     assert found["samples"] == 4000
     assert found["steps"] == {"all": STEPS, "warmup": 2, "skipped": 0}
     assert found["samples_measured"] == 4000 - 2 * 512
-    assert any("1 step(s) had fewer samples" in note for note in found["notes"])
+    assert any("1 step had fewer samples" in note for note in found["notes"])
     assert [row[:2] for row in curve(finished)] == [
         *((step, 512 * step) for step in range(1, STEPS)),
         (STEPS, 4000),
@@ -97,7 +97,7 @@ def test_skipped_steps_are_counted(tmp_path: Path) -> None:
     found = result(tmp_path / "run")
     assert found["steps"] == {"all": STEPS, "warmup": 2, "skipped": STEPS}
     assert found["samples"] == 4000
-    assert any(f"{STEPS} step(s) were skipped" in note for note in found["notes"])
+    assert any(f"Skipped {STEPS} steps, because" in note for note in found["notes"])
 
 
 def test_changed_fields_make_a_run_open(tmp_path: Path) -> None:

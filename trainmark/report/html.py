@@ -171,12 +171,9 @@ def _quality_remark(result: Result) -> str:
 
 
 def _notes(result: Result) -> Markup | None:
-    notes = list(result.notes)
-    if result.steps.skipped:
-        notes.append(f"{result.steps.skipped} of {result.steps.all} steps were skipped.")
-    if not notes:
+    if not result.notes:
         return None
-    items = (tag("li", note) for note in notes)
+    items = (tag("li", note) for note in result.notes)
     return tag("aside", tag("b", "Read this first"), tag("ul", *items), class_="notes")
 
 
