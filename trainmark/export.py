@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from trainmark import checkpoint, runner
+from trainmark import checkpoint, run_folder
 from trainmark.clicklog.folder import building
 from trainmark.errors import InputError
 from trainmark.hardware import GIB
@@ -22,10 +22,12 @@ def export(folder: Path, layout: str, output: Path | None) -> Path:
     A workload's module `export` has `LAYOUTS`, the layouts that it knows: the name of each, and a
     function (cfg, checkpoint_path, folder) that writes it.
     """
-    cfg = runner.read_config(folder)
+    cfg = run_folder.read_config(folder)
     layouts = _layouts(cfg.workload)
     if layout not in layouts:
-        raise _not_offered(cfg.name, layout, list(layouts), trained=folder / runner.MODEL_FOLDER)
+        raise _not_offered(
+            cfg.name, layout, list(layouts), trained=folder / run_folder.MODEL_FOLDER
+        )
     if layout == "onnx":
         _check_packages()
     target = output or folder / ("export" if layout == "safetensors" else f"export-{layout}")
@@ -33,7 +35,7 @@ def export(folder: Path, layout: str, output: Path | None) -> Path:
         raise InputError(f"{target} is a file; expected a folder to write to.")
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty. Give another --output.")
-    path = runner.find_checkpoint(folder)
+    path = run_folder.find_checkpoint(folder)
     sizes = [
         tensor.nbytes
         for name, tensor in checkpoint.shapes(path).items()

@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import small
-from trainmark import runner, shards
+from trainmark import run_folder, runner, shards
 from trainmark.cli import main
 from trainmark.workloads.dlrm.data import build_data
 
@@ -52,7 +52,7 @@ def test_scores_are_those_of_the_evaluation(
     assert main(["export", str(run)]) == 0
     assert len(list(target.glob("*.safetensors"))) == (1 if shard_bytes == 10**9 else 7)
 
-    batches = list(build_data(runner.read_config(run), "test", 0, 1))
+    batches = list(build_data(run_folder.read_config(run), "test", 0, 1))
     labels = torch.cat([batch.labels for batch in batches])
     numerical = torch.cat([batch.numerical for batch in batches])
     ids = torch.empty(len(labels), len(small.TABLE_ROWS), dtype=torch.int64)

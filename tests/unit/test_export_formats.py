@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from tests import small, small_distilbert
-from trainmark import checkpoint, export, runner
+from trainmark import checkpoint, export, run_folder, runner
 from trainmark.cli import main
 from trainmark.workloads.distilbert.runs import load_sentences
 from trainmark.workloads.dlrm import standalone
@@ -66,7 +66,7 @@ def run_program(path: Path, inputs: list[tuple[Tensor, ...]], folder: Path) -> l
 
 def click_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
     """Labels, numerical features and ids of the run's test split."""
-    batches = list(build_data(runner.read_config(run), "test", 0, 1))
+    batches = list(build_data(run_folder.read_config(run), "test", 0, 1))
     labels = torch.cat([batch.labels for batch in batches])
     numerical = torch.cat([batch.numerical for batch in batches]).float()
     ids = torch.empty(len(labels), len(small.TABLE_ROWS), dtype=torch.int64)
@@ -149,7 +149,7 @@ def test_large_weights_lie_beside_the_model_and_are_read_one_at_a_time(
     monkeypatch.setattr(onnx_files, "INLINE_BYTES", 0)
     monkeypatch.setattr(checkpoint, "read", read_and_note)
     folder = exported(run, "onnx")
-    path = runner.find_checkpoint(run)
+    path = run_folder.find_checkpoint(run)
     weights = [name for name in checkpoint.names(path) if name.startswith("model.")]
     assert len(weights) == 8 + 2 * 2 + 1
     assert sorted(asked) == sorted([name] for name in weights)
@@ -194,7 +194,7 @@ def test_a_table_of_more_than_2_gb(tmp_path: Path) -> None:
 
 def sentence_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
     """Labels, tokens and masks of the run's validation split, padded to the longest sentence."""
-    found = load_sentences(runner.read_config(run), "validation")
+    found = load_sentences(run_folder.read_config(run), "validation")
     lengths = np.diff(found.offsets)
     tokens = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
     mask = torch.zeros_like(tokens)
@@ -273,11 +273,11 @@ def test_formats_that_a_workload_lacks_name_those_it_has(
     def named(name: str) -> Any:
         return lambda folder: runner.workloads.named_run(name)
 
-    monkeypatch.setattr(runner, "read_config", named("llama3-demo"))
+    monkeypatch.setattr(run_folder, "read_config", named("llama3-demo"))
     for layout in ("onnx", "torch"):
         said = refusal(capsys, tmp_path, layout)
         assert f"cannot be exported with --format {layout}. Use --format safetensors." in said
-    monkeypatch.setattr(runner, "read_config", named("distilbert-demo"))
+    monkeypatch.setattr(run_folder, "read_config", named("distilbert-demo"))
     assert "Use --format onnx or --format torch." in refusal(capsys, tmp_path, "safetensors")
     (tmp_path / "model").mkdir()
     said = refusal(capsys, tmp_path, "safetensors")

@@ -14,7 +14,7 @@ import torch
 
 from tests import small, small_distilbert
 from tests.unit.refusals import refused
-from trainmark import metrics, runner
+from trainmark import metrics, run_folder, runner
 from trainmark.cli import main
 from trainmark.embeddings import sharded
 from trainmark.embeddings.store import TableStore
@@ -220,7 +220,7 @@ def test_activations_of_training_need_no_room(
 
 
 def test_the_optimiser_has_no_state(finished: Path) -> None:
-    trained = runner.read_config(finished)
+    trained = run_folder.read_config(finished)
     assert trained.optimizer.name == "adagrad"
     assert small.trainer(trained).device_bytes()["optimizer"] > 4 * sum(small.TABLE_ROWS) * 8
     with runner.loaded(finished, device="cpu") as model:

@@ -174,9 +174,9 @@ def test_an_export_to_a_full_disk_leaves_nothing(
     monkeypatch.setattr("safetensors.torch.save_file", fail)
     monkeypatch.setitem(llama3_export.LAYOUTS, "safetensors", save)
     monkeypatch.setattr(
-        "trainmark.runner.read_config", lambda folder: workloads.named_run("llama3-demo")
+        "trainmark.run_folder.read_config", lambda folder: workloads.named_run("llama3-demo")
     )
-    monkeypatch.setattr("trainmark.runner.find_checkpoint", lambda folder: folder)
+    monkeypatch.setattr("trainmark.run_folder.find_checkpoint", lambda folder: folder)
     monkeypatch.setattr("trainmark.checkpoint.shapes", lambda path: {})
     with pytest.raises(InputError, match=r"out cannot be written: .*No space left on device"):
         export(tmp_path, "safetensors", tmp_path / "out")

@@ -16,7 +16,7 @@ from tests.unit.served import TEST_LINES, TestClient, served, train
 from tests.unit.test_distilbert_data import WORDS
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_prepare_own_data import COLUMNS, random_rows, write_csv
-from trainmark import runner
+from trainmark import run_folder, runner
 from trainmark.cli import main
 from trainmark.config import filled
 from trainmark.errors import InputError
@@ -99,7 +99,7 @@ def test_what_it_tells(clicks: Path) -> None:
     assert client.get("/health").json() == {"status": "ok"}
     assert "raw values" in client.get("/").json()["requests"]
     model = client.get("/model").json()
-    cfg = runner.read_config(clicks / "run")
+    cfg = run_folder.read_config(clicks / "run")
     assert (model["name"], model["workload"], model["values"]) == ("dlrm-demo", "dlrm", "raw")
     assert (model["step"], model["samples"]) == (7, 400)
     assert model["numerical"] == [f"I{i}" for i in range(1, 14)]

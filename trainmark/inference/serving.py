@@ -48,9 +48,9 @@ def _identify(folder: Path) -> tuple[str, object]:
     """The workload, and the run's configuration if the folder is a run's."""
     described = read_json(folder / "config.json")
     if described.get("workload") in workloads.NAMES:
-        from trainmark import runner
+        from trainmark import run_folder
 
-        return described["workload"], runner.read_config(folder)
+        return described["workload"], run_folder.read_config(folder)
     if described.get("model_type") in EXPORTED:
         return EXPORTED[described["model_type"]], None
     raise InputError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainmark import checkpoint, runner
+from trainmark import checkpoint, run_folder
 from trainmark.corpus import sst2
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
@@ -36,12 +36,12 @@ def load(served: Served) -> "SentenceScorer":
         places = [served.folder]
     else:
         cfg = served.run
-        path = runner.find_checkpoint(served.folder)
+        path = run_folder.find_checkpoint(served.folder)
         state = checkpoint.read_state(path)
         facts |= {"name": cfg.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
         tensors = _of_checkpoint(path, served.device)
-        places = [served.folder / runner.MODEL_FOLDER, *weights.tokenizer_folders(cfg)]
+        places = [served.folder / run_folder.MODEL_FOLDER, *weights.tokenizer_folders(cfg)]
     longest = min(cfg.sequence_length, cfg.model.positions)
     cfg = dataclasses.replace(cfg, mode="packed", precision="fp32")
     tokenizer = sst2.load_tokenizer(_tokenizer_folder(places, facts["name"]), longest)
@@ -67,7 +67,7 @@ def _of_folder(folder: Path, device: str) -> tuple[DistilbertRun, dict[str, Tens
     if layouts.weights_file(folder) is None:
         raise InputError(
             f"{folder} holds no {' or '.join(layouts.WEIGHT_FILES)}. Serve the folder of the run, "
-            f"or its folder {runner.MODEL_FOLDER}."
+            f"or its folder {run_folder.MODEL_FOLDER}."
         )
     # Of two classes, which is the usual number, config.json need not say anything.
     network = layouts.read_model(folder, labels=len(described.get("id2label", ())) or 2)

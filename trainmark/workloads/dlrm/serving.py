@@ -8,7 +8,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from trainmark import checkpoint, feature_spec, runner
+from trainmark import checkpoint, feature_spec, run_folder
 from trainmark.clicklog.folder import read_json
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import SYNTHETIC
@@ -30,7 +30,7 @@ def load(served: Served) -> "ClickScorer":
     else:
         config = export.description(served.run)
         values = _values(served, config, served.run.data)
-        path = runner.find_checkpoint(served.folder)
+        path = run_folder.find_checkpoint(served.folder)
         state = checkpoint.read_state(path)
         facts |= {"name": served.run.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
