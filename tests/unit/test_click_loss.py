@@ -100,7 +100,7 @@ def test_autograd():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("samples", "width"), [*SHAPES, (65536, 256)])
+@pytest.mark.parametrize(("samples", "width"), [(0, 8), *SHAPES, (65536, 256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_on_a_gpu(samples, width, dtype):
     check(kernel.click_loss_triton, samples, width, dtype, "cuda")

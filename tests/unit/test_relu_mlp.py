@@ -160,7 +160,7 @@ def hidden_outputs(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> li
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("samples", [9, 1000, 4097])
+@pytest.mark.parametrize("samples", [0, 9, 1000, 4097])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "widths", [(13, 512, 256, 128), (480, 1024, 1024, 512, 256, 1), (8, 72, 3)]

@@ -89,7 +89,7 @@ def _low_bits(x: Tensor) -> Tensor:
     return x.view(torch.int32)[..., ::2] if x.dim() else x.view(1).view(torch.int32)[0]
 
 
-# --- Triton
+# --- Triton: the constants once more, because a kernel reads no globals
 
 if triton is not None:
 

@@ -343,7 +343,7 @@ def update_rows(
     """Change the rows of a batch, and their state, in place.
 
     Args:
-        rows: the store; what is not fp32 is rounded by chance.
+        rows: the store; what is not fp32 is rounded as `key` says.
         state: fp32, [R] for row-wise Adagrad, [R, D] for Adagrad, None for SGD.
         grads_ND: gradients of all looked-up rows, in any float type; duplicates are added up in
             fp32. Contiguous.

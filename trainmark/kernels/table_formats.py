@@ -194,5 +194,5 @@ if triton is not None:
             bits = bits_of_rows(tl.load(key), row, column)
             values = rounded_by_chance(values, bits, dtype)
         elif dtype == tl.int8:
-            values = tl.floor(values + 0.5)
+            values = tl.floor(values + 0.5)  # a half goes up; in torch, to the even number
         tl.store(codes + row[:, None] * D + column[None, :], values.to(dtype), inside)
