@@ -77,7 +77,7 @@ def _flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def dry_run(cfg: Run, cluster: str) -> None:
-    """Print the bytes per device that a run would need, and whether the devices have them."""
+    """Print the bytes per device of a run; one that does not fit is then an `InputError`."""
     from trainmark import runner
     from trainmark.planner.memory import misfit
 
@@ -96,11 +96,10 @@ def dry_run(cfg: Run, cluster: str) -> None:
         note = " (estimated)" if name == "activations" else ""
         table.add_row(name + note, f"{getattr(plan, name) / GIB:,.3f}")
     table.add_row("total", f"{plan.total / GIB:,.3f}", style="bold")
-    console = Console()
-    console.print(table)
+    Console().print(table)
     too_large = misfit(cfg, plan, parsed, lambda run: runner.dry_run(run, parsed)[1])
     if too_large:
-        console.print(too_large, style="bold red", soft_wrap=True, highlight=False)
+        raise InputError(too_large)
 
 
 def train(cfg: Run, options: TrainOptions, started: float) -> int:
