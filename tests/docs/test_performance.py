@@ -1,0 +1,124 @@
+"""The tables of docs/performance.md say what the files under benchmarks/results do."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.docs.commands import ROOT
+
+PAGE = (ROOT / "docs/performance.md").read_text()
+Row = dict[str, Any]
+
+
+def rows_of(result: str) -> list[Row]:
+    return json.loads((ROOT / f"benchmarks/results/{result}.json").read_text())["rows"]
+
+
+def table(header: str) -> list[list[str]]:
+    """The cells of the table whose first line begins so, line by line."""
+    lines = PAGE[PAGE.index(f"| {header}") :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def only(rows: list[Row], **wanted: Any) -> Row:
+    (found,) = (row for row in rows if all(row[key] == value for key, value in wanted.items()))
+    return found
+
+
+def assert_rounded(shown: str, value: float) -> None:
+    """As many digits as are shown, and those of the value."""
+    decimals = len(shown.partition(".")[2])
+    assert float(shown) == pytest.approx(value, abs=0.5001 * 10**-decimals)
+
+
+def test_whole_steps() -> None:
+    rows, lines = rows_of("dlrm_gpu_h200"), table("tables | rows |")
+    ours = [r for r in rows if r["system"] == "trainmark" and r["source"] == "resident"]
+    assert 2 * len(lines) == len(ours)
+    for name, _, stored, mlps, batch, power_law, uniform, memory in lines:
+        case = {
+            "size": name.partition(",")[0], "tables_precision": stored, "mlp_precision": mlps,
+            "batch": int(batch.replace(",", "")),
+        }  # fmt: skip
+        for indices, shown in (("power_law", power_law), ("uniform", uniform)):
+            row = only(ours, **case, indices=indices)
+            assert_rounded(shown, row["samples_per_s"] / 1e6)
+            assert_rounded(memory.removesuffix(" GiB"), row["memory_gib"])
+
+
+def test_other_systems() -> None:
+    rows = rows_of("dlrm_gpu_h200")
+    same = {"size": "small", "batch": 65536, "indices": "power_law", "source": "resident"}
+    names = ("fbgemm", "pytorch", "torchrec-compiled", "torchrec")
+    for name, (_, speed, *ratios) in zip(names, table("system |"), strict=True):
+        peer = only(rows, system=name, **same)
+        assert_rounded(speed, peer["samples_per_s"] / 1e6)
+        for mlps, shown in zip(("bf16", "fp8"), ratios, strict=True):
+            our = only(
+                rows, system="trainmark", tables_precision="fp32", mlp_precision=mlps, **same
+            )
+            assert_rounded(shown.removesuffix(" x"), our["samples_per_s"] / peer["samples_per_s"])
+
+
+VARIANTS = {
+    "fp8, constant scale of gradients** (earlier commit)": "fp8_constant_scale",
+    "int8, rounded to nearest": "int8_nearest",
+}
+
+
+def test_what_precisions_cost() -> None:
+    rows = rows_of("dlrm_precision_quality")
+    lines = table("tables | MLPs |")
+    assert len(lines) == 11
+    for stored, mlps, auc, difference, seeds, _ in lines:
+        case = {
+            "tables_precision": VARIANTS.get(stored, stored),
+            "mlp_precision": VARIANTS.get(mlps, mlps),
+        }
+        row = only(rows, **case, seed=0)
+        assert_rounded(auc, row["auc"])
+        if difference:
+            shown, error = difference.replace("*", "").split(" +- ")
+            assert_rounded(shown, row["difference"])
+            assert_rounded(error, row["difference_standard_error"])
+        kind = "auc" if "AUC" in seeds else "difference"
+        for seed, shown in enumerate(re.findall(r"-?0\.\d+", seeds), start=1):
+            assert_rounded(shown, only(rows, **case, seed=seed)[kind])
+
+
+def test_other_widths() -> None:
+    rows = rows_of("dlrm_kernels_h200")
+    kernels = ("forward", "backward", "update sgd", "update rowwise_adagrad", "update adagrad")
+    lines = table("rows of |")
+    assert len(lines) == 6
+    for name, *cells in lines:
+        dim, stored = name.split(", ")
+        for kernel, cell in zip(kernels, cells, strict=True):
+            row = only(
+                rows, system="trainmark", kernel=kernel, dim=int(dim), tables_precision=stored,
+                indices="power_law", launch="default",
+            )  # fmt: skip
+            ms, floor = cell.removesuffix(")").split(" (")
+            assert_rounded(ms, row["ms"])
+            assert_rounded(floor, row["floor_ms"])
+
+
+def test_the_parts_of_a_step() -> None:
+    first = rows_of("dlrm_gpu_h200")[0]
+    split, kernels = first["split_ms"], first["kernels_ms"]
+    small = split["copy"] + split["other"] + split["forward"] - kernels["_forward_kernel"]
+    expected = {
+        "MLPs": split["mlp"],
+        "lookup and interaction": kernels["_forward_kernel"],
+        "their backward pass": kernels["_backward_kernel"],
+        "update of the rows": kernels["_update_kernel"],
+        "sort of the next batch's ids": split["sort"],
+        "copies and small kernels": small,
+        "step": first["step_ms"],
+    }
+    shown = {line[0]: line[3].removesuffix(" ms") for line in table("part |")}
+    assert shown.keys() == expected.keys()
+    for part, ms in expected.items():
+        assert_rounded(shown[part], ms)
