@@ -76,7 +76,7 @@ def _start(command: list[str], log: Path) -> "subprocess.CompletedProcess[str]":
     printed = []
     # In a process group of its own: Ctrl-C reaches it once, from here, and it can save first.
     with (
-        log.open("a", encoding="utf-8") as kept,
+        log.open("a", encoding="utf-8", buffering=1) as kept,
         _Stops() as stops,
         subprocess.Popen(
             command,

@@ -244,6 +244,15 @@ def _sweep(arguments: list[str], started: float) -> None:
     Console().print(sweep.sweep(plan))
 
 
+def _suite(arguments: list[str], started: float) -> int:
+    """A list of cases from a file: one table and one page of their results."""
+    options = parse(SuiteOptions, arguments, "suite")
+    from trainmark.suite import suite
+
+    output = options.output or Path("runs") / options.cases.stem
+    return suite(options.cases, output, dry_run=options.dry_run)
+
+
 def _launch(arguments: list[str], started: float) -> int:
     """Start a run on many devices; launch status, logs and stop look after it."""
     from trainmark.distributed import launch
@@ -289,6 +298,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "serve": _serve,
     "align": _align,
     "sweep": _sweep,
+    "suite": _suite,
     "launch": _launch,
 }
 
@@ -383,3 +393,16 @@ class SweepOptions(TrainOptions):
     """FIELD=V1,V2,...: the field to vary and its values."""
     devices: int = 1
     """Devices of this machine to run each value on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """Run the cases of a file; finished ones are not run again. Exit code 1 where one failed."""
+
+    cases: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CASES.toml")]
+    """A list of [[case]], each with `run`, `case` (HARDWARExNODESxDEVICES that it is for), and, if
+    they are wanted, `name`, `repeats` and `flags` (as after `train RUN`)."""
+    output: Path | None = None
+    """Folder for the results, each in OUTPUT/NAME, and report.html; default runs/CASES."""
+    dry_run: bool = False
+    """List the cases, what would be run here, and the memory it would need."""

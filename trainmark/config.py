@@ -131,7 +131,7 @@ def with_file(run: AnyRun, path: Path, data: str | None = None) -> AnyRun:
 
     With other `data` than a result's own, what those had filled in is left to the new ones.
     """
-    given = _read_mapping(path)
+    given = read_mapping(path)
     is_result = "schema" in given
     if is_result:
         if not isinstance(given.get("config"), dict):
@@ -152,7 +152,8 @@ def with_file(run: AnyRun, path: Path, data: str | None = None) -> AnyRun:
     return merged
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """What a TOML or JSON file holds."""
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

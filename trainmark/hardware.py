@@ -6,6 +6,9 @@ Importing this module is cheap (`--help` does it); torch, psutil and NVML are im
 import os
 import platform
 import re
+import subprocess
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +117,7 @@ class Cluster:
         return self.nodes * self.devices
 
     @classmethod
-    def parse(cls, text: str) -> "Cluster":
+    def parse(cls, text: str, keys: Collection[str] = KEYS) -> "Cluster":
         """Read HARDWARExNODESxDEVICES."""
         # Greedy on purpose: a key may itself contain an x (`mi300xx1x8`).
         match = re.fullmatch(r"(.+)x(\d{1,6})x(\d{1,6})", text.strip().lower())
@@ -124,21 +127,21 @@ class Cluster:
                 "such as a100-40gx2x8 or cpux1x1."
             )
         hardware, nodes, devices = match.groups()
-        if hardware not in KEYS and re.search(r"x\d+$", hardware):
+        if hardware not in keys and re.search(r"x\d+$", hardware):
             raise InputError(
                 f"Cluster {text!r} has more than two numbers: expected HARDWARExNODESxDEVICES, "
                 "such as a100-40gx2x8."
             )
-        if hardware not in KEYS:
-            raise _unknown_hardware(hardware)
+        if hardware not in keys:
+            raise _unknown_hardware(hardware, keys)
         return cls(hardware, int(nodes), int(devices))
 
 
-def _unknown_hardware(received: str) -> InputError:
-    kinds = [key for key in KEYS if key.startswith(f"{received}-")]
+def _unknown_hardware(received: str, keys: Collection[str]) -> InputError:
+    kinds = [key for key in keys if key.startswith(f"{received}-")]
     if kinds:
         return InputError(f"Hardware {received!r} comes in several kinds: {', '.join(kinds)}.")
-    return unknown("hardware", received, KEYS)
+    return unknown("hardware", received, keys)
 
 
 # --- this machine
@@ -156,6 +159,24 @@ def identify(device: Any = "cpu") -> Device:
     properties = torch.cuda.get_device_properties(device)
     key = key_of(properties.name)
     return Device(key=key, name=properties.name, memory_bytes=properties.total_memory)
+
+
+def accelerators() -> list[str]:
+    """The key of each accelerator that a process on this machine sees.
+
+    Asked of another process: this one would keep memory of the devices, and whoever measures what
+    is in use there, as a run does, would count it.
+    """
+    code = (
+        "import torch; from trainmark.hardware import identify; "
+        "print(*(identify(f'cuda:{n}').key for n in range(torch.cuda.device_count())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise InputError(
+            f"PyTorch cannot say which accelerators are here (exit code {done.returncode})."
+        )
+    return done.stdout.split()
 
 
 def key_of(name: str) -> str:

@@ -112,7 +112,7 @@ def _table(plan: Sweep, outcomes: dict[str, str]) -> RenderableType:
                 label=value,
                 outcome=kind,
                 result=result.read(_folder(plan, value)) if kind == DONE else None,
-                reason=outcomes[value] if kind == FAILED else None,
+                reason=f"{plan.field} {value}: {outcomes[value]}" if kind == FAILED else None,
             )
         )
     return attempts_table(plan.field, rows, f"{plan.run} over {plan.field}")
@@ -121,5 +121,8 @@ def _table(plan: Sweep, outcomes: dict[str, str]) -> RenderableType:
 def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> RenderableType:
     """Bytes per device for every value, without running."""
     parsed = Cluster.parse(cluster)
-    plans = [Plan(cells=[value], run=run, cluster=parsed) for value, run in runs.items()]
+    plans = [
+        Plan(name=f"{field} {value}", cells=[value], run=run, cluster=parsed)
+        for value, run in runs.items()
+    ]
     return plans_table([field], plans, f"{cluster}: GiB per device, activations estimated")

@@ -79,6 +79,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.inference.serving.serve",
             "trainmark.report.report",
             "trainmark.report.compare",
+            "trainmark.suite.suite",
             *(
                 f"trainmark.distributed.launch.{verb}"
                 for verb in ("launch", "status", "logs", "stop")

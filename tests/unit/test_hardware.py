@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from trainmark.environment import environment
 from trainmark.errors import InputError
@@ -14,6 +15,7 @@ from trainmark.hardware import (
     Device,
     Peak,
     Unknown,
+    accelerators,
     identify,
     key_of,
     peak_flops,
@@ -177,6 +179,11 @@ def test_the_environment_is_complete_and_fits_into_json() -> None:
     for known in ("os", "kernel", "container", "python", "torch", "trainmark"):
         assert software[known], known
     assert {"driver", "cuda", "nccl", "commit"} <= software.keys()
+
+
+def test_accelerators_are_counted_without_holding_them() -> None:
+    seen = range(torch.cuda.device_count())
+    assert accelerators() == [identify(f"cuda:{n}").key for n in seen]
 
 
 def test_importing_hardware_is_cheap() -> None:

@@ -64,6 +64,11 @@ def _home(folder: Path) -> Path:
     return folder.parent if folder.is_file() else folder
 
 
+def _called(folder: Path) -> str:
+    """A folder's name; a repeat's own, 0 or 1, would not say of which run."""
+    return f"{folder.parent.name}/{folder.name}" if folder.name.isdigit() else folder.name
+
+
 def _read(folder: Path) -> result.Result:
     """A result, with what `trainmark align` has found out about it since."""
     found = result.read(folder)
@@ -76,7 +81,7 @@ def _load(folders: Sequence[Path]) -> list[Run]:
     names = Counter(one.run for one in results)
     return [
         Run(
-            label=one.run if names[one.run] == 1 else f"{one.run} ({_home(folder).name})",
+            label=one.run if names[one.run] == 1 else f"{one.run} ({_called(_home(folder))})",
             result=one,
             loss=read_loss(_home(folder) / one.loss.curve),
             colour=index,

@@ -2,10 +2,9 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trainmark.attempt import OUT_OF_MEMORY
@@ -27,6 +26,8 @@ class Attempt:
     outcome: str
     """A word."""
     result: Result | None = None
+    known: dict[str, str] = field(default_factory=dict)
+    """Cells of a row without a result, by their headers."""
     reason: str | None = None
     """Told below the table."""
 
@@ -35,17 +36,16 @@ def attempts_table(header: str, attempts: Sequence[Attempt], title: str) -> Rend
     """A row for every attempt in the published form, and below them why some have no result."""
     grid = result_grid([one.result for one in attempts if one.result])
     results = iter(grid.rows)
-    missing = [NOT_APPLICABLE] * len(grid.headers)
+    rows = []
+    for one in attempts:
+        known = [one.known.get(name, NOT_APPLICABLE) for name in grid.headers]
+        rows.append([one.label, one.outcome, *(next(results) if one.result else known)])
     table = Grid(
         headers=[header, "outcome", *grid.headers],
-        rows=[
-            [one.label, one.outcome, *(next(results) if one.result else missing)]
-            for one in attempts
-        ],
+        rows=rows,
         numeric=[False, False, *grid.numeric],
     )
-    reasons = [Text(f"{header} {one.label}: {one.reason}") for one in attempts if one.reason]
-    return Group(grid_table(table, title), *reasons)
+    return Group(grid_table(table, title), *(Text(one.reason) for one in attempts if one.reason))
 
 
 # --- before anything is started
@@ -55,8 +55,10 @@ def attempts_table(header: str, attempts: Sequence[Attempt], title: str) -> Rend
 class Plan:
     """A row of the table."""
 
+    name: str
+    """What the remarks below the table call it."""
     cells: list[str]
-    """In front of the bytes; the first is the label."""
+    """In front of the bytes."""
     run: Run
     cluster: Cluster
     device_bytes: int | None = None
@@ -65,28 +67,29 @@ class Plan:
     """Told below the table."""
 
 
-def plans_table(headers: Sequence[str], plans: Sequence[Plan], title: str) -> RenderableType:
+def plans_table(
+    headers: Sequence[str], plans: Sequence[Plan], title: str, parts: Sequence[str] = PARTS
+) -> RenderableType:
     """GiB per device of every run; more than the device has is marked OOM."""
-    table = Table(title=title)
-    for header in headers:
-        table.add_column(header, no_wrap=True)
-    for header in (*PARTS, "mem"):
-        table.add_column(header, justify="right")
-    remarks = []
+    rows, remarks = [], []
     for plan in plans:
-        label = f"{headers[0]} {plan.cells[0]}"
         try:
-            cells = _bytes_cells(plan)
+            cells = _bytes_cells(plan, parts)
         except InputError as error:
-            cells = [NOT_APPLICABLE] * (len(PARTS) + 1)
-            remarks.append(f"{label}: {error}")
-        table.add_row(*plan.cells, *cells)
+            cells = [NOT_APPLICABLE] * (len(parts) + 1)
+            remarks.append(f"{plan.name}: {error}")
+        rows.append([*plan.cells, *cells])
         if plan.remark:
-            remarks.append(f"{label}: {plan.remark}")
-    return Group(table, *map(Text, remarks))
+            remarks.append(f"{plan.name}: {plan.remark}")
+    table = Grid(
+        headers=[*headers, *parts, "mem"],
+        rows=rows,
+        numeric=[*(False for _ in headers), *(True for _ in parts), True],
+    )
+    return Group(grid_table(table, title), *map(Text, remarks))
 
 
-def _bytes_cells(plan: Plan) -> list[str]:
+def _bytes_cells(plan: Plan, parts: Sequence[str]) -> list[str]:
     from trainmark import runner
 
     synthetic = dataclasses.replace(plan.run, data=plan.run.data or SYNTHETIC, device="cpu")
@@ -95,4 +98,4 @@ def _bytes_cells(plan: Plan) -> list[str]:
     card = plan.device_bytes or card_bytes(plan.cluster)
     if card is not None:
         total = f"{total}/{card // GIB}" + ("" if needed.total <= card else f" {OUT_OF_MEMORY}")
-    return [*(f"{getattr(needed, part) / GIB:.1f}" for part in PARTS), total]
+    return [*(f"{getattr(needed, part) / GIB:.1f}" for part in parts), total]

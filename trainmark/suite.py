@@ -1,0 +1,99 @@
+"""`trainmark suite`: a list of cases from a file, one table and one page of their results.
+
+Each case is a `train` in a process of its own, with the folder OUTPUT/NAME. What is finished is
+read from those folders and nothing else: a suite that was stopped goes on, and what another machine
+or `trainmark launch` has left there is a row of the table, too.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+
+from trainmark import attempt, hardware, report, result
+from trainmark.attempt import DONE, FAILED
+from trainmark.report.attempts import Attempt, Plan, attempts_table, plans_table
+from trainmark.suite_cases import Case, read_cases
+
+SKIPPED = "skipped"
+
+
+def suite(path: Path, output: Path, *, dry_run: bool) -> int:
+    """Run every case that has no result yet; the exit code is 1 where one failed."""
+    cases = read_cases(path, output)
+    if dry_run:
+        Console().print(_plans(cases), soft_wrap=True)
+        return 0
+    rows: list[Attempt] = []
+    for number, case in enumerate(cases, start=1):
+        rows += _attempt(case, f"case {number} of {len(cases)}, {case.name}")
+    return _tell(cases, rows, output, path.name)
+
+
+def _attempt(case: Case, title: str) -> list[Attempt]:
+    """The rows of a case, after it was run."""
+    if case.is_done:
+        return _results(case)
+    if case.skipped:
+        return [_without_result(case, SKIPPED, case.skipped)]
+    Console(stderr=True).print(title, highlight=False)
+    log = case.output.with_name(f"{case.name}.log")
+    outcome = attempt.attempt(case.words, case.cluster.devices, log)
+    if outcome == DONE:
+        return _results(case)
+    kind = attempt.kind(outcome)
+    return [_without_result(case, kind, outcome if kind == FAILED else f"see {log}.")]
+
+
+def _without_result(case: Case, outcome: str, reason: str) -> Attempt:
+    known = {"run": case.cfg.name, "case": str(case.cluster), "precision": case.cfg.precision}
+    reason = f"case {case.name}: {reason}"
+    return Attempt(label=case.name, outcome=outcome, known=known, reason=reason)
+
+
+def _results(case: Case) -> list[Attempt]:
+    return [
+        Attempt(
+            label=str(folder.relative_to(case.output.parent)),
+            outcome=DONE,
+            result=result.read(folder),
+        )
+        for folder in case.folders
+    ]
+
+
+def _tell(cases: Sequence[Case], rows: Sequence[Attempt], output: Path, title: str) -> int:
+    """The table for people, the page, and one line for programs."""
+    Console().print(attempts_table("name", rows, title), soft_wrap=True)
+    done = [case for case in cases if case.is_done]
+    skipped = [row for row in rows if row.outcome == SKIPPED]
+    failed = len(cases) - len(done) - len(skipped)
+    page = (
+        report.report([case.output for case in done], output / report.FILE_NAME) if done else None
+    )
+    counts = {DONE: len(done), SKIPPED: len(skipped), FAILED: failed}
+    print(json.dumps({"report": str(page) if page else None, **counts}))
+    return 1 if failed else 0
+
+
+def _plans(cases: Sequence[Case]) -> RenderableType:
+    """What would be run, and the bytes that it would need."""
+    plans = []
+    for case in cases:
+        state = "done" if case.is_done else "skip" if case.skipped else "run"
+        words = ["trainmark", *attempt.arguments(case.words, case.cluster.devices)]
+        shared = case.cluster.hardware == "cpu" and case.cluster.nodes == 1
+        plans.append(
+            Plan(
+                name=f"case {case.name}",
+                cells=[case.name, case.cfg.name, str(case.cluster), state],
+                run=case.cfg,
+                cluster=case.cluster,
+                device_bytes=hardware.host_memory_bytes() // case.cluster.world if shared else None,
+                remark={"skip": case.skipped, "run": shlex.join(words)}.get(state),
+            )
+        )
+    title = "GiB per device, activations estimated"
+    return plans_table(["name", "run", "case", "here"], plans, title, parts=())
