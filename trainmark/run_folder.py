@@ -59,7 +59,8 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     if earlier.name != cfg.name:
         raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
-    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION | LAYOUT)
+    longer = workloads.as_long_as_the_run(earlier) & workloads.as_long_as_the_run(cfg)
+    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION | LAYOUT | longer)
     if changed:
         raise InputError(
             f"{output} holds a run with another configuration (other {', '.join(changed)}). "

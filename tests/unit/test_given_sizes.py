@@ -49,6 +49,44 @@ def test_the_demo_learns_from_the_first_row_to_the_last(dataset: Path) -> None:
     assert found.schedule == small.schedule
 
 
+def test_more_epochs_continue_the_demo(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its schedule grows with them, and is no change that anybody made; one that is given is."""
+    output = tmp_path / "run"
+    flags = ["train", "dlrm-demo", "--data", str(dataset), "--output", str(output)]
+    assert main(flags) == 0
+    first = json.loads((output / "result.json").read_text())
+    assert (first["division"], first["changed"], first["steps"]["all"]) == ("closed", [], 1)
+
+    assert main([*flags, "--epochs", "20"]) == 0
+    longer = json.loads((output / "result.json").read_text())
+    assert (longer["changed"], longer["steps"]["all"]) == (["epochs"], 20)
+    assert longer["config"]["schedule"]["decay_steps"] == 15  # from step 4 to the last, 19
+
+    assert main([*flags, "--epochs", "20", "--schedule.decay-steps", "9"]) == 2
+    assert "another configuration (other schedule." in capsys.readouterr().err
+
+
+def test_a_results_schedule_is_fitted_again(dataset: Path, tmp_path: Path) -> None:
+    """To other epochs or data; one that somebody chose stays."""
+
+    def repeated(*flags: str) -> DlrmRun:
+        words = ["dlrm-demo", "--config", str(result), *flags]
+        return resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU)
+
+    named = workloads.named_run("dlrm-demo")
+    cfg = resolve(dataclasses.replace(named, data=str(dataset), global_batch=6), ONE_CPU)
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"schema": "trainmark.result/1", "config": to_plain(cfg)}))
+    assert repeated().schedule.decay_start == 20  # a fifth of 100 steps
+    assert repeated("--epochs", "2").schedule.decay_start == 40
+    assert repeated("--data", "synthetic").schedule == workloads.named_run("dlrm-demo").schedule
+    chosen = repeated("--epochs", "2", "--schedule.decay-steps", "9")
+    assert (chosen.schedule.decay_start, chosen.schedule.decay_steps) == (20, 9)
+    assert chosen.schedule_steps is None
+
+
 def test_other_sizes_are_refused(dataset: Path) -> None:
     with pytest.raises(InputError) as refused:
         resolved(dataset, table_rows=(50, 8, 3))

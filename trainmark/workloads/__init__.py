@@ -87,6 +87,12 @@ def smaller_runs(cfg: Any) -> Iterable[tuple[str, Any]]:
     return proposed(cfg) if proposed else ()
 
 
+def as_long_as_the_run(cfg: Any) -> frozenset[str]:
+    """Fields that follow from how far a run goes, and change with it; no torch."""
+    found = getattr(runs_module(cfg.workload), "as_long_as_the_run", None)
+    return found(cfg) if found else frozenset()
+
+
 def to_predict(cfg: Any) -> Any:
     """The run without what only training needs, as far as its workload can tell; no torch."""
     leave_out = getattr(runs_module(cfg.workload), "to_predict", None)

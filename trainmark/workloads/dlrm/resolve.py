@@ -10,7 +10,6 @@ from trainmark.config import SYNTHETIC, target_problems
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware import Cluster, lacks
 from trainmark.metrics import share_of_excess
-from trainmark.schedule import Schedule
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import (
     METRIC,
@@ -18,6 +17,7 @@ from trainmark.workloads.dlrm.runs import (
     DlrmRun,
     Model,
     Sharding,
+    as_long_as_the_run,
     demo_schedule,
     in_other_formats,
     mlp_parameters,
@@ -69,21 +69,23 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
     raise_all(_disagreements(cfg, model, folder))
-    cfg = dataclasses.replace(cfg, model=model, schedule=_schedule(cfg, spec, folder))
+    cfg = _with_schedule(dataclasses.replace(cfg, model=model), spec, folder)
     best = spec.metadata.get("best_auc")
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
 
 
-def _schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> Schedule:
-    """The demo's learning rate as long as its log is, unless the run has a schedule of its own. The
-    published runs keep theirs."""
-    if cfg.name != "dlrm-demo" or cfg.schedule != RUNS[cfg.name]().schedule or not cfg.global_batch:
-        return cfg.schedule
+def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> DlrmRun:
+    """The learning rate as long as the log is, where nobody chose another."""
+    if "schedule" not in as_long_as_the_run(cfg):
+        return dataclasses.replace(cfg, schedule_steps=None)
+    if not cfg.global_batch:
+        return cfg
     try:
         rows = feature_spec.count_rows(spec, folder, "train")
     except InputError:  # enough to evaluate on
-        return cfg.schedule
-    return demo_schedule(cfg.epochs * -(-rows // max(cfg.global_batch, 1)))
+        return cfg
+    steps = cfg.epochs * -(-rows // max(cfg.global_batch, 1))
+    return dataclasses.replace(cfg, schedule=demo_schedule(steps), schedule_steps=steps)
 
 
 def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
@@ -111,8 +113,10 @@ def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
 
 
 def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
-    """A finished run's settings for other data: without the sizes and the target of its own."""
+    """A finished run's settings for other data: without what its own gave it."""
     named = RUNS[cfg.name]()
+    if "schedule" in as_long_as_the_run(cfg):
+        cfg = dataclasses.replace(cfg, schedule=named.schedule, schedule_steps=None)
     if SYNTHETIC not in (cfg.data, data):  # synthetic rows have the sizes that a run asks for
         model = dataclasses.replace(
             cfg.model,

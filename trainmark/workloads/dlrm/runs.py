@@ -124,6 +124,8 @@ class DlrmRun(Run):
     """Synthetic ids: uniform, or by a power law with clicks from a hidden model (`planted`)."""
     best_auc: Annotated[float | None, tyro.conf.Suppress] = None
     """Best possible AUC on this data, where it is known (set from planted data)."""
+    schedule_steps: Annotated[int | None, tyro.conf.Suppress] = None
+    """Steps that the demo's schedule was made for (set from a dataset's rows, and the epochs)."""
 
 
 # --- named runs
@@ -268,7 +270,19 @@ RUNS: dict[str, Callable[[], DlrmRun]] = {
 def closed(cfg: DlrmRun) -> frozenset[str]:
     """Top-level fields that may change while a result stays comparable with the named run's."""
     # The demo's tables are those of whatever log was prepared for it.
-    return _CLOSED | {"model", "target"} if cfg.name == "dlrm-demo" else _CLOSED
+    own = {"model", "target"} if cfg.name == "dlrm-demo" else set()
+    return _CLOSED | own | as_long_as_the_run(cfg)
+
+
+def as_long_as_the_run(cfg: DlrmRun) -> frozenset[str]:
+    """Top-level fields that nobody chose: `resolve` fits them to the log and the epochs. Only the
+    demo has any; the published runs keep their schedules."""
+    if cfg.name != "dlrm-demo":
+        return frozenset()
+    unchosen = [dlrm_demo().schedule]
+    if cfg.schedule_steps is not None:
+        unchosen.append(demo_schedule(cfg.schedule_steps))
+    return frozenset({"schedule", "schedule_steps"} if cfg.schedule in unchosen else ())
 
 
 # --- sizes
