@@ -5,6 +5,7 @@ read from those folders and nothing else: a suite that was stopped goes on, and 
 or `trainmark launch` has left there is a row of the table, too.
 """
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.console import Console, RenderableType
 
 from trainmark import attempt, hardware, report, result
 from trainmark.attempt import DONE, FAILED
+from trainmark.config import SYNTHETIC
 from trainmark.report.attempts import Attempt, Plan, attempts_table, plans_table
 from trainmark.suite_cases import Case, read_cases
 
@@ -80,20 +82,24 @@ def _tell(cases: Sequence[Case], rows: Sequence[Attempt], output: Path, title: s
 
 def _plans(cases: Sequence[Case]) -> RenderableType:
     """What would be run, and the bytes that it would need."""
-    plans = []
-    for case in cases:
-        state = "done" if case.is_done else "skip" if case.skipped else "run"
-        words = ["trainmark", *attempt.arguments(case.words, case.cluster.devices)]
-        shared = case.cluster.hardware == "cpu" and case.cluster.nodes == 1
-        plans.append(
-            Plan(
-                name=f"case {case.name}",
-                cells=[case.name, case.cfg.name, str(case.cluster), state],
-                run=case.cfg,
-                cluster=case.cluster,
-                device_bytes=hardware.host_memory_bytes() // case.cluster.world if shared else None,
-                remark={"skip": case.skipped, "run": shlex.join(words)}.get(state),
-            )
-        )
     title = "GiB per device, activations estimated"
-    return plans_table(["name", "run", "case", "here"], plans, title, parts=())
+    return plans_table(["name", "run", "case", "here"], list(map(_plan, cases)), title, parts=())
+
+
+def _plan(case: Case) -> Plan:
+    cluster, run = case.cluster, case.cfg
+    state = "done" if case.is_done else "skip" if case.skipped else "run"
+    words = ["trainmark", *attempt.arguments(case.words, cluster.devices)]
+    remarks = {"skip": [case.skipped or ""], "run": [shlex.join(words)], "done": []}[state]
+    if state != "run" and run.data not in (None, SYNTHETIC) and not Path(run.data).exists():
+        remarks.append(f"mem is of the run's own sizes, because {run.data} is not here.")
+        run = dataclasses.replace(run, data=None)
+    shared = cluster.hardware == "cpu" and cluster.nodes == 1
+    return Plan(
+        name=f"case {case.name}",
+        cells=[case.name, run.name, str(cluster), state],
+        run=run,
+        cluster=cluster,
+        device_bytes=hardware.host_memory_bytes() // cluster.devices if shared else None,
+        remark="\n".join(remarks) or None,
+    )

@@ -196,8 +196,8 @@ def _why_not_here(case: Case, here: list[str]) -> str | None:
         shape = f"{cluster.nodes}x{cluster.devices}"
         launch = ["trainmark", "launch", "--on", "slurm", "-j", shape, "train", *case.words]
         return (
-            f"it is for {cluster.nodes} machines. Start it with trainmark launch, and its result "
-            f"will be a row: {shlex.join(launch)}"
+            f"it is for {cluster.nodes} machines; start it with trainmark launch, and its result "
+            f"will be a row here: {shlex.join(launch)}"
         )
     wanted = [cluster.hardware] * cluster.devices
     if cluster.hardware == "cpu" or here[: cluster.devices] == wanted:
