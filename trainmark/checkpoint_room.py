@@ -12,6 +12,7 @@ from trainmark.checkpoint_boxes import SavePlanner
 from trainmark.checkpoint_writer import byte_length
 from trainmark.distributed.mesh import is_distributed, of_all_ranks
 from trainmark.errors import InputError
+from trainmark.files import readable_size
 
 _LEFTOVER = re.compile(r"\.(writing|removing)-step-.*")
 
@@ -49,10 +50,6 @@ def make_room(root: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(root).free
     if needed_bytes > free_bytes:
         raise InputError(
-            f"A checkpoint in {root} needs {_gib(needed_bytes)} and the disk has "
-            f"{_gib(free_bytes)} free. Free some space, or write to another disk."
+            f"A checkpoint in {root} needs {readable_size(needed_bytes)} and the disk has "
+            f"{readable_size(free_bytes)} free. Free some space, or write to another disk."
         )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.3g} GiB"

@@ -11,7 +11,7 @@ import psutil
 from trainmark import checkpoint, run_folder
 from trainmark.clicklog.folder import building
 from trainmark.errors import InputError
-from trainmark.hardware import GIB
+from trainmark.files import readable_size
 
 PACKAGES = ("onnx", "onnxscript")  # of the extra, for --format onnx
 
@@ -77,8 +77,8 @@ def _check_memory(run: str, sizes: list[int]) -> None:
     if needed > free:
         raise InputError(
             f"{run} is too large for --format torch here: PyTorch holds such a program in memory, "
-            f"which takes {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free. Use --format "
-            "onnx or safetensors, which are written one table at a time, or a larger machine."
+            f"which takes {readable_size(needed)}, and {readable_size(free)} are free. Use "
+            "--format onnx or safetensors, which write one table at a time, or a larger machine."
         )
 
 
@@ -86,6 +86,6 @@ def _check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InputError(
-            f"The exported model needs {needed / GIB:.1f} GiB and the disk has {free / GIB:.1f} "
-            "free. Free some space, or give an --output on another disk."
+            f"The exported model needs {readable_size(needed)} and the disk has "
+            f"{readable_size(free)} free. Free some space, or give an --output on another disk."
         )

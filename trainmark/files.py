@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new one, never half of it."""
+"""Writing files so that a reader sees the old content or the new one, never half of it; sizes."""
 
 import contextlib
 import errno
@@ -46,3 +46,11 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def readable_size(num_bytes: int) -> str:
+    """Bytes as people read them: 10 bytes, 1.50 MiB, 421.77 GiB."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 2**power:
+            return f"{num_bytes / 2**power:.2f} {unit}"
+    return f"{num_bytes} bytes"

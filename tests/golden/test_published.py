@@ -79,7 +79,7 @@ def test_table_sizes(name: str, rows: int | None, gib: float) -> None:
     sizes = runs.sizes(run)
     if rows is not None:
         assert sizes["table rows"] == rows
-    assert sizes["tables GiB"] == pytest.approx(gib, abs=0.005)
+    assert sizes["tables bytes"] / 2**30 == pytest.approx(gib, abs=0.005)
     assert len(run.model.table_rows) == 26
     assert runs.mlp_parameters(run.model) == 2_369_921
     assert sizes["parameters"] == sizes["table rows"] * 128 + 2_369_921

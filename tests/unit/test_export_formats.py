@@ -264,7 +264,7 @@ def test_what_cannot_be_exported_says_so_and_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda folder: Free(1000, 0))
         for layout in ("onnx", "safetensors"):
-            assert "the disk has 0.0 free" in refusal(capsys, run, layout)
+            assert "the disk has 1000 bytes free" in refusal(capsys, run, layout)
 
 
 def test_formats_that_a_workload_lacks_name_those_it_has(

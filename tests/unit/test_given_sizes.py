@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def test_a_dataset_brings_its_own_sizes(dataset: Path) -> None:
     assert found.table_rows == (50, 7, 3)
     again = resolved(dataset, table_rows=(50, 7, 3), numerical_features=found.numerical_features)
     assert again.model == found
+
+
+def test_show_says_how_large_its_tables_are(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "dlrm-demo", "--data", str(dataset)]) == 0
+    assert re.search(r"tables +3\.75 KiB", capsys.readouterr().out)  # 60 rows of 16 numbers
 
 
 def test_the_demo_learns_from_the_first_row_to_the_last(dataset: Path) -> None:

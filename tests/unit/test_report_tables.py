@@ -12,7 +12,7 @@ from trainmark import report
 from trainmark.report import published
 from trainmark.report.comparison import compare, not_comparable
 from trainmark.report.numbers import duration, gib, human
-from trainmark.report.tables import published_grid, result_grid, result_table
+from trainmark.report.tables import published_grid, quality, result_grid, result_table
 from trainmark.result import Aligned, Memory, Mfu, Quality, Throughput
 
 
@@ -43,6 +43,11 @@ def test_the_cells_of_a_closed_result() -> None:
         "quality": "0.7912/0.787",
         "mem": "1.2/16.0",
     }
+
+
+def test_a_target_has_no_more_decimals_than_the_value() -> None:
+    assert quality(0.79837, 0.788507) == "0.7984/0.7885"
+    assert quality(0.9, 0.91) == "0.9000/0.91"
 
 
 def test_the_first_published_dlrm_row_comes_out_as_printed() -> None:

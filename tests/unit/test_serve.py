@@ -312,7 +312,7 @@ def test_a_model_that_does_not_fit(
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     arguments = ["serve", str(finished), "--device", "cpu"]
-    refused(capsys, arguments, "The model takes", "this machine has 0.0 free")
+    refused(capsys, arguments, "The model takes", "this machine has 1000 bytes free")
 
 
 def test_an_encoder_is_no_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

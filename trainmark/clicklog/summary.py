@@ -6,6 +6,7 @@ from typing import Any
 
 from trainmark.clicklog.splits import Split
 from trainmark.clicklog.vocabulary import Rules
+from trainmark.files import readable_size
 
 SCHEMA = "trainmark.prepare/1"
 EMBEDDING_DIM = 128
@@ -102,7 +103,7 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     console.print(
         f"{_tables(len(facts['cardinalities']))}, {model['table_rows']:,} rows together: "
         f"at dimension {model['embedding_dim']}, {model['parameters']:,} parameters, "
-        f"{_size(model['fp32_bytes'])} in fp32",
+        f"{readable_size(model['fp32_bytes'])} in fp32",
         soft_wrap=True,
     )
     if facts["bad_rows"]:
@@ -114,11 +115,3 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
 
 def _tables(count: int) -> str:
     return "1 table" if count == 1 else f"{count} tables"
-
-
-def _size(num_bytes: int) -> str:
-    unit, name = next(
-        ((2**power, name) for power, name in ((30, "GiB"), (20, "MiB")) if num_bytes >= 2**power),
-        (2**10, "KiB"),
-    )
-    return f"{num_bytes / unit:.2f} {name}"

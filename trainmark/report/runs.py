@@ -12,6 +12,7 @@ from rich.table import Table
 from trainmark import workloads
 from trainmark.config import SYNTHETIC, Run, TrainOptions, resolve, to_plain
 from trainmark.errors import InputError
+from trainmark.files import readable_size
 from trainmark.hardware import GIB, Cluster
 from trainmark.inference.options import InferOptions
 
@@ -56,7 +57,8 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
         fields.add_row(name, json.dumps(value))
     sizes = Table(box=None, show_header=False)
     for name, number in workloads.runs_module(cfg.workload).sizes(resolved).items():
-        sizes.add_row(name, f"{number:,.2f}" if isinstance(number, float) else f"{number:,}")
+        what = name.removesuffix(" bytes")
+        sizes.add_row(what, f"{number:,}" if what == name else readable_size(number))
     return Group(fields, "", sizes)
 
 

@@ -139,9 +139,10 @@ def _number(value: float | None, whole_from: float) -> str:
 
 
 def quality(value: float | None, target: float | None) -> str:
+    """Both to the fourth decimal; a published target, such as 0.802, as it was published."""
     if value is None:
         return NOT_APPLICABLE
-    return f"{value:.4f}" if target is None else f"{value:.4f}/{target:.6g}"
+    return f"{value:.4f}" if target is None else f"{value:.4f}/{round(target, 4):g}"
 
 
 def memory(used_gib: float | None, total_gib: float | None) -> str:

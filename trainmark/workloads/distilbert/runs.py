@@ -166,7 +166,7 @@ def parameters(model: Model) -> int:
     return embeddings + encoder_weights(model) + biases + head
 
 
-def sizes(cfg: DistilbertRun) -> dict[str, float]:
+def sizes(cfg: DistilbertRun) -> dict[str, int]:
     """What `list` and `show` print about the model."""
     return {"parameters": parameters(cfg.model)}
 

@@ -338,13 +338,13 @@ def in_other_formats(cfg: DlrmRun) -> bool:
     return any(kind != "fp32" for kind in table_formats(cfg))
 
 
-def sizes(cfg: DlrmRun) -> dict[str, float]:
+def sizes(cfg: DlrmRun) -> dict[str, int]:
     """What `list` and `show` print about the model."""
     tables = table_parameters(cfg.model)
     return {
         "table rows": sum(cfg.model.table_rows),
         "parameters": tables + mlp_parameters(cfg.model),
-        "tables GiB": table_bytes(cfg) / 2**30,
+        "tables bytes": table_bytes(cfg),
     }
 
 

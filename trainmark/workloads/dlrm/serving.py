@@ -13,11 +13,10 @@ from trainmark.clicklog.folder import read_json
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError, unknown
+from trainmark.files import readable_size
 from trainmark.inference.scorer import Served
 from trainmark.workloads.dlrm import export, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
-
-GIB = 2**30
 
 
 def load(served: Served) -> "ClickScorer":
@@ -70,9 +69,10 @@ def _check_memory(needed: int, device: str) -> None:
     on_gpu = device != "cpu"
     free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
     if needed > free:
+        where, instead = ("the GPU", "--device cpu, or ") if on_gpu else ("this machine", "")
         raise InputError(
-            f"The model takes {needed / GIB:.1f} GiB, and {'the GPU' if on_gpu else 'this machine'}"
-            f" has {free / GIB:.1f} free. Use {'--device cpu, or ' if on_gpu else ''}a larger one."
+            f"The model takes {readable_size(needed)}, and {where} has {readable_size(free)} free. "
+            f"Use {instead}a larger one."
         )
 
 

@@ -226,7 +226,7 @@ def head_in_layers(model: Model, sequence: int) -> float:
     return model.vocab * model.hidden / (block_parameters(model) + attention)
 
 
-def sizes(cfg: LlamaRun) -> dict[str, float]:
+def sizes(cfg: LlamaRun) -> dict[str, int]:
     """What `list` and `show` print about the model."""
     return {
         "parameters": parameters(cfg.model),
