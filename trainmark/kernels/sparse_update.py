@@ -134,9 +134,11 @@ class Launch:
     warps: int = 1
 
 
-def default_launch(dim: int) -> Launch:
-    """Four numbers of a row for each thread: a block's gradients and weights fill its registers."""
-    return Launch(block=8, blocks=2, warps=max(1, next_power_of_2(dim) // 128))
+def default_launch(dim: int, rule: RuleName) -> Launch:
+    """Four numbers of a row for each thread: a block's gradients, weights and state, where every
+    weight has one, fill its registers."""
+    block = 4 if rule == "adagrad" else 8
+    return Launch(block=block, blocks=16 // block, warps=max(1, next_power_of_2(dim) // 128))
 
 
 def update_rows_triton(
@@ -151,7 +153,7 @@ def update_rows_triton(
 ) -> None:
     """See `update_rows`."""
     count, D = batch.rows_N.numel(), grads_ND.shape[1]
-    launch = launch or default_launch(D)
+    launch = launch or default_launch(D, rule.name)
     update: dict[str, Any] = {
         "scalars": scalars,
         "codes": rows.codes,
