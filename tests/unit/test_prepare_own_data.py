@@ -291,7 +291,7 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
     lines[10:10] = [
         "1,x,1,1,12x,a,0.5,ff,2024-01-01 00:00:00",
         "1,x,1,1",
-        "",
+        ",,,,,,,,",
         "maybe,x,1,1,1,a,0.5,ff,2024-01-01 00:00:00",
         "1,x,70000,1,1,a,0.5,ff,2024-01-01 00:00:00",
         "1,x,1,1,1,a,0.5,fg,yesterday",
@@ -347,6 +347,23 @@ def test_a_quoted_field_without_an_end_swallows_no_lines(piece_bytes: int, tmp_p
     assert found == [
         *((5, open_quote), (12, open_quote), (13, "1 fields, expected 2"), (26, open_quote)),
     ]
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 16])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_blank_lines_are_no_rows(end: str, piece_bytes: int, tmp_path: Path) -> None:
+    """And counted where lines are: whatever is bad is found under its number."""
+    lines = ["label,name", "", "0,a", "", "", "1", "1,b", "0,c", "", '1,"open', "0,d", "", "", ""]
+    path = tmp_path / "log.csv"
+    path.write_bytes(end.join(lines).encode())
+    source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
+    blocks = [source.parse(piece) for piece in source.pieces(Position(), piece_bytes)]
+    assert (len(blocks) > 2) == (piece_bytes == 16)
+    names = [name for block in blocks for name in block.categorical[0].to_pylist()]
+    assert names == ["a", "b", "c", "d"]
+    found = [(bad.line, bad.reason) for block in blocks for bad in block.bad]
+    open_quote = "a quoted field does not end on its line"
+    assert found == [(6, "1 fields, expected 2"), (10, open_quote)]
 
 
 def test_headers_that_cannot_be_read(tmp_path: Path) -> None:

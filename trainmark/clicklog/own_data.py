@@ -111,12 +111,13 @@ class CsvSource:
         """Lines as columns of strings, their numbers from 0, and why other lines are no rows."""
         if not text.endswith(b"\n") and text:
             text += b"\n"
-        numbers = np.arange(text.count(b"\n"))
+        text, numbers = _without_blank_lines(text)
         reasons: dict[int, str] = {}
         table, odd = self._with_empty_line(text)
         if table.num_rows + len(odd) != len(numbers) + 1:
-            text, reasons = self._without_open_quotes(text)
-            numbers = np.setdiff1d(numbers, list(reasons))
+            text, places = self._without_open_quotes(text)
+            reasons = {int(numbers[place]): OPEN_QUOTE for place in places}
+            numbers = np.delete(numbers, places)
             table, odd = self._with_empty_line(text)
         places = [row.number - 1 for row in odd]
         for place, row in zip(places, odd, strict=True):
@@ -124,15 +125,15 @@ class CsvSource:
             reasons[int(numbers[place])] = fields
         return table.slice(0, table.num_rows - 1), np.delete(numbers, places), reasons
 
-    def _without_open_quotes(self, text: bytes) -> tuple[bytes, dict[int, str]]:
-        """The text without the lines that open a quote and leave it open."""
-        kept, reasons = [], {}
+    def _without_open_quotes(self, text: bytes) -> tuple[bytes, list[int]]:
+        """The text without the lines that open a quote and leave it open, and their places."""
+        kept, left_out = [], []
         for number, line in enumerate(text.split(b"\n")[:-1]):
             if b'"' in line and sum(map(len, self._with_empty_line(line + b"\n"))) != 2:
-                reasons[number] = OPEN_QUOTE
+                left_out.append(number)
             else:
                 kept.append(line + b"\n")
-        return b"".join(kept), reasons
+        return b"".join(kept), left_out
 
     def _with_empty_line(self, text: bytes) -> tuple[pa.Table, list[Any]]:
         """Read lines and one more. Arrow reads a quoted field on to the next quote, over the ends
@@ -287,6 +288,16 @@ def _open_parquet(path: Path) -> Any:
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).rstrip(".")
         raise InputError(f"{path} is not readable as Parquet: {reason}.") from None
+
+
+def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:
+    """The other lines, and their numbers from 0. A blank line has no label, and so is no row, at
+    the end of a file, where editors and joined files leave some, or elsewhere."""
+    if not text.startswith((b"\n", b"\r\n")) and b"\n\n" not in text and b"\n\r\n" not in text:
+        return text, np.arange(text.count(b"\n"))
+    lines = text.split(b"\n")
+    kept = [number for number, line in enumerate(lines) if line not in (b"", b"\r")]
+    return b"".join(lines[number] + b"\n" for number in kept), np.array(kept, np.int64)
 
 
 def _utf8(column: pa.ChunkedArray) -> pa.Array:
