@@ -5,9 +5,9 @@
     model = load(".")
     clicks = model(numerical, ids)     # float [B, N] and int [B, F] -> probabilities [B]
 
-It needs torch and safetensors alone. Numerical features are those of the prepared dataset: ln(x + 3)
-of Criteo's columns and of those that were prepared as `log`, others plain. Ids are the numbers that
-its vocabularies give; `config.json` has their order.
+It needs torch and safetensors alone. Numerical features are those of the prepared dataset:
+ln(x + 3) of Criteo's columns and of those that were prepared as `log`, others plain. Ids are the
+numbers that its vocabularies give; `config.json` has their order.
 """
 
 import json
