@@ -6,6 +6,7 @@ What one leaves behind, no other sees; an out-of-memory ends it, and not those t
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -28,21 +29,26 @@ def arguments(words: list[str], devices: int) -> list[str]:
     return [*launcher, "train", *words]
 
 
-def attempt(words: list[str], devices: int, log: Path) -> str:
-    """Train; `done`, `OOM`, or why it failed. What it prints is shown, and kept in `log`."""
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    kind: str
+    """`done`, `OOM` or `failed`."""
+    reason: str = ""
+    """Of the latter two."""
+
+
+def attempt(words: list[str], devices: int, log: Path) -> Outcome:
+    """Train; what it prints is shown, and kept in `log`."""
     ended = _start([sys.executable, "-m", "trainmark", *arguments(words, devices)], log)
     if ended.returncode == 0:
-        return DONE
+        return Outcome(DONE)
     if ended.returncode in (130, 143):
         raise _stopped()
-    if any(sign in ended.stdout for sign in _SIGNS):
-        return OUT_OF_MEMORY
-    return _reason(ended.stdout) or f"{_end(ended.returncode)}, see {log}"
-
-
-def kind(outcome: str) -> str:
-    """`done`, `OOM`, or `failed` for any reason."""
-    return outcome if outcome in (DONE, OUT_OF_MEMORY) else FAILED
+    full = any(sign in ended.stdout for sign in _SIGNS)
+    reason = _reason(ended.stdout) or f"{_end(ended.returncode)}, see {log}"
+    return Outcome(OUT_OF_MEMORY if full else FAILED, reason)
 
 
 def _reason(printed: str) -> str | None:

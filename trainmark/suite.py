@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from trainmark import attempt, hardware, report, result
-from trainmark.attempt import DONE, FAILED
+from trainmark import hardware, report, result
+from trainmark.attempt import DONE, FAILED, arguments, attempt
 from trainmark.config import SYNTHETIC
 from trainmark.report.attempts import Attempt, Plan, attempts_table, plans_table
 from trainmark.suite_cases import Case, read_cases
@@ -42,11 +42,10 @@ def _attempt(case: Case, title: str) -> list[Attempt]:
         return [_without_result(case, SKIPPED, case.skipped)]
     Console(stderr=True).print(title, highlight=False)
     log = case.output.with_name(f"{case.name}.log")
-    outcome = attempt.attempt(case.words, case.cluster.devices, log)
-    if outcome == DONE:
-        return _results(case)
-    kind = attempt.kind(outcome)
-    return [_without_result(case, kind, outcome if kind == FAILED else f"see {log}.")]
+    ended = attempt(case.words, case.cluster.devices, log)
+    return (
+        _results(case) if ended.kind == DONE else [_without_result(case, ended.kind, ended.reason)]
+    )
 
 
 def _without_result(case: Case, outcome: str, reason: str) -> Attempt:
@@ -89,7 +88,7 @@ def _plans(cases: Sequence[Case]) -> RenderableType:
 def _plan(case: Case) -> Plan:
     cluster, run = case.cluster, case.cfg
     state = "done" if case.is_done else "skip" if case.skipped else "run"
-    words = ["trainmark", *attempt.arguments(case.words, cluster.devices)]
+    words = ["trainmark", *arguments(case.words, cluster.devices)]
     remarks = {"skip": [case.skipped or ""], "run": [shlex.join(words)], "done": []}[state]
     if state != "run" and run.data not in (None, SYNTHETIC) and not Path(run.data).exists():
         remarks.append(f"mem is of the run's own sizes, because {run.data} is not here.")

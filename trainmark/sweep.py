@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from trainmark import attempt, result
-from trainmark.attempt import DONE, FAILED, OUT_OF_MEMORY
+from trainmark import result
+from trainmark.attempt import DONE, FAILED, OUT_OF_MEMORY, attempt
 from trainmark.config import Run
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
@@ -68,7 +68,8 @@ def _run_one(plan: Sweep, value: str) -> str:
     Console(stderr=True).print(f"{plan.run} with {plan.field} {value}", highlight=False)
     folder = _folder(plan, value)
     words = [plan.run, f"--{plan.field}", value, *plan.flags, "--output", str(folder)]
-    return attempt.attempt(words, plan.devices, folder.with_name(f"{folder.name}.log"))
+    ended = attempt(words, plan.devices, folder.with_name(f"{folder.name}.log"))
+    return ended.reason if ended.kind == FAILED else ended.kind
 
 
 # --- what is known already
@@ -106,13 +107,14 @@ def _table(plan: Sweep, outcomes: dict[str, str]) -> RenderableType:
     """A row for every value, and below them why some failed."""
     rows = []
     for value in plan.values:
-        kind = attempt.kind(outcomes[value])
+        outcome = outcomes[value]
+        failed = outcome not in (DONE, OUT_OF_MEMORY)
         rows.append(
             Attempt(
                 label=value,
-                outcome=kind,
-                result=result.read(_folder(plan, value)) if kind == DONE else None,
-                reason=f"{plan.field} {value}: {outcomes[value]}" if kind == FAILED else None,
+                outcome=FAILED if failed else outcome,
+                result=result.read(_folder(plan, value)) if outcome == DONE else None,
+                reason=f"{plan.field} {value}: {outcome}" if failed else None,
             )
         )
     return attempts_table(plan.field, rows, f"{plan.run} over {plan.field}")

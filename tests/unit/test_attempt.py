@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from trainmark import attempt
-from trainmark.attempt import DONE, OUT_OF_MEMORY
+from trainmark.attempt import DONE, FAILED, OUT_OF_MEMORY, Outcome
 
 STOPPED = """
 import os, signal, sys
 def save(number, frame):
-    print("saved after", signal.Signals(number).name)
+    alone = os.getpgrp() == os.getpid()  # so that a terminal's Ctrl-C comes once, passed on
+    print("saved after", signal.Signals(number).name, "alone" if alone else "")
     sys.exit({code})
 signal.signal(signal.{name}, save)
 os.kill(os.getppid(), signal.{name})
@@ -20,7 +21,7 @@ signal.pause()
 """
 
 
-def end(monkeypatch: pytest.MonkeyPatch, log: Path, script: str) -> str:
+def end(monkeypatch: pytest.MonkeyPatch, log: Path, script: str) -> Outcome:
     """What is said of a run that was this script."""
     start = attempt._start
     monkeypatch.setattr(
@@ -30,24 +31,33 @@ def end(monkeypatch: pytest.MonkeyPatch, log: Path, script: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "kind", "reason"),
     [
-        ("print('fine')", DONE),
-        ("import sys; sys.exit('trainmark: Out of memory (CUDA). Use less.')", OUT_OF_MEMORY),
-        ("import sys; sys.exit('torch.OutOfMemoryError: CUDA')", OUT_OF_MEMORY),
-        ("import sys; sys.exit('step 1\\ntrainmark: No data.\\nwarning')", "No data."),
-        ("raise SystemExit(3)", "ended with exit code 3, see LOG"),
+        ("print('fine')", DONE, ""),
+        (
+            "import sys; sys.exit('trainmark: Out of memory (CUDA). Use less.')",
+            OUT_OF_MEMORY,
+            "Out of memory (CUDA). Use less.",
+        ),
+        (
+            "import sys; sys.exit('torch.OutOfMemoryError: CUDA')",
+            OUT_OF_MEMORY,
+            "ended with exit code 1, see LOG",
+        ),
+        ("import sys; sys.exit('step 1\\ntrainmark: No data.\\nwarning')", FAILED, "No data."),
+        ("raise SystemExit(3)", FAILED, "ended with exit code 3, see LOG"),
         (
             "import os; os.kill(os.getpid(), 9)",
+            FAILED,
             "was killed by SIGKILL (Linux does so when memory runs out), see LOG",
         ),
     ],
 )
 def test_how_a_run_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, kind: str, reason: str
 ) -> None:
     log = tmp_path / "new" / "run.log"
-    assert end(monkeypatch, log, script) == told.replace("LOG", str(log))
+    assert end(monkeypatch, log, script) == Outcome(kind, reason.replace("LOG", str(log)))
 
 
 def test_what_it_prints_is_shown_and_kept(
@@ -70,7 +80,7 @@ def test_a_stop_reaches_the_run_which_saves_first(
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
         end(monkeypatch, tmp_path / "run.log", STOPPED.format(name=name, code=code))
-    assert (tmp_path / "run.log").read_text() == f"saved after {name}\n"
+    assert (tmp_path / "run.log").read_text() == f"saved after {name} alone\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
