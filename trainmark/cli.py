@@ -24,8 +24,9 @@ from trainmark.flags import first_line, first_word, parse, parse_run, split_at, 
 SPIN_COUNT = "2000"
 """How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
 sleeps. Its default, 300,000, keeps cores from threads that have work where other programs run, too:
-on 2 cores with such company dlrm-demo fell from 110,000 to as few as 2,000 samples/s, and to 30,000
-to 50,000 with this. Alone the two are equal. It is read when torch is loaded."""
+on 2 cores with such company dlrm-demo had 2,600 to 18,000 samples/s, and 28,000 to 46,000 with
+this. With hardly any it had 104,000 to 122,000, and 84,000 to 119,000 with this: too noisy to say
+whether a machine of one's own loses anything. It is read when torch is loaded."""
 
 
 def main(
