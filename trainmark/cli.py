@@ -347,7 +347,7 @@ class ReportOptions:
     """Report on finished runs."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Output folders of runs."""
+    """Output folders of runs. Of several, as in SWEEP/*, those without a result are left out."""
     output: Path | None = None
     """Where to write the page; default report.html in the run's folder."""
 

@@ -253,6 +253,30 @@ def test_a_bad_folder_is_one_clear_sentence(tmp_path: Path, content: str | None)
     assert not (tmp_path / "report.html").exists()
 
 
+def test_of_several_those_without_a_result_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a sweep's `*` brings them; what is not there, or damaged, is still a mistake."""
+    run = write_run(tmp_path / "run", make_result(), [0.6, 0.4])
+    write_run(tmp_path / "repeats" / "0", make_result(), [0.6, 0.4])
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "sweep.json").write_text('{"schema": "trainmark.sweep/1"}')
+    page = report.report(sorted(tmp_path.iterdir()), tmp_path / "all.html")
+    said = capsys.readouterr().err
+    assert said == f"Left out, without a result: {tmp_path}/failed, {tmp_path}/sweep.json.\n"
+    assert len(shapes(parse_page(page), "line")) == 4  # two runs, their losses and qualities
+
+    with pytest.raises(InputError, match="nowhere has no"):
+        report.report([run, tmp_path / "nowhere"])
+    with pytest.raises(InputError, match="Nothing to report"):
+        report.report([tmp_path / "failed", tmp_path / "sweep.json"])
+    with pytest.raises(InputError, match="failed has no"):
+        report.report([tmp_path / "failed"])
+    (run / "result.json").write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        report.report([run, tmp_path / "repeats"])
+
+
 def test_nothing_to_report_is_an_error() -> None:
     with pytest.raises(InputError, match="Nothing to report"):
         report.report([])

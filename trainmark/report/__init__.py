@@ -1,6 +1,7 @@
 """Results for people: the HTML page, the comparison of two runs, the published tables."""
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +25,11 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
 
     Args:
         folders: output folders of finished runs. A folder of repeats (0, 1, ...) stands for all
-            of them.
+            of them. Of several, as of a sweep's `*`, those without a result are left out.
         output: a file, or a folder for `report.html`. By default the run's folder, or the current
             one for several runs.
     """
-    folders = [run for folder in folders for run in _with_repeats(folder)]
+    folders = [run for folder in _with_results(folders) for run in _with_repeats(folder)]
     if not folders:
         raise InputError("Nothing to report: expected the output folder of at least one run.")
     target = _target(folders, output)
@@ -41,6 +42,30 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
 def compare(a: Path, b: Path) -> RenderableType:
     """Two runs side by side, for a terminal."""
     return comparison.compare(result.read(a), result.read(b), (f"A: {a}", f"B: {b}"))
+
+
+def _with_results(given: Sequence[Path]) -> Sequence[Path]:
+    """Of several, those that hold a result, and a word on the others. One alone is wanted."""
+    if len(given) < 2:
+        return given
+    left_out = [path for path in given if _is_no_result(path)]
+    if left_out:
+        print(f"Left out, without a result: {', '.join(map(str, left_out))}.", file=sys.stderr)
+    return [path for path in given if path not in left_out]
+
+
+def _is_no_result(path: Path) -> bool:
+    """What is there, but holds no result: `sweep.json`, a run that failed. A path that is not there
+    is a mistake, and a damaged `result.json` wants to be known."""
+    if path.is_dir():
+        return not any((run / result.FILE_NAME).is_file() for run in _with_repeats(path))
+    if path.name == result.FILE_NAME or not path.exists():
+        return False
+    try:
+        result.read(path)
+    except InputError:
+        return True
+    return False
 
 
 def _with_repeats(folder: Path) -> list[Path]:
