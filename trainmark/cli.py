@@ -21,12 +21,12 @@ from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, unknown
 from trainmark.flags import first_line, first_word, parse, parse_run, split_at, without_flags
 
-SPIN_COUNT = "2000"
+SPIN_COUNT = "10000"
 """How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
 sleeps. Its default, 300,000, keeps cores from threads that have work where other programs run, too:
-on 2 cores with such company dlrm-demo had 2,600 to 18,000 samples/s, and 28,000 to 46,000 with
-this. With hardly any it had 104,000 to 122,000, and 84,000 to 119,000 with this: too noisy to say
-whether a machine of one's own loses anything. It is read when torch is loaded."""
+beside two of them, on 2 cores, dlrm-demo had 32,700 and 2,700 samples/s, and 36,500 and 48,600 with
+this. Alone it had 112,000 to 118,000, and 111,000 to 121,000 with this; a count of 2000 costs 17 %
+there. It is read when torch is loaded."""
 
 
 def main(
