@@ -40,7 +40,9 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
     """Refuse a folder that cannot be this run's; nothing is changed."""
     if output.exists() and not output.is_dir():
         raise InputError(f"Output {output} is a file; give a folder.")
-    contents = list(output.iterdir()) if output.is_dir() else []
+    # A run that was killed before it wrote anything leaves its lock alone.
+    names = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    contents = names - {LOCK_FILE}
     if fresh and contents:
         raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
     if (output / CONFIG_FILE).exists():

@@ -41,6 +41,13 @@ def test_one_process_at_a_time_trains_in_a_folder(
     assert train(output, "--max-steps", "3") == 0
 
 
+def test_a_lock_that_was_left_alone_is_no_run(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / ".lock").touch()
+    assert train(output, "--max-steps", "2", "--fresh") == 0
+
+
 def test_data_that_are_newer_than_the_checkpoint_are_mentioned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
