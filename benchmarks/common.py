@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmark.environment import environment
 from trainmark.files import write_atomically
+from trainmark.hardware.environment import environment
 
 SCHEMA = "trainmark.benchmark/1"
 RESULTS = Path(__file__).resolve().parent / "results"

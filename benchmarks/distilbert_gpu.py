@@ -11,7 +11,7 @@ sentences with about 25 tokens, and with dropout on. `padded` computes 512 token
 - `full`: sentences of 512 tokens and no mask. On an H200 the Hugging Face model was faster on them
   eager and in tf32; compiled in bf16, its fastest row, it was faster with the mask.
 
-MFU counts the matrix products of the model over the peak of `trainmark/hardware.py`.
+MFU counts the matrix products of the model over the peak of `trainmark/hardware/devices.py`.
 """
 
 import argparse
@@ -29,10 +29,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import RESULTS, write_results
-from trainmark import hardware, metrics
+from trainmark import metrics
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
-from trainmark.precision import set_matmul_precision
+from trainmark.hardware import devices
+from trainmark.training.precision import set_matmul_precision
 from trainmark.workloads.distilbert import data, flops, model, runs, step
 
 LR = 5e-5
@@ -110,7 +111,7 @@ def configuration(case: Case, scale: Scale) -> runs.DistilbertRun:
         synthetic_tokens=25,
         epochs=1,
     )
-    return resolve(cfg, hardware.Cluster(hardware.identify(scale.device).key, 1, 1))
+    return resolve(cfg, devices.Cluster(devices.identify(scale.device).key, 1, 1))
 
 
 def trainmark_step(case: Case, scale: Scale) -> Callable[[], Any]:
@@ -217,8 +218,8 @@ def timed_steps(one_step: Callable[[], Any], count: int, device: torch.device) -
 
 
 def mfu(case: Case, scale: Scale, step_s: float) -> float | None:
-    peak = hardware.peak_flops(hardware.identify(scale.device), case.precision)
-    if isinstance(peak, hardware.Unknown):
+    peak = devices.peak_flops(devices.identify(scale.device), case.precision)
+    if isinstance(peak, devices.Unknown):
         return None
     cfg = configuration(case, scale)
     tokens = case.batch * scale.length

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainmark.seeding import generator
+from trainmark.training.seeding import generator
 
 Ids = Literal["uniform", "power_law"]
 EXPONENTS: dict[Ids, float] = {"uniform": 0.0, "power_law": 1.0}

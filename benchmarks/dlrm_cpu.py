@@ -33,8 +33,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainmark.allocator import keep_freed_memory
 from trainmark.distributed.mesh import Mesh
+from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.model import build_model, init_weights
 from trainmark.workloads.dlrm.runs import DlrmRun, Model

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from dlrm_clicks import EXPONENTS, Ids, draw_ids
 
-from trainmark import feature_spec
-from trainmark.seeding import generator
+from trainmark.clickdata import feature_spec
+from trainmark.training.seeding import generator
 
 BLOCK_ROWS = 1 << 20
 TEST_ROWS = 1 << 17

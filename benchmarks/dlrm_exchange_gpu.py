@@ -53,10 +53,10 @@ from torch import Tensor
 from trainmark.config import SYNTHETIC
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
-from trainmark.embeddings.host import HostStore
+from trainmark.embeddings.tables.host import HostStore
 from trainmark.kernels.copy_rows import copy_rows_triton, read_rows_into, write_rows_from
 from trainmark.kernels.sparse_update import Rule
-from trainmark.precision import compute_dtype
+from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import build_model, init_weights
 from trainmark.workloads.dlrm.runs import RUNS, DlrmRun, table_formats
 from trainmark.workloads.dlrm.step import build_trainer

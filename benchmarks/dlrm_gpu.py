@@ -53,7 +53,7 @@ from rich.table import Table
 
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
-from trainmark.monitor import Monitor
+from trainmark.hardware.monitor import Monitor
 from trainmark.workloads.dlrm.runs import RUNS, DlrmRun, Model
 
 OURS = "trainmark"

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
-from trainmark.precision import autocast
+from trainmark.training.precision import autocast
 from trainmark.workloads.dlrm.runs import Model, interaction_width
 
 

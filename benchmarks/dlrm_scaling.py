@@ -49,11 +49,17 @@ from dlrm_scaling_systems import CPU, Step, own_step, trainmark_step
 from rich.console import Console
 from rich.table import Table
 
-from trainmark.allocator import keep_freed_memory
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
-from trainmark.embeddings.placement import Placement, Shard, TablePlacement, even_ranges, to_json
-from trainmark.hardware import Cluster
+from trainmark.embeddings.placement.placement import (
+    Placement,
+    Shard,
+    TablePlacement,
+    even_ranges,
+    to_json,
+)
+from trainmark.hardware.allocator import keep_freed_memory
+from trainmark.hardware.devices import Cluster
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 

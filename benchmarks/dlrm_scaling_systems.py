@@ -11,10 +11,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark import workloads
 from trainmark.distributed.mesh import Mesh
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.loop import build_trainer
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import build_model
 from trainmark.workloads.dlrm.runs import DlrmRun
@@ -78,9 +78,9 @@ def own_step(cfg: DlrmRun, mesh: Mesh, pool: list[ClickBatch]) -> Step:
     from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper
 
     from trainmark.embeddings.torchrec_tables import feature_names, make_collection, make_plan
-    from trainmark.optimizers import make_optimizer
+    from trainmark.training.optimizers import make_optimizer
     from trainmark.workloads.dlrm.parallelize import torchrec_specs
-    from trainmark.workloads.dlrm.placing import place
+    from trainmark.workloads.dlrm.sharding import place
 
     specs = torchrec_specs(cfg)
     collection = make_collection(specs)

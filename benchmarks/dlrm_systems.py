@@ -14,13 +14,15 @@ import torch
 from dlrm_clicks import EXPONENTS, Ids, draw_ids
 from torch import Tensor
 
-from trainmark import feature_spec, hardware, workloads
+from trainmark import workloads
+from trainmark.clickdata import feature_spec
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
-from trainmark.loop import build_trainer
-from trainmark.seeding import generator
+from trainmark.hardware import devices
+from trainmark.run.loop import build_trainer
+from trainmark.training.seeding import generator
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
 
@@ -59,9 +61,9 @@ def with_changes(run: Any, changes: dict[str, Any]) -> Any:
 
 def resolved(run: DlrmRun, changes: dict[str, Any], device: torch.device) -> DlrmRun:
     """The configuration to train with on `device`."""
-    key = "cpu" if device.type == "cpu" else hardware.identify(device).key
+    key = "cpu" if device.type == "cpu" else devices.identify(device).key
     changed = with_changes(run, changes | {"device": device.type})
-    return resolve(changed, hardware.Cluster(key, 1, 1))
+    return resolve(changed, devices.Cluster(key, 1, 1))
 
 
 def trainer_for(cfg: DlrmRun, device: torch.device) -> Any:

@@ -24,12 +24,13 @@ from typing import Any
 import torch
 
 from benchmarks.common import RESULTS, write_results
-from trainmark import hardware, metrics, workloads
+from trainmark import metrics, workloads
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
-from trainmark.environment import environment
-from trainmark.hardware import Cluster
-from trainmark.loop import build_trainer
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.environment import environment
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.flops import flops
 
@@ -83,7 +84,7 @@ def config(case: Case, scale: Scale) -> runs.LlamaRun:
         global_batch=case.changes["micro_batch"],
         max_steps=WARMUP + MEASURED,
     )
-    return resolve(cfg, Cluster(hardware.identify(scale.device).key, 1, 1))
+    return resolve(cfg, Cluster(devices.identify(scale.device).key, 1, 1))
 
 
 def trainmark_step(cfg: runs.LlamaRun, scale: Scale) -> Callable[[], Any]:
@@ -196,12 +197,12 @@ def _figures(cfg: runs.LlamaRun, scale: Scale, seconds: list[float]) -> dict[str
     mean = statistics.mean(seconds)
     tokens = (cfg.global_batch or 0) * cfg.sequence
     needed = flops(cfg, 0, tokens)
-    device = hardware.identify(scale.device)
-    peaks = {kind: hardware.peak_flops(device, kind) for kind in ("bf16", "fp8")}
+    device = devices.identify(scale.device)
+    peaks = {kind: devices.peak_flops(device, kind) for kind in ("bf16", "fp8")}
 
     def mfu(convention: str, kind: str) -> float | None:
         peak = peaks[kind]
-        if isinstance(peak, hardware.Unknown):
+        if isinstance(peak, devices.Unknown):
             return None
         return metrics.mfu(needed[convention], mean, 1, peak.flops)
 
@@ -213,9 +214,7 @@ def _figures(cfg: runs.LlamaRun, scale: Scale, seconds: list[float]) -> dict[str
         "steps": len(seconds),
         "mfu_published": mfu("6N", "bf16"),
         "mfu_palm": mfu("palm", "bf16"),
-        "mfu_peak": None
-        if isinstance(bf16, hardware.Unknown)
-        else f"{bf16.dtype} {bf16.flops:.4g}",
+        "mfu_peak": None if isinstance(bf16, devices.Unknown) else f"{bf16.dtype} {bf16.flops:.4g}",
         # Against the fp8 peak, the lower end of the published range; null for other precisions.
         "mfu_published_fp8_peak": mfu("6N", "fp8") if cfg.precision == "fp8" else None,
     }

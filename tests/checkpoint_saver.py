@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 
 KEEP = 2
 
@@ -29,14 +29,14 @@ def tensors_at(step: int) -> dict[str, Tensor]:
 
 
 def _save_without_end(root: Path) -> None:
-    newest = checkpoint.latest(root)
-    step = 0 if newest is None else checkpoint.read_state(newest)["step"]
+    newest = checkpoints.latest(root)
+    step = 0 if newest is None else checkpoints.read_state(newest)["step"]
     while True:
         step += 1
         tensors = tensors_at(step)
-        checkpoint.save(root, step, tensors, {"step": step}, KEEP)
+        checkpoints.save(root, step, tensors, {"step": step}, KEEP)
         # A step may be saved again, at the end of a run for example.
-        checkpoint.save(root, step, tensors, {"step": step}, KEEP)
+        checkpoints.save(root, step, tensors, {"step": step}, KEEP)
 
 
 def _main(root: Path) -> None:

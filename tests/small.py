@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainmark import checkpoint, feature_spec, workloads
+from trainmark import workloads
+from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
+from trainmark.clickdata import feature_spec
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
-from trainmark.hardware import Cluster
-from trainmark.loop import build_trainer
+from trainmark.hardware.devices import Cluster
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
@@ -81,7 +83,7 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def newest(output: Path) -> Path:
     """The newest checkpoint of a run."""
-    path = checkpoint.latest(output / "checkpoints")
+    path = checkpoints.latest(output / "checkpoints")
     assert path is not None
     return path
 

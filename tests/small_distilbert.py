@@ -12,8 +12,8 @@ from trainmark.config import resolve
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.distributed.mesh import Mesh, single
-from trainmark.hardware import Cluster
-from trainmark.loop import build_trainer
+from trainmark.hardware.devices import Cluster
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.distilbert.data import SentenceBatch, build_data
 from trainmark.workloads.distilbert.runs import DistilbertRun, Model, distilbert_demo
 from trainmark.workloads.distilbert.step import SentenceTrainer

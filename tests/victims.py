@@ -31,7 +31,7 @@ def _slowly(fsync=os.fsync):  # type: ignore[no-untyped-def]
 def _serve() -> None:
     torch.set_num_threads(1)  # a fork takes no other thread along
     import tests.small  # noqa: F401  (imports what a run needs, once for all victims)
-    from trainmark import runner  # noqa: F401
+    from trainmark.run import runner  # noqa: F401
 
     for line in sys.stdin:
         victim = os.fork()

@@ -19,7 +19,7 @@ import tyro
 from trainmark import __version__
 from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, unknown
-from trainmark.flags import first_line, first_word, parse, parse_run, split_at, without_flags
+from trainmark.verbs.flags import first_line, first_word, parse, parse_run, split_at, without_flags
 
 SPIN_COUNT = "10000"
 """How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
@@ -91,7 +91,7 @@ def _list(arguments: list[str], started: float) -> None:
     """Named runs, with size, data and target."""
     from rich.console import Console
 
-    from trainmark.report.runs import runs_table
+    from trainmark.verbs.runs import runs_table
 
     parse(Nothing, arguments, "list")
     Console().print(runs_table())
@@ -101,7 +101,7 @@ def _show(arguments: list[str], started: float) -> None:
     """The resolved configuration of a run, and the size of its model."""
     from rich.console import Console
 
-    from trainmark.report.runs import resolved_run
+    from trainmark.verbs.runs import resolved_run
 
     cfg, options = parse_run("show", arguments, ShowOptions)
     Console().print(resolved_run(cfg, options.cluster or "cpux1x1"))
@@ -109,7 +109,7 @@ def _show(arguments: list[str], started: float) -> None:
 
 def _plan(arguments: list[str], started: float) -> None:
     """Memory and predicted time per device, and where each table lies, before a run."""
-    from trainmark.report.plan import plan
+    from trainmark.verbs.plan import plan
 
     cfg, options = parse_run("plan", arguments, PlanOptions)
     plan(cfg, options.cluster or "cpux1x1", options.json)
@@ -140,12 +140,12 @@ def _train(arguments: list[str], started: float) -> int:
     """Train a run; also under torchrun: torchrun ... -m trainmark train RUN."""
     cfg, options = parse_run("train", arguments, TrainOptions)
     if options.dry_run:
-        from trainmark.report.runs import dry_run
+        from trainmark.verbs.runs import dry_run
 
         dry_run(cfg, options.cluster or "cpux1x1")
         return 0
     _refuse_cluster(options)
-    from trainmark.report.runs import train
+    from trainmark.verbs.runs import train
 
     return train(cfg, options, started)
 
@@ -157,7 +157,7 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 def _evaluate(arguments: list[str], started: float) -> None:
     """The newest checkpoint of a run on its held-out data."""
-    from trainmark.report.runs import evaluate
+    from trainmark.verbs.runs import evaluate
 
     options = parse(EvaluateOptions, arguments, "evaluate")
     evaluate(options.folder, data=options.data, device=options.device)
@@ -166,7 +166,7 @@ def _evaluate(arguments: list[str], started: float) -> None:
 def _infer(arguments: list[str], started: float) -> None:
     """Latency and throughput of a run's newest checkpoint, by batch size."""
     from trainmark.inference.options import InferOptions
-    from trainmark.report.runs import infer
+    from trainmark.verbs.runs import infer
 
     infer(parse(InferOptions, arguments, "infer"))
 
@@ -203,7 +203,7 @@ def _align(arguments: list[str], started: float) -> int:
 def _export(arguments: list[str], started: float) -> None:
     """A run's newest checkpoint in the layout of other software."""
     options = parse(ExportOptions, arguments, "export")
-    from trainmark.export import export
+    from trainmark.verbs.export import export
 
     print(export(options.folder, options.format, options.output))
 
@@ -222,7 +222,7 @@ def _sweep(arguments: list[str], started: float) -> None:
     """One run per value of a field; an out-of-memory is a row of the table."""
     from rich.console import Console
 
-    from trainmark import sweep
+    from trainmark.verbs import sweep
 
     cfg, options = parse_run("sweep", arguments, SweepOptions)
     field, values = sweep.parse_over(options.over)
@@ -248,7 +248,7 @@ def _sweep(arguments: list[str], started: float) -> None:
 def _suite(arguments: list[str], started: float) -> int:
     """A list of cases from a file: one table and one page of their results."""
     options = parse(SuiteOptions, arguments, "suite")
-    from trainmark.suite import suite
+    from trainmark.verbs.suite import suite
 
     output = options.output or Path("runs") / options.cases.stem
     return suite(options.cases, output, dry_run=options.dry_run)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 
 from trainmark.errors import InputError, raise_all, unknown
-from trainmark.hardware import Cluster, lacks
+from trainmark.hardware.devices import Cluster, lacks
 from trainmark.schedule import Schedule
 from trainmark.validation import parse
 

@@ -35,7 +35,7 @@ def _is_broken(rank: str) -> bool:
 
 
 def _break(how: str) -> None:
-    from trainmark import loop
+    from trainmark.run import loop
 
     count = loop.Training._count
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from trainmark import checkpoint, checkpoint_storage, checkpoint_writer
-from trainmark.checkpoint_boxes import Boxes
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import storage as checkpoint_storage
+from trainmark.checkpoint import writer as checkpoint_writer
+from trainmark.checkpoint.boxes import Boxes
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 ROWS = 400_001  # 12 MiB
@@ -34,7 +36,7 @@ def check(build: Callable[[str], DlrmTrainer], folder: Path) -> None:
         for source in KINDS:
             built = build(source)
             with _needs_little_more(f"saving {source}"):
-                checkpoint.save(folder / source, 1, built.weights(), {}, keep=1)
+                checkpoints.save(folder / source, 1, built.weights(), {}, keep=1)
         for target in KINDS:
             built = build(target)
             for source in KINDS:
@@ -42,12 +44,12 @@ def check(build: Callable[[str], DlrmTrainer], folder: Path) -> None:
 
 
 def _load(built: DlrmTrainer, saved: Path, what: str) -> None:
-    path, parts = checkpoint.latest(saved), _parts(built)
+    path, parts = checkpoints.latest(saved), _parts(built)
     assert path is not None
     for part in parts:
         part.zero_()
     with _needs_little_more(what):
-        checkpoint.load(path, built.weights(), exact=True)
+        checkpoints.load(path, built.weights(), exact=True)
     assert all(part[-1].all() for part in parts), what
 
 

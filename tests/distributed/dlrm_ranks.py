@@ -20,13 +20,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.distributed import checkpoint_memory
-from trainmark import checkpoint, hardware, runner, workloads
-from trainmark.checkpoint_boxes import Box
+from trainmark import workloads
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.boxes import Box
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.placement import (
+from trainmark.embeddings.placement.placement import (
     Memory,
     Placement,
     Range,
@@ -38,11 +39,13 @@ from trainmark.embeddings.placement import (
     whole_everywhere,
 )
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
-from trainmark.loop import build_trainer
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster
+from trainmark.run import runner
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
-from trainmark.workloads.dlrm.placing import plan_devices
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
+from trainmark.workloads.dlrm.sharding import plan_devices
 from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
 
 CPU = torch.device("cpu")
@@ -212,7 +215,7 @@ def _save(mesh: Mesh, folder: Path) -> None:
     for kind in RESHARDED:
         built = trainer(placed(mesh.world_size, *RESHARDED[kind], folder), mesh)
         steps(built, batches(built)[:SAVED_AT])
-        path = checkpoint.save(
+        path = checkpoints.save(
             folder / f"saved-{kind}-{mesh.world_size}", SAVED_AT, tensors(built), {}, keep=1
         )
         mesh.barrier()
@@ -233,9 +236,9 @@ def _reshard(mesh: Mesh, folder: Path) -> dict[str, float]:
             if RESHARDED[kind][0] != RESHARDED[source][0]:
                 continue  # another optimiser has other state
             name = f"{source} on {source_world} -> {kind} on {mesh.world_size}"
-            path = checkpoint.latest(saved)
+            path = checkpoints.latest(saved)
             assert path is not None
-            checkpoint.load(path, tensors(target), exact=True)
+            checkpoints.load(path, tensors(target), exact=True)
             target.load_state_dict({})
             _check_bits(path, tensors(target), name)
             (found[name],) = steps(target, batches(target, SAVED_AT)[:1])
@@ -245,7 +248,7 @@ def _reshard(mesh: Mesh, folder: Path) -> dict[str, float]:
 def _check_bits(path: Path, loaded: dict[str, Any], name: str) -> None:
     """Every box has the elements of the whole tensor."""
     whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in loaded.items()}
-    checkpoint.load(path, whole)
+    checkpoints.load(path, whole)
     for tensor, held in loaded.items():
         plain = [Box(offsets=(0,) * held.dim(), tensor=held)] if isinstance(held, Tensor) else []
         for box in plain or held.boxes:
@@ -278,9 +281,9 @@ def _memory(mesh: Mesh, folder: Path) -> None:
     needed = sum(plan.total for plan in plan_devices(cfg)[first : first + together])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_WORLD_SIZE", str(together))
-        patch.setattr(hardware, "host_memory_bytes", lambda: needed)
+        patch.setattr(devices, "host_memory_bytes", lambda: needed)
         runner._check_memory(cfg, workload, mesh)
-        patch.setattr(hardware, "host_memory_bytes", lambda: needed - 1)
+        patch.setattr(devices, "host_memory_bytes", lambda: needed - 1)
         with pytest.raises(InputError, match="2 ranks need" if together == 2 else "it needs"):
             runner._check_memory(cfg, workload, mesh)
 
@@ -332,7 +335,7 @@ def save_without_end(rank: int, folder: Path) -> None:
     built = trainer(placed(mesh.world_size, "rowwise_adagrad", "mixture", folder), mesh)
     for step in itertools.count(1):
         steps(built, batches(built)[:1])
-        checkpoint.save(folder / "killed", step, tensors(built), {"step": step}, keep=2)
+        checkpoints.save(folder / "killed", step, tensors(built), {"step": step}, keep=2)
 
 
 def main(rank: int, world: int, folder: Path) -> None:

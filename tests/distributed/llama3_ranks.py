@@ -8,12 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainmark import checkpoint, workloads
+from trainmark import workloads
+from trainmark.checkpoint import checkpoints
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
-from trainmark.hardware import Cluster
-from trainmark.loop import build_trainer
+from trainmark.hardware.devices import Cluster
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.runs import LlamaRun, Model
 
@@ -102,7 +103,7 @@ def train(
     data = workload.build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
     step = 0
     if start is not None:
-        step = checkpoint.load(start, _tensors(trainer), exact=True)["step"]
+        step = checkpoints.load(start, _tensors(trainer), exact=True)["step"]
         data.restore({"samples": step * cfg.global_batch})
     losses = []
     for batch in data:
@@ -113,7 +114,7 @@ def train(
         step += 1
         losses.append(loss.item())
         if save_to is not None and step == SAVED_AT:
-            checkpoint.save(save_to, step, _tensors(trainer), {"step": step}, keep=1)
+            checkpoints.save(save_to, step, _tensors(trainer), {"step": step}, keep=1)
         if step == stop:
             break
     if step < STEPS:

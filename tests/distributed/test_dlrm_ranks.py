@@ -13,9 +13,9 @@ import pytest
 from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
 from tests.small import FLAGS, result, train
-from trainmark import checkpoint
-from trainmark.batches import rank_shares
+from trainmark.checkpoint import checkpoints
 from trainmark.distributed.mesh import single
+from trainmark.training.batches import rank_shares
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 2e-6  # relative; in fp32 differences come from the order of additions alone
@@ -95,18 +95,18 @@ def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) ->
     started = rank_processes.start(ranks.save_without_end, tmp_path, world=2)
     root = tmp_path / "killed"
     try:
-        _wait_until(lambda: len(checkpoint.all_checkpoints(root)) == 2)
+        _wait_until(lambda: len(checkpoints.all_checkpoints(root)) == 2)
         _wait_until(lambda: any(root.glob(".writing-*/rank-00001.safetensors")))
         started.processes[1].kill()
         started.processes[1].join()
         time.sleep(0.2)  # the other rank may finish what it was doing, but not the checkpoint
     finally:
         rank_processes.end(started)
-    newest = checkpoint.latest(root)
+    newest = checkpoints.latest(root)
     assert newest is not None
-    checkpoint.verify(newest)
+    checkpoints.verify(newest)
     built = ranks.trainer(ranks.config(1, "rowwise_adagrad"), single(ranks.CPU))
-    state = checkpoint.load(newest, ranks.tensors(built), exact=True)
+    state = checkpoints.load(newest, ranks.tensors(built), exact=True)
     assert newest.name == f"step-{state['step']:08d}"
     # As many steps on one process end in the same weights.
     again = ranks.trainer(ranks.config(1, "rowwise_adagrad"), single(ranks.CPU))

@@ -11,7 +11,7 @@ from tests import rank_processes
 from tests.distributed import torchrec_ranks
 from tests.distributed.dlrm_ranks import CPU, batches, config, steps, tensors, train, trainer
 from tests.distributed.torchrec_ranks import CONTINUED, SAVED_AT, cases
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 from trainmark.distributed.mesh import single
 
 pytest.importorskip("torchrec")
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("torchrec")
     built = trainer(config(1, CONTINUED[1]), single(CPU))
     steps(built, batches(built)[:SAVED_AT])
-    checkpoint.save(path / "one", SAVED_AT, tensors(built), {}, keep=1)
+    checkpoints.save(path / "one", SAVED_AT, tensors(built), {}, keep=1)
     return path
 
 
@@ -61,7 +61,7 @@ def test_torchrec_trains_like_the_native_engine(world: int, folder: Path) -> Non
     following = pytest.approx(alone(CONTINUED[1])["losses"][SAVED_AT:], rel=2e-6)
     assert continued["losses"] == following
     back = trainer(config(1, CONTINUED[1]), single(CPU))
-    checkpoint.load(
+    checkpoints.load(
         folder / f"torchrec-{world}" / f"step-{SAVED_AT:08d}", tensors(back), exact=True
     )
     assert steps(back, batches(back, SAVED_AT)) == following

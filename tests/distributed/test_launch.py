@@ -16,7 +16,7 @@ from tests.distributed.launching import (
     start,
     wait_until,
 )
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 
 TORCHRUN = ["launch", "--on", "torchrun", "-j", "1x2"]
@@ -55,7 +55,7 @@ def test_a_dead_rank_stops_the_job_with_its_own_error_first(
     assert ("Traceback" in done.stderr) == (how == "crash")
     assert "Connection closed" not in done.stderr  # what rank 0 saw of it explains nothing
     assert not (output / "result.json").exists()
-    assert checkpoint.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
+    assert checkpoints.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
 
 
 def test_a_restart_continues_from_the_last_checkpoint(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_detached_job_is_found_again_and_stopped(
     assert log.count("Stopped by request, saved") == 1
     assert "Traceback" not in log
     assert f"{handle}: FAILED, exit code 143" in status(handle, capsys)
-    saved = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    saved = checkpoints.latest(tmp_path / "run" / "checkpoints")
     assert saved is not None
-    checkpoint.verify(saved)
+    checkpoints.verify(saved)
     assert main(["launch", "stop", handle]) == 2
     assert "has ended already" in capsys.readouterr().err
 
@@ -116,4 +116,4 @@ def test_ctrl_c_saves(tmp_path: Path) -> None:
     done = finish(launcher)
     assert done.returncode == 130
     assert done.stderr.count("Stopped by request, saved") == 1
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints")

@@ -19,7 +19,7 @@ from tests.distributed.launching import (
     start,
     wait_until,
 )
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 
 SLURM = ["launch", "--on", "slurm"]
@@ -103,7 +103,7 @@ def test_a_detached_job_saves_when_it_is_stopped(
     assert main(["launch", "logs", handle, "--follow"]) == 143
     assert capsys.readouterr().out.count("Stopped by request, saved") == 1
     assert f"{handle}: FAILED, exit code 143" in status(handle, capsys)
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints")
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_ctrl_c_saves_and_ends_the_job(tmp_path: Path) -> None:
     done = finish(launcher)
     assert done.returncode == 143
     assert done.stdout.count("Stopped by request, saved") == 1
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints")
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from tests import rank_processes
 from tests.distributed.toy import ROWS, TOY, ToyRun
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
-from trainmark.loop import Interrupted, Training
+from trainmark.run.loop import Interrupted, Training
 
 CPU = torch.device("cpu")
 BASE = ToyRun(
@@ -66,7 +66,7 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
         "step": training.progress.step,
         "evaluations": [(e.at_sample, e.metrics["error"]) for e in training.progress.evaluations],
         "times": [totals.e2e, totals.whole, totals.train],
-        "saved": [path.name for path in checkpoint.all_checkpoints(output / "checkpoints")],
+        "saved": [path.name for path in checkpoints.all_checkpoints(output / "checkpoints")],
     }
 
 
@@ -125,12 +125,12 @@ def alone(folder: Path) -> dict[str, Any]:
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
     """The newest weights in `output`, whoever wrote them."""
-    path = checkpoint.latest(output / "checkpoints")
+    path = checkpoints.latest(output / "checkpoints")
     assert path is not None
     shapes = {"first.linear.weight": (3, 3), "first.linear.bias": (3,)}
     shapes |= {"second.linear.weight": (1, 3), "second.linear.bias": (1,)}
     tensors = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
-    checkpoint.load(path, tensors)
+    checkpoints.load(path, tensors)
     return tensors
 
 

@@ -26,10 +26,10 @@ from tests.distributed.dlrm_ranks import (
     train,
     trainer,
 )
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.placement import (
+from trainmark.embeddings.placement.placement import (
     Placement,
     Shard,
     TablePlacement,
@@ -103,12 +103,12 @@ def _continued(mesh: Mesh, folder: Path) -> dict[str, Any]:
     """Losses after a checkpoint of one process; and a checkpoint for one process."""
     cfg = placed(mesh.world_size, *CONTINUED, folder)
     reader = trainer(cfg, mesh)
-    saved = checkpoint.latest(folder / "one")
+    saved = checkpoints.latest(folder / "one")
     assert saved is not None
-    checkpoint.load(saved, tensors(reader), exact=True)
+    checkpoints.load(saved, tensors(reader), exact=True)
     writer = trainer(cfg, mesh)
     steps(writer, batches(writer)[:SAVED_AT])
-    checkpoint.save(folder / f"torchrec-{mesh.world_size}", SAVED_AT, tensors(writer), {}, keep=1)
+    checkpoints.save(folder / f"torchrec-{mesh.world_size}", SAVED_AT, tensors(writer), {}, keep=1)
     return {"losses": steps(reader, batches(reader, SAVED_AT))}
 
 

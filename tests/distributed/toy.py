@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainmark.config import Run, filled
 from trainmark.distributed.mesh import Mesh
-from trainmark.seeding import generator
+from trainmark.training.seeding import generator
 from trainmark.workloads import Workload
 
 ROWS = 230

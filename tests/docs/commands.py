@@ -69,17 +69,17 @@ def parses(words: Sequence[str]) -> int:
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         for target in (
-            "trainmark.report.runs.train",
-            "trainmark.report.runs.dry_run",
-            "trainmark.report.runs.evaluate",
-            "trainmark.report.runs.infer",
-            "trainmark.report.runs.resolved_run",
-            "trainmark.report.plan.plan",
-            "trainmark.export.export",
+            "trainmark.verbs.runs.train",
+            "trainmark.verbs.runs.dry_run",
+            "trainmark.verbs.runs.evaluate",
+            "trainmark.verbs.runs.infer",
+            "trainmark.verbs.runs.resolved_run",
+            "trainmark.verbs.plan.plan",
+            "trainmark.verbs.export.export",
             "trainmark.inference.serving.serve",
             "trainmark.report.report",
             "trainmark.report.compare",
-            "trainmark.suite.suite",
+            "trainmark.verbs.suite.suite",
             *(
                 f"trainmark.distributed.launch.{verb}"
                 for verb in ("launch", "status", "logs", "stop")

@@ -14,7 +14,7 @@ import torch
 from tests.docs.commands import ROOT
 from trainmark import workloads
 from trainmark.distributed import mesh
-from trainmark.loop import Training
+from trainmark.run.loop import Training
 from trainmark.workloads import dlrm
 
 PAGE = (ROOT / "docs" / "adding_a_workload.md").read_text()

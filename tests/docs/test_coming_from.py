@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.commands import HELP, ROOT, flags, parses
 from trainmark import cli, workloads
-from trainmark.result import Result
+from trainmark.run.result import Result
 
 PAGE = ROOT / "docs" / "coming_from.md"
 PUBLISHED: dict[str, dict[str, list[str]]] = json.loads(

@@ -12,10 +12,10 @@ from tests.docs.commands import ROOT
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.config import resolve
-from trainmark.embeddings import placement
-from trainmark.hardware import Cluster
-from trainmark.planner import costs
-from trainmark.workloads.dlrm import placing, prediction
+from trainmark.embeddings.placement import costs, placement
+from trainmark.hardware.devices import Cluster
+from trainmark.workloads.dlrm import prediction
+from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.runs import THRESHOLD_3, Optimizer, TableFormat, table_bytes
 
 PAGE = (ROOT / "docs" / "parallelism.md").read_text()

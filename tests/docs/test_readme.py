@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import HELP, PAGES, ROOT, flags, parses, verb_of
-from trainmark import cli, feature_spec, workloads
-from trainmark.result import read
+from trainmark import cli, workloads
+from trainmark.clickdata import feature_spec
+from trainmark.run.result import read
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -113,7 +114,7 @@ def test_named_files_exist(page: str) -> None:
 
 def test_file_map() -> None:
     """Every file of the map exists and has a comment."""
-    (block,) = [block for block in blocks("README.md", "") if "trainmark/loop.py" in block]
+    (block,) = [block for block in blocks("README.md", "") if "trainmark/run/loop.py" in block]
     rows = [re.split(r" {2,}", line, maxsplit=1) for line in block.splitlines()]
     assert len(rows) >= 25
     for path, comment in rows:

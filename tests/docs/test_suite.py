@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_readme import blocks, trainmark_commands
-from trainmark import cli, hardware
+from trainmark import cli
+from trainmark.hardware import devices
 
 
 def test_the_cases_of_the_page(
@@ -21,7 +22,7 @@ def test_the_cases_of_the_page(
     (tmp_path / "cases.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(hardware, "accelerators", list)
+    monkeypatch.setattr(devices, "accelerators", list)
     assert cli.main(commands[0]) == 0
     out = capsys.readouterr().out
     rows = [line.strip("│ ").split() for line in out.splitlines() if line.startswith("│")]

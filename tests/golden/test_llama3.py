@@ -7,13 +7,14 @@ from typing import Literal
 
 import pytest
 
-from trainmark import hardware, metrics, workloads
+from trainmark import metrics, workloads
 from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
-from trainmark.hardware import Cluster
-from trainmark.planner.memory import GIB, MemoryPlan, plan_memory
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster
 from trainmark.report import published
+from trainmark.run.memory import GIB, MemoryPlan, plan_memory
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.flops import flops
 
@@ -23,8 +24,8 @@ RESULTS = Path(__file__).parents[2] / "benchmarks/results/llama3_gpu_h200.json"
 
 def mfu(tokens_per_s: float, device: str, precision: str = "bf16") -> float:
     """The published convention for one device."""
-    peak = hardware.peak_flops(device, precision)
-    assert isinstance(peak, hardware.Peak)
+    peak = devices.peak_flops(device, precision)
+    assert isinstance(peak, devices.Peak)
     needed = flops(runs.llama3_8b(), 0, 1_000_000)["6N"] / 1_000_000
     return 100 * metrics.mfu(needed * tokens_per_s, 1.0, 1, peak.flops)
 
@@ -57,8 +58,8 @@ def test_result_json_gives_the_range_for_fp8_only(
     precision: str, peaks: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run on this CPU that takes it for an H100."""
-    h100 = hardware.Device(key="h100", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB)
-    monkeypatch.setattr(hardware, "identify", lambda device: h100)
+    h100 = devices.Device(key="h100", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB)
+    monkeypatch.setattr(devices, "identify", lambda device: h100)
     flags = ["--device", "cpu", "--no-compile", "--max-steps", "4", "--warmup-clock", "1"]
     flags += ["--evals-per-epoch", "0", "--checkpoint-every", "never", "--output", str(tmp_path)]
     assert main(["train", "llama3-demo", "--precision", precision, *flags]) == 0

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from trainmark.embeddings import placement as placements
-from trainmark.embeddings.strategies import STRATEGIES, by_strategy, column_slices
+from trainmark.embeddings.placement import placement as placements
+from trainmark.embeddings.placement.strategies import STRATEGIES, by_strategy, column_slices
 from trainmark.workloads.dlrm.runs import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
 
 GREEDY = {

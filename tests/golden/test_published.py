@@ -7,10 +7,10 @@ import pytest
 from trainmark import workloads
 from trainmark.config import resolve
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.kernels.interaction import output_width
 from trainmark.metrics import evaluation_steps
-from trainmark.planner.memory import plan_memory
+from trainmark.run.memory import plan_memory
 from trainmark.workloads.dlrm import runs
 
 # --- learning rates

@@ -11,14 +11,14 @@ from tests import small
 from trainmark import workloads
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.engine import IdGroup
-from trainmark.embeddings.placement import (
+from trainmark.embeddings.placement.placement import (
     Placement,
     Shard,
     TablePlacement,
     even_ranges,
     to_json,
 )
-from trainmark.loop import build_trainer
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import Optimizer, Sharding
 from trainmark.workloads.dlrm.step import DlrmTrainer

@@ -11,7 +11,7 @@ from tests import small
 from trainmark import workloads
 from trainmark.distributed.mesh import single
 from trainmark.kernels import fp8_mlp
-from trainmark.loop import build_trainer
+from trainmark.run.loop import build_trainer
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import small
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +38,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Weights to begin with: a GPU would draw others than a CPU."""
     folder = tmp_path_factory.mktemp("start")
     assert small.train(folder, *SGD, "--max-steps", "1", "--checkpoint-every", "1 steps") == 0
-    found = checkpoint.latest(folder / "checkpoints")
+    found = checkpoints.latest(folder / "checkpoints")
     assert found is not None
     return str(found)
 

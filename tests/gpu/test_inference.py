@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests import small, small_distilbert
-from trainmark import runner
 from trainmark.cli import main
 from trainmark.inference import figures
 from trainmark.metrics import binary_metrics
-from trainmark.precision import compute_dtype
+from trainmark.run import runner
+from trainmark.training.precision import compute_dtype
 
 pytestmark = pytest.mark.gpu
 
@@ -68,7 +68,7 @@ def test_nothing_is_sorted(
         raise AssertionError("rows were sorted for an update that does not come")
 
     monkeypatch.setattr("trainmark.embeddings.fused.sort_rows", refuse)
-    monkeypatch.setattr("trainmark.embeddings.row_update.sort_rows", refuse)
+    monkeypatch.setattr("trainmark.embeddings.tables.row_update.sort_rows", refuse)
     assert torch.equal(scores(tmp_path, "cuda", 64), expected)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.small import train
-from trainmark import checkpoint_writer
+from trainmark.checkpoint import writer as checkpoint_writer
 
 
 @pytest.fixture(scope="module")

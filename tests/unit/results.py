@@ -5,16 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from trainmark.result import (
-    Evaluation,
-    Loss,
-    Memory,
-    Quality,
-    Result,
-    Steps,
-    Throughput,
-    Times,
-)
+from trainmark.run.result import Evaluation, Loss, Memory, Quality, Result, Steps, Throughput, Times
 
 GIB = 2**30
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from trainmark import attempt, report, sweep
+from trainmark import report
 from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.report import alignment
 from trainmark.report.alignment import FIRST_STEP, compare, read_curve, sentence
 from trainmark.report.tables import result_grid
-from trainmark.result import Aligned
+from trainmark.run.result import Aligned
+from trainmark.verbs import attempt, sweep
 
 MEGATRON = (
     " [2024-05-01 10:00:00] iteration {step:8d}/{total:8d} | consumed samples: {samples:12d} | "

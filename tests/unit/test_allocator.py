@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainmark.allocator import use_huge_pages
+from trainmark.hardware.allocator import use_huge_pages
 
 FAULTS = """
 import resource, torch
@@ -39,7 +39,7 @@ def test_a_step_gets_back_what_the_one_before_freed() -> None:
 
 
 def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainmark import allocator
+    from trainmark.hardware import allocator
 
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("musl", "1.2"))
     assert not allocator.keep_freed_memory()

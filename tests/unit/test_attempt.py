@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmark import attempt
-from trainmark.attempt import DONE, FAILED, OUT_OF_MEMORY, Outcome
+from trainmark.verbs import attempt
+from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, Outcome
 
 STOPPED = """
 import os, signal, sys

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from trainmark.embeddings import access
-from trainmark.embeddings import placement as placements
-from trainmark.embeddings.access import AccessProfile
-from trainmark.embeddings.auto_placement import DoesNotFitError, auto
-from trainmark.embeddings.cutting import Options
-from trainmark.embeddings.placement import (
+from trainmark.embeddings.placement import access
+from trainmark.embeddings.placement import placement as placements
+from trainmark.embeddings.placement.access import AccessProfile
+from trainmark.embeddings.placement.auto import DoesNotFitError, auto
+from trainmark.embeddings.placement.costs import TableCosts, TableStep, exchanged_tables
+from trainmark.embeddings.placement.cutting import Options
+from trainmark.embeddings.placement.placement import (
     Placement,
     Shard,
     TablePlacement,
@@ -20,8 +21,7 @@ from trainmark.embeddings.placement import (
     sharding_of,
     whole_everywhere,
 )
-from trainmark.planner.costs import TableCosts, TableStep, exchanged_tables
-from trainmark.planner.machine import Machine
+from trainmark.hardware.machine import Machine
 
 GIB = 2**30
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from trainmark.batches import GlobalBatches, rank_shares
+from trainmark.training.batches import GlobalBatches, rank_shares
 
 
 def cut_by_hand(samples: int, size: int, epochs: int, drops_last: bool) -> list[list[int]]:

@@ -22,8 +22,9 @@ from tests.checkpoint_tensors import (
     some_tensors,
     zeros_like,
 )
-from trainmark import checkpoint, checkpoint_writer
-from trainmark.checkpoint_manifest import DTYPE_CODES
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import writer as checkpoint_writer
+from trainmark.checkpoint.manifest import DTYPE_CODES
 from trainmark.errors import InputError
 
 SHAPES = [(), (0,), (1,), (7,), (0, 3), (5, 0, 2), (3, 5), (2, 3, 5, 7)]
@@ -35,9 +36,9 @@ SHAPES = [(), (0,), (1,), (7,), (0, 3), (5, 0, 2), (3, 5), (2, 3, 5, 7)]
 @pytest.mark.parametrize("dtype", DTYPE_CODES, ids=str)
 def test_every_dtype_and_shape_returns_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {f"t{shape}": random_bits(dtype, shape) for shape in SHAPES}
-    path = checkpoint.save(tmp_path, 7, tensors, STATE, keep=1)
+    path = checkpoints.save(tmp_path, 7, tensors, STATE, keep=1)
     loaded = zeros_like(tensors)
-    assert checkpoint.load(path, loaded, exact=True) == STATE
+    assert checkpoints.load(path, loaded, exact=True) == STATE
     assert_same_bits(loaded, tensors)
 
 
@@ -45,46 +46,48 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path, small_chunks: i
     tensors = {
         f"{dtype}.{shape}": random_bits(dtype, shape) for dtype in DTYPE_CODES for shape in SHAPES
     }
-    path = checkpoint.save(tmp_path, 1, tensors, {}, keep=1)
+    path = checkpoints.save(tmp_path, 1, tensors, {}, keep=1)
     assert_same_bits(load_file(path / "rank-00000.safetensors"), tensors)
 
 
 def test_views_parameters_and_strides(tmp_path: Path, small_chunks: int) -> None:
     transposed, strided = torch.rand(40, 30).T, torch.rand(100, 8)[::3, 1:5]
     parameter = torch.nn.Parameter(torch.rand(9, 9))
-    path = checkpoint.save(tmp_path, 1, {"t": transposed, "s": strided, "p": parameter}, {}, keep=1)
+    path = checkpoints.save(
+        tmp_path, 1, {"t": transposed, "s": strided, "p": parameter}, {}, keep=1
+    )
     into = {
         "t": torch.zeros(40, 30).T,
         "s": torch.zeros(100, 8)[::3, 1:5],
         "p": torch.nn.Parameter(torch.zeros(9, 9)),
     }
-    checkpoint.load(path, into)
+    checkpoints.load(path, into)
     assert_same_bits(into, {"t": transposed, "s": strided, "p": parameter})
 
 
 def test_no_tensors_at_all(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, {}, STATE, keep=1)
-    assert checkpoint.load(path, {}, exact=True) == STATE
+    path = checkpoints.save(tmp_path, 1, {}, STATE, keep=1)
+    assert checkpoints.load(path, {}, exact=True) == STATE
 
 
 def test_saving_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        path = checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
-        checkpoint.load(path, some_tensors())
+        path = checkpoints.save(tmp_path, 1, some_tensors(), {}, keep=1)
+        checkpoints.load(path, some_tensors())
         with pytest.raises(InputError):
-            checkpoint.load(path, {"unknown": torch.zeros(1)})
+            checkpoints.load(path, {"unknown": torch.zeros(1)})
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.gpu
 def test_device_tensors(tmp_path: Path) -> None:
     tensors = {f"{dtype}": random_bits(dtype, (1000, 64)).cuda() for dtype in DTYPE_CODES}
-    path = checkpoint.save(tmp_path, 1, tensors, {}, keep=1)
+    path = checkpoints.save(tmp_path, 1, tensors, {}, keep=1)
     on_device = zeros_like(tensors)
     on_host = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in tensors.items()}
     for into in (on_device, on_host):
-        checkpoint.load(path, into)
+        checkpoints.load(path, into)
         assert_same_bits(into, tensors)
 
 
@@ -96,7 +99,7 @@ def test_chunks_are_bounded_and_in_row_major_order(
     tmp_path: Path, small_chunks: int, shape: tuple[int, ...]
 ) -> None:
     tensors = {"x": torch.rand(shape)}
-    path = checkpoint.save(tmp_path, 1, tensors, {}, keep=1)
+    path = checkpoints.save(tmp_path, 1, tensors, {}, keep=1)
     chunks = json.loads((path / "manifest.json").read_text())["tensors"]["x"]["chunks"]
     assert len(chunks) > 1
     assert max(chunk["byte_length"] for chunk in chunks) <= small_chunks
@@ -107,7 +110,7 @@ def test_chunks_are_bounded_and_in_row_major_order(
         begin = chunk["byte_offset"] - chunks[0]["byte_offset"]
         assert data == bits(flat)[begin : begin + chunk["byte_length"]]
     loaded = zeros_like(tensors)
-    checkpoint.load(path, loaded)
+    checkpoints.load(path, loaded)
     assert_same_bits(loaded, tensors)
 
 
@@ -123,16 +126,16 @@ def test_a_chunk_of_a_real_table_is_small() -> None:
 
 def test_only_the_given_names_are_loaded(tmp_path: Path) -> None:
     tensors = some_tensors()
-    path = checkpoint.save(tmp_path, 1, tensors, STATE, keep=1)
-    assert checkpoint.names(path) == sorted(tensors)
-    assert checkpoint.read_state(path) == STATE
+    path = checkpoints.save(tmp_path, 1, tensors, STATE, keep=1)
+    assert checkpoints.names(path) == sorted(tensors)
+    assert checkpoints.read_state(path) == STATE
     into = {"table": torch.zeros(50, 4)}
-    checkpoint.load(path, into)
+    checkpoints.load(path, into)
     assert_same_bits(into, {"table": tensors["table"]})
 
 
 def test_all_mismatches_are_named_at_once(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, some_tensors(), STATE, keep=1)
+    path = checkpoints.save(tmp_path, 1, some_tensors(), STATE, keep=1)
     asked = {
         "table": torch.zeros(4, 50),
         "weight": torch.zeros(3, 5),
@@ -141,7 +144,7 @@ def test_all_mismatches_are_named_at_once(tmp_path: Path) -> None:
         "other": torch.zeros(3),
     }
     with pytest.raises(InputError) as caught:
-        checkpoint.load(path, asked, exact=True)
+        checkpoints.load(path, asked, exact=True)
     for part in [
         "not in the checkpoint: bias, other",
         "only in the checkpoint: count",
@@ -152,20 +155,20 @@ def test_all_mismatches_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_meta_tensors_cannot_be_filled(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, some_tensors(), STATE, keep=1)
+    path = checkpoints.save(tmp_path, 1, some_tensors(), STATE, keep=1)
     with pytest.raises(ValueError, match=r"meta device: \['table'\]"):
-        checkpoint.load(path, {"table": torch.zeros(50, 4, device="meta")})
+        checkpoints.load(path, {"table": torch.zeros(50, 4, device="meta")})
 
 
 def test_no_checkpoint_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoint at"):
-        checkpoint.load(tmp_path / "step-00000001", {})
+        checkpoints.load(tmp_path / "step-00000001", {})
 
 
 @pytest.mark.parametrize("state", [{"a": (1, 2)}, {1: 2}, {"a": float("nan")}])
 def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        checkpoint.save(tmp_path, 1, {}, state, keep=1)
+        checkpoints.save(tmp_path, 1, {}, state, keep=1)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict) 
 )
 def test_a_tensor_that_cannot_be_stored_is_named(tmp_path: Path, tensor: Tensor) -> None:
     with pytest.raises(ValueError, match="'odd'"):
-        checkpoint.save(tmp_path, 1, {"odd": tensor}, {}, keep=1)
+        checkpoints.save(tmp_path, 1, {"odd": tensor}, {}, keep=1)
 
 
 # --- several ranks
@@ -208,29 +211,29 @@ def two_ranks(rank: int, root: Path) -> None:
     by_rows = {"rows": Shard(0), "columns": Shard(1), "same": Replicate(), "few": Shard(0)}
     other_way = {"rows": Shard(1), "columns": Replicate(), "same": Shard(0), "few": Shard(1)}
     own = {f"table-{rank}": torch.full((9, 4), float(rank)), "step": torch.tensor(3)}
-    path = checkpoint.save(root / "two", 3, sharded(by_rows, None) | own, {"samples": 8}, keep=1)
+    path = checkpoints.save(root / "two", 3, sharded(by_rows, None) | own, {"samples": 8}, keep=1)
 
     for placements in (by_rows, other_way):
         into = sharded(placements, 0.0)
         mine = {name: torch.zeros_like(tensor) for name, tensor in own.items()}
-        assert checkpoint.load(path, into | mine, exact=True) == {"samples": 8}
+        assert checkpoints.load(path, into | mine, exact=True) == {"samples": 8}
         assert_same_bits(mine, own)
         assert_same_bits({n: t.full_tensor() for n, t in into.items()}, global_tensors())
 
     into = sharded(other_way, 0.0)
-    checkpoint.load(root / "one" / "step-00000001", into, exact=True)
+    checkpoints.load(root / "one" / "step-00000001", into, exact=True)
     assert_same_bits({n: t.full_tensor() for n, t in into.items()}, global_tensors())
 
     # An error of one rank reaches both, and nobody is left waiting.
     with pytest.raises(InputError, match="not in the checkpoint: unknown"):
-        checkpoint.load(path, into | ({"unknown": torch.zeros(1)} if rank == 1 else {}))
+        checkpoints.load(path, into | ({"unknown": torch.zeros(1)} if rank == 1 else {}))
     dist.destroy_process_group()
 
 
 def test_two_ranks_save_and_load_any_sharding(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "one", 1, global_tensors(), {}, keep=1)
+    checkpoints.save(tmp_path / "one", 1, global_tensors(), {}, keep=1)
     rank_processes.run(two_ranks, tmp_path, world=2)
-    path = checkpoint.latest(tmp_path / "two")
+    path = checkpoints.latest(tmp_path / "two")
     assert path is not None
     assert sorted(f.name for f in path.iterdir()) == [
         "manifest.json",
@@ -243,7 +246,7 @@ def test_two_ranks_save_and_load_any_sharding(tmp_path: Path) -> None:
         "step": torch.tensor(3),
     }
     loaded = zeros_like(expected)
-    assert checkpoint.load(path, loaded, exact=True) == {"samples": 8}
+    assert checkpoints.load(path, loaded, exact=True) == {"samples": 8}
     assert_same_bits(loaded, expected)
     with safe_open(path / "rank-00001.safetensors", "pt") as file:
         assert "rows[19:37,0:6]" in file.keys()  # noqa: SIM118  (not a dictionary)

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from tests.checkpoint_tensors import STATE, some_tensors, zeros_like
-from trainmark import checkpoint, checkpoint_manifest
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import manifest as checkpoint_manifest
 from trainmark.errors import InputError
 
 
 def save_three(root: Path) -> list[Path]:
-    return [checkpoint.save(root, step, some_tensors(), STATE, keep=3) for step in (1, 2, 3)]
+    return [checkpoints.save(root, step, some_tensors(), STATE, keep=3) for step in (1, 2, 3)]
 
 
 def flip_byte(file: Path, position: int, mask: int = 0xFF) -> None:
@@ -36,10 +37,10 @@ def test_every_flipped_byte_is_named(tmp_path: Path, small_chunks: int) -> None:
             mask = 1 << chance.randrange(8)
             flip_byte(file, position, mask)
             with pytest.raises(InputError, match=re.escape(str(file))) as caught:
-                checkpoint.load(path, into)
+                checkpoints.load(path, into)
             assert f"Remove {path} to continue from {before}" in str(caught.value)
             flip_byte(file, position, mask)
-    checkpoint.verify(path)
+    checkpoints.verify(path)
 
 
 def test_a_flipped_byte_names_the_tensor(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_a_flipped_byte_names_the_tensor(tmp_path: Path) -> None:
         chunk = entry["chunks"][0]
         flip_byte(path / chunk["file"], chunk["byte_offset"])
         with pytest.raises(InputError, match=f"tensor '{name}'"):
-            checkpoint.load(path, some_tensors())
+            checkpoints.load(path, some_tensors())
         flip_byte(path / chunk["file"], chunk["byte_offset"])
 
 
@@ -64,7 +65,7 @@ def test_missing_and_truncated_files(tmp_path: Path, file: str, harm: str) -> No
     else:
         (path / file).write_bytes(damaged[harm])
     with pytest.raises(InputError, match=f"{file} is ") as caught:
-        checkpoint.load(path, some_tensors())
+        checkpoints.load(path, some_tensors())
     assert f"Remove {path} to continue from {before}" in str(caught.value)
 
 
@@ -73,20 +74,20 @@ def test_the_way_out_passes_over_other_damaged_checkpoints(tmp_path: Path) -> No
     flip_byte(second / "rank-00000.safetensors", -1)
     flip_byte(third / "manifest.json", 10)
     with pytest.raises(InputError, match=f"Remove {second} and {third} to continue from {first}"):
-        checkpoint.read_state(third)
+        checkpoints.read_state(third)
     flip_byte(first / "manifest.json", 10)
     with pytest.raises(InputError, match="no intact checkpoint before it"):
-        checkpoint.names(third)
+        checkpoints.names(third)
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, {}, {}, keep=1)
+    path = checkpoints.save(tmp_path, 1, {}, {}, keep=1)
     manifest = checkpoint_manifest.read_manifest(path)
-    object.__setattr__(manifest, "schema", "trainmark.checkpoint/2")
+    object.__setattr__(manifest, "schema", "trainmark.checkpoint.checkpoints/2")
     (path / "manifest.json").unlink()
     checkpoint_manifest.write_manifest(path, manifest)
     with pytest.raises(InputError, match=r"trainmark\.checkpoint/1"):
-        checkpoint.read_state(path)
+        checkpoints.read_state(path)
 
 
 def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,14 +102,14 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for owner, name in [(pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")]:
         monkeypatch.setattr(owner, name, refuse)
     monkeypatch.setattr(torch, "load", refuse)
-    path = checkpoint.save(tmp_path, 1, some_tensors(), STATE, keep=1)
-    assert checkpoint.load(path, some_tensors()) == STATE
+    path = checkpoints.save(tmp_path, 1, some_tensors(), STATE, keep=1)
+    assert checkpoints.load(path, some_tensors()) == STATE
     for file in list(path.iterdir()):
         content = file.read_bytes()
         file.write_bytes(payload)
         with pytest.raises(InputError):
-            checkpoint.load(path, some_tensors())
+            checkpoints.load(path, some_tensors())
         file.write_bytes(content)
     (path / ".metadata").write_bytes(payload)  # where PyTorch's own format keeps its pickle
-    checkpoint.load(path, some_tensors())
+    checkpoints.load(path, some_tensors())
     assert not (tmp_path / "exploded").exists()

@@ -15,19 +15,20 @@ import torch
 
 from tests import checkpoint_saver
 from tests.checkpoint_tensors import assert_same_bits, some_tensors, zeros_like
-from trainmark import checkpoint, checkpoint_writer
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.errors import InputError
 
 # --- which stay
 
 
 def test_the_last_k_stay(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+    assert checkpoints.latest(tmp_path / "nowhere") is None
     root = tmp_path / "run" / "checkpoints"
     for step in (5, 10, 90, 100_000_000, 100_000_001):
-        path = checkpoint.save(root, step, some_tensors(), {"step": step}, keep=3)
-        assert checkpoint.latest(root) == path
-    assert [checkpoint.read_state(p)["step"] for p in checkpoint.all_checkpoints(root)] == [
+        path = checkpoints.save(root, step, some_tensors(), {"step": step}, keep=3)
+        assert checkpoints.latest(root) == path
+    assert [checkpoints.read_state(p)["step"] for p in checkpoints.all_checkpoints(root)] == [
         90,
         100_000_000,
         100_000_001,
@@ -36,30 +37,30 @@ def test_the_last_k_stay(tmp_path: Path) -> None:
 
 
 def test_what_was_just_written_is_never_pruned(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 9, {}, {}, keep=1)
-    path = checkpoint.save(tmp_path, 5, {}, {}, keep=1)
+    checkpoints.save(tmp_path, 9, {}, {}, keep=1)
+    path = checkpoints.save(tmp_path, 5, {}, {}, keep=1)
     assert path.exists()
 
 
 def test_keep_at_least_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="keep = 0"):
-        checkpoint.save(tmp_path, 1, {}, {}, keep=0)
+        checkpoints.save(tmp_path, 1, {}, {}, keep=0)
 
 
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     for attempt in (1, 2):
-        path = checkpoint.save(tmp_path, 3, some_tensors(), {"attempt": attempt}, keep=2)
-    assert checkpoint.read_state(path) == {"attempt": 2}
+        path = checkpoints.save(tmp_path, 3, some_tensors(), {"attempt": attempt}, keep=2)
+    assert checkpoints.read_state(path) == {"attempt": 2}
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_leftovers_are_ignored_and_removed(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 3, {}, {}, keep=2)
+    path = checkpoints.save(tmp_path, 3, {}, {}, keep=2)
     for leftover in (".writing-step-00000004", ".removing-step-00000001"):
         shutil.copytree(path, tmp_path / leftover)
     (tmp_path / "step-notes.txt").touch()
-    assert checkpoint.all_checkpoints(tmp_path) == [path]
-    newest = checkpoint.save(tmp_path, 4, {}, {}, keep=2)
+    assert checkpoints.all_checkpoints(tmp_path) == [path]
+    newest = checkpoints.save(tmp_path, 4, {}, {}, keep=2)
     assert sorted(tmp_path.iterdir()) == [path, newest, tmp_path / "step-notes.txt"]
 
 
@@ -67,27 +68,27 @@ def test_leftovers_are_ignored_and_removed(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
+    path = checkpoints.save(tmp_path, 1, some_tensors(), {}, keep=1)
     usage = namedtuple("usage", "total used free")(2**40, 2**40 - 2**20, 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InputError, match=r"needs 2\.00 MiB and the disk has 1\.00 MiB free"):
-        checkpoint.save(tmp_path, 2, {"table": torch.zeros(2**19)}, {}, keep=1)
+        checkpoints.save(tmp_path, 2, {"table": torch.zeros(2**19)}, {}, keep=1)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_failing_write_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
+    path = checkpoints.save(tmp_path, 1, some_tensors(), {}, keep=1)
 
     def no_space(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", no_space)
     with pytest.raises(InputError, match="No space left on device"):
-        checkpoint.save(tmp_path, 2, some_tensors(), {}, keep=1)
+        checkpoints.save(tmp_path, 2, some_tensors(), {}, keep=1)
     assert list(tmp_path.iterdir()) == [path]
-    checkpoint.verify(path)
+    checkpoints.verify(path)
 
 
 def test_an_interrupt_is_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def test_an_interrupt_is_an_interrupt(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(checkpoint_writer, "write_manifest", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, 1, some_tensors(), {}, keep=1)
+        checkpoints.save(tmp_path, 1, some_tensors(), {}, keep=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,20 +125,20 @@ def test_a_stop_between_any_two_renames_loses_nothing(
 
     for number in range(10):
         root = tmp_path / str(number)
-        checkpoint.save(root, 1, some_tensors(), {"attempt": 1}, keep=1)
+        checkpoints.save(root, 1, some_tensors(), {"attempt": 1}, keep=1)
         with monkeypatch.context():
             stop_at_call(number)
             try:
-                checkpoint.save(root, second_step, some_tensors(), {"attempt": 2}, keep=1)
+                checkpoints.save(root, second_step, some_tensors(), {"attempt": 2}, keep=1)
                 stopped = False
             except Stop:
                 stopped = True
             monkeypatch.undo()
-        newest = checkpoint.latest(root)
+        newest = checkpoints.latest(root)
         assert newest is not None
-        checkpoint.load(newest, some_tensors(), exact=True)
-        assert checkpoint.read_state(newest)["attempt"] == 2 or stopped
-        last = checkpoint.save(root, 3, some_tensors(), {}, keep=1)
+        checkpoints.load(newest, some_tensors(), exact=True)
+        assert checkpoints.read_state(newest)["attempt"] == 2 or stopped
+        last = checkpoints.save(root, 3, some_tensors(), {}, keep=1)
         assert list(root.iterdir()) == [last]
     assert not stopped  # every call has had its turn
 
@@ -179,15 +180,15 @@ def wait_until_gone(process: int) -> None:
 
 
 def check_all(root: Path, last_step: int) -> int:
-    found = checkpoint.all_checkpoints(root)
+    found = checkpoints.all_checkpoints(root)
     assert len(found) >= min(last_step, checkpoint_saver.KEEP)
     for path in found:
-        step = checkpoint.read_state(path)["step"]
+        step = checkpoints.read_state(path)["step"]
         loaded = zeros_like(checkpoint_saver.tensors_at(0))
-        checkpoint.load(path, loaded, exact=True)
+        checkpoints.load(path, loaded, exact=True)
         assert_same_bits(loaded, checkpoint_saver.tensors_at(step))
     if not found:
         return 0
-    newest = checkpoint.read_state(found[-1])["step"]
+    newest = checkpoints.read_state(found[-1])["step"]
     assert newest >= last_step
     return newest

@@ -14,10 +14,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests import rank_processes
 from tests.distributed.test_loop_on_ranks import BASE, CPU, run
-from trainmark import checkpoint
-from trainmark.checkpoint_boxes import Box, Boxes
-from trainmark.checkpoint_manifest import read_manifest
-from trainmark.checkpoint_room import bytes_to_write, check_room
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.boxes import Box, Boxes
+from trainmark.checkpoint.manifest import read_manifest
+from trainmark.checkpoint.room import bytes_to_write, check_room
 from trainmark.distributed import mesh as meshes
 from trainmark.errors import InputError
 
@@ -54,7 +54,7 @@ def two_ranks(rank: int, folder: Path) -> None:
     assert bytes_to_write(tensors) == BYTES
     with_free(BYTES)
     check_room(folder / "enough", tensors)
-    checkpoint.save(folder / "enough", 1, tensors, {}, keep=1)
+    checkpoints.save(folder / "enough", 1, tensors, {}, keep=1)
 
     # Only rank 0's look counts, and both are told.
     with_free(BYTES - 1 if rank == 0 else BYTES)
@@ -74,7 +74,7 @@ def two_ranks(rank: int, folder: Path) -> None:
 
 def test_two_ranks_refuse_a_full_disk_before_the_first_step(tmp_path: Path) -> None:
     rank_processes.run(two_ranks, tmp_path, world=2)
-    (path,) = checkpoint.all_checkpoints(tmp_path / "enough")
+    (path,) = checkpoints.all_checkpoints(tmp_path / "enough")
     chunks = [chunk for entry in read_manifest(path).tensors.values() for chunk in entry.chunks]
     assert sum(chunk.byte_length for chunk in chunks) == BYTES
     assert not any((tmp_path / "full").iterdir())

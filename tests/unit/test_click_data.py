@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.small import config, write_dataset
-from trainmark.background import in_background
 from trainmark.errors import InputError
+from trainmark.training.background import in_background
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData, build_data, held_out_splits
 from trainmark.workloads.dlrm.rows import Columns, SplitBinary, SyntheticRows
 

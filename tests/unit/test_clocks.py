@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainmark import clocks as module
-from trainmark.clocks import Clocks, DeviceWaits, HostWaits
-from trainmark.feed import Feed
+from trainmark.run import clocks as module
+from trainmark.run.clocks import Clocks, DeviceWaits, HostWaits
+from trainmark.run.feed import Feed
 
 
 class Time:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.small import config, trainer
-from trainmark.embeddings.update import RowwiseAdagrad, Sgd, add_rows
+from trainmark.embeddings.tables.update import RowwiseAdagrad, Sgd, add_rows
 from trainmark.kernels import compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction, dot_interaction_reference

@@ -14,7 +14,7 @@ from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.corpus import sentences, sst2
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.workloads.distilbert import opinions
 from trainmark.workloads.distilbert.data import build_data
 from trainmark.workloads.distilbert.runs import DistilbertRun, distilbert_sst2

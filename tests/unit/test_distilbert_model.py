@@ -16,7 +16,7 @@ from tests.small_distilbert import MODEL, NO_DROPOUT, batches, config, gradients
 from trainmark.config import resolve
 from trainmark.corpus.sentences import shuffled
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.kernels import sentence_attention
 from trainmark.workloads.distilbert import layouts
 from trainmark.workloads.distilbert.runs import distilbert_sst2, load_sentences, parameters

@@ -8,8 +8,8 @@ import torch
 
 from tests.small import curve, newest, result, saved
 from tests.small_distilbert import FLAGS, config, trainer
-from trainmark import hardware
 from trainmark.cli import main
+from trainmark.hardware import devices
 from trainmark.workloads.distilbert.data import build_data
 from trainmark.workloads.distilbert.step import evaluate
 
@@ -62,9 +62,9 @@ def test_tf32_is_a_setting_of_the_run_not_of_the_process(
     assert train(tmp_path / "cpu", "--precision", "tf32") == 2
     assert "tf32 needs a GPU" in capsys.readouterr().err
     monkeypatch.setattr(
-        hardware,
+        devices,
         "identify",
-        lambda device: hardware.Device(key="h200", name="NVIDIA H200", memory_bytes=141 * 2**30),
+        lambda device: devices.Device(key="h200", name="NVIDIA H200", memory_bytes=141 * 2**30),
     )
     before = torch.get_float32_matmul_precision()
     try:

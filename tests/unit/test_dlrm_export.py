@@ -10,8 +10,9 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import small
-from trainmark import run_folder, runner, shards
 from trainmark.cli import main
+from trainmark.interop import shards
+from trainmark.run import run_folder, runner
 from trainmark.workloads.dlrm.data import build_data
 
 SCORE = """

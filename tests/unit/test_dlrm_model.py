@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.small import CPU, config, trainer
-from trainmark.embeddings.store import INIT_BLOCK_ROWS, TablePart, TableStore
-from trainmark.embeddings.update import Sgd
+from trainmark.embeddings.tables.store import INIT_BLOCK_ROWS, TablePart, TableStore
+from trainmark.embeddings.tables.update import Sgd
 from trainmark.kernels.interaction import dot_interaction, output_width
 from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.runs import DlrmRun, Model

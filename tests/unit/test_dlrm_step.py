@@ -12,7 +12,7 @@ import torch
 from tests.small import config, copies, same_bits, trainer
 from trainmark.kernels import fp8_mlp
 from trainmark.kernels.compiled import INSTALLED
-from trainmark.optimizers import LossScale, all_finite
+from trainmark.training.optimizers import LossScale, all_finite
 from trainmark.workloads.dlrm import model
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat

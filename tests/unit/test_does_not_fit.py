@@ -11,13 +11,15 @@ import torch
 
 from tests import small
 from tests.unit.refusals import refused
-from trainmark import hardware, runner, workloads
+from trainmark import workloads
 from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster, Device
-from trainmark.workloads.dlrm import placing
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster, Device
+from trainmark.run import runner
+from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, TableFormat
 
 GIB = 2**30
@@ -28,7 +30,7 @@ INT8 = r"With (--table-precision int8) it would fit \((\d+\.\d) GiB\)\.$"
 def machine_of(gib: float, patch: pytest.MonkeyPatch) -> None:
     memory = SimpleNamespace(available=int(gib * GIB), total=int(gib * GIB))
     patch.setattr(psutil, "virtual_memory", lambda: memory)
-    patch.setattr(hardware, "host_memory_bytes", lambda: memory.total)
+    patch.setattr(devices, "host_memory_bytes", lambda: memory.total)
 
 
 def last_line(text: str) -> str:
@@ -58,7 +60,7 @@ def test_train_names_the_table_precision_that_would_fit(
 def test_train_on_a_gpu_names_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU is needed to refuse: what is too large is never allocated."""
     gpu = Device(key="h200", name="NVIDIA H200", memory_bytes=140 * GIB)
-    monkeypatch.setattr(hardware, "identify", lambda device: gpu)
+    monkeypatch.setattr(devices, "identify", lambda device: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (139 * GIB, 140 * GIB))
     mesh, workload = single(torch.device("cuda")), workloads.load("dlrm")
     cfg = xlarge()
@@ -138,11 +140,11 @@ def test_the_widest_format_that_fits_is_named(capsys: pytest.CaptureFixture[str]
 def test_several_devices_are_offered_no_format() -> None:
     """Theirs are fp32; and tables that stay fp32 anyway are offered none, on any number."""
     rows = Model(table_rows=(90_000,) * 2000, embedding_dim=512, bottom_mlp=(512,))  # 343 GiB
-    for devices in (1, 2):
-        cluster = Cluster.parse(f"a100-80gx1x{devices}")
+    for count in (1, 2):
+        cluster = Cluster.parse(f"a100-80gx1x{count}")
         run = DlrmRun(name="dlrm-xlarge", data="synthetic", model=rows, global_batch=2)
         cfg = resolve(run, cluster)
-        said = placing.what_would_fit(cfg, placing.table_costs(cfg, devices))
+        said = placing.what_would_fit(cfg, placing.table_costs(cfg, count))
         assert "does not fit" in said
         assert "--table-precision" not in said
 

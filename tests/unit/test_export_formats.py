@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from tests import small, small_distilbert
-from trainmark import checkpoint, export, run_folder, runner
+from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
+from trainmark.run import run_folder, runner
+from trainmark.verbs import export
 from trainmark.workloads.distilbert.runs import load_sentences
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.data import build_data
@@ -23,7 +25,7 @@ from trainmark.workloads.dlrm.data import build_data
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from trainmark import onnx_files  # noqa: E402  (needs onnx)
+from trainmark.interop import onnx_files  # noqa: E402  (needs onnx)
 
 BATCHES = (1, 7, 64)
 ALL_LARGE = ("--fp32-up-to-rows", "5")  # of 50, 7 and 3 rows, all but the last
@@ -140,17 +142,17 @@ def test_large_weights_lie_beside_the_model_and_are_read_one_at_a_time(
 ) -> None:
     run = tmp_path / "run"
     assert small.train(run, "--table-precision", "int8", *ALL_LARGE) == 0
-    read, asked = checkpoint.read, []
+    read, asked = checkpoints.read, []
 
     def read_and_note(path: Path, names: list[str]) -> dict[str, Tensor]:
         asked.append(list(names))
         return read(path, names)
 
     monkeypatch.setattr(onnx_files, "INLINE_BYTES", 0)
-    monkeypatch.setattr(checkpoint, "read", read_and_note)
+    monkeypatch.setattr(checkpoints, "read", read_and_note)
     folder = exported(run, "onnx")
     path = run_folder.find_checkpoint(run)
-    weights = [name for name in checkpoint.names(path) if name.startswith("model.")]
+    weights = [name for name in checkpoints.names(path) if name.startswith("model.")]
     assert len(weights) == 8 + 2 * 2 + 1
     assert sorted(asked) == sorted([name] for name in weights)
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies
 
-from trainmark import feature_spec
+from trainmark.clickdata import feature_spec
 from trainmark.errors import InputError
 from trainmark.validation import parse
 

@@ -14,7 +14,7 @@ from trainmark.distributed.mesh import single
 from trainmark.embeddings.engine import IdGroup, LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.sharded import ShardedEngine
-from trainmark.embeddings.update import make_rule
+from trainmark.embeddings.tables.update import make_rule
 from trainmark.kernels.sparse_update import Rule
 from trainmark.workloads.dlrm.model import Dlrm, build_model
 from trainmark.workloads.dlrm.parallelize import parallelize

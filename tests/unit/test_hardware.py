@@ -5,9 +5,8 @@ import sys
 import pytest
 import torch
 
-from trainmark.environment import environment
 from trainmark.errors import InputError
-from trainmark.hardware import (
+from trainmark.hardware.devices import (
     ACCELERATORS,
     KEYS,
     PRECISIONS,
@@ -20,6 +19,7 @@ from trainmark.hardware import (
     key_of,
     peak_flops,
 )
+from trainmark.hardware.environment import environment
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,16 @@ import torch
 
 from tests import small, small_distilbert
 from tests.unit.refusals import refused
-from trainmark import metrics, run_folder, runner
+from trainmark import metrics
 from trainmark.cli import main
 from trainmark.embeddings import sharded
-from trainmark.embeddings.store import TableStore
+from trainmark.embeddings.tables.store import TableStore
 from trainmark.inference import figures, latency
 from trainmark.metrics import binary_metrics
-from trainmark.planner.memory import MemoryPlan
 from trainmark.report import report
 from trainmark.report.tables import milliseconds
+from trainmark.run import run_folder, runner
+from trainmark.run.memory import MemoryPlan
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import Sharding, TableFormat
 

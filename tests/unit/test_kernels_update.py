@@ -17,7 +17,7 @@ from tests.embedding_kernels import (
     stored,
     triton,
 )
-from trainmark.embeddings.update import make_rule
+from trainmark.embeddings.tables.update import make_rule
 from trainmark.kernels.sparse_update import (
     Launch,
     Rule,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.small import FLAGS, newest, result, saved
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 
 
 class Victims:
@@ -95,8 +95,8 @@ def test_killed_at_random_moments(victims: Victims, tmp_path: Path) -> None:
                for r in (found, expected)]  # fmt: skip
     assert metrics[0] == metrics[1]
     assert found["steps"]["all"] == expected["steps"]["all"] == 16
-    for path in checkpoint.all_checkpoints(output / "checkpoints"):
-        checkpoint.verify(path)
+    for path in checkpoints.all_checkpoints(output / "checkpoints"):
+        checkpoints.verify(path)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_asked_to_stop_it_saves_first(
         time.sleep(0.01)
     os.kill(victim, number)
     assert victims.end() == code
-    step = checkpoint.read_state(newest(output))["progress"]["step"]
+    step = checkpoints.read_state(newest(output))["progress"]["step"]
     assert 0 < step < 80000
     assert not (output / "result.json").exists()
     flags += ("--max-steps", str(step + 3))

@@ -11,15 +11,18 @@ import safetensors
 import torch
 
 from tests.distributed.llama3_ranks import CPU, config, train
-from trainmark import checkpoint, runner, shards, workloads
+from trainmark import workloads
+from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
-from trainmark.export import export
 from trainmark.files import write_tensors
-from trainmark.hardware import Cluster
-from trainmark.loop import build_trainer
+from trainmark.hardware.devices import Cluster
+from trainmark.interop import shards
+from trainmark.run import runner
+from trainmark.run.loop import build_trainer
+from trainmark.verbs.export import export
 from trainmark.workloads.llama3 import export as llama3_export
 from trainmark.workloads.llama3 import huggingface, runs
 from trainmark.workloads.llama3.chain import ENTROPY, Chain
@@ -148,11 +151,11 @@ def test_export_of_a_run_loads_there(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result["parallel"] == {"pp": 1, "dp": 1, "tp": 1}
     assert main(["export", str(run)]) == 0
     model = hugging_face(run / "export")
-    path = checkpoint.latest(run / "checkpoints")
+    path = checkpoints.latest(run / "checkpoints")
     assert path is not None
     tensors = {f"model.{huggingface_name(n)}": torch.zeros_like(t)
                for n, t in model.state_dict().items()}  # fmt: skip
-    checkpoint.load(path, tensors)
+    checkpoints.load(path, tensors)
     for name, weight in model.state_dict().items():
         assert torch.equal(tensors[f"model.{huggingface_name(name)}"], weight)
     assert main(["export", str(run)]) == 2
@@ -174,10 +177,10 @@ def test_an_export_to_a_full_disk_leaves_nothing(
     monkeypatch.setattr("safetensors.torch.save_file", fail)
     monkeypatch.setitem(llama3_export.LAYOUTS, "safetensors", save)
     monkeypatch.setattr(
-        "trainmark.run_folder.read_config", lambda folder: workloads.named_run("llama3-demo")
+        "trainmark.run.run_folder.read_config", lambda folder: workloads.named_run("llama3-demo")
     )
-    monkeypatch.setattr("trainmark.run_folder.find_checkpoint", lambda folder: folder)
-    monkeypatch.setattr("trainmark.checkpoint.shapes", lambda path: {})
+    monkeypatch.setattr("trainmark.run.run_folder.find_checkpoint", lambda folder: folder)
+    monkeypatch.setattr("trainmark.checkpoint.checkpoints.shapes", lambda path: {})
     with pytest.raises(InputError, match=r"out cannot be written: .*No space left on device"):
         export(tmp_path, "safetensors", tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainmark.adamw import AdamW
 from trainmark.kernels import adamw_update, linear_cross_entropy
 from trainmark.kernels.fp8_linear import Fp8Linear, transpose, use_fp8
+from trainmark.training.adamw import AdamW
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RULE = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}

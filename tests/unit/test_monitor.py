@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainmark import monitor
-from trainmark.environment import Nvml
-from trainmark.monitor import Monitor
+from trainmark.hardware import monitor
+from trainmark.hardware.environment import Nvml
+from trainmark.hardware.monitor import Monitor
 
 
 def run(device: Any, seconds: float) -> dict[str, Any]:

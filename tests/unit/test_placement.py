@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from trainmark.embeddings import placement as placements
-from trainmark.embeddings.placement import Placement, Shard, TablePlacement, whole_everywhere
+from trainmark.embeddings.placement import placement as placements
+from trainmark.embeddings.placement.placement import (
+    Placement,
+    Shard,
+    TablePlacement,
+    whole_everywhere,
+)
 from trainmark.errors import InputError
 
 ROWS, DIM, DEVICES = (100, 7, 60, 11), 8, 3

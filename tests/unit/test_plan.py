@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from tests.small import FLAGS
-from trainmark import hardware, runner, workloads
+from trainmark import workloads
 from trainmark.cli import main
 from trainmark.config import resolve
+from trainmark.embeddings.placement import costs as formulas
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
-from trainmark.planner import costs as formulas
-from trainmark.workloads.dlrm import placing
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster
+from trainmark.run import runner
+from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.prediction import predict
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 
@@ -157,7 +159,7 @@ IDS = [
 def test_published_clusters_fit(name: str, cluster: str, changes: dict[str, Any]) -> None:
     cfg = resolved(name, cluster, **changes)
     plans = placing.plan_devices(cfg)
-    card = hardware.ACCELERATORS[Cluster.parse(cluster).hardware].memory_bytes
+    card = devices.ACCELERATORS[Cluster.parse(cluster).hardware].memory_bytes
     assert len(plans) == Cluster.parse(cluster).world
     assert max(plan.total for plan in plans) < 0.95 * card
     held = sum(plan.weights for plan in plans)

@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 
-from trainmark import hardware, links
-from trainmark.embeddings import access
-from trainmark.embeddings.placement import Shard
+from trainmark.embeddings.placement import access
+from trainmark.embeddings.placement import costs as formulas
+from trainmark.embeddings.placement.costs import Load, TableCosts, TableStep
+from trainmark.embeddings.placement.placement import Shard
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
-from trainmark.planner import costs as formulas
-from trainmark.planner.costs import Load, TableCosts, TableStep
-from trainmark.planner.machine import Machine, machine
+from trainmark.hardware import devices, links
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.machine import Machine, machine
 
 # --- machines
 
 
 def test_every_accelerator_has_links() -> None:
-    assert links.LINKS.keys() == hardware.ACCELERATORS.keys()
+    assert links.LINKS.keys() == devices.ACCELERATORS.keys()
     for key, found in links.LINKS.items():
         assert found.source, key
         # A device's memory is faster than its links, and those are faster than the network.
-        assert hardware.ACCELERATORS[key].bandwidth > found.node >= found.host / 1.01, key
+        assert devices.ACCELERATORS[key].bandwidth > found.node >= found.host / 1.01, key
         assert found.network is None or found.network < found.node, key
 
 

@@ -6,8 +6,8 @@ import scipy.sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from trainmark.numerical import MISSING, log_transform
-from trainmark.planted import BLOCK_ROWS, MAX_COUNT, BestAuc, PlantedClicks, Rows
+from trainmark.clickdata.numerical import MISSING, log_transform
+from trainmark.clickdata.planted import BLOCK_ROWS, MAX_COUNT, BestAuc, PlantedClicks, Rows
 
 
 def assert_equal(a: Rows, b: Rows) -> None:

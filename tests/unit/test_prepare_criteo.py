@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.criteo_oracle import Line, random_lines, write_day
-from trainmark import feature_spec
+from trainmark.clickdata import feature_spec
 from trainmark.clicklog import criteo, synthetic
 from trainmark.errors import InputError
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.criteo_oracle import Oracle, random_lines
 from tests.unit.test_prepare_criteo import BAD_LINES
 from tests.unit.test_prepare_engine import ROOMY, TIGHT, assert_agrees, files, prepare
-from trainmark.clicklog import primitives
+from trainmark.clicklog.arrays import primitives
 from trainmark.errors import InputError
 
 

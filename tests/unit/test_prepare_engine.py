@@ -19,9 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.criteo_oracle import Oracle, Row, random_lines, write_day
-from trainmark import feature_spec
-from trainmark.clicklog import counting, criteo, engine, primitives, shuffle, vocabulary
-from trainmark.clicklog.limits import Limits
+from trainmark.clickdata import feature_spec
+from trainmark.clicklog import criteo
+from trainmark.clicklog.arrays import counting, primitives, shuffle
+from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine import vocabulary
+from trainmark.clicklog.engine.limits import Limits
 from trainmark.errors import InputError
 
 ROOMY = Limits(memory=1 << 28, threads=2, piece_bytes=1 << 20)
@@ -249,7 +252,7 @@ def test_unfinished_work_of_other_settings_is_refused(log: Path, tmp_path, monke
 
 
 def test_two_at_a_time_are_refused(log: Path, tmp_path: Path) -> None:
-    from trainmark.clicklog.work import Work
+    from trainmark.clicklog.engine.work import Work
 
     with (
         Work(tmp_path / "out").opened(),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainmark import feature_spec
+from trainmark.clickdata import feature_spec
 from trainmark.clicklog import criteo, npy, npy_files, synthetic
 from trainmark.errors import InputError
 

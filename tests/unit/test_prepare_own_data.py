@@ -17,10 +17,11 @@ import pytest
 
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
-from trainmark.clicklog import csv_data, parquet_data, text_files
-from trainmark.clicklog.description import parse
-from trainmark.clicklog.own_data import CsvSource
-from trainmark.clicklog.source import Position
+from trainmark.clicklog import csv_data, parquet_data
+from trainmark.clicklog.sources import text_files
+from trainmark.clicklog.sources.columnar import CsvSource
+from trainmark.clicklog.sources.columns import parse
+from trainmark.clicklog.sources.source import Position
 from trainmark.errors import InputError
 
 COLUMNS = (

@@ -10,14 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainmark.clicklog import engine, primitives, strings
-from trainmark.clicklog.engine import Job
-from trainmark.clicklog.limits import Limits
-from trainmark.clicklog.recipes import RECIPES
-from trainmark.clicklog.rows import Block, Column, Schema, Values
-from trainmark.clicklog.source import Piece, Position
-from trainmark.clicklog.splits import SplitRule
-from trainmark.clicklog.vocabulary import Rules
+from trainmark.clicklog.arrays import primitives, strings
+from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.engine.phases import Job
+from trainmark.clicklog.engine.splits import SplitRule
+from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.sources.recipes import RECIPES
+from trainmark.clicklog.sources.rows import Block, Column, Schema, Values
+from trainmark.clicklog.sources.source import Piece, Position
 
 KINDS = ("string", "int64", "float64", "uint64", "uint32")
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.test_prepare_criteo import random_lines, write_day
-from trainmark.clicklog import criteo, spark_session
+from trainmark.clicklog import criteo
+from trainmark.clicklog.spark import session as spark_session
 from trainmark.errors import InputError
 
 # For a few hundred rows, compiling plans and planning anew cost more than they save.
@@ -110,7 +111,7 @@ def test_same_bytes_by_other_rules(spark: Any, options: dict[str, Any], tmp_path
 @pytest.mark.slow
 def test_blocks_partitions_and_resume(spark: Any, tmp_path: Path, monkeypatch) -> None:
     """Files read in many pieces, written in many; stopped before the last phase, and continued."""
-    from trainmark.clicklog import spark_engine
+    from trainmark.clicklog.spark import engine as spark_engine
 
     write_days(tmp_path, rows=400)
     monkeypatch.setattr(spark_engine, "ROWS_PER_PARTITION", 100)
@@ -155,8 +156,8 @@ def test_row_keys_are_those_of_the_embedded_engine(spark: Any) -> None:
     import numpy as np
     from pyspark.sql import functions as sql
 
-    from trainmark.clicklog import shuffle
-    from trainmark.clicklog.spark_frames import row_key
+    from trainmark.clicklog.arrays import shuffle
+    from trainmark.clicklog.spark.frames import row_key
 
     for seed in (0, 7, 2**31):
         keys = spark.range(5, 1000).select(row_key(seed, sql.col("id"))).toArrow()

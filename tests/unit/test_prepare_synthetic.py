@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainmark import feature_spec
+from trainmark.clickdata import feature_spec
+from trainmark.clickdata.numerical import MISSING, log_transform
+from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
 from trainmark.clicklog import synthetic
 from trainmark.errors import InputError
-from trainmark.numerical import MISSING, log_transform
-from trainmark.planted import BLOCK_ROWS, PlantedClicks
 
 ROWS, DAYS = 5003, 5  # days of 1000 rows, the last of 1003
 

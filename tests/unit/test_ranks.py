@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 
 from tests.small import config, train
-from trainmark import hardware, runner, workloads
+from trainmark import workloads
 from trainmark.config import resolve
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster
+from trainmark.run import runner
 from trainmark.workloads.dlrm.runs import Sharding
 
 
@@ -44,7 +46,7 @@ def test_tables_in_host_memory_must_fit_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free = 64 * 2**20
-    monkeypatch.setattr(hardware, "host_memory_bytes", lambda: free)
+    monkeypatch.setattr(devices, "host_memory_bytes", lambda: free)
     table_bytes = 2 * 8 * 4  # of a row: 8 numbers of weights, and as many of Adagrad's state
     rows = free // table_bytes + 1
     words = ("--model.table-rows", str(rows), "7", "3", "--host-tables", "0")

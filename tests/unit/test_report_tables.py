@@ -9,11 +9,11 @@ from rich.console import Console
 
 from tests.unit.results import GIB, make_result, write_run
 from trainmark import report
+from trainmark.formatting import duration, gib, human
 from trainmark.report import published
 from trainmark.report.comparison import compare, not_comparable
-from trainmark.report.numbers import duration, gib, human
 from trainmark.report.tables import published_grid, quality, result_grid, result_table
-from trainmark.result import Aligned, Memory, Mfu, Quality, Throughput
+from trainmark.run.result import Aligned, Memory, Mfu, Quality, Throughput
 
 
 def text_of(renderable: object, width: int = 200) -> str:

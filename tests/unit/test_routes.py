@@ -3,11 +3,11 @@
 import torch
 
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.connection import Connection
 from trainmark.embeddings.engine import IdGroup
-from trainmark.embeddings.placement import Placement, Shard, TablePlacement
+from trainmark.embeddings.exchange.connection import Connection
+from trainmark.embeddings.placement.placement import Placement, Shard, TablePlacement
 from trainmark.embeddings.sharded import ShardedEngine
-from trainmark.embeddings.update import Sgd
+from trainmark.embeddings.tables.update import Sgd
 
 CPU = torch.device("cpu")
 

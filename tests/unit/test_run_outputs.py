@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.small import STEPS, config, curve, result, snapshot, train
-from trainmark import result as results
 from trainmark.cli import main
 from trainmark.report.alignment import read_curve
-from trainmark.result import Evaluation
-from trainmark.runlog import RunLog
+from trainmark.run import result as results
+from trainmark.run.result import Evaluation
+from trainmark.run.runlog import RunLog
 
 # --- the result
 
@@ -48,7 +48,7 @@ def test_times_and_speeds_agree(finished: Path) -> None:
 def test_the_final_evaluation_and_checkpoint_are_not_in_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainmark.loop import Training
+    from trainmark.run.loop import Training
 
     called_s = []
     for slow in ("_evaluate", "_save"):

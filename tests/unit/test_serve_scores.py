@@ -16,10 +16,10 @@ from tests.unit.served import TEST_LINES, TestClient, served, train
 from tests.unit.test_distilbert_data import WORDS
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_prepare_own_data import COLUMNS, random_rows, write_csv
-from trainmark import run_folder, runner
 from trainmark.cli import main
 from trainmark.config import filled
 from trainmark.errors import InputError
+from trainmark.run import run_folder, runner
 
 
 def scores(client: TestClient, body: dict[str, Any]) -> list[float]:

@@ -7,11 +7,13 @@ from torch import Tensor
 from tests.distributed.dlrm_ranks import DIM, TABLE_ROWS, placement
 from tests.embedding_kernels import triton
 from trainmark.distributed.mesh import single
-from trainmark.embeddings import engine, replicas, row_update
+from trainmark.embeddings import engine
 from trainmark.embeddings.engine import Engine, IdGroup, LocalEngine
-from trainmark.embeddings.host import distinct
+from trainmark.embeddings.exchange import replicas
 from trainmark.embeddings.sharded import ShardedEngine
-from trainmark.embeddings.update import UpdateRule, make_rule
+from trainmark.embeddings.tables import row_update
+from trainmark.embeddings.tables.host import distinct
+from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels import copy_rows, gather_interaction, gather_rows, sparse_update
 
 CPU, MOST_SAMPLES = torch.device("cpu"), 23

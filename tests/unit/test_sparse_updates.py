@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from trainmark.embeddings.engine import LocalEngine
-from trainmark.embeddings.update import add_rows, make_rule, sum_duplicates
-from trainmark.optimizers import gated_step, make_optimizer, optimizer_tensors
+from trainmark.embeddings.tables.update import add_rows, make_rule, sum_duplicates
+from trainmark.training.optimizers import gated_step, make_optimizer, optimizer_tensors
 
 SETTINGS = {"eps": 1e-8, "beta1": 0.9, "beta2": 0.999}
 ON, OFF = torch.ones(()), torch.zeros(())

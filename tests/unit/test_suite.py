@@ -14,8 +14,9 @@ from tests.distributed.launching import wait_until
 from tests.small import FLAGS, newest, result, snapshot
 from tests.unit.refusals import refused
 from tests.unit.results import make_result, write_run
-from trainmark import attempt, hardware
 from trainmark.cli import main
+from trainmark.hardware import devices
+from trainmark.verbs import attempt
 
 SMALL = " ".join(FLAGS)
 Suite = Callable[..., int]
@@ -68,7 +69,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setenv("COLUMNS", "250")
     found = Here()
     monkeypatch.setattr(attempt, "_start", found)
-    monkeypatch.setattr(hardware, "accelerators", list)
+    monkeypatch.setattr(devices, "accelerators", list)
     return found
 
 
@@ -162,7 +163,7 @@ def test_what_is_for_other_hardware_is_skipped(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hardware, "accelerators", lambda: ["h100", "h100", "brand-new"])
+    monkeypatch.setattr(devices, "accelerators", lambda: ["h100", "h100", "brand-new"])
     monkeypatch.setattr(attempt, "_start", Here(pair="trainmark: No.", new="trainmark: No."))
     code = suite(
         case(name="alone", run="dlrm-small", case="a100-40gx1x1", flags="--data /not/here"),
@@ -190,7 +191,7 @@ def test_what_is_for_other_hardware_is_skipped(
 def test_several_devices_and_hardware_without_a_data_sheet(
     suite: Suite, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "accelerators", lambda: ["brand-new", "brand-new"])
+    monkeypatch.setattr(devices, "accelerators", lambda: ["brand-new", "brand-new"])
     here.failures = {"gpus": "trainmark: No.", "ranks": "trainmark: No."}
     flags = "--global-batch 1024"
     assert suite(
@@ -216,7 +217,7 @@ def test_a_dry_run_tells_what_fits_and_writes_nothing(
     out = capsys.readouterr().out
     table = rows(out)
     assert table["here"][:3] == ["dlrm-demo", "cpux1x1", "run"]
-    total = hardware.host_memory_bytes() // 2**30
+    total = devices.host_memory_bytes() // 2**30
     assert table["here"][3] == f"0.0/{total}"
     assert table["fits"][2] == "skip"
     assert table["fits"][3].endswith("/40")

@@ -10,7 +10,7 @@ import pytest
 from trainmark.cli import main
 from trainmark.config import resolve
 from trainmark.corpus.indexed import write_index
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.workloads.llama3.runs import llama3_demo, notes
 
 SAMPLE = 65  # of the demo, whose sequence is 64

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from trainmark.embeddings import torchrec_tables
-from trainmark.embeddings.placement import Placement, Shard, TablePlacement, whole_everywhere
+from trainmark.embeddings.placement.placement import (
+    Placement,
+    Shard,
+    TablePlacement,
+    whole_everywhere,
+)
 from trainmark.embeddings.torchrec_tables import TableSpecs, problems
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.small import STEPS, curve, newest, result, saved, train, write_dataset
-from trainmark import checkpoint
-from trainmark import result as results
+from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
+from trainmark.run import result as results
 
 # --- where a run ends
 
@@ -174,11 +174,11 @@ def test_nan_in_the_data_stops_the_run(
     assert not (output / "result.json").exists()
     # The losses before it are kept, and so is the last checkpoint.
     assert [at for at, _, _ in curve(output)] == list(range(1, step))
-    kept = checkpoint.all_checkpoints(output / "checkpoints")
+    kept = checkpoints.all_checkpoints(output / "checkpoints")
     assert [path.name for path in kept] == (["step-00000005"] if step > 5 else [])
     assert (f"the last checkpoint is {kept[0]}" if kept else "no checkpoint yet") in message
     for path in kept:
-        checkpoint.verify(path)
+        checkpoints.verify(path)
     # Once the row is mended, the same command goes on and ends where it would have ended.
     numerical[row, 1] = 0.5
     numerical.tofile(folder / "train/numerical.bin")

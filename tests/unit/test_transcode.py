@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from trainmark import feature_spec
+from trainmark.clickdata import feature_spec
 from trainmark.clicklog import transcode
 from trainmark.errors import InputError
 

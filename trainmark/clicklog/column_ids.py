@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainmark.clicklog import store
-from trainmark.clicklog.column_reader import numpy_array
-from trainmark.clicklog.primitives import Array
-from trainmark.clicklog.rows import Column, Kind, Values
-from trainmark.clicklog.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary, read_sizes
+from trainmark.clicklog.arrays.primitives import Array
+from trainmark.clicklog.engine import store
+from trainmark.clicklog.engine.column_reader import numpy_array
+from trainmark.clicklog.engine.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary, read_sizes
+from trainmark.clicklog.sources.rows import Column, Kind, Values
 
 ALL_IN_MEMORY = 1 << 62
 

@@ -15,14 +15,17 @@ from typing import Any, Literal
 
 import tyro
 
-from trainmark.clicklog import engine, folder, per_column, summary, synthetic, to_npy
-from trainmark.clicklog.criteo_text import NAMES, CriteoSource
-from trainmark.clicklog.engine import MANIFEST, Job
-from trainmark.clicklog.limits import Limits
-from trainmark.clicklog.recipes import RECIPES, Name, Recipe
-from trainmark.clicklog.source import BadRows
-from trainmark.clicklog.splits import LAST_DAY, SplitRule
-from trainmark.clicklog.vocabulary import Rules
+from trainmark import files
+from trainmark.clicklog import per_column, synthetic, to_npy
+from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine import summary
+from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.engine.phases import MANIFEST, Job
+from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
+from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.sources.criteo_text import NAMES, CriteoSource
+from trainmark.clicklog.sources.recipes import RECIPES, Name, Recipe
+from trainmark.clicklog.sources.source import BadRows
 from trainmark.errors import InputError, no_file_matches, raise_all
 
 
@@ -71,14 +74,14 @@ class Options:
 def prepare(options: Options) -> dict[str, float]:
     """Write the dataset, unless the folder already holds it; seconds of each phase."""
     if options.engine == "spark":
-        from trainmark.clicklog import spark
+        from trainmark.clicklog.spark import job as spark
 
         return spark.prepare(options)
     if options.master or options.spark_conf:
         raise InputError("--master and --spark-conf are for --engine spark.")
     job = make_job(options)
     seconds = engine.prepare(job, Limits.of(options.memory))
-    summary.show(job.output, folder.read_json(job.output / MANIFEST))
+    summary.show(job.output, files.read_json(job.output / MANIFEST))
     if options.to == "npy":
         to_npy.write(job.output, days=max(len(job.source.files), 2))
     return seconds
@@ -157,7 +160,7 @@ def find_vocabulary(path: Path | None, recipe: Recipe) -> Path | None:
     if path is None:
         return None
     for candidate in (path, path / engine.VOCABULARY):
-        facts = folder.read_json(candidate / "vocabulary.json")
+        facts = files.read_json(candidate / "vocabulary.json")
         if facts:
             break
     else:
@@ -174,5 +177,5 @@ def find_vocabulary(path: Path | None, recipe: Recipe) -> Path | None:
 
 def _best_auc(raw_folder: Path) -> dict[str, Any]:
     """The best possible AUC, where the log was generated and it is known."""
-    known = folder.read_json(raw_folder / synthetic.MANIFEST).get("best_auc")
+    known = files.read_json(raw_folder / synthetic.MANIFEST).get("best_auc")
     return {} if known is None else {"best_auc": known}

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog import described
-from trainmark.clicklog.described import DescribedOptions
-from trainmark.clicklog.source import Source
+from trainmark.clicklog import columnar
+from trainmark.clicklog.columnar import DescribedOptions
+from trainmark.clicklog.sources.source import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def prepare(options: Options) -> None:
         return transcode.prepare(spec, options.output, "csv", reader)
 
     def source(files: list[Path], columns: str) -> Source:
-        from trainmark.clicklog.own_data import CsvSource
+        from trainmark.clicklog.sources.columnar import CsvSource
 
         return CsvSource(
             files,
@@ -48,4 +48,4 @@ def prepare(options: Options) -> None:
             bad_rows=options.bad_rows,
         )
 
-    described.prepare(options, transcode_, source)
+    columnar.prepare(options, transcode_, source)

@@ -27,7 +27,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from trainmark.clicklog import folder, npy_files, per_column, split_binary
+from trainmark import files
+from trainmark.clicklog import npy_files, per_column
+from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.npy_files import Block, Day
 from trainmark.errors import InputError, raise_all
 
@@ -58,11 +60,11 @@ def prepare(options: Options) -> None:
         "max_rows": options.max_rows,
         "test_half": options.test_half,
     }
-    if folder.is_finished(options.output, MANIFEST, settings):
+    if files.is_finished(options.output, MANIFEST, settings):
         print(f"{options.output} already holds this dataset; nothing to do.")
     else:
         _build(options, days, settings)
-    _show(options.output, folder.read_json(options.output / MANIFEST))
+    _show(options.output, files.read_json(options.output / MANIFEST))
 
 
 def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
@@ -83,13 +85,13 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
 
         cardinalities = _cardinalities([watched(split) for split in splits], caps, options.input)
         bar.update(task, description="Writing")
-        with folder.building(options.output) as partial:
+        with files.building(options.output) as partial:
             writers = [
                 _write(partial, split, watched(split), cardinalities, caps) for split in splits
             ]
             shape = (cardinalities, days[0].num_numerical)
             split_binary.write_specs(partial, *shape, metadata={}, hotness=hotness)
-            folder.write_json(
+            files.write_json(
                 partial / MANIFEST,
                 {
                     "schema": "trainmark.prepare/1",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog import described
-from trainmark.clicklog.described import DescribedOptions
-from trainmark.clicklog.source import Source
+from trainmark.clicklog import columnar
+from trainmark.clicklog.columnar import DescribedOptions
+from trainmark.clicklog.sources.source import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ def prepare(options: Options) -> None:
         return transcode.prepare(spec, options.output, "parquet", transcode.read_parquet)
 
     def source(files: list[Path], columns: str) -> Source:
-        from trainmark.clicklog.own_data import ParquetSource
+        from trainmark.clicklog.sources.columnar import ParquetSource
 
         return ParquetSource(files, columns, bad_rows=options.bad_rows)
 
-    described.prepare(options, transcode_, source)
+    columnar.prepare(options, transcode_, source)

@@ -15,13 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainmark.clicklog import convert, criteo_text, description, folder
+from trainmark import files
 from trainmark.clicklog.column_ids import ColumnIds, open_column
-from trainmark.clicklog.description import Use
-from trainmark.clicklog.engine import MANIFEST, VOCABULARY
-from trainmark.clicklog.recipes import RECIPES, Recipe
-from trainmark.clicklog.rows import Column, Values
-from trainmark.clicklog.vocabulary import Rules
+from trainmark.clicklog.engine.phases import MANIFEST, VOCABULARY
+from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.sources import columns as description
+from trainmark.clicklog.sources import convert, criteo_text
+from trainmark.clicklog.sources.columns import Use
+from trainmark.clicklog.sources.recipes import RECIPES, Recipe
+from trainmark.clicklog.sources.rows import Column, Values
 from trainmark.errors import InputError
 
 Rows = Sequence[Sequence[Any]]
@@ -59,7 +61,7 @@ class RawValues(Protocol):
 
 def open_dataset(data: Path) -> RawValues | None:
     """The encoder of a prepared dataset; None if it has no vocabularies."""
-    facts = folder.read_json(data / VOCABULARY / "vocabulary.json")
+    facts = files.read_json(data / VOCABULARY / "vocabulary.json")
     if not facts:
         return None
     recipe = RECIPES[facts["recipe"]]
@@ -67,7 +69,7 @@ def open_dataset(data: Path) -> RawValues | None:
         Rules(recipe=recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])
         for rule in facts["columns"].values()
     ]
-    if "recipe" in folder.read_json(data / MANIFEST).get("settings", {}):
+    if "recipe" in files.read_json(data / MANIFEST).get("settings", {}):
         return CriteoValues(data / VOCABULARY, rules, recipe)
     if "inputs" not in facts:
         raise InputError(

@@ -20,11 +20,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from trainmark.clicklog import folder, split_binary
+from trainmark import files
+from trainmark.clickdata.numerical import MISSING, log_transform
+from trainmark.clickdata.planted import (
+    CARDINALITIES,
+    MAX_COUNT,
+    NUM_NUMERICAL,
+    BestAuc,
+    PlantedClicks,
+    Rows,
+)
+from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.npy_files import DayWriter
 from trainmark.errors import InputError, raise_all
-from trainmark.numerical import MISSING, log_transform
-from trainmark.planted import CARDINALITIES, MAX_COUNT, NUM_NUMERICAL, BestAuc, PlantedClicks, Rows
 
 MANIFEST = "synthetic.json"
 
@@ -57,11 +65,11 @@ def prepare(options: Options) -> None:
     """Write the log, unless the folder already holds it."""
     _check(options)
     settings = {key: v for key, v in asdict(options).items() if key != "output"}
-    if folder.is_finished(options.output, MANIFEST, settings):
+    if files.is_finished(options.output, MANIFEST, settings):
         print(f"{options.output} already holds this log; nothing to do.")
     else:
         _generate(options, settings)
-    _show(options.output, folder.read_json(options.output / MANIFEST))
+    _show(options.output, files.read_json(options.output / MANIFEST))
 
 
 def _check(options: Options) -> None:
@@ -122,7 +130,7 @@ def _generate(options: Options, settings: dict[str, Any]) -> None:
     last_day_start = (options.days - 1) * (options.rows // options.days)
     every_day, last_day = BestAuc(), BestAuc()
     write = WRITERS[options.format](log)
-    with folder.building(options.output) as partial, Progress(console=Console(stderr=True)) as bar:
+    with files.building(options.output) as partial, Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Generating rows", total=options.rows)
 
         def watched(piece: Piece) -> Iterator[Rows]:
@@ -150,7 +158,7 @@ def _generate(options: Options, settings: dict[str, Any]) -> None:
                 partial, options.cardinalities, options.num_numerical, metadata
             )
         schema = {"schema": "trainmark.synthetic/1"}
-        folder.write_json(partial / MANIFEST, schema | {"settings": settings} | facts)
+        files.write_json(partial / MANIFEST, schema | {"settings": settings} | facts)
 
 
 def _show(output: Path, manifest: dict[str, Any]) -> None:

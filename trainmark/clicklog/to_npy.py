@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainmark import feature_spec
-from trainmark.clicklog import folder
+from trainmark import files
+from trainmark.clickdata import feature_spec
 from trainmark.clicklog.npy_files import BLOCK_ROWS, DayWriter
 from trainmark.errors import InputError
 
@@ -29,7 +29,7 @@ def write(dataset: Path, days: int) -> Path:
     """
     output = dataset / FOLDER
     settings = {"days": days}
-    if not folder.is_finished(output, MANIFEST, settings):
+    if not files.is_finished(output, MANIFEST, settings):
         splits = {mapping: _Split(dataset, mapping) for mapping in ("train", "validation", "test")}
         rows = {mapping: split.rows for mapping, split in splits.items()}
         if not rows["test"] <= rows["validation"] <= rows["test"] + 1:
@@ -37,7 +37,7 @@ def write(dataset: Path, days: int) -> Path:
                 f"{dataset} has {rows['validation']:,} rows to validate and {rows['test']:,} to "
                 "test; TorchRec's loader cuts its last day in halves, the first rounded up."
             )
-        with folder.building(output) as partial:
+        with files.building(output) as partial:
             train = splits["train"]
             bounds = [train.rows * day // (days - 1) for day in range(days)]
             for day, (start, stop) in enumerate(pairwise(bounds)):
@@ -46,7 +46,7 @@ def write(dataset: Path, days: int) -> Path:
             last = train.writer(partial, days - 1, rows["validation"] + rows["test"])
             for mapping in ("validation", "test"):
                 splits[mapping].copy(last, 0, rows[mapping])
-            folder.write_json(partial / MANIFEST, {"settings": settings, "rows": rows})
+            files.write_json(partial / MANIFEST, {"settings": settings, "rows": rows})
     print(f"TorchRec's day files are in {output}")
     return output
 

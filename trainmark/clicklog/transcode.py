@@ -20,10 +20,11 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from trainmark import feature_spec
-from trainmark.clicklog import folder, split_binary
+from trainmark import files
+from trainmark.clickdata import feature_spec
+from trainmark.clickdata.feature_spec import CHANNELS, Chunk, FeatureSpec
+from trainmark.clicklog.engine import split_binary
 from trainmark.errors import InputError, raise_all
-from trainmark.feature_spec import CHANNELS, Chunk, FeatureSpec
 
 MANIFEST = "prepare.json"
 MAPPINGS = ("train", "test")
@@ -254,11 +255,11 @@ def prepare(spec_path: Path, output: Path, kind: str, reader: Reader) -> dict[st
         "spec": feature_spec.plain(spec),
         "input": [[path.name, path.stat().st_size] for path in job.files()],
     }
-    if folder.is_finished(output, MANIFEST, settings):
+    if files.is_finished(output, MANIFEST, settings):
         print(f"{output} already holds this dataset; nothing to do.")
-        return folder.read_json(output / MANIFEST)
+        return files.read_json(output / MANIFEST)
     cardinalities = job.cardinalities()
-    with folder.building(output) as partial:
+    with files.building(output) as partial:
         sizes = {mapping: job.write(partial, mapping, cardinalities) for mapping in MAPPINGS}
         raise_all(f"{mapping} has no rows." for mapping, (rows, _) in sizes.items() if not rows)
         written = feature_spec.default_spec(cardinalities, len(spec.numerical), spec.metadata)
@@ -272,5 +273,5 @@ def prepare(spec_path: Path, output: Path, kind: str, reader: Reader) -> dict[st
             "cardinalities": cardinalities,
             "seconds": round(time.perf_counter() - started, 3),
         }
-        folder.write_json(partial / MANIFEST, manifest)
+        files.write_json(partial / MANIFEST, manifest)
     return manifest

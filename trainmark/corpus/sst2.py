@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from trainmark.clicklog import folder
+from trainmark import files
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError, raise_all
@@ -55,7 +55,7 @@ def prepare(options: Options) -> None:
         "sequence_length": options.sequence_length,
         "npz": options.npz,
     }
-    if folder.is_finished(options.output, "prepare.json", settings):
+    if files.is_finished(options.output, "prepare.json", settings):
         print(f"{options.output} already holds this dataset; nothing to do.")
         return
     tokenizer = load_tokenizer(options.tokenizer, options.sequence_length)
@@ -63,7 +63,7 @@ def prepare(options: Options) -> None:
         split: read_table(path, options.labels)
         for split, path in zip(sentences.SPLITS, (options.train, options.dev), strict=True)
     }
-    with folder.building(options.output) as partial:
+    with files.building(options.output) as partial:
         counts = {}
         for split, (texts, labels) in tables.items():
             found = tokenise(tokenizer, texts, labels)
@@ -72,9 +72,9 @@ def prepare(options: Options) -> None:
                 sentences.save_npz(partial, split, found, texts, options.sequence_length)
             counts[split] = _counts(found, options.sequence_length)
         manifest = {"schema": sentences.SCHEMA, "splits": counts}
-        folder.write_json(partial / "packed" / sentences.MANIFEST, manifest)
+        files.write_json(partial / "packed" / sentences.MANIFEST, manifest)
         copy_tokenizer(options.tokenizer, partial / sentences.MODEL_FOLDER)
-        folder.write_json(partial / "prepare.json", {"settings": settings})
+        files.write_json(partial / "prepare.json", {"settings": settings})
     _print_counts(counts)
 
 
@@ -208,7 +208,7 @@ def load_tokenizer(path: Path, sequence_length: int) -> Any:
 
 
 def _setting(path: Path, name: str, default: Any) -> Any:
-    return folder.read_json(path / "tokenizer_config.json").get(name, default)
+    return files.read_json(path / "tokenizer_config.json").get(name, default)
 
 
 def _check_tokenizer(tokenizer: Any, path: Path) -> None:
@@ -227,7 +227,7 @@ def _check_tokenizer(tokenizer: Any, path: Path) -> None:
 
 
 def _model_vocabulary(path: Path) -> int | None:
-    return folder.read_json(path / "config.json").get("vocab_size")
+    return files.read_json(path / "config.json").get("vocab_size")
 
 
 def tokenise(tokenizer: Any, texts: list[str], labels: list[int]) -> Sentences:

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from trainmark.clicklog import folder
+from trainmark import files
 from trainmark.corpus import dataset, tokenizer
 from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
@@ -108,7 +108,7 @@ def _refuse_other_dataset(
     index = prefix.with_name(f"{prefix.name}.idx")
     if not index.exists():
         return
-    other = folder.difference(note["settings"], settings) if note else "by other software"
+    other = files.difference(note["settings"], settings) if note else "by other software"
     raise InputError(
         f"{index} was made with other settings ({other}). Choose another --output or --name, or "
         "remove it."

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.row_update import Settings
-from trainmark.embeddings.store import TableStore, table_names, whole_table
-from trainmark.embeddings.update import UpdateRule
+from trainmark.embeddings.tables.row_update import Settings
+from trainmark.embeddings.tables.store import TableStore, table_names, whole_table
+from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.table_formats import Rows, Tables
-from trainmark.transfer import used_here
+from trainmark.training.transfer import used_here
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.embeddings.engine import IdGroup, TableBytes, held_bytes, joined
-from trainmark.embeddings.format_store import FormatStore
-from trainmark.embeddings.row_update import Settings
-from trainmark.embeddings.store import table_names, whole_table
+from trainmark.embeddings.tables.format_store import FormatStore
+from trainmark.embeddings.tables.row_update import Settings
+from trainmark.embeddings.tables.store import table_names, whole_table
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, sort_rows_of_two
 from trainmark.kernels.table_formats import Tables
-from trainmark.seeding import stream_seed
-from trainmark.transfer import used_here
+from trainmark.training.seeding import stream_seed
+from trainmark.training.transfer import used_here
 
 LARGEST_INT32 = 2**31 - 1
 

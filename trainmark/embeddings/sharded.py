@@ -32,26 +32,26 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
-from trainmark.embeddings.boxes import table_boxes
-from trainmark.embeddings.buckets import Bucketed
-from trainmark.embeddings.connection import Connection
 from trainmark.embeddings.engine import IdGroup, TableBytes, gradient, joined
-from trainmark.embeddings.host import HostStore, WorkingSet
-from trainmark.embeddings.lookups import Asked, Lookup
-from trainmark.embeddings.placement import Placement
-from trainmark.embeddings.replicas import Replicas
-from trainmark.embeddings.routes import Routes
-from trainmark.embeddings.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.squares import ColumnSquares
-from trainmark.embeddings.store import TableStore
-from trainmark.embeddings.stores import make_store, stored_bytes
-from trainmark.embeddings.update import RowwiseAdagrad, UpdateRule
+from trainmark.embeddings.exchange.buckets import Bucketed
+from trainmark.embeddings.exchange.connection import Connection
+from trainmark.embeddings.exchange.lookups import Asked, Lookup
+from trainmark.embeddings.exchange.replicas import Replicas
+from trainmark.embeddings.exchange.routes import Routes
+from trainmark.embeddings.exchange.squares import ColumnSquares
+from trainmark.embeddings.exchange.stores import make_store, stored_bytes
+from trainmark.embeddings.placement.placement import Placement
+from trainmark.embeddings.tables.boxes import table_boxes
+from trainmark.embeddings.tables.host import HostStore, WorkingSet
+from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
+from trainmark.embeddings.tables.store import TableStore
+from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import SortedRows
 from trainmark.kernels.table_formats import Rows, Tables
-from trainmark.transfer import used_here
+from trainmark.training.transfer import used_here
 
 INT32_ROWS = 2**31
 

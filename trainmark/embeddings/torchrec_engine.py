@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.boxes import table_boxes
 from trainmark.embeddings.engine import IdGroup, TableBytes, gradient
-from trainmark.embeddings.placement import Placement
-from trainmark.embeddings.store import TablePart, init_part
+from trainmark.embeddings.placement.costs import STATE_BYTES
+from trainmark.embeddings.placement.placement import Placement
+from trainmark.embeddings.tables.boxes import table_boxes
+from trainmark.embeddings.tables.store import TablePart, init_part
 from trainmark.embeddings.torchrec_tables import (
     TableSpecs,
     device_type,
@@ -33,9 +34,8 @@ from trainmark.embeddings.torchrec_tables import (
     shard,
 )
 from trainmark.errors import raise_all
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.planner.costs import STATE_BYTES
 
 _FLOAT_BYTES = 4
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.connection import group_of_one
-from trainmark.embeddings.placement import Placement, TablePlacement
-from trainmark.embeddings.store import TablePart, table_names
-from trainmark.hardware import Cluster
-from trainmark.planner.machine import machine
+from trainmark.embeddings.exchange.connection import group_of_one
+from trainmark.embeddings.placement.placement import Placement, TablePlacement
+from trainmark.embeddings.tables.store import TablePart, table_names
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.machine import machine
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 """What FBGEMM updates by the same formulas as ours; its Adam adds eps elsewhere."""

@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 
-from trainmark import hardware, metrics, runner, workloads
+from trainmark import metrics, workloads
 from trainmark.config import filled
 from trainmark.distributed.mesh import launched_ranks
-from trainmark.environment import environment
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.environment import environment
 from trainmark.inference.figures import Inference, Row
 from trainmark.inference.options import InferOptions
-from trainmark.runner import Loaded
+from trainmark.run import runner
+from trainmark.run.runner import Loaded
 from trainmark.workloads import Workload
 
 DROPPED = 10  # requests of each size, as published: they pay for compilation and cold caches
@@ -164,7 +166,7 @@ def _inference(model: Loaded, rows: list[Row], began: datetime) -> Inference:
         samples=model.samples,
         data=cfg.data,
         split=_split(cfg, model.workload),
-        case=str(Cluster(hardware.identify(device).key, 1, 1)),
+        case=str(Cluster(devices.identify(device).key, 1, 1)),
         precision=cfg.precision,
         threads=torch.get_num_threads(),
         dropped=DROPPED,

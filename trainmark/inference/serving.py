@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainmark import workloads
-from trainmark.clicklog.folder import read_json
 from trainmark.errors import InputError
+from trainmark.files import read_json
 from trainmark.inference.options import ServeOptions
 from trainmark.inference.scorer import Scorer, Served
 
@@ -48,7 +48,7 @@ def _identify(folder: Path) -> tuple[str, object]:
     """The workload, and the run's configuration if the folder is a run's."""
     described = read_json(folder / "config.json")
     if described.get("workload") in workloads.NAMES:
-        from trainmark import run_folder
+        from trainmark.run import run_folder
 
         return described["workload"], run_folder.read_config(folder)
     if described.get("model_type") in EXPORTED:

@@ -13,14 +13,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainmark import result
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.metrics import mean_relative_error
 from trainmark.report.charts import Series, line_chart
-from trainmark.report.curves import loss_rows, thin
 from trainmark.report.markup import Markup, tag
-from trainmark.runlog import HEADER, LOSS_FILE
+from trainmark.run import result
+from trainmark.run.curves import loss_rows, thin
+from trainmark.run.runlog import HEADER, LOSS_FILE
 from trainmark.validation import parse
 
 SCHEMA = "trainmark.alignment/1"

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainmark.report.curves import Curve, Point
 from trainmark.report.markup import Markup, join, tag
+from trainmark.run.curves import Curve, Point
 
 COLOURS = 6
 """How many series colours the style sheet has; more series start again."""

@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainmark.hardware import GIB
+from trainmark.formatting import GIB
 from trainmark.report import tables
 from trainmark.report.fields import different_fields
-from trainmark.result import Result
+from trainmark.run.result import Result
 
 
 @dataclass(frozen=True)

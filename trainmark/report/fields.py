@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trainmark.report.numbers import DASH
-from trainmark.result import Result
+from trainmark.formatting import DASH
+from trainmark.run.result import Result
 
 
 def different_fields(results: Sequence[Result]) -> list[list[str]]:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from importlib import resources
 
+from trainmark.formatting import DASH, duration, gib, human
 from trainmark.report.fields import best_possible
 from trainmark.report.markup import Markup, join, tag
-from trainmark.report.numbers import DASH, duration, gib, human
 from trainmark.report.sections import (
     Run,
     configuration,
@@ -25,7 +25,7 @@ from trainmark.report.sections import (
     time_split,
 )
 from trainmark.report.tables import NOT_APPLICABLE, mfu, quality, result_grid
-from trainmark.result import Result
+from trainmark.run.result import Result
 
 
 def page(runs: Sequence[Run]) -> str:

@@ -5,14 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmark.hardware import GIB
+from trainmark.formatting import GIB, gib, percent, with_unit
 from trainmark.inference.figures import Inference
 from trainmark.report import published
 from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
-from trainmark.report.curves import Curve, thin
 from trainmark.report.fields import best_possible, different_fields, flatten
 from trainmark.report.markup import Child, Markup, join, tag
-from trainmark.report.numbers import gib, percent, with_unit
 from trainmark.report.tables import (
     NOT_APPLICABLE,
     Grid,
@@ -21,7 +19,8 @@ from trainmark.report.tables import (
     published_grid,
     result_grid,
 )
-from trainmark.result import Result
+from trainmark.run.curves import Curve, thin
+from trainmark.run.result import Result
 
 
 @dataclass(frozen=True)

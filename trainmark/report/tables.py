@@ -12,10 +12,10 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 
-from trainmark.hardware import GIB
+from trainmark.formatting import GIB
 from trainmark.inference.figures import Row as InferenceRow
 from trainmark.report.published import Row
-from trainmark.result import Mfu, Result
+from trainmark.run.result import Mfu, Result
 
 NOT_APPLICABLE = "/"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainmark.errors import unknown
 
 if TYPE_CHECKING:
-    from trainmark.planner.memory import MemoryPlan
+    from trainmark.run.memory import MemoryPlan
 
 NAMES = ("dlrm", "distilbert", "llama3")
 

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainmark.batches import GlobalBatch, GlobalBatches
 from trainmark.corpus.sentences import Sentences, shuffled
 from trainmark.errors import InputError
 from trainmark.kernels.sentence_attention import FILLER_LENGTH
+from trainmark.training.batches import GlobalBatch, GlobalBatches
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
 
 Ints = NDArray[np.int64]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from trainmark import checkpoint
+from trainmark.checkpoint import checkpoints
 from trainmark.errors import InputError
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.runs import DistilbertRun
@@ -107,8 +107,8 @@ def _program(
 
 
 def _weights(cfg: DistilbertRun, checkpoint_path: Path) -> dict[str, Tensor]:
-    names = [name for name in checkpoint.names(checkpoint_path) if name.startswith(PREFIX)]
-    tensors = checkpoint.read(checkpoint_path, names)
+    names = [name for name in checkpoints.names(checkpoint_path) if name.startswith(PREFIX)]
+    tensors = checkpoints.read(checkpoint_path, names)
     ours = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     return weights.renamed(cfg.model, ours)
 

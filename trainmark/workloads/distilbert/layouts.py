@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, raise_all
-from trainmark.model_folder import read_config
+from trainmark.interop.model_folder import read_config
 from trainmark.workloads.distilbert.runs import Model
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")

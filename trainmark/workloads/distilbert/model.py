@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, gelu, layer_norm, linear
 
 from trainmark.kernels.sentence_attention import attend
-from trainmark.precision import compute_dtype
-from trainmark.seeding import generator
+from trainmark.training.precision import compute_dtype
+from trainmark.training.seeding import generator
 from trainmark.workloads.distilbert import weights
 from trainmark.workloads.distilbert.runs import SCRATCH, DistilbertRun, Model
 

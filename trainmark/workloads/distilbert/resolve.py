@@ -7,7 +7,7 @@ from trainmark.config import SYNTHETIC, target_problems
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.workloads.distilbert import layouts, opinions
 from trainmark.workloads.distilbert.runs import (
     BUDGET_MULTIPLE,

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainmark import checkpoint, run_folder
+from trainmark.checkpoint import checkpoints
 from trainmark.corpus import sst2
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
 from trainmark.inference.scorer import Served
-from trainmark.model_folder import read_config
+from trainmark.interop.model_folder import read_config
+from trainmark.run import run_folder
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.data import packed
 from trainmark.workloads.distilbert.model import SentenceClassifier, build_model, init_weights
@@ -37,7 +38,7 @@ def load(served: Served) -> "SentenceScorer":
     else:
         cfg = served.run
         path = run_folder.find_checkpoint(served.folder)
-        state = checkpoint.read_state(path)
+        state = checkpoints.read_state(path)
         facts |= {"name": cfg.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
         tensors = _of_checkpoint(path, served.device)
@@ -49,10 +50,10 @@ def load(served: Served) -> "SentenceScorer":
 
 
 def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
-    names = [name for name in checkpoint.names(path) if name.startswith(PREFIX)]
+    names = [name for name in checkpoints.names(path) if name.startswith(PREFIX)]
     return {
         name.removeprefix(PREFIX): tensor.to(device)
-        for name, tensor in checkpoint.read(path, names).items()
+        for name, tensor in checkpoints.read(path, names).items()
     }
 
 

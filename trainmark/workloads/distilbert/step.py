@@ -14,16 +14,16 @@ from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.kernels.graph import Graphed
 from trainmark.metrics import classification_metrics
-from trainmark.optimizers import (
+from trainmark.training.optimizers import (
     LossScale,
     all_finite,
     create_moments,
     gated_step,
     optimizer_tensors,
 )
-from trainmark.precision import compute_dtype
-from trainmark.seeding import stream_seed
-from trainmark.transfer import Copier, wait_for
+from trainmark.training.precision import compute_dtype
+from trainmark.training.seeding import stream_seed
+from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.distilbert import weights
 from trainmark.workloads.distilbert.data import SentenceBatch
 from trainmark.workloads.distilbert.model import SentenceClassifier

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainmark import feature_spec
-from trainmark.background import Kept, in_background
-from trainmark.batches import GlobalBatch, GlobalBatches, rank_shares
+from trainmark.clickdata import feature_spec
 from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
+from trainmark.training.background import Kept, in_background
+from trainmark.training.batches import GlobalBatch, GlobalBatches, rank_shares
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
 from trainmark.workloads.dlrm.runs import DlrmRun
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainmark import checkpoint, feature_spec
-from trainmark.clicklog.progress import bytes_bar
+from trainmark.checkpoint import checkpoints
+from trainmark.clickdata import feature_spec
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
-from trainmark.shards import write_shards
+from trainmark.interop.shards import write_shards
+from trainmark.progress import bytes_bar
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -61,7 +62,7 @@ def export_safetensors(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> Non
 
 def export_onnx(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     """An ONNX model. Never more than one table is in memory, unless the model is small."""
-    from trainmark.onnx_files import write_model
+    from trainmark.interop.onnx_files import write_model
     from trainmark.workloads.dlrm import onnx_graph
 
     config = description(cfg)
@@ -99,13 +100,13 @@ def _reading(checkpoint_path: Path) -> Iterator[tuple[dict[str, Tensor], Load]]:
     """
     shapes = {
         name.removeprefix(PREFIX): tensor
-        for name, tensor in checkpoint.shapes(checkpoint_path).items()
+        for name, tensor in checkpoints.shapes(checkpoint_path).items()
         if name.startswith(PREFIX)
     }
     with bytes_bar("exporting", sum(tensor.nbytes for tensor in shapes.values())) as advance:
 
         def load(names: list[str]) -> dict[str, Tensor]:
-            tensors = checkpoint.read(checkpoint_path, [PREFIX + name for name in names])
+            tensors = checkpoints.read(checkpoint_path, [PREFIX + name for name in names])
             advance(sum(tensor.nbytes for tensor in tensors.values()))
             return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
 
 if TYPE_CHECKING:
-    from trainmark.planner.memory import MemoryPlan
+    from trainmark.run.memory import MemoryPlan
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
@@ -35,7 +35,7 @@ def multiply_adds(cfg: DlrmRun) -> int:
 
 def plan_devices(cfg: DlrmRun) -> "list[MemoryPlan]":
     """Bytes on each device, by the tables that it holds."""
-    from trainmark.workloads.dlrm import placing  # which needs what is below
+    from trainmark.workloads.dlrm import sharding as placing  # which needs what is below
 
     return placing.plan_devices(cfg)
 
@@ -47,7 +47,7 @@ def activation_bytes(cfg: DlrmRun) -> int:
 
 def host_bytes(cfg: DlrmRun) -> list[int]:
     """Of each device, bytes of its tables in host memory."""
-    from trainmark.workloads.dlrm import placing  # likewise
+    from trainmark.workloads.dlrm import sharding as placing  # likewise
 
     return placing.host_bytes(cfg)
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.embeddings.engine import Engine, LocalEngine
-from trainmark.embeddings.update import UpdateRule, make_rule
+from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels.click_loss import click_loss
 from trainmark.kernels.fp8_mlp import Fp8Weight, encode_weights, fp8_layers, fp8_relu_layers
 from trainmark.kernels.graph import Beside
 from trainmark.kernels.relu_mlp import relu_mlp
-from trainmark.seeding import generator
+from trainmark.training.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, width_without_zeros
 
 

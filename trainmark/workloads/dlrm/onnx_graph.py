@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, ValueInfoProto, helper
 from torch import Tensor
 
-from trainmark.onnx_files import Graph
+from trainmark.interop.onnx_files import Graph
 
 BATCH = "batch"
 

@@ -10,15 +10,15 @@ from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import Engine
 from trainmark.embeddings.fused import FusedEngine
-from trainmark.embeddings.placement import Placement
+from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.sparse_update import Rule
-from trainmark.precision import compute_dtype
+from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
-from trainmark.workloads.dlrm.placing import cluster, place
 from trainmark.workloads.dlrm.runs import DlrmRun, in_other_formats, table_formats
+from trainmark.workloads.dlrm.sharding import cluster, place
 
 
 def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:

@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmark import feature_spec
+from trainmark.clickdata import feature_spec
 from trainmark.config import SYNTHETIC, target_problems
 from trainmark.errors import InputError, raise_all, unknown
-from trainmark.hardware import Cluster, lacks
+from trainmark.hardware.devices import Cluster, lacks
 from trainmark.metrics import share_of_excess
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import (

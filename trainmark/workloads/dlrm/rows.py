@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark import feature_spec
+from trainmark.clickdata import feature_spec
+from trainmark.clickdata.numerical import log_transform
+from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
 from trainmark.errors import InputError
-from trainmark.hardware import host_memory_bytes
-from trainmark.numerical import log_transform
-from trainmark.planted import BLOCK_ROWS, PlantedClicks
+from trainmark.hardware.devices import host_memory_bytes
 from trainmark.workloads.dlrm.runs import DlrmRun, PageCache
 
 SYNTHETIC_HELD_OUT = 131_072  # rows of test and of validation, at most

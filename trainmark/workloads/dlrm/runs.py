@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from trainmark import planted
+from trainmark.clickdata import planted
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.schedule import Schedule
 

@@ -8,13 +8,15 @@ import psutil
 import torch
 from torch import Tensor
 
-from trainmark import checkpoint, feature_spec, run_folder
-from trainmark.clicklog.folder import read_json
+from trainmark.checkpoint import checkpoints
+from trainmark.clickdata import feature_spec
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError, unknown
-from trainmark.files import readable_size
+from trainmark.files import read_json
+from trainmark.formatting import readable_size
 from trainmark.inference.scorer import Served
+from trainmark.run import run_folder
 from trainmark.workloads.dlrm import export, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
 
@@ -30,7 +32,7 @@ def load(served: Served) -> "ClickScorer":
         config = export.description(served.run)
         values = _values(served, config, served.run.data)
         path = run_folder.find_checkpoint(served.folder)
-        state = checkpoint.read_state(path)
+        state = checkpoints.read_state(path)
         facts |= {"name": served.run.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
         model = standalone.Dlrm(config, _of_checkpoint(path, served.device)).eval()
@@ -55,12 +57,12 @@ def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
     """Its weights, table by table: of those for a GPU, one at a time is in the host's memory."""
     weights = {
         name: tensor
-        for name, tensor in checkpoint.shapes(path).items()
+        for name, tensor in checkpoints.shapes(path).items()
         if name.startswith(export.PREFIX)
     }
     _check_memory(sum(tensor.nbytes for tensor in weights.values()), device)
     return {
-        name.removeprefix(export.PREFIX): checkpoint.read(path, [name])[name].to(device)
+        name.removeprefix(export.PREFIX): checkpoints.read(path, [name])[name].to(device)
         for name in weights
     }
 

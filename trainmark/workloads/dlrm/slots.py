@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels.graph import GraphedInPlace
-from trainmark.transfer import Copier
+from trainmark.training.transfer import Copier
 
 
 class Slot:

@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainmark.batches import rank_shares
 from trainmark.config import filled
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import IdGroup
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
-from trainmark.optimizers import (
+from trainmark.training.batches import rank_shares
+from trainmark.training.optimizers import (
     LossScale,
     all_finite,
     gated_step,
     make_optimizer,
     optimizer_tensors,
 )
-from trainmark.precision import autocast, compute_dtype
-from trainmark.transfer import Copier, wait_for
+from trainmark.training.precision import autocast, compute_dtype
+from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainmark.batches import GlobalBatch, GlobalBatches
 from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
+from trainmark.training.batches import GlobalBatch, GlobalBatches
 from trainmark.workloads.llama3.chain import Chain
 from trainmark.workloads.llama3.runs import LlamaRun
 

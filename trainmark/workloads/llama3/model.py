@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainmark.adamw import local
 from trainmark.kernels.linear_cross_entropy import linear_cross_entropy
-from trainmark.precision import compute_dtype
-from trainmark.seeding import generator
+from trainmark.training.adamw import local
+from trainmark.training.precision import compute_dtype
+from trainmark.training.seeding import generator
 from trainmark.workloads.llama3.runs import LlamaRun, Model, axes_of
 
 Rotation = tuple[Tensor, Tensor]

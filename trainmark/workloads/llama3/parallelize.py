@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from trainmark.distributed.mesh import Mesh
 from trainmark.kernels.fp8_linear import use_fp8
-from trainmark.precision import compute_dtype
+from trainmark.training.precision import compute_dtype
 from trainmark.workloads.llama3.model import Head, Llama
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of, head_in_layers, stages_per_rank
 

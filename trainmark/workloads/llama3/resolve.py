@@ -6,7 +6,7 @@ from pathlib import Path
 from trainmark.config import SYNTHETIC, filled, resolve_batches
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
-from trainmark.hardware import Cluster
+from trainmark.hardware.devices import Cluster
 from trainmark.workloads.llama3 import chain, huggingface
 from trainmark.workloads.llama3.runs import (
     NOTHING_HELD_OUT,

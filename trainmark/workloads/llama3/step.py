@@ -13,11 +13,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainmark.adamw import AdamW, local
 from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
-from trainmark.optimizers import LossScale
-from trainmark.transfer import Copier, wait_for
+from trainmark.training.adamw import AdamW, local
+from trainmark.training.optimizers import LossScale
+from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.llama3.data import TokenBatch, TokenData
 from trainmark.workloads.llama3.flops import gradients_beside_activations
 from trainmark.workloads.llama3.model import named_parameters

@@ -1,0 +1,1 @@
+"""Checkpoints: folders of safetensors with a manifest, atomic, checksummed and reshardable."""

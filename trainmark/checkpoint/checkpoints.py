@@ -1,0 +1,235 @@
+"""Checkpoints: folders that appear whole or not at all, with every byte checked when read.
+
+    checkpoints/
+      step-00000100/
+        manifest.json            names, shapes, dtypes, where the chunks lie, checksums, the state
+        rank-00000.safetensors   what this rank wrote
+      .writing-step-00000200/    a save under way, or killed: the next save removes it
+
+    path = checkpoint.save(root, step, {"weight": weight}, {"samples": 4096}, keep=2)
+    state = checkpoint.load(checkpoint.latest(root), {"weight": weight})
+
+PyTorch's distributed-checkpoint (DCP) planners decide which rank writes and reads what, and
+`checkpoint_writer` and `checkpoint_reader` do it. Names and offsets are global: a checkpoint does
+not say how many ranks wrote it or how they shared the tensors, and any other number may load it.
+"""
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from trainmark.checkpoint.boxes import LoadPlanner, SavePlanner
+from trainmark.checkpoint.manifest import DTYPE_CODES, DTYPES, DamagedError, read_manifest
+from trainmark.checkpoint.reader import Reader, read_all
+from trainmark.checkpoint.room import make_room
+from trainmark.checkpoint.writer import Writer
+from trainmark.distributed.mesh import is_distributed
+from trainmark.errors import InputError
+from trainmark.files import fsync_folder
+
+
+def save(
+    root: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], keep: int
+) -> Path:
+    """Write `root/step-<step>`, then remove all but the last `keep` checkpoints.
+
+    With torch.distributed initialised, every rank calls this with its own tensors: a DTensor is
+    written shard by shard, `Boxes` box by box, a plain tensor that several ranks name is written
+    once, and `state` is rank 0's. All ranks return once the checkpoint is on disk.
+
+    Args:
+        root: the folder of the checkpoints, which all ranks see.
+        step: the number of optimiser steps done.
+        tensors: by global name, on any device.
+        state: whatever else is needed to continue, as plain JSON.
+        keep: how many checkpoints stay, this one included.
+    """
+    if keep < 1:
+        raise InputError(f"A run keeps at least 1 checkpoint; received keep = {keep}.")
+    _refuse_what_cannot_be_saved(tensors, state)
+    target = root / f"step-{step:08d}"
+    writer = Writer(
+        folder=root / f".writing-{target.name}",
+        step=step,
+        state=state,
+        prepare=lambda needed_bytes: make_room(root, needed_bytes),
+        publish=lambda folder: _publish(folder, target, keep),
+    )
+    try:
+        _run_dcp(dcp.save, tensors, storage_writer=writer, planner=SavePlanner())
+    except OSError as error:
+        raise InputError(
+            f"Cannot write checkpoint {target}: {error}. The ones before it are untouched."
+        ) from error
+    finally:
+        writer.remove_unfinished()
+    return target
+
+
+def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict[str, Any]:
+    """Fill `tensors` in place from the checkpoint at `path` and return its state.
+
+    Only the given names are read; with `exact`, a checkpoint that holds more is an error. Ranks,
+    devices and shardings may differ from those of `save`. Every byte that is read is checked
+    against its checksum; after an error the contents of `tensors` are undefined.
+    """
+    if on_meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise ValueError(f"Allocate before loading; still on the meta device: {on_meta}.")
+    with _explained(path):
+        reader = Reader(path, read_manifest(path), tensors, exact)
+        _run_dcp(dcp.load, tensors, storage_reader=reader, planner=LoadPlanner())
+    return reader.manifest.state
+
+
+def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Whole tensors of a checkpoint, by name, in host memory."""
+    stored = shapes(path)
+    tensors = {name: torch.empty_like(stored[name], device="cpu") for name in names}
+    load(path, tensors)
+    return tensors
+
+
+def shapes(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint by its name, on the meta device."""
+    with _explained(path):
+        entries = read_manifest(path).tensors
+    return {
+        name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
+        for name, entry in entries.items()
+    }
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state that `save` was given, without reading any tensor."""
+    with _explained(path):
+        return read_manifest(path).state
+
+
+def names(path: Path) -> list[str]:
+    """The names of the tensors in a checkpoint."""
+    with _explained(path):
+        return list(read_manifest(path).tensors)
+
+
+def verify(path: Path) -> None:
+    """Read a whole checkpoint; an `InputError` names the damage, if there is any."""
+    with _explained(path):
+        read_all(path)
+
+
+def all_checkpoints(root: Path) -> list[Path]:
+    """Every complete checkpoint under `root`, oldest first."""
+    found = {path: _COMPLETE.fullmatch(path.name) for path in root.glob("step-*")}
+    ages = {path: (int(match[1]), match[2] is None) for path, match in found.items() if match}
+    return sorted(ages, key=ages.__getitem__)
+
+
+def latest(root: Path) -> Path | None:
+    """The newest complete checkpoint under `root`, if there is one."""
+    return next(reversed(all_checkpoints(root)), None)
+
+
+# --- around DCP
+
+
+def _refuse_what_cannot_be_saved(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_CODES or tensor.is_meta or tensor.layout != torch.strided:
+            kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+            raise ValueError(f"Tensor {name!r} ({kind}) cannot be stored as safetensors.")
+    if "__metadata__" in tensors:
+        raise ValueError("A tensor cannot be called '__metadata__': safetensors reserves the name.")
+    if json.loads(json.dumps(state, allow_nan=False)) != state:
+        raise ValueError("The state must be plain JSON: lists, no tuples; keys that are strings.")
+
+
+def _run_dcp(action: Callable[..., Any], tensors: dict[str, Tensor], **options: Any) -> None:
+    """Run DCP's save or load, and raise what went wrong in it as it was."""
+    _wait_for_devices(tensors)
+    # Detached tensors share memory with the originals, and worker threads may write to them.
+    detached = {name: tensor.detach() for name, tensor in tensors.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            action(detached, no_dist=not is_distributed(), **options)
+        except dcp.CheckpointException as error:
+            first, _ = next(iter(error.failures.values()))
+            raise first from None
+    _wait_for_devices(tensors)
+
+
+def _wait_for_devices(tensors: dict[str, Tensor]) -> None:
+    """Wait for all streams: the worker threads that copy tensors use another than the caller."""
+    for device in {tensor.device for tensor in tensors.values()}:
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(device)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say what to do about a checkpoint that cannot be read."""
+    try:
+        yield
+    except DamagedError as damage:
+        raise InputError(f"{damage} {_way_out(path)}") from None
+    except OSError as error:
+        raise InputError(f"Cannot read checkpoint {path}: {error}.") from error
+
+
+def _way_out(path: Path) -> str:
+    """The newest intact checkpoint before a damaged one, and how to continue from it."""
+    known = all_checkpoints(path.parent)
+    in_the_way = [path]
+    for candidate in reversed(known[: known.index(path)] if path in known else []):
+        if _is_intact(candidate):
+            return f"Remove {_listing(in_the_way)} to continue from {candidate}, which is intact."
+        in_the_way.append(candidate)
+    return "There is no intact checkpoint before it: start again, or restore it from a copy."
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        read_all(path)
+    except (InputError, OSError):
+        return False
+    return True
+
+
+def _listing(paths: Iterable[Path]) -> str:
+    return " and ".join(sorted(map(str, paths)))
+
+
+# --- folders: at every moment, the last complete checkpoint has its name and all its files
+
+_COMPLETE = re.compile(r"step-(\d{8,})(\.old)?")
+
+
+def _publish(finished: Path, target: Path, keep: int) -> None:
+    """Give a finished folder its name, then remove the oldest checkpoints."""
+    replaced = target.with_suffix(".old")  # still found as a checkpoint, until the new one is
+    if target.exists():
+        _remove(replaced)
+        target.rename(replaced)
+    finished.rename(target)
+    fsync_folder(target.parent)
+    _remove(replaced)
+    for path in all_checkpoints(target.parent)[:-keep]:
+        if path != target:  # whatever its number: it is the one that was just written
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Hide a checkpoint before deleting it, so that half of one is never found."""
+    if path.exists():
+        hidden = path.with_name(f".removing-{path.name}")
+        path.rename(hidden)
+        shutil.rmtree(hidden)

@@ -1,0 +1,231 @@
+"""The inner loops, compiled by numba (extra `fast`). primitives.py has their twins in numpy.
+
+A table is an array [slots, 2] of a column's number type: what belongs to a value (a count or an
+id), and the value; in this order, so that two 32-bit numbers, taken for one of 64, sort by value.
+Slots are a power of two; 0 is no value and marks an empty slot.
+
+Numba makes a floating-point number of a sum of signed and unsigned 64-bit integers, hence the
+casts.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from trainmark.clicklog.arrays.shuffle import GOLDEN, KEY_BITS
+
+_compiled = numba.njit(nogil=True, cache=True)
+_inlined = numba.njit(nogil=True, cache=True, inline="always")
+
+
+@_inlined
+def _hash(value: Any, mask: Any) -> Any:
+    # Fibonacci hashing: the upper half of the product depends on all bits of the value.
+    return ((np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+
+
+@_inlined
+def _slot_of(table: Any, value: Any, mask: Any) -> Any:
+    """The slot that holds `value`, or the empty one where it belongs."""
+    slot = _hash(value, mask)
+    while table[slot, 1] != value and table[slot, 1] != 0:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
+@_compiled
+def count(table: Any, size: int, limit: int, values: Any, low: Any, one: Any, place: int) -> Any:
+    """Count the values from `low` on, from `place` on, until the table is full.
+
+    Args:
+        table: counts.
+        size: how many values it holds; `limit`: how many it may hold.
+        one: 1, of the type of the values.
+
+    Returns:
+        The new size, and the place up to which `values` are counted.
+    """
+    mask = np.uint64(len(table) - 1)
+    while place < len(values):
+        value = values[place]
+        if value >= low:
+            slot = _slot_of(table, value, mask)
+            if table[slot, 1] == 0:
+                if size >= limit:
+                    break
+                table[slot, 1] = value
+                size += 1
+            table[slot, 0] += one
+        place += 1
+    return size, place
+
+
+@_compiled
+def count_known(
+    table: Any, firsts: Any, size: int, limit: int, found: Any, low: Any, place: int
+) -> Any:
+    """Like `count`, for values that are already counted and have first appeared somewhere.
+
+    Args:
+        firsts: int64 [slots], the smallest key of each value; empty if not wanted.
+        found: values, their counts (of the same type), their keys (int64; empty if not wanted).
+    """
+    values, counts, keys = found
+    mask = np.uint64(len(table) - 1)
+    keyed = len(keys) > 0
+    while place < len(values):
+        value = values[place]
+        if value >= low:
+            slot = _slot_of(table, value, mask)
+            if table[slot, 1] == 0:
+                if size >= limit:
+                    break
+                table[slot, 1] = value
+                size += 1
+                if keyed:
+                    firsts[slot] = keys[place]
+            elif keyed and keys[place] < firsts[slot]:
+                firsts[slot] = keys[place]
+            table[slot, 0] += counts[place]
+        place += 1
+    return size, place
+
+
+@_compiled
+def insert(table: Any, values: Any, seconds: Any) -> None:
+    """Put pairs into the table; the values are distinct and not 0."""
+    mask = np.uint64(len(table) - 1)
+    for place in range(len(values)):
+        slot = _slot_of(table, values[place], mask)
+        table[slot, 1] = values[place]
+        table[slot, 0] = seconds[place]
+
+
+@_compiled
+def move(table: Any, firsts: Any, new_table: Any, new_firsts: Any, low: Any, high: Any) -> int:
+    """Put the entries from `low` to `high` into a new table; how many there are."""
+    mask = np.uint64(len(new_table) - 1)
+    size = 0
+    for old in range(len(table)):
+        value = table[old, 1]
+        if value != 0 and low <= value <= high:
+            slot = _slot_of(new_table, value, mask)
+            new_table[slot, 1] = value
+            new_table[slot, 0] = table[old, 0]
+            if len(firsts):
+                new_firsts[slot] = firsts[old]
+            size += 1
+    return size
+
+
+@_compiled
+def look_up(table: Any, values: Any, ids: Any) -> None:
+    """Set `ids` where the table knows the value; leave the others."""
+    mask = np.uint64(len(table) - 1)
+    for place in range(len(values)):
+        value = values[place]
+        if value != 0:
+            slot = _slot_of(table, value, mask)
+            if table[slot, 1] != 0:
+                ids[place] = table[slot, 0]
+
+
+@_compiled
+def encode(values: Any, table: Any, codes: Any, dictionary: Any, counts: Any) -> Any:
+    """Number the distinct values in order of appearance.
+
+    Args:
+        values: [rows], 0 included.
+        table: uint32 [slots], zeros; at least twice as many slots as distinct values are wanted.
+        codes: uint16 [rows], filled.
+        dictionary, counts: filled; their length is the most distinct values that are wanted.
+
+    Returns:
+        How many distinct values there are, or -1 if too many.
+    """
+    mask = np.uint64(len(table) - 1)
+    size = np.uint32(0)
+    for place in range(len(values)):
+        value = values[place]
+        slot = _hash(value, mask)
+        code = table[slot]
+        while code != 0 and dictionary[code - np.uint32(1)] != value:
+            slot = (slot + np.uint64(1)) & mask
+            code = table[slot]
+        if code == 0:
+            if size == len(dictionary):
+                return -1
+            dictionary[size] = value
+            counts[size] = 0
+            size += np.uint32(1)
+            code = size
+            table[slot] = code
+        codes[place] = code - np.uint32(1)
+        counts[code - np.uint32(1)] += 1
+    return np.int64(size)
+
+
+@_compiled
+def take(source: Any, order: Any, out: Any) -> None:
+    """out[i] = source[order[i]]."""
+    for place in range(len(order)):
+        out[place] = source[order[place]]
+
+
+@_compiled
+def take_rows(source: Any, order: Any, out: Any) -> None:
+    """out[i, :] = source[order[i], :]."""
+    for place in range(len(order)):
+        row = order[place]
+        for column in range(source.shape[1]):
+            out[place, column] = source[row, column]
+
+
+@_compiled
+def number_in_turn(classes: Any, next_id: Any, ids: Any) -> None:
+    """ids[i] = next_id[classes[i]]++."""
+    for place in range(len(classes)):
+        ids[place] = next_id[classes[place]]
+        next_id[classes[place]] += 1
+
+
+@_compiled
+def join(source: Any, starts: Any, sizes: Any, out: Any) -> None:
+    """Copy segments of `source` one behind the other."""
+    place = 0
+    for segment in range(len(starts)):
+        for row in range(starts[segment], starts[segment] + sizes[segment]):
+            out[place] = source[row]
+            place += 1
+
+
+@_compiled
+def group(origin: Any, first_row: int, bits: int, keys: Any, order: Any, bounds: Any) -> None:
+    """Keys of rows, and the rows in order of the first `bits` of their keys; see shuffle.py."""
+    shift = np.uint64(KEY_BITS - bits)
+    golden = np.uint64(GOLDEN)
+    x = np.uint64(origin) + np.uint64(first_row) * golden
+    for row in range(len(keys)):
+        x += golden
+        y = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        y = (y ^ (y >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        y = (y ^ (y >> np.uint64(31))) >> np.uint64(64 - KEY_BITS)
+        keys[row] = y
+        bounds[(y >> shift) + np.uint64(1)] += 1
+    for bucket in range(len(bounds) - 1):
+        bounds[bucket + 1] += bounds[bucket]
+    ends = bounds[:-1].copy()
+    for row in range(len(keys)):
+        bucket = keys[row] >> shift
+        order[ends[bucket]] = row
+        ends[bucket] += 1
+
+
+@_compiled
+def count_equal(values: Any, value: int) -> int:
+    """How many of `values` are `value`."""
+    found = 0
+    for place in range(len(values)):
+        found += values[place] == value
+    return found

@@ -1,0 +1,142 @@
+"""What the engine does with whole arrays, compiled where numba is installed, in numpy elsewhere.
+
+Both ways give the same bytes.
+"""
+
+import importlib.util
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FAST = importlib.util.find_spec("numba") is not None
+"""Whether the compiled loops are used. Tests turn it off."""
+
+Array = NDArray[Any]
+NO_KEYS: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def _kernels() -> Any:
+    from trainmark.clicklog.arrays import kernels
+
+    return kernels
+
+
+class Scratch(threading.local):
+    """Memory that a thread uses again and again: fresh pages cost as much as filling them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def array(self, name: str, shape: int | tuple[int, ...], dtype: Any) -> Array:
+        """An array of any content. The next call with this `name` overwrites it."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if name not in self._arrays or self._arrays[name].nbytes < size:
+            self._arrays[name] = np.empty(size + size // 8, np.uint8)
+        return self._arrays[name][:size].view(dtype).reshape(shape)
+
+
+_scratch = Scratch()
+
+
+def count(values: Array, value: int) -> int:
+    """How many of `values` are `value`."""
+    if FAST:
+        return int(_kernels().count_equal(values, value))
+    return int(np.count_nonzero(values == value))
+
+
+def take(source: Array, order: Array, out: Array) -> None:
+    """out[i] = source[order[i]], with a cast to a narrower type that holds all values."""
+    if FAST:
+        (_kernels().take if source.ndim == 1 else _kernels().take_rows)(source, order, out)
+    else:
+        out[...] = source[order]
+
+
+def join(source: Array, starts: Array, sizes: Array) -> Array:
+    """Segments of `source` one behind the other; valid until the next call in this thread."""
+    out = _scratch.array("joined", (int(sizes.sum()), *source.shape[1:]), source.dtype)
+    if FAST:
+        _kernels().join(source, starts, sizes, out)
+    elif len(starts):
+        ends = (starts + sizes).tolist()
+        parts = zip(starts.tolist(), ends, strict=True)
+        np.concatenate([source[start:end] for start, end in parts], out=out)
+    return out
+
+
+def encode(values: Array, most: int) -> tuple[Array, Array, Array] | None:
+    """Codes, dictionary in order of appearance, and counts; None if more than `most` are distinct.
+
+    What is returned holds until the next call in this thread.
+    """
+    most = min(most, 1 << 16)
+    if not FAST:
+        return _encode_slowly(values, most)
+    table = _scratch.array("table", 2 << most.bit_length(), np.uint32)
+    table.fill(0)
+    codes = _scratch.array("codes", len(values), np.uint16)
+    dictionary = _scratch.array("dictionary", most, values.dtype)
+    counts = _scratch.array("counts", most, np.uint32)
+    size = _kernels().encode(values, table, codes, dictionary, counts)
+    return None if size < 0 else (codes, dictionary[:size], counts[:size])
+
+
+def _encode_slowly(values: Array, most: int) -> tuple[Array, Array, Array] | None:
+    import pyarrow as pa
+
+    # Arrow numbers distinct values in order of appearance, too.
+    encoded = pa.array(values).dictionary_encode()
+    if len(encoded.dictionary) > most:
+        return None
+    codes = encoded.indices.to_numpy()
+    counts = np.bincount(codes, minlength=len(encoded.dictionary)).astype(np.uint32)
+    return codes.astype(np.uint16), encoded.dictionary.to_numpy(), counts
+
+
+def number_in_turn(classes: Array, next_id: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ids that continue, for each class, at `next_id`, which moves on."""
+    ids = np.empty(len(classes), np.int64)
+    if FAST:
+        _kernels().number_in_turn(classes, next_id, ids)
+        return ids
+    order = np.argsort(classes, kind="stable")
+    grouped = classes[order]
+    starts = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]][: len(grouped)])
+    sizes = np.diff(np.r_[starts, len(grouped)])
+    within = np.arange(len(grouped)) - np.repeat(starts, sizes)
+    ids[order] = next_id[grouped] + within
+    next_id[grouped[starts]] += sizes
+    return ids
+
+
+class Lookup:
+    """Ids by value, for part of a vocabulary.
+
+    Args:
+        values: distinct, rising, not 0; uint32 or uint64.
+        ids: what belongs to them.
+    """
+
+    def __init__(self, values: Array, ids: NDArray[np.int32]) -> None:
+        if FAST:
+            self.table = np.zeros((slots_for(len(values)), 2), values.dtype)
+            _kernels().insert(self.table, values, ids.view(np.uint32))
+        else:
+            self.values, self.ids = values, ids
+
+    def __call__(self, values: Array, ids: Array) -> None:
+        """Set `ids`, of any integer type that holds them, where a value is known."""
+        if FAST:
+            _kernels().look_up(self.table, values, ids)
+        elif len(self.values):
+            where = np.searchsorted(self.values, values).clip(max=len(self.values) - 1)
+            known = self.values[where] == values
+            ids[known] = self.ids[where[known]]
+
+
+def slots_for(entries: int) -> int:
+    """Slots of a table that holds `entries` at a load of at most two thirds."""
+    return 1 << max(entries * 3 // 2, 15).bit_length()

@@ -1,0 +1,113 @@
+"""What `prepare csv` and `prepare parquet` share: their options, and the job that they make."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainmark import files
+from trainmark.clicklog import criteo, per_column, to_npy
+from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine import summary
+from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.engine.phases import MANIFEST, Job
+from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
+from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.sources.recipes import RECIPES
+from trainmark.clicklog.sources.source import BadRows, Source
+from trainmark.errors import InputError
+
+# Ids by falling count, 0 for what is rare or missing. Numbers are as --columns says.
+RECIPE = RECIPES["nvidia"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedOptions:
+    """Options for data of any columns."""
+
+    output: Path
+    """Folder to write; it appears when everything is written."""
+    spec: Path | None = None
+    """A feature_spec.yaml that describes data with ids in splits, to be brought into another form.
+    Instead of --input and --columns."""
+    input: str | None = None
+    """Files: a pattern in quotes, or one file; in number order. With --columns."""
+    columns: str | None = None
+    """What the columns are: 'label=clicked numerical=age,price:log categorical=user,city
+    timestamp=seen_at'. See docs/data.md."""
+    frequency_threshold: str = "0"
+    """Categorical values seen less often share id 0; 0 keeps all. For single columns: 15,user=3."""
+    max_rows: str | None = None
+    """Fold ids into this many per column by modulo; for single columns: 100000,user=1000."""
+    holdout: str = LAST_DAY
+    """What is not for training: last-day (the last file; the last seventh of a single one), or
+    the last rows as a fraction of all, such as 0.1."""
+    test_half: Literal["first", "second"] = "first"
+    """Which half of that is the test split; the other one validates."""
+    vocabulary_from: Literal["all", "train"] = "all"
+    """Count values in all rows, or in the training rows only."""
+    vocabulary: Path | None = None
+    """A dataset prepared earlier, whose vocabularies to use instead of counting."""
+    bad_rows: BadRows = "stop"
+    """Rows that break the description: stop at the first, skip them, or keep them with the bad
+    fields as missing. Skipped and kept ones are listed in bad_rows.txt."""
+    seed: int = 0
+    """Seed of the training rows' random order."""
+    memory: str | None = None
+    """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
+    to: Literal["split_binary", "npy"] = "split_binary"
+    """npy: TorchRec's day_N_{dense,sparse,labels}.npy too, in the folder npy of the output."""
+
+
+def prepare(
+    options: DescribedOptions,
+    transcode: Callable[[Path], dict[str, Any]],
+    open_source: Callable[[list[Path], str], Source],
+) -> None:
+    """Write the dataset, unless the folder already holds it."""
+    if options.spec is not None:
+        if options.input is not None or options.columns is not None:
+            raise InputError("--spec says where the data are; --input and --columns go without it.")
+        if options.to == "npy":
+            raise InputError("--to npy needs a validation split, which data of --spec lack.")
+        manifest = transcode(options.spec)
+        summary.show_splits(options.output, manifest)
+        return
+    if options.input is None or options.columns is None:
+        raise InputError("Give --input with --columns, or --spec.")
+    source = open_source(criteo.find_days(options.input, options.bad_rows), options.columns)
+    engine.prepare(make_job(options, source), Limits.of(options.memory))
+    summary.show(options.output, files.read_json(options.output / MANIFEST))
+    if options.to == "npy":
+        to_npy.write(options.output, days=max(len(source.files), 2))
+
+
+def make_job(options: DescribedOptions, source: Source) -> Job:
+    """What the options ask of the engine."""
+    if options.seed < 0:
+        raise InputError(f"--seed is {options.seed}; 0 or more is expected.")
+    names = [column.name for column in source.schema.categorical]
+    thresholds = per_column.parse(
+        options.frequency_threshold, "--frequency-threshold", len(names), names=names
+    )
+    max_rows: list[int | None] = [None] * len(names)
+    if options.max_rows is not None:
+        max_rows = per_column.parse(
+            options.max_rows, "--max-rows", len(names), minimum=1, names=names
+        )
+    rules = [
+        Rules(recipe=RECIPE, threshold=threshold or 0, max_rows=most)
+        for threshold, most in zip(thresholds, max_rows, strict=True)
+    ]
+    split = SplitRule(holdout=options.holdout, test_half=options.test_half)
+    split.check()
+    return Job(
+        source=source,
+        output=options.output,
+        rules=rules,
+        split=split,
+        seed=options.seed,
+        bad_rows=options.bad_rows,
+        vocabulary_from=options.vocabulary_from,
+        vocabulary=criteo.find_vocabulary(options.vocabulary, RECIPE),
+    )

@@ -1,0 +1,1 @@
+"""The engine: from parsed rows to a dataset, in bounded memory."""

@@ -1,0 +1,186 @@
+"""Writes a column of the store in the order of a dataset: training rows shuffled, others as read.
+
+The order of the training rows is found once (`write_order`) and then applied to every column,
+as many buckets at a time as memory allows.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from trainmark.clicklog.arrays import primitives, shuffle
+from trainmark.clicklog.arrays.checksum import Checksum
+from trainmark.clicklog.arrays.primitives import Array, Scratch
+from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.store import Record, Store
+
+_scratch = Scratch()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Places `start` to `stop` of a block."""
+
+    record: Record
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+class Field(Protocol):
+    """A column, or several, on its way from the store to a file."""
+
+    dtype: Any
+    """Of the file."""
+    row_bytes: int
+    """Memory that a row takes while it is read."""
+
+    def read(self, parts: Sequence[Part]) -> Array:
+        """Rows of the parts, one part after the other."""
+
+    def finish(self, rows: Array) -> Array:
+        """A last look at rows that are about to be written."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Consecutive buckets that are handled together."""
+
+    start: int
+    stop: int
+
+
+class TrainRows:
+    """The training rows of a store, bucket by bucket.
+
+    Args:
+        store: all rows.
+        stop_row: rows from here on do not train.
+        path: file for the order, 4 bytes a row.
+    """
+
+    def __init__(self, store: Store, stop_row: int, path: Path) -> None:
+        self.store, self.stop_row, self.path = store, stop_row, path
+        self.records = [record for record in store.records if record.first_row < stop_row]
+        self._bounds = store.bounds[: len(self.records)]
+        self._bucket_rows = np.diff(self._bounds.sum(axis=0, dtype=np.int64))
+
+    def groups(self, rows: int) -> Iterator[Buckets]:
+        """Buckets in groups of about `rows` rows or fewer, at least one bucket each."""
+        start = 0
+        total = 0
+        for bucket, size in enumerate(self._bucket_rows.tolist()):
+            if bucket > start and total + size > rows:
+                yield Buckets(start, bucket)
+                start, total = bucket, 0
+            total += size
+        yield Buckets(start, len(self._bucket_rows))
+
+    def parts(self, buckets: Buckets) -> list[Part]:
+        """Where the rows of these buckets are."""
+        starts, stops = self._bounds[:, buckets.start], self._bounds[:, buckets.stop]
+        places = zip(self.records, starts.tolist(), stops.tolist(), strict=True)
+        return [Part(*place) for place in places]
+
+    def joined(self, rows: Array, buckets: Buckets) -> Iterator[tuple[int, Array]]:
+        """Each bucket's rows out of those of a group, in input order."""
+        bounds = self._bounds[:, buckets.start : buckets.stop + 1].astype(np.int64)
+        offsets = np.cumsum(bounds[:, -1] - bounds[:, 0]) - (bounds[:, -1] - bounds[:, 0])
+        for index, bucket in enumerate(range(buckets.start, buckets.stop)):
+            starts = offsets + bounds[:, index] - bounds[:, 0]
+            yield bucket, primitives.join(rows, starts, bounds[:, index + 1] - bounds[:, index])
+
+    # --- the order
+
+    def find_order(self, buckets: Buckets) -> Iterator[Array]:
+        """The order of each bucket's training rows, as places among all its rows."""
+        keys, trains = [], []
+        for part in self.parts(buckets):
+            all_keys, order = self.store.keys_and_order(part.record)
+            rows = order[part.start : part.stop]
+            keys.append(all_keys[rows])
+            trains.append(rows < self.stop_row - part.record.first_row)
+        joined_keys = self.joined(np.concatenate(keys), buckets)
+        # Only the last block can hold rows that do not train.
+        if all(train.all() for train in trains):
+            for _, bucket_keys in joined_keys:
+                places = np.arange(len(bucket_keys), dtype=np.uint64)
+                yield shuffle.order_of(bucket_keys, places, self.store.bits)
+            return
+        by_bucket = [bucket_keys.copy() for _, bucket_keys in joined_keys]
+        joined_trains = self.joined(np.concatenate(trains), buckets)
+        for bucket_keys, (_, train) in zip(by_bucket, joined_trains, strict=True):
+            places = np.flatnonzero(train).astype(np.uint64)
+            yield shuffle.order_of(bucket_keys[train], places, self.store.bits)
+
+    def write_order(self, memory: int) -> None:
+        """Find the order of all rows; bucket by bucket in one file."""
+        self._order_bounds = [0]
+        with self.path.open("wb") as file:
+            for buckets in self.groups(memory // 32):
+                for order in self.find_order(buckets):
+                    file.write(order.data)
+                    self._order_bounds.append(self._order_bounds[-1] + len(order))
+
+    def order(self, bucket: int) -> Array:
+        start, stop = self._order_bounds[bucket : bucket + 2]
+        return np.fromfile(self.path, np.uint32, stop - start, offset=4 * start)
+
+
+def write_train(rows: TrainRows, field: Field, path: Path, memory: int) -> Checksum:
+    """Write a field of the training rows, shuffled."""
+    check = Checksum()
+    with path.open("wb") as file:
+        for buckets in rows.groups(memory // field.row_bytes):
+            read = field.read(rows.parts(buckets))
+            for bucket, joined in rows.joined(read, buckets):
+                order = rows.order(bucket)
+                out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
+                primitives.take(joined, order, out)
+                _write(file, check, field.finish(out))
+            del read
+    return check
+
+
+def write_in_order(store: Store, split: Split, field: Field, path: Path, memory: int) -> Checksum:
+    """Write a field of a split's rows in input order."""
+    check = Checksum()
+    with path.open("wb") as file:
+        for batch in _batches(store, split, memory // field.row_bytes):
+            read = field.read([Part(record, 0, record.rows) for record in batch])
+            end = 0
+            for record in batch:
+                start, end = end, end + record.rows
+                out = np.empty((record.rows, *read.shape[1:]), field.dtype)
+                out[store.keys_and_order(record)[1]] = read[start:end]
+                wanted = slice(
+                    max(split.start - record.first_row, 0), max(split.stop - record.first_row, 0)
+                )
+                _write(file, check, field.finish(out[wanted]))
+            del read
+    return check
+
+
+def _batches(store: Store, split: Split, rows: int) -> Iterator[list[Record]]:
+    batch: list[Record] = []
+    for record in store.records:
+        if record.first_row >= split.stop or record.first_row + record.rows <= split.start:
+            continue
+        if batch and sum(held.rows for held in batch) + record.rows > rows:
+            yield batch
+            batch = []
+        batch.append(record)
+    if batch:
+        yield batch
+
+
+def _write(file: Any, check: Checksum, rows: Array) -> None:
+    rows = np.ascontiguousarray(rows)
+    check.update(rows)
+    file.write(rows.data)

@@ -1,0 +1,155 @@
+"""A categorical column of the store, as the vocabulary and the encoder want to see it."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainmark.clicklog.arrays.primitives import NO_KEYS, Array
+from trainmark.clicklog.engine import store as stores
+from trainmark.clicklog.engine.store import Record, Store
+
+
+class ColumnReader:
+    """Numbers of one column.
+
+    Args:
+        store: the finished store.
+        column: which of its categorical columns.
+        modulus: numbers are taken modulo this, if given.
+    """
+
+    def __init__(self, store: Store, column: int, modulus: int | None = None) -> None:
+        self.store, self.column, self.modulus = store, column, modulus
+        self.kind = store.schema.categorical[column].kind
+        self.dtype = stores.dtype_of(store.schema.categorical[column])
+
+    def records(self, stop_row: int) -> Iterator[Record]:
+        """Blocks that have rows before `stop_row`."""
+        return (record for record in self.store.records if record.first_row < stop_row)
+
+    def _final(self, record: Record, numbers: Array) -> Array:
+        """Numbers that mean the same in all blocks."""
+        if self.kind == "string":
+            numbers = _block_numbers(self.store.folder, record.index, self.column)[numbers]
+        return numbers % self.dtype.type(self.modulus) if self.modulus else numbers
+
+    def dictionary(self, record: Record) -> tuple[Array, Array]:
+        numbers, counts = self.store.dictionary(record, self.column)
+        return self._final(record, numbers), counts
+
+    def codes(self, record: Record, start: int, stop: int) -> Array:
+        """Codes of a block's places, where it has a dictionary."""
+        return self.store.codes(record, self.column, start, stop)
+
+    def numbers(self, record: Record, start: int, stop: int) -> Array:
+        """Numbers of a block's places, 0 where missing."""
+        codes = self.codes(record, start, stop)
+        if record.columns[self.column].distinct:
+            return self.dictionary(record)[0][codes]
+        return self._final(record, codes)
+
+    def occurrences(
+        self, record: Record, stop_row: int, keyed: bool
+    ) -> tuple[Array, Array | None, Array]:
+        """Numbers, how often each occurs (None: once), and keys that rise with the rows.
+
+        A block's dictionary is in order of appearance, so that an entry's index will do for the
+        row of its first appearance: no other block has keys in between.
+        """
+        whole = record.first_row + record.rows <= stop_row
+        if whole and record.columns[self.column].distinct:
+            numbers, counts = self.dictionary(record)
+            keys = record.first_row + np.arange(len(numbers)) if keyed else NO_KEYS
+            return numbers, counts.astype(self.dtype, copy=False), keys
+        numbers = self.numbers(record, 0, record.rows)
+        if whole and not keyed:
+            return numbers, None, NO_KEYS
+        rows = record.first_row + self.store.keys_and_order(record)[1].astype(np.int64)
+        within = rows < stop_row
+        return numbers[within], None, rows[within] if keyed else NO_KEYS
+
+    def zeros_and_first(self, stop_row: int, with_missing: bool) -> tuple[int, int]:
+        """How many rows hold the number 0 (or nothing), and a key of the first."""
+        count = first = 0
+        for record in self.records(stop_row):
+            if with_missing:
+                numbers, counts, keys = self.occurrences(record, stop_row, True)
+                zeros = numbers == 0
+                here = int(zeros.sum() if counts is None else counts[zeros].sum())
+                if here and not count:
+                    first = int(keys[zeros].min())
+            elif record.first_row + record.rows <= stop_row:
+                here = record.columns[self.column].zeros
+            else:
+                rows = self.store.keys_and_order(record)[1]
+                places = self.store.zeros(record, self.column)
+                here = int(np.count_nonzero(rows[places] < stop_row - record.first_row))
+            count += here
+        return count, first
+
+    def zeros(self, record: Record, start: int, stop: int) -> Array:
+        """Which of a block's places hold the number 0, relative to `start`."""
+        if not record.columns[self.column].zeros:
+            return np.empty(0, np.int64)
+        places = self.store.zeros(record, self.column).astype(np.int64)
+        return places[(places >= start) & (places < stop)] - start
+
+    def missing(self) -> int:
+        """How many rows hold nothing."""
+        return sum(record.columns[self.column].missing for record in self.store.records)
+
+    # --- numbers as users know them
+
+    def arrow_type(self) -> Any:
+        import pyarrow as pa
+
+        types = {"int64": pa.int64(), "float64": pa.float64(), "string": pa.large_string()}
+        return types.get(self.kind) or pa.from_numpy_dtype(self.dtype)
+
+    def to_arrow(self, numbers: Array) -> Any:
+        """The values that rising numbers of the store stand for."""
+        if self.kind == "string":
+            from trainmark.clicklog.arrays import strings
+
+            return strings.of_numbers(self._all_strings(), numbers)
+        return arrow_array(stores.decode(self.kind, numbers))
+
+    def from_arrow(self, values: Any) -> Array:
+        """The store's numbers for rising values; for a string that does not occur, 0."""
+        if self.kind == "string":
+            from trainmark.clicklog.arrays import strings
+
+            return strings.to_numbers(self._all_strings(), values)
+        return stores.encode(self.kind, numpy_array(values))
+
+    def _all_strings(self) -> Path:
+        from trainmark.clicklog.arrays import strings
+
+        return strings.all_strings_path(self.store.folder, self.column)
+
+
+def arrow_array(values: Array) -> Any:
+    """A numpy array as Arrow's, without the detour over pandas that `pa.array` takes."""
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
+
+
+def numpy_array(values: Any) -> Array:
+    """Arrow's numbers, none of them null, as a numpy array; again without pandas."""
+    if hasattr(values, "combine_chunks"):
+        values = values.combine_chunks()
+    dtype = values.type.to_pandas_dtype()
+    return np.frombuffer(values.buffers()[1] or b"", dtype)[values.offset :][: len(values)]
+
+
+@lru_cache(maxsize=4)
+def _block_numbers(folder: Path, index: int, column: int) -> Array:
+    from trainmark.clicklog.arrays import strings
+
+    return np.fromfile(strings.numbers_path(folder, index, column), np.uint32)

@@ -1,0 +1,129 @@
+"""The columns of a dataset on their way from the store to their files."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainmark.clickdata import feature_spec
+from trainmark.clicklog.arrays import primitives
+from trainmark.clicklog.arrays.primitives import Array, Lookup, Scratch
+from trainmark.clicklog.engine.arrange import Part
+from trainmark.clicklog.engine.column_reader import ColumnReader
+from trainmark.clicklog.engine.store import Store
+from trainmark.clicklog.engine.vocabulary import UNKNOWN, SpecialIds, Vocabulary
+
+_scratch = Scratch()
+
+
+class LabelField:
+    """One byte per row; counts clicks."""
+
+    dtype = np.dtype(np.uint8)
+    row_bytes = 4
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.clicks = 0
+
+    def read(self, parts: Sequence[Part]) -> Array:
+        return _concatenate(
+            [self._store.labels(part.record, part.start, part.stop) for part in parts], self.dtype
+        )
+
+    def finish(self, rows: Array) -> Array:
+        self.clicks += int(rows.sum())
+        return rows
+
+
+class NumericalField:
+    """All numerical columns, row by row; the bits of float16."""
+
+    dtype = np.dtype("<u2")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.row_bytes = 6 * max(store.schema.num_numerical, 1)
+
+    def read(self, parts: Sequence[Part]) -> Array:
+        width = self._store.schema.num_numerical
+        out = _scratch.array("numbers", (sum(part.rows for part in parts), width), self.dtype)
+        end = 0
+        for part in parts:
+            start, end = end, end + part.rows
+            out[start:end] = self._store.numerical(part.record, part.start, part.stop)
+        return out
+
+    def finish(self, rows: Array) -> Array:
+        return rows
+
+
+class CategoricalField:
+    """The ids of a column; counts the rows that have the rare one.
+
+    Args:
+        reader: its numbers.
+        vocabulary: ids of the numbers.
+        cardinality: decides the type of the file.
+        special: ids of what it does not know.
+    """
+
+    row_bytes = 12
+
+    def __init__(
+        self,
+        reader: ColumnReader,
+        vocabulary: Vocabulary,
+        cardinality: int,
+        special: SpecialIds,
+    ) -> None:
+        self.dtype = np.dtype(feature_spec.dtype_for(cardinality)).newbyteorder("<")
+        self._reader, self._vocabulary = reader, vocabulary
+        self._special = special
+        self.rare = 0
+
+    def read(self, parts: Sequence[Part]) -> Array:
+        ids = _scratch.array("ids", sum(part.rows for part in parts), self.dtype)
+        ids.fill(UNKNOWN)
+        for number, lookup in enumerate(self._vocabulary.lookups()):
+            end = 0
+            for part in parts:
+                start, end = end, end + part.rows
+                self._fill(ids[start:end], part, lookup, first=number == 0)
+        end = 0
+        for part in parts:
+            start, end = end, end + part.rows
+            if self._special.zero != self._special.missing:
+                zeros = self._reader.zeros(part.record, part.start, part.stop)
+                ids[start:end][zeros] = self._special.zero
+        return ids
+
+    def _fill(self, ids: Array, part: Part, lookup: Lookup, first: bool) -> None:
+        """Set the ids of the rows whose values `lookup` knows, and of missing ones."""
+        reader, record = self._reader, part.record
+        if not record.columns[reader.column].distinct:
+            numbers = reader.numbers(record, part.start, part.stop)
+            lookup(numbers, ids)
+            ids[numbers == 0] = self._special.missing
+            return
+        numbers, _ = reader.dictionary(record)
+        id_of_code = np.full(len(numbers), UNKNOWN, np.int32)
+        lookup(numbers, id_of_code)
+        id_of_code[numbers == 0] = self._special.missing
+        codes = reader.codes(record, part.start, part.stop)
+        if first:
+            primitives.take(id_of_code, codes, ids)
+        else:
+            known = id_of_code[codes]
+            np.copyto(ids, known, where=known != UNKNOWN)
+
+    def finish(self, rows: Array) -> Array:
+        unknown = rows == UNKNOWN
+        count = int(np.count_nonzero(unknown))
+        if count:
+            self.rare += count
+            rows[unknown] = self._special.rare
+        return rows
+
+
+def _concatenate(arrays: Sequence[Array], dtype: np.dtype) -> Array:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)

@@ -1,0 +1,86 @@
+"""Writes the `split_binary` layout: one headerless little-endian file per feature.
+
+`numerical.bin` holds float16 rows, `label.bin` one byte per row, `cat_i.bin` one integer per row in
+the narrowest type that the column's cardinality allows. Row k of every file is the same example.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmark.clickdata import feature_spec
+
+
+class Writer:
+    """Appends rows to the files of one mapping.
+
+    Example:
+        with Writer(folder, "train", cardinalities, num_numerical=13) as train:
+            train.append(labels, numerical, categorical)
+    """
+
+    def __init__(
+        self, folder: Path, mapping: str, cardinalities: Sequence[int], num_numerical: int
+    ) -> None:
+        self.rows = 0
+        self._dtypes = [feature_spec.dtype_for(cardinality) for cardinality in cardinalities]
+        (folder / mapping).mkdir()
+        self._files = ExitStack()
+
+        def create(name: str) -> Any:
+            return self._files.enter_context((folder / mapping / name).open("wb"))
+
+        self._label = create("label.bin")
+        self._numerical = create("numerical.bin") if num_numerical else None
+        self._categorical = [create(f"cat_{i}.bin") for i in range(len(cardinalities))]
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.close()
+
+    def append(
+        self,
+        labels: NDArray[np.bool_],
+        numerical: NDArray[np.float16],
+        categorical: Iterable[NDArray[np.integer]],
+    ) -> None:
+        """Write rows: `labels` [rows], `numerical` [rows, columns], `categorical` per column.
+
+        A feature with several ids per example has [rows, hotness] of them.
+        """
+        self.rows += len(labels)
+        _write(self._label, labels, "bool")
+        if self._numerical is not None:
+            _write(self._numerical, numerical, "<f2")
+        for file, ids, dtype in zip(self._categorical, categorical, self._dtypes, strict=True):
+            _write(file, ids, np.dtype(dtype).newbyteorder("<"))
+
+
+def _write(file: Any, values: NDArray[Any], dtype: Any) -> None:
+    file.write(np.ascontiguousarray(values, dtype=dtype).data)
+
+
+def write_specs(
+    folder: Path,
+    cardinalities: Sequence[int],
+    num_numerical: int,
+    metadata: Mapping[str, Any],
+    hotness: Sequence[int] = (),
+) -> None:
+    """Write `feature_spec.yaml` (train, test) and `feature_spec_validation.yaml` (validation)."""
+    for mappings in (("train", "test"), ("validation",)):
+        spec = feature_spec.default_spec(cardinalities, num_numerical, metadata, mappings, hotness)
+        feature_spec.check(spec, mappings)
+        feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))

@@ -1,0 +1,286 @@
+"""The store: a log's rows as integer columns on disk, a file per block of consecutive rows.
+
+Within a block the rows are grouped by bucket (shuffle.py). The file holds, in this order:
+
+    bucket sizes   uint32 [2**bits]
+    labels         uint8 [rows]
+    numerical      float16 [rows, columns]
+    each categorical column:
+        zeros      uint32, places of the rows that hold the number 0 (a stored 0 is a missing value)
+        dictionary numbers in order of appearance, then uint32 how often each occurs
+        rows       codes of 1 or 2 bytes into the dictionary; without one, the numbers themselves
+
+A record (a line in blocks.jsonl) says where things are, and what the file's checksum is.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmark.clicklog.arrays import checksum, primitives, shuffle
+from trainmark.clicklog.arrays.primitives import Array, Scratch
+from trainmark.clicklog.sources.rows import Block, Column, Kind, Schema, Values
+from trainmark.clicklog.sources.source import Position
+
+DICTIONARY_SHARE = 4
+"""A dictionary may have one entry for this many rows; with more it would save too little."""
+
+_scratch = Scratch()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a categorical column lies in a block's file."""
+
+    offset: int
+    width: int
+    """Bytes per row."""
+    distinct: int
+    """Size of the dictionary; 0: there is none."""
+    zeros: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished block."""
+
+    index: int
+    first_row: int
+    rows: int
+    bad: int
+    stop: Position
+    check: list[Any]
+    columns: list[Stored]
+    strings: dict[str, list[Any]]
+    """Checksums of the dictionaries of string columns, by file name."""
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["columns"] = [list(asdict(column).values()) for column in self.columns]
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Record":
+        columns = [Stored(*column) for column in data["columns"]]
+        return cls(**data | {"stop": Position(**data["stop"]), "columns": columns})
+
+
+def dtype_of(column: Column) -> Any:
+    """The number type of a column in the store. Strings are numbered block by block."""
+    return np.dtype(np.uint32 if column.kind in ("uint32", "string") else np.uint64)
+
+
+def path_of(folder: Path, index: int) -> Path:
+    return folder / f"{index:06d}.bin"
+
+
+# --- writing
+
+
+def write(
+    folder: Path, block: Block, schema: Schema, seed: int, bits: int, record: dict[str, Any]
+) -> Record:
+    """Write a block's file.
+
+    Args:
+        record: index, first_row and stop of the block's `Record`.
+    """
+    first = record["first_row"]
+    _, order, bounds = shuffle.group(seed, first, first + len(block), bits)
+    parts: list[Array] = [np.diff(bounds).astype(np.uint32)]
+    parts += [_taken("labels", block.labels.view(np.uint8), order)]
+    parts += [_taken("numerical", block.numerical.view(np.uint16), order)]
+    place_of: Array | None = None
+    columns = []
+    dictionaries = {}
+    offset = sum(part.nbytes for part in parts)
+    for number, (column, values) in enumerate(
+        zip(schema.categorical, block.categorical, strict=True)
+    ):
+        if column.kind == "string":
+            from trainmark.clicklog.arrays import strings
+
+            path = strings.dictionary_path(folder, record["index"], number)
+            numbers, dictionary = strings.number_block(values)
+            zeros = np.empty(0, np.int64)
+            dictionaries[path.name] = strings.write_dictionary(path, dictionary)
+        else:
+            numbers, zeros = split_zeros(column, values)
+        if len(zeros) and place_of is None:
+            place_of = np.empty(len(order), np.uint32)
+            place_of[order] = np.arange(len(order), dtype=np.uint32)
+        stored = _rows(f"rows {number}", numbers, order)
+        places = place_of[zeros] if place_of is not None else zeros
+        pieces = [np.sort(places).astype(np.uint32), *stored]
+        columns.append(_describe(offset, pieces, numbers))
+        parts += pieces
+        offset += sum(part.nbytes for part in pieces)
+    check = checksum.Checksum()
+    with path_of(folder, record["index"]).open("wb") as file:
+        for part in parts:
+            check.update(part)
+            file.write(part.data)
+    return Record(
+        rows=len(block),
+        bad=len(block.bad),
+        check=check.value(),
+        columns=columns,
+        strings=dictionaries,
+        **record,
+    )
+
+
+def _taken(name: str, source: Array, order: Array, dtype: Any = None) -> Array:
+    out = _scratch.array(name, (len(order), *source.shape[1:]), dtype or source.dtype)
+    primitives.take(source, order, out)
+    return out
+
+
+def intact(folder: Path, data: dict[str, Any]) -> bool:
+    """Whether the files of a block (its record as JSON) are as they were written."""
+    files = data["strings"] | {path_of(folder, data["index"]).name: data["check"]}
+    return all(checksum.matches(folder / name, check) for name, check in files.items())
+
+
+def split_zeros(column: Column, values: Values) -> tuple[Array, Array]:
+    """Numbers with 0 for missing rows, and the rows that really hold 0."""
+    numbers = encode(column.kind, values.numbers)
+    zeros = values.zeros
+    if zeros is None:
+        is_zero = numbers == 0
+        if values.missing is not None:
+            is_zero &= ~values.missing
+            numbers = np.where(values.missing, numbers.dtype.type(0), numbers)
+        zeros = np.flatnonzero(is_zero)
+    return numbers, zeros
+
+
+def encode(kind: Kind, values: Array) -> Array:
+    """Unsigned numbers that rise as the values do."""
+    if kind == "int64":
+        return values.view(np.uint64) ^ np.uint64(1 << 63)
+    if kind == "float64":
+        bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+        negative = bits >> np.uint64(63) == 1
+        return np.where(negative, ~bits, bits | np.uint64(1 << 63))
+    return values
+
+
+def decode(kind: Kind, numbers: Array) -> Array:
+    """The values that the numbers stand for."""
+    if kind == "int64":
+        return (numbers ^ np.uint64(1 << 63)).view(np.int64)
+    if kind == "float64":
+        positive = numbers >> np.uint64(63) == 1
+        return np.where(positive, numbers ^ np.uint64(1 << 63), ~numbers).view(np.float64)
+    return numbers
+
+
+def _rows(name: str, numbers: Array, order: Array) -> list[Array]:
+    """Dictionary, counts and codes if they are few enough, else the numbers."""
+    encoded = primitives.encode(numbers, max(len(numbers) // DICTIONARY_SHARE, 16))
+    if encoded is None:
+        return [numbers[:0], np.empty(0, np.uint32), _taken(name, numbers, order)]
+    codes, dictionary, counts = encoded
+    width = np.uint8 if len(dictionary) <= 1 << 8 else np.uint16
+    return [dictionary.copy(), counts.copy(), _taken(name, codes, order, width)]
+
+
+def _describe(offset: int, pieces: Sequence[Array], numbers: Array) -> Stored:
+    zeros, dictionary, counts, rows = pieces
+    if len(dictionary):
+        stored_zeros = int(counts[dictionary == 0].sum())
+    else:
+        stored_zeros = len(numbers) - int(np.count_nonzero(numbers))
+    return Stored(
+        offset=offset,
+        width=rows.itemsize,
+        distinct=len(dictionary),
+        zeros=len(zeros),
+        missing=stored_zeros - len(zeros),
+    )
+
+
+# --- reading
+
+
+class Store:
+    """The finished blocks.
+
+    Args:
+        folder: where the files are.
+        schema: the columns.
+        records: all blocks, in order.
+        seed, bits: what the rows are grouped by.
+    """
+
+    def __init__(
+        self, folder: Path, schema: Schema, records: Sequence[Record], seed: int, bits: int
+    ) -> None:
+        self.folder, self.schema, self.records = folder, schema, list(records)
+        self.seed, self.bits = seed, bits
+        self.rows = sum(record.rows for record in self.records)
+        self.bounds = np.zeros((len(self.records), (1 << bits) + 1), np.uint32)
+        """[blocks, buckets + 1]: the places where each bucket of a block starts, and its end."""
+        for bounds, record in zip(self.bounds, self.records, strict=True):
+            np.cumsum(self._read(record, 0, 1 << bits, np.uint32), out=bounds[1:])
+
+    def _read(self, record: Record, offset: int, count: int, dtype: Any) -> Array:
+        out = np.empty(count, dtype)
+        with path_of(self.folder, record.index).open("rb", buffering=0) as file:
+            if os.preadv(file.fileno(), [out.view(np.uint8).data], offset) != out.nbytes:
+                raise OSError(f"{file.name} is shorter than it was when it was written")
+        return out
+
+    def labels(self, record: Record, start: int, stop: int) -> Array:
+        """Labels of the places `start` to `stop` of a block."""
+        offset = 4 << self.bits
+        return self._read(record, offset + start, stop - start, np.uint8)
+
+    def numerical(self, record: Record, start: int, stop: int) -> Array:
+        """Bits of the float16 numbers [rows, columns] of these places."""
+        width = self.schema.num_numerical
+        offset = (4 << self.bits) + record.rows + start * 2 * width
+        return self._read(record, offset, (stop - start) * width, np.uint16).reshape(-1, width)
+
+    def zeros(self, record: Record, column: int) -> Array:
+        """Rising places of a block's rows that hold the number 0."""
+        stored = record.columns[column]
+        return self._read(record, stored.offset, stored.zeros, np.uint32)
+
+    def dictionary(self, record: Record, column: int) -> tuple[Array, Array]:
+        """Numbers in order of appearance, 0 for missing or 0, and their counts."""
+        stored = record.columns[column]
+        dtype = dtype_of(self.schema.categorical[column])
+        offset = stored.offset + 4 * stored.zeros
+        numbers = self._read(record, offset, stored.distinct, dtype)
+        offset += numbers.nbytes
+        return numbers, self._read(record, offset, stored.distinct, np.uint32)
+
+    def codes(self, record: Record, column: int, start: int, stop: int) -> Array:
+        """Codes (or numbers, where there is no dictionary) of the places `start` to `stop`."""
+        stored = record.columns[column]
+        dtype = dtype_of(self.schema.categorical[column])
+        offset = stored.offset + 4 * stored.zeros
+        if stored.distinct:
+            offset += stored.distinct * (dtype.itemsize + 4)
+            dtype = np.dtype(f"u{stored.width}")
+        return self._read(record, offset + start * stored.width, stop - start, dtype)
+
+    def keys_and_order(self, record: Record) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """Keys of a block's rows, and the row (from the block's first one) at each place."""
+        return _keys_and_order(self.seed, record.first_row, record.rows, self.bits)
+
+
+@lru_cache(maxsize=4)
+def _keys_and_order(
+    seed: int, first_row: int, rows: int, bits: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    return shuffle.group(seed, first_row, first_row + rows, bits)[:2]

@@ -1,0 +1,117 @@
+"""What a finished preparation tells: prepare.json, and the table on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.formatting import readable_size
+
+SCHEMA = "trainmark.prepare/1"
+EMBEDDING_DIM = 128
+
+
+def manifest(
+    *,
+    settings: Mapping[str, Any],
+    splits: Sequence[Split],
+    clicks: Mapping[str, int],
+    bad: int,
+    features: Mapping[str, Mapping[str, int]],
+    metadata: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of prepare.json. No times: the same input gives the same bytes."""
+    rows = sum(split.rows for split in splits)
+    cardinalities = [feature["cardinality"] for feature in features.values()]
+    table_rows = sum(cardinalities)
+    return {
+        "schema": SCHEMA,
+        "settings": settings,
+        "rows": {split.name: split.rows for split in splits},
+        "bad_rows": bad,
+        "click_rate": {split.name: clicks[split.name] / split.rows for split in splits},
+        "cardinalities": cardinalities,
+        "features": {
+            name: {
+                "distinct": feature["distinct"],
+                "kept": feature["kept"],
+                "cardinality": feature["cardinality"],
+                "missing_share": feature["missing"] / rows,
+                "rare_share": feature["rare"] / rows,
+            }
+            for name, feature in features.items()
+        },
+        "model": {
+            "embedding_dim": EMBEDDING_DIM,
+            "table_rows": table_rows,
+            "parameters": table_rows * EMBEDDING_DIM,
+            "fp32_bytes": table_rows * EMBEDDING_DIM * 4,
+        },
+        **metadata,
+    }
+
+
+def vocabulary_facts(
+    rules: Sequence[Rules], names: Sequence[str], inputs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What one must know besides the files to encode new data in the same way.
+
+    Args:
+        inputs: how the columns were read, where the format does not say it.
+    """
+    return {
+        "schema": "trainmark.vocabulary/1",
+        "recipe": rules[0].recipe.name if rules else None,
+        "columns": {
+            name: {"threshold": rule.threshold, "max_rows": rule.max_rows, "rare_id": rule.rare_id}
+            for name, rule in zip(names, rules, strict=True)
+        },
+        **({} if inputs is None else {"inputs": inputs}),
+    }
+
+
+def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
+    """Print the table of splits."""
+    from rich.console import Console
+    from rich.table import Table
+
+    splits = Table("split", "rows", "click rate", title=str(output))
+    for name, rows in facts["rows"].items():
+        splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
+    Console().print(splits)
+    for name, rate in facts["click_rate"].items():
+        if rate in (0, 1):
+            which = "no row" if rate == 0 else "every row"
+            print(f"In {name} {which} is a click, so AUC is undefined there. Is the label right?")
+
+
+def show(output: Path, facts: Mapping[str, Any]) -> None:
+    """Print the tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    show_splits(output, facts)
+    features = Table("feature", "distinct", "kept", "table rows", "missing", "rare")
+    for name, feature in facts["features"].items():
+        counts = (f"{feature[key]:,}" for key in ("distinct", "kept", "cardinality"))
+        shares = (f"{feature[key]:.1%}" for key in ("missing_share", "rare_share"))
+        features.add_row(name, *counts, *shares)
+    console.print(features)
+    model = facts["model"]
+    console.print(
+        f"{_tables(len(facts['cardinalities']))}, {model['table_rows']:,} rows together: "
+        f"at dimension {model['embedding_dim']}, {model['parameters']:,} parameters, "
+        f"{readable_size(model['fp32_bytes'])} in fp32",
+        soft_wrap=True,
+    )
+    if facts["bad_rows"]:
+        rows = "1 bad row" if facts["bad_rows"] == 1 else f"{facts['bad_rows']:,} bad rows"
+        console.print(f"{rows}, listed in {output / 'bad_rows.txt'}")
+    if "best_auc" in facts:
+        console.print(f"best possible AUC on the last day: {facts['best_auc']:.4f}")
+
+
+def _tables(count: int) -> str:
+    return "1 table" if count == 1 else f"{count} tables"

@@ -1,0 +1,1 @@
+"""Sources: files of several formats, read as rows of integers and numbers."""

@@ -1,0 +1,143 @@
+"""What the columns of one's own data are, in one line.
+
+    label=clicked numerical=age,price:log categorical=user:int64,city timestamp=seen_at
+
+Roles are separated by spaces, columns by commas. A column is named as in the header, where `*` and
+`?` stand for any characters (`categorical=C*`); without a header it is a number from 1, or a range
+(`numerical=2-14`). Columns that are not mentioned are not read. What follows a column's last colon
+says how to read it:
+
+    label        0 or 1 (also true, false); or compared: label=rating>=4, label=answer=yes
+    numerical    plain (the default): the number itself; log: ln(x + 3), 0.0 where x is not above -3
+    categorical  string (the default for text), int64, uint64, float64, or hex for numbers of up to
+                 8 hexadecimal digits
+    timestamp    iso (the default for text: 2024-05-01 13:30:00), unix (seconds), unix_ms
+
+A timestamp becomes two categorical features, the hour (UTC) and the day of the week.
+A missing number is 0.0; a missing categorical value has the id of rare ones.
+"""
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from trainmark.clicklog.sources.rows import Column, Kind, Schema
+from trainmark.errors import InputError, raise_all, unknown
+
+Role = Literal["label", "numerical", "categorical", "timestamp"]
+READINGS: dict[Role, tuple[str, ...]] = {
+    "label": ("string",),
+    "numerical": ("plain", "log"),
+    "categorical": ("string", "int64", "uint64", "float64", "hex"),
+    "timestamp": ("iso", "unix", "unix_ms"),
+}
+COMPARISON = re.compile(r"(.+?)\s*(>=|<=|==|>|<|=)\s*(.+)")
+NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What becomes of one column of the input."""
+
+    column: str
+    role: Role
+    reading: str | None = None
+    """How to read it; None: as its type in the file says, or as the default for text."""
+    comparison: tuple[str, float | str] | None = None
+    """Of a label: it is 1 where the column compares so; a text can only be equal."""
+
+
+def parse(text: str, columns: Sequence[str], source: str) -> list[Use]:
+    """The uses that `text` describes, in the order in which it names them.
+
+    Args:
+        text: as in this module's description.
+        columns: the columns that there are; "1", "2", ... where there is no header.
+        source: where they were found, for messages.
+    """
+    roles = "|".join(get_args(Role))
+    parts = re.split(rf"(?:^|\s+)({roles})=", text.strip())
+    if parts[0] or len(parts) < 3:
+        raise InputError(
+            f"--columns is {text!r}; expected roles with their columns, such as "
+            "'label=clicked numerical=age,price categorical=user,city'."
+        )
+    uses: list[Use] = []
+    for role, names in zip(parts[1::2], parts[2::2], strict=True):
+        for name in names.split(","):
+            uses += _uses(role, name.strip(), columns, source)  # type: ignore[arg-type]
+    raise_all(_problems(uses))
+    return uses
+
+
+def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[Use]:
+    if role == "label" and name not in columns and (match := COMPARISON.fullmatch(name)):
+        column, operator, value = match.groups()
+        compared = (operator, _compared_with(operator, value, name))
+        return [Use(c, role, comparison=compared) for c in _find(column, columns, source)]
+    head, _, reading = name.rpartition(":")
+    if name not in columns and head and reading in READINGS[role]:
+        return [Use(column, role, reading) for column in _find(head, columns, source)]
+    if name not in columns and head and head in columns:
+        raise unknown(f"way to read the {role} column {head}", reading, READINGS[role])
+    return [Use(column, role) for column in _find(name, columns, source)]
+
+
+def _compared_with(operator: str, value: str, name: str) -> float | str:
+    if NUMBER.fullmatch(value):
+        return float(value)
+    if operator in ("=", "=="):
+        return value
+    raise InputError(f"--columns: label={name} compares with {value!r}; a number is expected.")
+
+
+def _find(name: str, columns: Sequence[str], source: str) -> list[str]:
+    """The columns that a name, a pattern or a range of numbers stands for."""
+    if name in columns:
+        return [name]
+    span = re.fullmatch(r"(\d+)-(\d+)", name)
+    numbered = [str(i) for i in range(1, len(columns) + 1)] == list(columns)
+    if span and numbered:
+        found = [str(i) for i in range(int(span.group(1)), int(span.group(2)) + 1)]
+        if found and set(found) <= set(columns):
+            return found
+        raise InputError(f"--columns names {name}; {source} has columns 1 to {len(columns)}.")
+    matching = [column for column in columns if fnmatch.fnmatchcase(column, name)]
+    if not matching:
+        raise unknown(f"column of {source}", name, columns)
+    return matching
+
+
+def _problems(uses: Sequence[Use]) -> list[str]:
+    problems = []
+    labels = [use.column for use in uses if use.role == "label"]
+    if len(labels) != 1:
+        problems.append(f"--columns names {len(labels)} labels; exactly one is needed.")
+    named: set[str] = set()
+    for use in uses:
+        if use.column in named:
+            problems.append(f"--columns names {use.column!r} twice.")
+        named.add(use.column)
+    if not any(use.role in ("categorical", "timestamp") for use in uses):
+        problems.append("--columns names no categorical column; at least one is needed.")
+    return problems
+
+
+def schema(uses: Sequence[Use]) -> Schema:
+    """The columns that the uses give. Every reading must be known."""
+    kinds: dict[str, Kind] = {
+        "string": "string",
+        "int64": "int64",
+        "uint64": "uint64",
+        "float64": "float64",
+        "hex": "uint32",
+    }
+    categorical: list[Column] = []
+    for use in uses:
+        if use.role == "categorical":
+            categorical.append(Column(use.column, kinds[use.reading or "string"]))
+        elif use.role == "timestamp":
+            categorical += [Column(f"{use.column}.hour"), Column(f"{use.column}.weekday")]
+    return Schema(sum(use.role == "numerical" for use in uses), tuple(categorical))

@@ -1,0 +1,257 @@
+"""Columns of one's own data, as Arrow read them, to what the engine stores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from trainmark.clicklog.sources.columns import Use
+from trainmark.clicklog.sources.rows import Values
+from trainmark.errors import InputError
+
+Mask = NDArray[np.bool_]
+
+LARGEST = float(np.finfo(np.float16).max)
+HOUR_S, DAY_S = 3600, 86_400
+THURSDAY = 3
+"""Day of the week of 1 January 1970, Monday being 0."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A batch of rows. Fields that break the rules are listed, and missing or 0 in the columns."""
+
+    labels: NDArray[np.bool_]
+    numerical: NDArray[np.float16]
+    categorical: list[Any]
+    problems: dict[int, str]
+    """Row -> what is wrong with it, the first thing if there are several."""
+    unlabelled: Mask
+    """Rows whose label is missing or wrong: these cannot be kept."""
+
+
+def convert(columns: Sequence[pa.Array], uses: Sequence[Use]) -> Converted:
+    """Convert one batch; `columns` and `uses` correspond."""
+    columns = [_plain(column) for column in columns]
+    problems: dict[int, str] = {}
+    labels = unlabelled = np.empty(0, np.bool_)
+    numerical: list[NDArray[np.float16]] = []
+    categorical: list[Any] = []
+    for column, use in zip(columns, uses, strict=True):
+        if use.role == "label":
+            labels, bad = _label(column, use)
+            unlabelled = bad
+        elif use.role == "numerical":
+            numbers, bad = _number(column, use)
+            numerical.append(numbers)
+        elif use.role == "timestamp":
+            features, bad = _time(column, use)
+            categorical += features
+        else:
+            values, bad = _category(column, use)
+            categorical.append(values)
+        for row in np.flatnonzero(bad).tolist():
+            found = column[row].as_py()
+            received = "missing" if found is None else f"{found!r:.60}"
+            problems.setdefault(row, f"{use.column} is {received}, expected {expected(use)}")
+    rows = len(columns[0])
+    matrix = np.stack(numerical, axis=1) if numerical else np.empty((rows, 0), np.float16)
+    return Converted(labels, matrix, categorical, problems, unlabelled)
+
+
+def expected(use: Use) -> str:
+    """What may stand in a column, in words, and how to have something else read."""
+    if use.role == "label":
+        if use.comparison is None:
+            return f"0, 1, true or false (or say what a click is: label={use.column}=VALUE)"
+        return "a number" if isinstance(use.comparison[1], float) else "a value"
+    if use.role == "numerical":
+        if use.reading == "log":
+            return "a finite number"
+        most = f"{LARGEST:,.0f} at most ({use.column}:log takes larger ones)"
+        return f"a number within float16, {most}"
+    if use.role == "timestamp":
+        if use.reading in ("unix", "unix_ms"):
+            return "seconds since 1970" if use.reading == "unix" else "milliseconds since 1970"
+        return f"a time such as 2024-05-01 13:30:00 (numbers: {use.column}:unix or :unix_ms)"
+    return f"{use.reading} or nothing"
+
+
+def resolve(uses: Sequence[Use], types: Sequence[pa.DataType]) -> list[Use]:
+    """Fill in how to read each column, by its type in the file; refuse what cannot be read."""
+    resolved = [
+        use if use.reading else replace(use, reading=_reading(use, _value_type(kind)))
+        for use, kind in zip(uses, types, strict=True)
+    ]
+    for use, kind in zip(resolved, types, strict=True):
+        try:
+            convert([pa.array([], kind)], [use])
+        except pa.ArrowNotImplementedError:
+            reading = "" if use.role == "label" else f" ({use.reading})"
+            raise InputError(
+                f"--columns: {use.column} is a column of {kind}, "
+                f"which cannot be read as {use.role}{reading}."
+            ) from None
+    return resolved
+
+
+def _reading(use: Use, kind: pa.DataType) -> str | None:
+    if use.role == "timestamp":
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            raise InputError(
+                f"--columns: {use.column} holds numbers; say {use.column}:unix (seconds) or "
+                f"{use.column}:unix_ms."
+            )
+        return "iso"
+    if use.role != "categorical":
+        return "plain" if use.role == "numerical" else "string"
+    if pa.types.is_unsigned_integer(kind):
+        return "uint64"
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "int64"
+    if pa.types.is_floating(kind):
+        return "float64"
+    if pa.types.is_nested(kind):
+        raise InputError(f"--columns: {use.column} is a column of {kind}; single values are read.")
+    return "string"
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column
+
+
+# --- one column
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """The column in another type, null where that is not possible; and where that is."""
+    try:
+        return column.cast(kind), np.zeros(len(column), np.bool_)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        bad = np.array([not _casts(value, kind) for value in column], np.bool_)
+        return pc.if_else(pa.array(~bad), column, pa.scalar(None, column.type)).cast(kind), bad
+
+
+def _casts(value: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        value.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def nulls(column: pa.Array) -> Mask:
+    return pc.is_null(column).to_numpy(zero_copy_only=False)
+
+
+def _floats(column: pa.Array) -> tuple[NDArray[np.float64], Mask, Mask]:
+    """Numbers (0.0 where there is none), where they are missing, and where they are bad."""
+    numbers, bad = _cast(column, pa.float64())
+    array = pc.fill_null(numbers, float("nan")).to_numpy(zero_copy_only=False)
+    missing = np.isnan(array) & ~bad
+    return np.where(np.isnan(array), 0.0, array), missing, bad
+
+
+def _label(column: pa.Array, use: Use) -> tuple[NDArray[np.bool_], Mask]:
+    if use.comparison:
+        operator, wanted = use.comparison
+        if isinstance(wanted, str):
+            texts, bad = _cast(column, pa.string())
+            equal = pc.fill_null(pc.equal(texts, wanted), False).to_numpy(zero_copy_only=False)
+            return equal, nulls(texts) | bad
+        values, missing, bad = _floats(column)
+        compare = {
+            ">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less,
+            "=": np.equal, "==": np.equal,
+        }[operator]  # fmt: skip
+        return compare(values, wanted), missing | bad
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        lower = pc.utf8_lower(column)
+        words = pc.replace_with_mask(lower, pc.fill_null(pc.equal(lower, "true"), False), "1")
+        column = pc.replace_with_mask(words, pc.fill_null(pc.equal(words, "false"), False), "0")
+    values, missing, bad = _floats(column)
+    return values == 1, missing | bad | ((values != 0) & (values != 1))
+
+
+def _number(column: pa.Array, use: Use) -> tuple[NDArray[np.float16], Mask]:
+    values, missing, bad = _floats(column)
+    if use.reading == "log":
+        bad |= ~np.isfinite(values)
+        shifted = np.maximum(np.where(bad | missing, -2.0, values) + 3, 1.0)
+        return np.log(shifted).astype(np.float16), bad
+    bad |= ~(np.abs(values) <= LARGEST)
+    return np.where(bad, 0.0, values).astype(np.float16), bad
+
+
+def _category(column: pa.Array, use: Use) -> tuple[Any, Mask]:
+    if use.reading == "string":
+        return _cast(column, pa.string())
+    if use.reading == "hex":
+        return hexadecimal(column)
+    kinds = {"int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64()}
+    numbers, bad = _cast(column, kinds[str(use.reading)])
+    missing = nulls(numbers)
+    array = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+    if use.reading == "float64":
+        missing = missing | np.isnan(array)
+        array = np.where(missing, 0.0, array) + 0.0  # one zero, not a negative one too
+    return Values(array, missing if missing.any() else None), bad
+
+
+def hexadecimal(column: pa.Array) -> tuple[Values, Mask]:
+    """Numbers of up to 8 digits, in either case."""
+    missing = nulls(column)
+    good = pc.fill_null(pc.match_substring_regex(column, "^[0-9a-fA-F]{1,8}$"), False)
+    bad = ~good.to_numpy(zero_copy_only=False) & ~missing
+    padded = pc.ascii_lpad(pc.if_else(good, column, "0"), width=8, padding="0")
+    texts = np.frombuffer(padded.buffers()[-1] or b"", np.uint8)
+    characters = texts[: 8 * len(padded)].reshape(-1, 8)
+    digits = (characters & 15) + 9 * (characters >> 6)  # the bit of 64 marks letters
+    pairs = (digits[:, ::2] << 4) | digits[:, 1::2]
+    numbers = np.ascontiguousarray(pairs).view(">u4").ravel().astype(np.uint32)
+    absent = missing | bad
+    return Values(numbers, absent if absent.any() else None), bad
+
+
+def _time(column: pa.Array, use: Use) -> tuple[list[Values], Mask]:
+    """Hour and day of the week, in UTC."""
+    if use.reading in ("unix", "unix_ms"):
+        values, missing, bad = _floats(column)
+        bad |= ~(np.abs(values) < 2**53)
+        values = np.where(bad, 0.0, values)
+        seconds = np.floor(values / (1000 if use.reading == "unix_ms" else 1)).astype(np.int64)
+    else:
+        times, bad = _iso(column)
+        missing = nulls(times) & ~bad
+        milliseconds = pc.fill_null(times.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()), 0)
+        seconds = milliseconds.to_numpy(zero_copy_only=False) // 1000
+    absent = missing | bad
+    hidden = absent if absent.any() else None
+    hours = (seconds // HOUR_S % 24).astype(np.uint32)
+    weekdays = ((seconds // DAY_S + THURSDAY) % 7).astype(np.uint32)
+    return [Values(hours, hidden), Values(weekdays, hidden)], bad
+
+
+def _iso(column: pa.Array) -> tuple[pa.Array, Mask]:
+    if pa.types.is_temporal(column.type):
+        if pa.types.is_timestamp(column.type) and column.type.tz:
+            column = column.cast(pa.timestamp(column.type.unit))  # the same instant, in UTC
+        return _cast(column, pa.timestamp("ms") if pa.types.is_date(column.type) else column.type)
+    try:
+        return column.cast(pa.timestamp("us", tz="UTC")).cast(pa.timestamp("us")), np.zeros(
+            len(column), np.bool_
+        )
+    except pa.ArrowInvalid:
+        return _cast(column, pa.timestamp("us"))

@@ -1,0 +1,68 @@
+"""What the engine asks of a source of rows."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from trainmark.clicklog.sources.rows import Block, Schema
+
+BadRows = Literal["stop", "skip", "keep"]
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the input at which reading can start again."""
+
+    file: int = 0
+    """Index into `Source.files`."""
+    offset: int = 0
+    """In the unit of the source: a byte of the decompressed text, a row group, ..."""
+    line: int = 1
+    """Number of the line (or row) there, for messages."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Raw input of one block, read but not parsed."""
+
+    start: Position
+    stop: Position
+    """Where the next piece starts. `stop.file` is beyond `start.file` at the end of a file."""
+    raw: Any
+    """For the source's own `parse`."""
+    num_bytes: int
+    """How much input this is, for progress, in the unit of `Source.sizes`."""
+
+
+class Source(Protocol):
+    """Rows of one or more files.
+
+    A piece never reaches over the end of a file, so that every block belongs to one file; the
+    engine needs this to know where the last day starts.
+    """
+
+    schema: Schema
+    files: list[Path]
+
+    def settings(self) -> Mapping[str, Any]:
+        """What decides the bytes of the result, for prepare.json: recognised on the next run."""
+
+    def inputs(self) -> Mapping[str, Any] | None:
+        """How its columns are read, for vocabulary.json; None where the format says it."""
+
+    def sizes(self) -> list[int]:
+        """Bytes of each file, for progress."""
+
+    def bytes_per_row(self) -> float:
+        """Roughly, in the unit of `sizes`: for the disk estimate."""
+
+    def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
+        """Read on from `start`. Called in one thread at a time; may block on input."""
+
+    def parse(self, piece: Piece) -> Block:
+        """Parse a piece. Called in several threads; should release the GIL.
+
+        Raises:
+            InputError: naming file, line and reason, if bad rows are to stop the run.
+        """

@@ -1,0 +1,187 @@
+"""Reads text files, plain or compressed, as pieces of whole lines."""
+
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainmark.clicklog.arrays import primitives
+from trainmark.clicklog.arrays.primitives import Scratch
+from trainmark.clicklog.sources.source import Piece, Position
+from trainmark.errors import InputError
+
+PADDING = 16
+"""Zero bytes behind the text of a piece, so that parsers may look ahead."""
+MAX_LINE_BYTES = 1 << 20
+DECOMPRESS_BYTES = 1 << 16
+SAMPLE_BYTES = 1 << 20
+
+_scratch = Scratch()
+
+
+@dataclass(frozen=True)
+class Text:
+    """The raw part of a `Piece`: `length` bytes of `buffer`, which zeros follow.
+
+    The buffer belongs to the thread that read the piece, until it reads the next.
+    """
+
+    buffer: Any
+    length: int
+    lines: int
+    damage: str | None = None
+    """Why the rest of the file cannot be decompressed."""
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.buffer[: self.length])
+
+
+class TextFile:
+    """The decompressed text of a file; .gz and .zst by their names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage: str | None = None
+        try:
+            self._raw = path.open("rb", buffering=0)
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        self._file: Any = self._raw
+        if path.suffix == ".gz":
+            self._file = gzip.GzipFile(fileobj=self._raw)
+        elif path.suffix == ".zst":
+            import pyarrow as pa
+
+            self._file = pa.CompressedInputStream(pa.PythonFile(self._raw), "zstd")
+
+    def __enter__(self) -> "TextFile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+        self._raw.close()
+
+    def bytes_read(self) -> int:
+        """How much of the file on disk has been read."""
+        return self._raw.tell()
+
+    def skip(self, offset: int) -> None:
+        """Go to a byte of the text."""
+        if self._file is self._raw:
+            self._raw.seek(offset)
+            return
+        while offset and not self.damage:
+            offset -= self.read_into(_scratch.array("skipped", min(offset, 1 << 22), "u1"))
+
+    def read_into(self, buffer: Any) -> int:
+        """Fill `buffer` as far as the text goes, or until it turns out damaged."""
+        view = memoryview(buffer)
+        # What is read together with damaged data is lost, so take little at a time.
+        step = len(view) if self._file is self._raw else DECOMPRESS_BYTES
+        done = 0
+        try:
+            while done < len(view) and (count := self._file.readinto(view[done : done + step])):
+                done += count
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self.damage = str(error)
+        except OSError as error:
+            if error.errno is not None:
+                raise InputError(f"{self.path} cannot be read: {error.strerror}.") from None
+            self.damage = str(error)  # Arrow's word for a damaged zstd stream
+        return done
+
+
+def pieces(paths: Sequence[Path], start: Position, piece_bytes: int) -> Iterator[Piece]:
+    """Pieces of about `piece_bytes` from `start` on. Each ends with a line, or with its file."""
+    for number in range(start.file, len(paths)):
+        begin = start if number == start.file else Position(file=number)
+        yield from _pieces_of(paths[number], begin, piece_bytes)
+
+
+def _pieces_of(path: Path, position: Position, piece_bytes: int) -> Iterator[Piece]:
+    with TextFile(path) as file:
+        file.skip(position.offset)
+        read = file.bytes_read() if position.offset else 0
+        carried = b""
+        ended = False
+        while not ended:
+            text, carried, ended = _next_text(file, position, piece_bytes, carried)
+            if ended:
+                stop = Position(file=position.file + 1)
+            else:
+                stop = Position(
+                    position.file, position.offset + text.length, position.line + text.lines
+                )
+            before, read = read, file.bytes_read()
+            yield Piece(position, stop, text, read - before)
+            position = stop
+
+
+def _next_text(
+    file: TextFile, position: Position, piece_bytes: int, carried: bytes
+) -> tuple[Text, bytes, bool]:
+    """Text up to the last line end that fits, what follows it, and whether the file is done."""
+    wanted = piece_bytes
+    while True:
+        wanted = max(wanted, len(carried) + 1)
+        buffer = _scratch.array("text", wanted + PADDING, "u1")
+        buffer[: len(carried)] = np.frombuffer(carried, "u1")
+        filled = len(carried) + file.read_into(buffer[len(carried) : wanted])
+        ended = filled < wanted
+        # Half a line before damaged data is part of the damage.
+        end = filled if ended and not file.damage else _after_last_newline(buffer, filled)
+        if end or ended:
+            break
+        if filled > MAX_LINE_BYTES:
+            raise InputError(
+                f"{file.path}:{position.line}: the line is longer than {MAX_LINE_BYTES:,} bytes. "
+                "Is this a click log?"
+            )
+        carried, wanted = bytes(buffer[:filled]), 2 * wanted
+    rest = bytes(buffer[end:filled])
+    buffer[end : end + PADDING] = 0
+    return Text(buffer, end, count_lines(buffer[:end]), file.damage), rest, ended
+
+
+def _after_last_newline(buffer: Any, filled: int) -> int:
+    step = 1 << 12
+    for stop in range(filled, 0, -step):
+        start = max(stop - step, 0)
+        found = buffer[start:stop].tobytes().rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+    return 0
+
+
+def bytes_per_line(paths: Sequence[Path]) -> float:
+    """Bytes on disk that a line takes, roughly: from the start of the first file of each kind of
+    compression that has any lines."""
+    sizes: dict[str, int] = {}
+    per_line: dict[str, float] = {}
+    for path in paths:
+        sizes[path.suffix] = sizes.get(path.suffix, 0) + path.stat().st_size
+        if path.suffix not in per_line and (found := _sampled_bytes_per_line(path)):
+            per_line[path.suffix] = found
+    lines = sum(sizes[suffix] / found for suffix, found in per_line.items())
+    return sum(sizes.values()) / lines if lines else 1.0
+
+
+def _sampled_bytes_per_line(path: Path) -> float | None:
+    with TextFile(path) as file:
+        sample = np.empty(SAMPLE_BYTES, np.uint8)
+        length = file.read_into(sample)
+        read = file.bytes_read()
+    lines = count_lines(sample[:length])
+    return read / lines if lines else None
+
+
+def count_lines(text: Any) -> int:
+    """Lines of an array of bytes; the last need not be ended."""
+    if not len(text):
+        return 0
+    newlines = primitives.count(text, ord("\n"))
+    return newlines + int(text[-1] != ord("\n"))

@@ -1,0 +1,1 @@
+"""The same bytes as the embedded engine makes, on a Spark cluster."""

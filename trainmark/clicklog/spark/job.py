@@ -1,0 +1,213 @@
+"""`prepare criteo --engine spark`, from the options to the finished folder.
+
+The job is that of the embedded engine; spark_engine.py says how its phases run.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from trainmark import files
+from trainmark.clicklog import criteo, synthetic
+from trainmark.clicklog.engine import split_binary, summary, vocabulary
+from trainmark.clicklog.engine.phases import BAD_ROWS, MANIFEST, VOCABULARY, Job
+from trainmark.clicklog.sources.criteo_text import NAMES, NUM_NUMERICAL, CriteoSource, Slow
+from trainmark.clicklog.sources.recipes import RECIPES
+from trainmark.clicklog.sources.rows import BadRow
+from trainmark.clicklog.spark import session as spark_session
+from trainmark.errors import InputError, raise_all
+
+
+def prepare(options: "criteo.Options") -> dict[str, float]:
+    """Write the dataset, unless the folder already holds it; seconds of each phase."""
+    raise_all(_unsupported(options))
+    with spark_session.session(options.master, options.spark_conf) as spark:
+        return _Run(spark, options).run()
+
+
+def _unsupported(options: "criteo.Options") -> list[str]:
+    problems = []
+    if options.bad_rows == "keep":
+        problems.append("--engine spark knows --bad-rows stop and skip, not keep.")
+    if options.to != "split_binary":
+        problems.append("--engine spark writes split_binary; --to npy is for the embedded engine.")
+    if options.vocabulary is not None:
+        problems.append("--engine spark builds its vocabularies; it does not take --vocabulary.")
+    if options.memory is not None:
+        problems.append(
+            "--memory is for the embedded engine; Spark's is --spark-conf spark.driver.memory=... "
+            "and spark.executor.memory=..."
+        )
+    return problems
+
+
+class HadoopDays(CriteoSource):
+    """Days on a Hadoop path: names and sizes for the settings. Spark reads them itself."""
+
+    def __init__(self, files: Sequence[Any], options: "criteo.Options") -> None:
+        super().__init__([], RECIPES[options.recipe], options.bad_rows)
+        self.days = files
+
+    def settings(self) -> dict[str, Any]:
+        sizes = [[file.name, file.num_bytes] for file in self.days]
+        return super().settings() | {"input": sizes}
+
+
+class _Run:
+    """One run."""
+
+    def __init__(self, spark: Any, options: "criteo.Options") -> None:
+        from trainmark.clicklog.spark.hadoop import Hadoop
+
+        self.spark, self.files = spark, Hadoop(spark)
+        self.days = self._find_days(options)
+        self.source = HadoopDays(self.days, options)
+        raw = self.days[0].path.rpartition("/")[0]
+        known = self.files.read_json(f"{raw}/{synthetic.MANIFEST}").get("best_auc")
+        metadata = {} if known is None else {"best_auc": known}
+        self.job: Job = criteo.make_job(options, self.source, metadata)
+        self.output = self.files.qualified(str(options.output))
+        parent, _, name = self.output.rpartition("/")
+        self.work = f"{parent}/.{name}.spark"
+        self.seconds: dict[str, float] = {}
+
+    def _find_days(self, options: "criteo.Options") -> list[Any]:
+        days = self.files.glob(options.input)
+        if not days:
+            raise InputError(f"No file matches --input {options.input!r}.")
+        raise_all(f"{_plain(day.path)} is empty." for day in days if day.num_bytes == 0)
+        raise_all(
+            f"{_plain(day.path)}: --engine spark reads plain and .gz files, not .zst."
+            for day in days
+            if day.name.endswith(".zst")
+        )
+        return sorted(days, key=lambda day: criteo.day_order(Path(day.name)))
+
+    def run(self) -> dict[str, float]:
+        if self._is_finished():
+            print(f"{self.output} already holds this dataset; nothing to do.")
+        else:
+            self._build()
+        summary.show(Path(_plain(self.output)), self.files.read_json(f"{self.output}/{MANIFEST}"))
+        return self.seconds
+
+    def _is_finished(self) -> bool:
+        if not self.files.exists(self.output) or self.files.is_empty_folder(self.output):
+            return False
+        made_with = self.files.read_json(f"{self.output}/{MANIFEST}").get("settings")
+        if made_with is None:
+            raise InputError(
+                f"{self.output} is not empty and holds no {MANIFEST}. Choose another --output, "
+                "or remove it."
+            )
+        if different := files.difference(made_with, self.job.settings):
+            raise InputError(
+                f"{self.output} was made with other settings ({different}). Choose another "
+                "--output, or remove it."
+            )
+        return True
+
+    def _build(self) -> None:
+        from trainmark.clicklog.spark.engine import SparkEngine
+
+        self._agree_on_work()
+        engine = SparkEngine(self.spark, self.days, self.job, self.work)
+        dataset = f"{self.work}/dataset"
+        self._phase("parse", lambda: self._check_lines(engine))
+        self._phase("vocabulary", lambda: engine.vocabulary)
+        self._phase("encode", engine.write_blocks)
+        self._phase("finish", lambda: self._finish(engine, dataset))
+        if self.files.exists(self.output):
+            self.files.remove(self.output)  # an empty folder
+        self.files.rename(dataset, self.output)
+        self.files.remove(self.work)
+
+    def _phase(self, name: str, run: Callable[[], Any]) -> None:
+        started = time.perf_counter()
+        run()
+        self.seconds[name] = time.perf_counter() - started
+
+    def _agree_on_work(self) -> None:
+        """Continue the work of the same settings; refuse to touch that of others."""
+        path = f"{self.work}/work.json"
+        found = self.files.read_json(path)
+        if found and (different := files.difference(found, self.job.settings)):
+            raise InputError(
+                f"{self.work} holds unfinished work with other settings ({different}). Run the "
+                "earlier command again, or remove that folder."
+            )
+        self.files.write_json(path, self.job.settings)
+
+    def _bad_rows(self, engine: Any, limit: int | None = None) -> Any:
+        """The bad lines, each with the words of the embedded engine."""
+        judge = Slow(self.source)
+        for file, line, text in engine.bad_lines(limit):
+            reason = judge.row(text.encode(errors="replace")).problem
+            yield BadRow(_plain(self.days[file].path), line, str(reason))
+
+    def _check_lines(self, engine: Any) -> None:
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        try:
+            bad = sum(block.bad for block in engine.blocks)
+        except (Py4JJavaError, PySparkException) as error:
+            reason = spark_session.first_line(error)
+            raise InputError(f"Spark cannot read the input: {reason}.") from error
+        if bad and self.job.bad_rows == "stop":
+            first = next(iter(self._bad_rows(engine, limit=1)))
+            raise InputError(f"{first}. With --bad-rows skip such lines are left out and listed.")
+
+    def _finish(self, engine: Any, dataset: str) -> None:
+        """Everything that is not a column: written here, then copied."""
+        engine.join_blocks(dataset)
+        clicks, missing, rare = engine.clicks_and_rare()
+        bad = sum(block.bad for block in engine.blocks)
+        features = {
+            name: {
+                "distinct": column.distinct,
+                "kept": column.kept,
+                "cardinality": engine.cardinalities[number],
+                "missing": missing[number],
+                "rare": rare[number],
+            }
+            for number, (name, column) in enumerate(zip(NAMES, engine.columns, strict=True))
+        }
+        with tempfile.TemporaryDirectory() as temporary:
+            here = Path(temporary)
+            (here / VOCABULARY).mkdir()
+            if bad:
+                with (here / BAD_ROWS).open("w") as report:
+                    report.writelines(f"{row}\n" for row in self._bad_rows(engine))
+            for number, tables in engine.vocabulary_tables():
+                path = here / VOCABULARY / f"cat_{number}.parquet"
+                with vocabulary.Writer(path, pa.uint32()) as writer:
+                    for table in tables:
+                        writer.write(table["value"].cast(pa.uint32()), table["id"], table["count"])
+            files.write_json(
+                here / VOCABULARY / "vocabulary.json",
+                summary.vocabulary_facts(self.job.rules, NAMES, self.source.inputs()),
+            )
+            split_binary.write_specs(here, engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
+            manifest = summary.manifest(
+                settings=self.job.settings,
+                splits=self.job.split.apply(engine.rows_per_file()),
+                clicks=clicks,
+                bad=bad,
+                features=features,
+                metadata=self.job.metadata,
+            )
+            files.write_json(here / MANIFEST, manifest)
+            for path in sorted(here.rglob("*")):
+                if path.is_file():
+                    target = f"{dataset}/{path.relative_to(here)}"
+                    self.files.copy_from_local(str(path), target)
+
+
+def _plain(path: str) -> str:
+    """A local path without its scheme."""
+    return path.removeprefix("file://").removeprefix("file:")

@@ -1,0 +1,1 @@
+"""Tables spread over ranks: who sends which ids and rows to whom."""

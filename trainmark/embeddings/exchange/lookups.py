@@ -1,0 +1,55 @@
+"""A micro-batch's lookups in tables that are spread over ranks, from their ids to their update."""
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trainmark.embeddings.exchange.all_to_all import Pending
+from trainmark.embeddings.exchange.layout import Layout
+from trainmark.embeddings.tables.host import WorkingSet
+from trainmark.embeddings.tables.row_update import Plan
+from trainmark.embeddings.tables.store import TableStore
+from trainmark.kernels.sparse_update import SortedRows
+
+
+@dataclass(kw_only=True)
+class Lookup:
+    """A micro-batch on its way through the exchange."""
+
+    layout: Layout
+    ids: Pending
+    sent_ids: Tensor
+    """Kept until the compute stream has waited for the exchange: the stream that they were made on,
+    which has not, would reuse their memory while they are still read."""
+    samples: int
+    replica_ids: Tensor
+    replica_plan: Plan
+    sent_bytes: Counter[str]
+    asked: list["Asked"] = dataclasses.field(default_factory=list)
+    """What all ranks ask of each of this rank's stores."""
+    received: Tensor | None = None
+    """Rows for this rank's samples, once they are there; those of replicated tables last."""
+    rows: Pending | None = None
+    in_order: Tensor | None = None
+    """[B, F, D] the same for an interaction that needs them so; collects the gradient."""
+    gradients: Pending | None = None
+
+    def prepared_tensors(self) -> list[Tensor]:
+        """What was made ahead of the step, on another stream."""
+        plans = [self.replica_plan, *(asked.plan for asked in self.asked)]
+        of_plans = [t for p in plans if isinstance(p, SortedRows) for t in (p.rows_N, p.places_N)]
+        asked = [asked.rows for asked in self.asked]
+        layout = [self.layout.places, self.layout.inverse]
+        return [self.ids.received, self.sent_ids, self.replica_ids, *of_plans, *asked, *layout]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Rows of a store, or of a working set of it, from all ranks."""
+
+    rows: Tensor
+    plan: Plan
+    """The same for the update."""
+    holder: TableStore | WorkingSet

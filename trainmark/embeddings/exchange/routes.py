@@ -1,0 +1,201 @@
+"""Which ids go to which rank, and where the rows that come back belong: plain arithmetic.
+
+From a placement follows, the same on every rank, what each device stores and in which order ids
+and rows travel. A block from one rank to another holds, for each of the receiver's stores in turn,
+
+    whole rows (table- and column-wise)    [parts of the store, samples of the sender]
+    cut rows (row-wise)                    the ids whose rows lie there, by feature, then sample
+
+so that the length of the first is known from the placement and the samples alone, and only that of
+the second has to be exchanged. Rows travel back in the order of their ids, `width` elements each.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainmark.embeddings.placement.placement import Memory, Placement
+from trainmark.embeddings.tables.store import TablePart, table_names
+
+EVERY_DEVICE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreParts:
+    """Parts of tables that one device keeps in one store: of one width, in one kind of memory."""
+
+    device: int
+    memory: Memory
+    width: int
+    cut: bool
+    """Whether the parts are row-wise: some rows of their tables lie elsewhere."""
+    parts: tuple[TablePart, ...]
+    tables: tuple[int, ...]
+    """The table, and so the feature, of each part."""
+
+    @property
+    def starts(self) -> list[int]:
+        """The row of the store at which each part begins, and where the last one ends."""
+        return list(itertools.accumulate((part.num_rows for part in self.parts), initial=0))
+
+    @property
+    def num_rows(self) -> int:
+        return self.starts[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutShard:
+    """Some rows of a row-wise table."""
+
+    table: int
+    first_row: int
+    bucket: int
+    """Which of `Routes.cut_stores` holds it."""
+    start: int
+    """Its first row in that store."""
+
+
+class Routes:
+    """The way of ids, rows and gradients under one placement."""
+
+    def __init__(self, placement: Placement, table_rows: Sequence[int], dim: int) -> None:
+        self.devices, self.table_rows, self.dim = placement.devices, list(table_rows), dim
+        self.num_features = len(table_rows)
+        found = _parts(placement, self.table_rows, dim)
+        self.stores = [
+            [_store(key, found[key]) for key in sorted(found) if key.device == device]
+            for device in range(placement.devices)
+        ]
+        """Of each device, those of whole rows first."""
+        on_all = _Key(device=EVERY_DEVICE, cut=False, memory="device", width=dim)
+        self.replicas = _store(on_all, found.get(on_all, []))
+        """The tables that lie whole on every device."""
+        self.unit = math.gcd(
+            dim, *(n for store in self._all_stores() for p in store.parts for n in p.columns)
+        )
+        """Elements that always travel together: rows are put together from pieces of this width."""
+
+    def _all_stores(self) -> Iterator[StoreParts]:
+        return itertools.chain.from_iterable(self.stores)
+
+    # --- ids out
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest table or store, which an id's type must be able to count.
+
+        Of a table that is larger than each of the stores that share it, too: which of them has a
+        row is found from its number in the table.
+        """
+        stores = [*self._all_stores(), self.replicas]
+        return max([*self.table_rows, *(store.num_rows for store in stores)])
+
+    def whole_parts(self) -> list[tuple[int, int]]:
+        """(feature, first row in its store) of every part with whole rows, by receiver."""
+        return [
+            (table, start)
+            for store in self._all_stores()
+            if not store.cut
+            for table, start in zip(store.tables, store.starts[:-1], strict=True)
+        ]
+
+    def num_whole(self, device: int) -> int:
+        """Ids that a device gets for each sample, from parts with whole rows."""
+        return sum(len(store.parts) for store in self.stores[device] if not store.cut)
+
+    @property
+    def cut_stores(self) -> list[StoreParts]:
+        """The stores of row-wise parts, by receiver: the buckets that ids are sorted into."""
+        return [store for store in self._all_stores() if store.cut]
+
+    def num_cut(self, device: int) -> int:
+        return sum(store.cut for store in self.stores[device])
+
+    def cut_shards(self) -> list[CutShard]:
+        """Every row-wise part, by table and row."""
+        shards = [
+            CutShard(table=table, first_row=part.rows[0], bucket=bucket, start=start)
+            for bucket, store in enumerate(self.cut_stores)
+            for part, table, start in zip(store.parts, store.tables, store.starts[:-1], strict=True)
+        ]
+        return sorted(shards, key=lambda shard: (shard.table, shard.first_row))
+
+    # --- rows back
+
+    def places(
+        self, samples: int, cut_counts: Sequence[int]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Where the rows of a rank's samples lie in what it receives, in units.
+
+        The columns of all features, one below the other, are numbered q. Piece q of sample b lies
+        at `first[q] + b * step[q]`; those of row-wise tables, which depend on the ids, have 0
+        there. Behind what is received come the rows of the tables that lie on every device.
+
+        Args:
+            samples: of this rank.
+            cut_counts: how many of its ids fall into each of `cut_stores`.
+
+        Returns:
+            first, step, and where each of `cut_stores` begins.
+        """
+        pieces = self.dim // self.unit
+        first, step = [0] * self.num_features * pieces, [0] * self.num_features * pieces
+        buckets, offset, counts = [], 0, iter(cut_counts)
+        for store in [*self._all_stores(), self.replicas]:
+            width = store.width // self.unit
+            if store.cut:
+                buckets.append(offset)
+                offset += next(counts) * width
+                continue
+            for table, part in zip(store.tables, store.parts, strict=True):
+                column = table * pieces + part.columns[0] // self.unit
+                first[column : column + width] = range(offset, offset + width)
+                step[column : column + width] = [width] * width
+                offset += samples * width
+        return first, step, buckets
+
+
+class _Key(NamedTuple):
+    """What parts have in common that lie in one store. Sorted, whole rows come first."""
+
+    device: int
+    cut: bool
+    memory: Memory
+    width: int
+
+
+def _parts(
+    placement: Placement, table_rows: Sequence[int], dim: int
+) -> dict[_Key, list[tuple[int, TablePart]]]:
+    """Every part with its table, by store."""
+    names = table_names(len(table_rows))
+    found: dict[_Key, list[tuple[int, TablePart]]] = {}
+    for table in placement.tables:
+        rows = table_rows[table.table]
+        is_replicated = table.sharding == "data_parallel"
+        for shard in table.shards[:1] if is_replicated else table.shards:
+            key = _Key(
+                device=EVERY_DEVICE if is_replicated else shard.device,
+                cut=shard.num_rows < rows,
+                memory=table.memory,
+                width=shard.num_columns,
+            )
+            part = TablePart(
+                name=names[table.table],
+                shape=(rows, dim),
+                rows=shard.rows,
+                columns=shard.columns,
+            )
+            found.setdefault(key, []).append((table.table, part))
+    return found
+
+
+def _store(key: _Key, found: list[tuple[int, TablePart]]) -> StoreParts:
+    in_order = sorted(found, key=lambda entry: (entry[0], entry[1].rows, entry[1].columns))
+    return StoreParts(
+        **key._asdict(),
+        parts=tuple(part for _, part in in_order),
+        tables=tuple(table for table, _ in in_order),
+    )

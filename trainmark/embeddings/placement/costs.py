@@ -1,0 +1,217 @@
+"""What a step's lookups, exchanges and updates cost a device: the formulas, once.
+
+All are bytes moved divided by a bandwidth and an efficiency. With B samples per step over W
+devices, a shard of c columns that gets n of a table's B lookups, d of them distinct, w bytes per
+weight and e per element in the compute precision:
+
+    gather    n (max(64, c w) + c e) / memory bandwidth
+    exchange  2 max(sent, received) / link, where a shard sends n c e (1 - 1/W), and a device
+              receives the rows of its B/W samples but for 1/W; gradients go the same way back
+    update    (n (c e + 64) + 2 d max(64, c w) + 2 d state) / memory bandwidth
+
+64 bytes are the least that a random access moves, and about what sorting one id moves. Of a
+data-parallel table every device gathers its own B/W rows; the dense gradient is all-reduced. Rows
+of a host table travel over the host link, there and back. The exchange of indices overlaps the step
+before and is not counted. A step takes as long as its slowest device.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainmark.embeddings.placement.access import AccessProfile
+from trainmark.embeddings.placement.placement import Memory, Placement, Shard, TablePlacement
+from trainmark.hardware.machine import Machine
+
+# Parts of the datasheet's bandwidth, from FBGEMM on one H200 with the tables of dlrm-small, batch
+# 65536: 1.74 GB in 0.87 ms forward, 1.16 GB in 0.80 ms backward.
+GATHER_EFFICIENCY = 0.42
+UPDATE_EFFICIENCY = 0.30
+# nccl-tests on 8 A100 with NVLink: 200 to 240 of 300 GB/s.
+LINK_EFFICIENCY = 0.75
+# Starting a collective, and a message to each of the others; assumptions.
+LATENCY_S = 30e-6
+MESSAGE_S = 1e-6
+LEAST_ACCESS = 64
+
+STATE_BYTES = {  # of an optimiser: per element, and per row
+    "sgd": (0, 0),
+    "adagrad": (4, 0),
+    "rowwise_adagrad": (0, 4),
+    "adam": (8, 0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStep:
+    """What a step asks of all tables."""
+
+    batch: int
+    """Samples of all devices."""
+    dim: int
+    element_bytes: int
+    """Of a row on its way: the compute precision."""
+    optimizer: str
+    weight_bytes: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What shards cost a device; loads add up."""
+
+    weights: int = 0
+    """Bytes."""
+    state: int = 0
+    """Bytes."""
+    host: int = 0
+    """Bytes in host memory, weights and state."""
+    buffers: int = 0
+    """Bytes of rows and gradients on their way."""
+    gather_s: float = 0.0
+    update_s: float = 0.0
+    sent: float = 0.0
+    """Bytes to other devices in the forward pass."""
+    reduced: float = 0.0
+    """Bytes of dense gradients to all-reduce."""
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(**{name: getattr(self, name) + getattr(other, name) for name in _LOAD_FIELDS})
+
+    @property
+    def memory(self) -> int:
+        """Bytes on the device."""
+        return self.weights + self.state + self.buffers
+
+
+_LOAD_FIELDS = tuple(Load.__dataclass_fields__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTime:
+    """Predicted seconds of one device's part in the tables' work."""
+
+    gather: float
+    exchange: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.gather + self.exchange + self.update
+
+
+class TableCosts:
+    """The costs of a run's tables on a machine."""
+
+    def __init__(self, machine: Machine, step: TableStep) -> None:
+        self.machine, self.step = machine, step
+        self._local = step.batch / machine.devices
+
+    # --- one shard
+
+    def shard(self, profile: AccessProfile, shard: Shard, memory: Memory = "device") -> Load:
+        """A part of a table that serves the lookups of all devices."""
+        step, columns = self.step, shard.num_columns
+        share = profile.share(shard.rows)
+        lookups = share * step.batch
+        distinct = profile.distinct(shard.rows, step.batch)
+        stored, state = self._stored(shard)
+        gather = lookups * (self._access(columns) + columns * step.element_bytes)
+        state_moved = 2 * distinct * state / max(shard.num_rows, 1)
+        update = lookups * (columns * step.element_bytes + LEAST_ACCESS)
+        update += 2 * distinct * self._access(columns) + state_moved
+        on_host = memory == "host"
+        fetched = distinct * columns * step.weight_bytes if on_host else 0.0
+        host_s = fetched / self.machine.host_link
+        return Load(
+            weights=0 if on_host else stored,
+            state=0 if on_host else state,
+            host=stored + state if on_host else 0,
+            buffers=round(self._on_their_way(lookups, columns) + fetched),
+            gather_s=gather / (self.machine.bandwidth * GATHER_EFFICIENCY) + host_s,
+            update_s=update / (self.machine.bandwidth * UPDATE_EFFICIENCY) + host_s,
+            sent=lookups * columns * step.element_bytes * (1 - 1 / self.machine.devices),
+        )
+
+    def replica(self, profile: AccessProfile, shard: Shard) -> Load:
+        """A whole table on every device, looked up for the device's own samples."""
+        step, columns = self.step, shard.num_columns
+        stored, state = self._stored(shard)
+        gather = self._local * (self._access(columns) + columns * step.element_bytes)
+        # The dense gradient is filled, reduced and applied: as cheap as the table is small.
+        update = self._local * columns * step.element_bytes + 4 * stored + 2 * state
+        return Load(
+            weights=stored,
+            state=state,
+            buffers=shard.elements * 4,  # the dense gradient
+            gather_s=gather / (self.machine.bandwidth * GATHER_EFFICIENCY),
+            update_s=update / (self.machine.bandwidth * UPDATE_EFFICIENCY),
+            reduced=shard.elements * 4 * (self.machine.devices > 1),
+        )
+
+    def _stored(self, shard: Shard) -> tuple[int, int]:
+        per_element, per_row = STATE_BYTES[self.step.optimizer]
+        weights = shard.elements * self.step.weight_bytes
+        return weights, shard.elements * per_element + shard.num_rows * per_row
+
+    def _on_their_way(self, lookups: float, columns: int) -> float:
+        """Bytes of the rows that are sent, and of the gradients that come back."""
+        exchanged = self.machine.devices > 1
+        return 2 * lookups * columns * self.step.element_bytes * exchanged
+
+    def _access(self, columns: int) -> int:
+        return max(LEAST_ACCESS, columns * self.step.weight_bytes)
+
+    # --- one device
+
+    def received(self, tables: int) -> float:
+        """Bytes that a device gets in the forward pass, of so many tables that are exchanged."""
+        row = self.step.dim * self.step.element_bytes
+        return self._local * row * tables * (1 - 1 / self.machine.devices)
+
+    def time(self, load: Load, received: float) -> DeviceTime:
+        """Predicted seconds of a device with this load."""
+        exchange = 0.0
+        if received:
+            exchange += 2 * self.all_to_all_s(max(load.sent, received))
+        if load.reduced:
+            exchange += self.all_reduce_s(load.reduced)
+        return DeviceTime(gather=load.gather_s, exchange=exchange, update=load.update_s)
+
+    def all_to_all_s(self, size: float) -> float:
+        """`size` bytes leave a device, the same to each of the others."""
+        machine = self.machine
+        others = max(machine.devices - 1, 1)
+        near = size * (machine.devices_per_node - 1) / others / machine.node_link
+        far = size * (machine.devices - machine.devices_per_node) / others / machine.network
+        return LATENCY_S + others * MESSAGE_S + max(near, far) / LINK_EFFICIENCY
+
+    def all_reduce_s(self, size: float) -> float:
+        """`size` bytes, summed over all devices: around each node, and between the nodes by all
+        network ports of a node together."""
+        machine = self.machine
+        per_node, nodes = machine.devices_per_node, machine.nodes
+        near = 2 * size * (per_node - 1) / per_node / machine.node_link
+        far = 2 * size * (nodes - 1) / nodes / (machine.network * per_node)
+        return LATENCY_S + max(near, far) / LINK_EFFICIENCY
+
+    # --- a whole placement
+
+    def loads(self, placement: Placement, profiles: list[AccessProfile]) -> list[Load]:
+        """The load of every device."""
+        return [
+            total(self._load(table, shard, profiles) for table, shard in placement.on(device))
+            for device in range(placement.devices)
+        ]
+
+    def _load(self, table: TablePlacement, shard: Shard, profiles: list[AccessProfile]) -> Load:
+        if table.sharding == "data_parallel":
+            return self.replica(profiles[table.table], shard)
+        return self.shard(profiles[table.table], shard, table.memory)
+
+
+def total(loads: Iterable[Load]) -> Load:
+    return sum(loads, start=Load())
+
+
+def exchanged_tables(placement: Placement) -> int:
+    """Tables whose rows travel between devices."""
+    return sum(t.sharding != "data_parallel" for t in placement.tables) * (placement.devices > 1)

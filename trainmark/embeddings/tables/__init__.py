@@ -1,0 +1,1 @@
+"""Rows of tables in memory, and how a step updates them."""

@@ -1,0 +1,92 @@
+"""Updating the rows of a store: by the kernels on a GPU, where they know the rule; else by it.
+
+For the kernels, looked-up rows are sorted ahead of the step. The host then never waits for the GPU.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trainmark.embeddings.tables.update import State, UpdateRule, sum_duplicates
+from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, update_rows
+from trainmark.kernels.table_formats import Rows
+
+Plan = Tensor | SortedRows
+"""The rows to update, duplicates included: sorted for the kernels, else as they were looked up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all stores' updates of one step have in common."""
+
+    lr: float
+    """Or a tensor, for the kernels in a CUDA graph."""
+    gate: Tensor
+    """1, or 0: nothing may change."""
+    unscale: Tensor | None = None
+    """What to multiply gradients by, where the loss was scaled."""
+
+    @cached_property
+    def scalars(self) -> Tensor:
+        """For the kernels. Numbers are filled in: no CUDA graph can hold a copy from the host."""
+        scalars = self.gate.new_empty(3)
+        factor = 1.0 if self.unscale is None else self.unscale
+        for place, value in zip(scalars, (self.lr, factor, self.gate), strict=True):
+            _ = place.copy_(value) if isinstance(value, Tensor) else place.fill_(value)
+        return scalars
+
+
+def plan_update(rule: UpdateRule, ids: Tensor) -> Plan:
+    """What an update of the rows `ids` needs to know of them."""
+    return sort_rows(ids[:, None]) if has_kernel(rule, ids) else ids
+
+
+def has_kernel(rule: UpdateRule, ids: Tensor) -> bool:
+    return ids.is_cuda and rule.kernel is not None
+
+
+def update(
+    rule: UpdateRule, weight: Tensor, state: State, plan: Plan, grads: Tensor, settings: Settings
+) -> None:
+    """Change `weight` and `state` in place. `grads`, of any float type, may be overwritten."""
+    gate = settings.gate
+    if isinstance(plan, SortedRows):
+        if rule.kernel is None:
+            raise TypeError(f"{type(rule).__name__} has no kernel that could use sorted rows.")
+        grads = grads.contiguous()
+        update_rows(
+            Rows(weight), state.get("sum"), plan, grads, rule.kernel, settings.scalars, None
+        )
+    elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
+        grads = _as_they_count(grads, settings)
+        rule.update(weight, state, plan, grads, settings.lr, gate)
+
+
+def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Rows in order, and the sum of the gradients of each.
+
+    Sorted rows stay as they are, because nobody knows how many are distinct: the sum goes with the
+    first of equal ones, and zeros with the others.
+    """
+    if not isinstance(plan, SortedRows):
+        return sum_duplicates(plan, _as_they_count(grads, settings))
+    rows = plan.rows_N
+    place = torch.arange(len(rows), device=rows.device)
+    place[1:] *= rows[1:] != rows[:-1]
+    first = SortedRows(place.cummax(0).values if len(rows) else place, plan.places_N)
+    sums = torch.zeros(len(rows), grads.shape[1], device=grads.device)
+    plus = Settings(lr=-1.0, gate=settings.gate, unscale=settings.unscale)
+    update_rows(Rows(sums), None, first, grads.contiguous(), Rule("sgd"), plus.scalars, None)
+    return rows, sums
+
+
+def _as_they_count(grads: Tensor, settings: Settings) -> Tensor:
+    """Gradients in fp32 and of the loss itself; zeros where the gate is closed, on a GPU."""
+    grads = grads.float()
+    if settings.unscale is not None:
+        grads = grads.mul_(settings.unscale)
+    if settings.gate.device.type == "cpu":
+        return grads
+    return torch.where(settings.gate > 0, grads, torch.zeros_like(grads))

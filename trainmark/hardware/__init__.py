@@ -1,0 +1,1 @@
+"""What devices and machines are: peaks with their sources, links, memory, power, environment."""

@@ -1,0 +1,223 @@
+"""What a device can do at best, how a cluster is written, and what this machine is.
+
+Importing this module is cheap (`--help` does it); torch, psutil and NVML are imported on use.
+"""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmark.errors import InputError, unknown
+from trainmark.hardware.datasheets import ACCELERATORS, KEYS, find_cpu
+
+TERA = 1e12
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+
+# --- peaks
+
+
+@dataclass(frozen=True)
+class Peak:
+    flops: float
+    """Operations per second of one device."""
+    dtype: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator, or the CPUs of one machine."""
+
+    key: str
+    """A key of `ACCELERATORS`, `cpu`, or the driver's name as a slug where it is in no table."""
+    name: str
+    """As the driver (or the kernel) gives it."""
+    memory_bytes: int
+    cores: int | None = None
+    """Physical cores that this process may use; CPUs only."""
+
+
+def peak_flops(hardware: str | Device, precision: str) -> Peak | Unknown:
+    """The dense peak of one device in one precision, with its source; or why there is none.
+
+    Args:
+        hardware: a `Device` from `identify`, or a key such as `h200`. For a CPU it must be the
+            `Device`, because the key `cpu` does not say which one.
+        precision: of the matrix products: fp32, tf32, bf16, fp16 or fp8.
+    """
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    key = hardware if isinstance(hardware, str) else hardware.key
+    if key == "cpu":
+        if isinstance(hardware, str):
+            return Unknown("the peak of a CPU depends on its model, and only 'cpu' was given")
+        return _cpu_peak(hardware, precision)
+    if key not in ACCELERATORS:
+        name = hardware if isinstance(hardware, str) else hardware.name
+        return Unknown(f"no peak is known for {name!r}")
+    accelerator = ACCELERATORS[key]
+    if precision not in accelerator.tflops:
+        return Unknown(f"{key} has no {precision} peak in its source ({accelerator.source})")
+    return Peak(accelerator.tflops[precision] * TERA, precision, accelerator.source)
+
+
+def lacks(hardware: str, precision: str) -> bool:
+    """Whether this is known to be hardware without units for a precision."""
+    return hardware in ACCELERATORS and precision not in ACCELERATORS[hardware].tflops
+
+
+def _cpu_peak(device: Device, precision: str) -> Peak | Unknown:
+    cpu = find_cpu(device.name)
+    if cpu is None or device.cores is None:
+        return Unknown(f"no peak is known for the CPU {device.name!r}")
+    if precision not in cpu.flop_per_cycle:
+        return Unknown(f"no {precision} peak is known for the CPU {device.name!r}")
+    per_cycle = cpu.flop_per_cycle[precision]
+    formula = f"{device.cores} cores x {cpu.max_ghz} GHz x {per_cycle} FLOP/cycle"
+    flops = device.cores * cpu.max_ghz * 1e9 * per_cycle
+    return Peak(flops, precision, f"{formula}; {cpu.source}")
+
+
+# --- clusters
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """So many nodes with so many devices each: `a100-40gx2x8`, `cpux1x1`."""
+
+    hardware: str
+    nodes: int
+    devices: int
+    """Per node."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.devices < 1:
+            raise InputError(f"Cluster {self}: nodes and devices must be at least 1.")
+
+    def __str__(self) -> str:
+        return f"{self.hardware}x{self.nodes}x{self.devices}"
+
+    @property
+    def world(self) -> int:
+        """All devices."""
+        return self.nodes * self.devices
+
+    @classmethod
+    def parse(cls, text: str, keys: Collection[str] = KEYS) -> "Cluster":
+        """Read HARDWARExNODESxDEVICES."""
+        # Greedy on purpose: a key may itself contain an x (`mi300xx1x8`).
+        match = re.fullmatch(r"(.+)x(\d{1,6})x(\d{1,6})", text.strip().lower())
+        if match is None:
+            raise InputError(
+                f"Cluster {text!r} cannot be read: expected HARDWARExNODESxDEVICES, "
+                "such as a100-40gx2x8 or cpux1x1."
+            )
+        hardware, nodes, devices = match.groups()
+        if hardware not in keys and re.search(r"x\d+$", hardware):
+            raise InputError(
+                f"Cluster {text!r} has more than two numbers: expected HARDWARExNODESxDEVICES, "
+                "such as a100-40gx2x8."
+            )
+        if hardware not in keys:
+            raise _unknown_hardware(hardware, keys)
+        return cls(hardware, int(nodes), int(devices))
+
+
+def _unknown_hardware(received: str, keys: Collection[str]) -> InputError:
+    kinds = [key for key in keys if key.startswith(f"{received}-")]
+    if kinds:
+        return InputError(f"Hardware {received!r} comes in several kinds: {', '.join(kinds)}.")
+    return unknown("hardware", received, keys)
+
+
+# --- this machine
+
+
+def identify(device: Any = "cpu") -> Device:
+    """What `device` (a string or a `torch.device`) is."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cpu":
+        return Device(
+            key="cpu", name=cpu_name(), memory_bytes=host_memory_bytes(), cores=usable_cores()
+        )
+    properties = torch.cuda.get_device_properties(device)
+    key = key_of(properties.name)
+    return Device(key=key, name=properties.name, memory_bytes=properties.total_memory)
+
+
+def accelerators() -> list[str]:
+    """The key of each accelerator that a process on this machine sees.
+
+    Asked of another process: this one would keep memory of the devices, and whoever measures what
+    is in use there, as a run does, would count it.
+    """
+    code = (
+        "import torch; from trainmark.hardware import identify; "
+        "print(*(identify(f'cuda:{n}').key for n in range(torch.cuda.device_count())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise InputError(
+            f"PyTorch cannot say which accelerators are here (exit code {done.returncode})."
+        )
+    return done.stdout.split()
+
+
+def key_of(name: str) -> str:
+    """The table's key for a driver's device name; a slug of the name where there is none.
+
+    A slice of an accelerator (MIG) is not the accelerator, so only whole names match.
+    """
+    lower = name.strip().lower()
+    for key, accelerator in ACCELERATORS.items():
+        if re.fullmatch(accelerator.names, lower):
+            return key
+    return re.sub(r"[^a-z0-9]+", "-", lower).strip("-") or "unknown"
+
+
+def cpu_name() -> str:
+    cpuinfo = read_if_there("/proc/cpuinfo") or ""
+    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may run on."""
+    import psutil
+
+    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    try:
+        return min(physical, len(os.sched_getaffinity(0)))
+    except AttributeError:  # not on macOS
+        return physical
+
+
+def host_memory_bytes() -> int:
+    """Memory of the machine, or the container's limit where that is lower."""
+    import psutil
+
+    total: int = psutil.virtual_memory().total
+    limit = read_if_there("/sys/fs/cgroup/memory.max")
+    return min(total, int(limit)) if limit and limit.isdigit() else total
+
+
+def read_if_there(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,166 @@
+"""The environment block of a result: the machine, its accelerators and the software on it."""
+
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmark.hardware.devices import (
+    cpu_name,
+    host_memory_bytes,
+    identify,
+    read_if_there,
+    usable_cores,
+)
+
+
+def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The `hardware` and `software` of a result; null where something cannot be read."""
+    import torch
+
+    import trainmark
+
+    device = torch.device(device)
+    on_accelerator = device.type != "cpu"
+    with nvml_device(device) as nvml:
+        hardware = {
+            "machine": read_if_there("/sys/class/dmi/id/product_name"),
+            "accelerator": identify(device).name if on_accelerator else None,
+            "accelerators": torch.cuda.device_count() if on_accelerator else 0,
+            "cpu": cpu_name(),
+            "cpu_cores": usable_cores(),
+            "host_memory_bytes": host_memory_bytes(),
+            "interconnect": _interconnect(nvml),
+        }
+        driver = (
+            _attempt(lambda: nvml.library.nvmlSystemGetDriverVersion()) if nvml.handle else None
+        )
+    software = {
+        "os": _operating_system(),
+        "kernel": platform.release(),
+        "container": _container(),
+        "driver": driver,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": _nccl_version() if on_accelerator else None,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "trainmark": trainmark.__version__,
+        "commit": _commit(),
+    }
+    return hardware, software
+
+
+@dataclass
+class Nvml:
+    """NVIDIA's management library, opened for one device; without a handle, the reason."""
+
+    library: Any = None
+    handle: Any = None
+    reason: str | None = None
+
+
+@contextmanager
+def nvml_device(device: Any) -> Iterator[Nvml]:
+    """Open NVML for a `torch.device`, whatever CUDA_VISIBLE_DEVICES renumbered it to."""
+    if device.type == "cpu":
+        yield Nvml(reason="a CPU has no NVML")
+        return
+    try:
+        import pynvml
+        import torch
+
+        pynvml.nvmlInit()
+    except Exception as error:  # every failure is a reason, none may stop a training run
+        yield Nvml(reason=f"NVML cannot be opened: {error}")
+        return
+    try:
+        try:
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            opened = Nvml(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        except Exception as error:
+            opened = Nvml(reason=f"NVML does not know the device: {error}")
+        yield opened
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _interconnect(nvml: Nvml) -> dict[str, Any] | None:
+    """NVLink links that are up, and the PCIe link as the device could have it."""
+    if nvml.handle is None:
+        return None
+    library, handle = nvml.library, nvml.handle
+    return {
+        "nvlink_links": _attempt(lambda: _active_nvlinks(library, handle)),
+        "pcie_generation": _attempt(lambda: library.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
+        "pcie_width": _attempt(lambda: library.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+    }
+
+
+def _active_nvlinks(library: Any, handle: Any) -> int:
+    links = range(library.NVML_NVLINK_MAX_LINKS)
+    return sum(
+        _attempt(lambda link=link: library.nvmlDeviceGetNvLinkState(handle, link)) == 1
+        for link in links
+    )
+
+
+def _attempt(query: Any) -> Any:
+    """The answer of one NVML query, or None: drivers differ in what they answer."""
+    try:
+        return query()
+    except Exception:
+        return None
+
+
+def _nccl_version() -> str | None:
+    import torch
+
+    version = _attempt(lambda: torch.cuda.nccl.version())
+    return ".".join(map(str, version)) if version else None
+
+
+def _operating_system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.platform(terse=True)
+
+
+def _container() -> str:
+    """By the marks that each runtime leaves in the file system."""
+    marks = {
+        "/var/run/secrets/kubernetes.io": "kubernetes",
+        "/.dockerenv": "docker",
+        "/run/.containerenv": "podman",
+        "/.singularity.d": "singularity",
+    }
+    return next((name for path, name in marks.items() if Path(path).exists()), "none")
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that trainmark runs from; `-dirty` when files differ from it."""
+    package = Path(__file__).resolve().parent
+    # An installed copy may lie inside the checkout of another project; that commit is not ours.
+    if not (package.parent / ".git").exists():
+        return None
+    commit = _git(package, "rev-parse", "HEAD")
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}-dirty" if commit and changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

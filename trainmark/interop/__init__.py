@@ -1,0 +1,1 @@
+"""Files of other software: sharded safetensors, Hugging Face model folders, ONNX."""

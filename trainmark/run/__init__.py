@@ -1,0 +1,1 @@
+"""One run: the training loop, its clocks, its folder, its result."""

@@ -1,0 +1,360 @@
+"""THE training loop, shared by all workloads: it owns time, counting, logging and checkpoints.
+
+The mathematics is the workload's (`trainer.step`), the bytes are the reader's, the ranks are the
+mesh's. Read `Training.run` from top to bottom; the rest explains one line of it each.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainmark import metrics
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.room import check_room
+from trainmark.config import Interval, Run, parse_profile, to_plain
+from trainmark.distributed.mesh import Mesh
+from trainmark.errors import InputError
+from trainmark.run.clocks import Clocks
+from trainmark.run.feed import Feed
+from trainmark.run.result import Evaluation
+from trainmark.run.run_folder import CHECKPOINTS
+from trainmark.run.runlog import RunLog, SilentLog
+from trainmark.run.signals import StopRequest
+from trainmark.validation import parse
+from trainmark.workloads import Workload
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What a run remembers besides its weights and clocks; kept in its checkpoints."""
+
+    step: int = 0
+    skipped: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluated_at_s: list[float] = field(default_factory=list)
+    """End-to-end time of each evaluation."""
+    first_loss: float | None = None
+    last_loss: float | None = None
+
+
+class Interrupted(Exception):  # noqa: N818  (no error: it was asked for)
+    """The run was asked to stop, and saved first."""
+
+    def __init__(self, signal_number: int, path: Path) -> None:
+        super().__init__(
+            f"Stopped by request, saved {path}; the same command continues from there."
+        )
+        self.exit_code = 128 + signal_number
+
+
+class Training:
+    """One run of one workload on this rank: build it, `set_up`, then `run`.
+
+    Nothing is written before `run`: data or weights that cannot be used leave no trace.
+
+    Args:
+        cfg: a resolved configuration.
+        workload: the functions to train with.
+        mesh: this rank's place and device.
+        output: folder of the run; a checkpoint of the same run in it is continued.
+        started: `time.perf_counter()` when the process began its work.
+        weights_from: checkpoint to take the first weights from.
+    """
+
+    def __init__(
+        self,
+        cfg: Run,
+        workload: Workload,
+        mesh: Mesh,
+        output: Path,
+        *,
+        started: float,
+        weights_from: Path | None = None,
+    ) -> None:
+        self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
+        self.weights_from = weights_from
+        self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
+        self.progress = Progress()
+        self.log = RunLog(output, cfg, started) if mesh.is_main else SilentLog()
+        self.data = self._data("train")
+        splits = (*workload.held_out_splits(cfg), cfg.quality_split)
+        self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
+        self._pending: list[_Pending] = []
+        self._interval = Interval.parse(cfg.checkpoint_every)
+        self._saved_at = time.perf_counter()
+
+    def run(self) -> None:
+        """Train until the last step or the target, then evaluate, then save."""
+        cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
+        self._check_disk()
+        with self.log, StopRequest() as stop:
+            eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
+            self.log.training_starts(step=progress.step, total_steps=total_steps)
+            if cfg.initial_evaluation and progress.step == 0:
+                self._evaluate(cfg.quality_split)
+
+            clocks.train_starts()
+            self.feed = Feed(iter(self.data), self.trainer, clocks, self.mesh.device)
+            profiler = Profiler(cfg.profile if self.mesh.is_main else None, self.output)
+            while not self.has_finished:
+                batch = next(self.feed)
+                lr = cfg.lr * cfg.schedule.factor(progress.step)
+                loss, skipped = self.trainer.step(batch, lr)
+                self._count(batch, lr, loss, skipped)
+                profiler.step_done(progress.step)
+                if progress.step % cfg.log_every == 0:
+                    self._look()
+                if progress.step == total_steps:
+                    break
+                if (progress.step - 1) % self.data.steps_per_epoch in eval_steps:
+                    self._look()
+                    with clocks.pause("evaluation"):
+                        self._evaluate(cfg.quality_split)
+                if self._must_save(stop):
+                    self._look()
+                    with clocks.pause("checkpoint"):
+                        path = self._save()
+                    if signal_number := self.mesh.max_over_ranks([stop.signal_number])[0]:
+                        raise Interrupted(int(signal_number), path)
+
+            clocks.last_step_done()
+            self._look()
+            profiler.stop()
+            self.log.training_ends()
+            for split in self.workload.held_out_splits(cfg):
+                if not self._is_evaluated(split):
+                    self._evaluate(split)
+            if cfg.checkpoint_every != "never" and self._unsaved:
+                self._save()
+            clocks.run_ends()
+
+    # --- beginning
+
+    def _data(self, split: str) -> Any:
+        return self.workload.build_data(self.cfg, split, self.mesh.dp_rank, self.mesh.dp_size)
+
+    def set_up(self) -> None:
+        """Allocate the model; take up the run where its newest checkpoint left it, or begin it."""
+        if self.cfg.device == "cpu" and self.cfg.precision == "fp16":
+            self.log.say(
+                "Most CPUs have no fp16 products, and take very long: try --precision fp32."
+            )
+        self.trainer = build_trainer(self.cfg, self.workload, self.mesh)
+        path = checkpoints.latest(self.output / CHECKPOINTS)
+        self._unsaved = path is None
+        if path is not None:
+            self._restore(path)
+        elif self.weights_from is not None:
+            checkpoints.load(self.weights_from, self._weights())
+            self.log.say(f"Weights from {self.weights_from}.")
+
+    def _check_disk(self) -> None:
+        """A disk without room for a checkpoint is found now, not after what it should keep."""
+        if self.cfg.checkpoint_every != "never":
+            tensors = self._weights() | self._trainer_state()
+            check_room(self.output / CHECKPOINTS, tensors)
+
+    @property
+    def total_steps(self) -> int:
+        """The step that the run ends with, unless it reaches its target before."""
+        all_epochs: int = self.cfg.epochs * self.data.steps_per_epoch
+        return all_epochs if self.cfg.max_steps is None else min(self.cfg.max_steps, all_epochs)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether there is no step left to do."""
+        return self.progress.step >= self.total_steps or self._target_ends_run()
+
+    def _restore(self, path: Path) -> None:
+        state = checkpoints.load(path, self._weights() | self._trainer_state(), exact=True)
+        self.trainer.load_state_dict(state["trainer"])
+        restored = parse(Progress, state["progress"], str(path))
+        for name, value in vars(restored).items():
+            setattr(self.progress, name, value)
+        self.data.restore(state["data"])
+        if self.mesh.dp_rank == 0:  # the counts in a checkpoint are sums over these ranks
+            self.clocks.restore(state["clocks"])
+        self.log.say(f"Continuing {path} at step {self.progress.step:,}.")
+
+    # --- one step
+
+    def _count(self, batch: Any, lr: float, loss: Any, skipped: Any) -> None:
+        self.progress.step += 1
+        self._unsaved = True
+        self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
+        # Scalars stay on a device until the next look: reading one would make the host wait. On a
+        # CPU they are read at once: kept, each would split the block of memory that the next
+        # step's largest gradient needs, and the process would grow by that gradient every step.
+        if self.mesh.device.type == "cpu":
+            loss, skipped = loss.item(), skipped.item()
+        self._pending.append(_Pending(self.progress.step, batch.position, lr, loss, skipped))
+
+    def _look(self) -> None:
+        """Read the losses since the last look; stop at one that is not finite."""
+        if not self._pending:
+            return
+        losses = torch.stack([torch.as_tensor(p.loss).float() for p in self._pending]).tolist()
+        skips = torch.stack([torch.as_tensor(p.skipped) for p in self._pending]).tolist()
+        self.feed.collect_waits()
+        self.clocks.looked()
+        pending, self._pending = self._pending, []
+        rows: list[tuple[int, int, float]] = []
+        for at, loss, skipped in zip(pending, losses, skips, strict=True):
+            if not math.isfinite(loss) or (skipped and self.cfg.precision != "fp16"):
+                self._note(rows, at.lr)
+                raise self._not_finite(at, loss)
+            self.progress.skipped += bool(skipped)
+            rows.append((at.step, at.position, loss))
+        self._note(rows, pending[-1].lr)
+
+    def _note(self, rows: list[tuple[int, int, float]], lr: float) -> None:
+        """Keep the losses of good steps, as (step, global samples so far, loss)."""
+        if not rows:
+            return
+        self.progress.last_loss = rows[-1][2]
+        if self.progress.first_loss is None:
+            self.progress.first_loss = rows[0][2]
+        self.log.looked(rows, lr)
+
+    def _not_finite(self, at: "_Pending", loss: float) -> InputError:
+        what = "gradient" if math.isfinite(loss) else "loss"
+        last = checkpoints.latest(self.output / CHECKPOINTS)
+        kept = f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
+        return InputError(
+            f"The {what} of step {at.step} is not finite (loss {loss}); the step was not applied "
+            f"and the run stops. Its samples: {self.data.describe(at.position)}. Check these "
+            f"rows, or lower lr (now {at.lr:g}); {kept}."
+        )
+
+    # --- evaluation
+
+    def _evaluate(self, split: str) -> None:
+        began = time.perf_counter()
+        found = self.workload.evaluate(self.trainer, self._held_out[split])
+        evaluation = Evaluation(
+            at_sample=self._global_samples(),
+            split=split,
+            metrics=found,
+            seconds=time.perf_counter() - began,
+        )
+        self.progress.evaluations.append(evaluation)
+        self.progress.evaluated_at_s.append(self.clocks.e2e_so_far)
+        self.log.evaluated(evaluation, self.progress.step)
+
+    def reaches_target(self, evaluation: Evaluation) -> bool:
+        """Whether an evaluation is on the quality split and as good as the target."""
+        value = evaluation.metrics[self.workload.metric]
+        on_quality_split = evaluation.split == self.cfg.quality_split
+        return on_quality_split and bool(
+            metrics.reached(value, self.cfg.target, self.workload.better)
+        )
+
+    def _target_ends_run(self) -> bool:
+        return self.cfg.stop_at_target and any(map(self.reaches_target, self.progress.evaluations))
+
+    def _is_evaluated(self, split: str) -> bool:
+        """Whether the weights as they are now were evaluated on `split`."""
+        now = self._global_samples()
+        return any(e.split == split and e.at_sample == now for e in self.progress.evaluations)
+
+    def global_counts(self) -> dict[str, int]:
+        """Samples and tokens of all data-parallel ranks."""
+        names = ("samples", "samples_warmup", "tokens", "tokens_warmup")
+        local = [getattr(self.clocks.totals, name) for name in names]
+        return dict(zip(names, self.mesh.sum_over_dp(local), strict=True))
+
+    def _global_samples(self) -> int:
+        return self.global_counts()["samples"]
+
+    # --- checkpoints
+
+    def _must_save(self, stop: StopRequest) -> bool:
+        """Whether to save now. All ranks must agree, and clocks and signals differ between them:
+        several ranks compare their wishes at every look only, and count steps alike in between."""
+        step, seconds = self.progress.step, time.perf_counter() - self._saved_at
+        if self.mesh.world_size == 1 or step % self.cfg.log_every == 0:
+            return self.mesh.any(stop.requested or self._interval.due(step, seconds))
+        return self._interval.steps is not None and self._interval.due(step, seconds)
+
+    def _save(self) -> Path:
+        state = {
+            "config": to_plain(self.cfg),
+            "progress": dataclasses.asdict(self.progress),
+            "clocks": self.clocks.state() | self.global_counts(),
+            "data": {"samples": self._global_samples()},
+            "trainer": self.trainer.host_state(),
+        }
+        path = checkpoints.save(
+            self.output / CHECKPOINTS,
+            self.progress.step,
+            self._weights() | self._trainer_state(),
+            state,
+            keep=self.cfg.keep_checkpoints,
+        )
+        self._saved_at, self._unsaved = time.perf_counter(), False
+        self.log.checkpointed(path)
+        return path
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {f"model.{name}": tensor for name, tensor in self.trainer.weights().items()}
+
+    def _trainer_state(self) -> dict[str, torch.Tensor]:
+        return {f"trainer.{name}": tensor for name, tensor in self.trainer.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step whose loss has not been read yet."""
+
+    step: int
+    position: int
+    lr: float
+    loss: torch.Tensor | float
+    skipped: torch.Tensor | bool
+
+
+def build_trainer(cfg: Run, workload: Workload, mesh: Mesh) -> Any:
+    """Build on the meta device, cut to this rank's parts, then allocate each part once."""
+    parts = workload.parallelize(workload.build_model(cfg), mesh, cfg)
+    workload.init_weights(parts, cfg, mesh.device)
+    return workload.build_trainer(parts, mesh, cfg)
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """A function that waits for the device; a CPU is always done."""
+    if device.type == "cpu":
+        return lambda: None
+    return lambda: torch.accelerator.synchronize(device)
+
+
+class Profiler:
+    """Traces the steps START:STOP with torch.profiler into `profile.json`."""
+
+    def __init__(self, steps: str | None, output: Path) -> None:
+        self._steps = parse_profile(steps) if steps else range(0)
+        self._path = output / "profile.json"
+        self._profile: torch.profiler.profile | None = None
+        if self._steps and self._steps.start == 0:
+            self._begin()
+
+    def step_done(self, step: int) -> None:
+        if self._steps and step == self._steps.start:
+            self._begin()
+        elif self._steps and step == self._steps.stop:
+            self.stop()
+
+    def _begin(self) -> None:
+        self._profile = torch.profiler.profile()
+        self._profile.start()
+
+    def stop(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile.export_chrome_trace(str(self._path))
+            self._profile = None

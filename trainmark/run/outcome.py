@@ -1,0 +1,222 @@
+"""From a finished training to its result: every number that `result.json` has."""
+
+import dataclasses
+import resource
+import statistics
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainmark import metrics, workloads
+from trainmark.config import changed_fields, to_plain
+from trainmark.distributed.mesh import Mesh
+from trainmark.errors import InputError
+from trainmark.hardware import devices
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.environment import environment
+from trainmark.report import alignment
+from trainmark.run import result
+from trainmark.run.clocks import Totals
+from trainmark.run.loop import Training
+from trainmark.run.result import Result
+
+
+def make_result(
+    training: Training, cluster: Cluster, monitor: dict[str, Any], began: datetime
+) -> Result:
+    """All ranks must call this: some numbers are the most of any."""
+    cfg, mesh, progress = training.cfg, training.mesh, training.progress
+    totals = dataclasses.replace(training.clocks.totals, **training.global_counts())
+    machine, software = environment(mesh.device)
+    measured = totals.samples - totals.samples_warmup
+    tokens = totals.tokens or None
+    times = _times(training)
+    runs = workloads.runs_module(cfg.workload)
+    changed = changed_fields(workloads.named_run(cfg.name), cfg, runs.closed(cfg))
+    mfu, mfu_reason = _mfu(training, measured, totals.tokens - totals.tokens_warmup, times.train)
+    return Result(
+        run=cfg.name,
+        workload=cfg.workload,
+        case=str(cluster),
+        precision=cfg.precision,
+        parallel={**mesh.axes, **_sent_bytes(training)},
+        division="open" if changed else "closed",
+        changed=changed,
+        samples=totals.samples,
+        samples_measured=measured,
+        tokens=tokens,
+        steps=result.Steps(all=totals.steps, warmup=totals.steps_warmup, skipped=progress.skipped),
+        time_s=times,
+        throughput=result.Throughput(
+            p_whole=metrics.throughput(totals.samples, times.whole),
+            p_train=metrics.throughput(measured, times.train),
+            p_core=metrics.throughput(measured, times.core),
+        ),
+        tokens_per_device_s=metrics.throughput(
+            totals.tokens - totals.tokens_warmup, times.train * mesh.world_size
+        ),
+        tokens_per_device_s_spread=_spread(totals, mesh),
+        mfu=mfu,
+        mfu_reason=mfu_reason,
+        quality=_quality(training),
+        evaluations=progress.evaluations,
+        memory=_memory(mesh, monitor),
+        loss=result.Loss(first=progress.first_loss, last=progress.last_loss),
+        notes=_notes(training),
+        config=to_plain(cfg),
+        hardware={**machine, "monitor": monitor},
+        software=software,
+        started=began.isoformat(timespec="seconds"),
+    )
+
+
+def with_verdict(finished: Result, output: Path, reference: Path) -> Result:
+    """The result with whether its loss curve agrees; one that is too short to tell says so."""
+    try:
+        found, _ = alignment.align(output, reference)
+    except InputError as error:
+        return dataclasses.replace(finished, notes=[*finished.notes, f"Not judged: {error}"])
+    return dataclasses.replace(finished, aligned=alignment.verdict(found))
+
+
+def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:
+    """The slowest and the fastest stretch between two looks, per device."""
+    if not totals.fastest_tokens_s:
+        return None
+    share = mesh.dp_size / mesh.world_size
+    return [totals.slowest_tokens_s * share, totals.fastest_tokens_s * share]
+
+
+def _sent_bytes(training: Training) -> dict[str, dict[str, float]]:
+    """What a device sends to others in a step: of each kind, the most of any device."""
+    mesh, trainer = training.mesh, training.trainer
+    if mesh.world_size == 1 or not hasattr(trainer, "sent_bytes_per_step"):
+        return {}
+    sent = trainer.sent_bytes_per_step()
+    most = mesh.max_over_ranks(list(sent.values()))
+    return {"sent_bytes_per_step": dict(zip(sent, most, strict=True))}
+
+
+def _times(training: Training) -> result.Times:
+    totals = training.clocks.totals
+    names = [field.name for field in dataclasses.fields(result.Times)]
+    slowest = training.mesh.max_over_ranks([getattr(totals, name) for name in names])
+    return result.Times(**dict(zip(names, slowest, strict=True)))
+
+
+def _mfu(
+    training: Training, samples: int, tokens: int, seconds: float
+) -> tuple[list[result.Mfu], str | None]:
+    cfg, mesh = training.cfg, training.mesh
+    peak = devices.peak_flops(devices.identify(mesh.device), cfg.precision)
+    if isinstance(peak, devices.Unknown):
+        return [], peak.reason
+    if samples == 0:
+        return [], "the run was too short to measure: all of its steps were warm-up"
+    needed = training.workload.flops(cfg, samples, tokens)
+    # An fp8 run does part of its arithmetic in bf16: its MFU is a range between the two peaks.
+    wider = devices.peak_flops(devices.identify(mesh.device), "bf16")
+    high = wider.flops if cfg.precision == "fp8" and isinstance(wider, devices.Peak) else None
+
+    def over(flops: float, peak_flops: float) -> float:
+        return metrics.mfu(flops, seconds, mesh.world_size, peak_flops)
+
+    return [
+        result.Mfu(
+            convention=convention,
+            value=over(flops, peak.flops),
+            low=over(flops, peak.flops) if high else None,
+            high=over(flops, high) if high else None,
+            peak_flops=peak.flops,
+            peak_dtype=peak.dtype,
+            peak_source=peak.source,
+        )
+        for convention, flops in needed.items()
+    ], None
+
+
+def _quality(training: Training) -> result.Quality:
+    cfg, workload, progress = training.cfg, training.workload, training.progress
+    judged = [e for e in progress.evaluations if e.split == cfg.quality_split]
+    timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
+    at_sample, at_s = next(
+        ((e.at_sample, at_s) for e, at_s in timed if training.reaches_target(e)), (None, None)
+    )
+    return result.Quality(
+        metric=workload.metric,
+        split=cfg.quality_split,
+        value=judged[-1].metrics[workload.metric] if judged else None,
+        target=cfg.target,
+        better=workload.better,
+        reached=None if cfg.target is None else at_sample is not None,
+        at_sample=at_sample,
+        at_s=at_s,
+    )
+
+
+def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
+    host_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    total = devices.identify(mesh.device).memory_bytes
+    if mesh.device.type == "cpu":
+        peak, allocated = host_peak, None
+    else:
+        allocated = torch.cuda.max_memory_allocated(mesh.device)
+        seen = (monitor.get("memory_bytes") or {}).get("max") or 0
+        # The device's own figure includes the context and the cache; sampling may miss a peak.
+        peak = max(int(seen), torch.cuda.max_memory_reserved(mesh.device))
+    peaks = mesh.max_over_ranks([peak, allocated or 0, host_peak])
+    return result.Memory(
+        peak_bytes=int(peaks[0]),
+        allocated_peak_bytes=int(peaks[1]) if allocated is not None else None,
+        total_bytes=total,
+        host_peak_bytes=int(peaks[2]),
+    )
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
+def _notes(training: Training) -> list[str]:
+    cfg, totals = training.cfg, training.clocks.totals
+    notes = []
+    if totals.steps_partial:
+        notes.append(f"{_steps(totals.steps_partial)} had fewer samples than a global batch.")
+    if training.progress.skipped:
+        skipped = _steps(training.progress.skipped)
+        notes.append(f"Skipped {skipped}, because a gradient overflowed.")
+    steps = training.progress.step
+    idle = sum(cfg.schedule.factor(step) == 0 for step in range(1, steps))  # a decay ends with one
+    if idle > 1:
+        notes.append(
+            f"The learning rate was 0 in {idle:,} of {steps:,} steps: its schedule ended before "
+            "the run did."
+        )
+    if totals.sessions > 1:
+        notes.append(
+            f"Continued {totals.sessions - 1} time(s) from a checkpoint; time between the "
+            "checkpoint and the stop is not counted."
+        )
+    if cfg.data == "synthetic":
+        notes.append("Synthetic data: the quality says nothing about real data.")
+    if torch.is_anomaly_enabled():
+        notes.append("torch.autograd anomaly detection was on.")
+    if cfg.profile:
+        notes.append(f"Steps {cfg.profile} ran under torch.profiler.")
+    if training.weights_from:
+        notes.append(f"Started from the weights of {training.weights_from}.")
+    return notes + training.workload.notes(cfg)
+
+
+def spread(results: list[Result]) -> str:
+    """One sentence on the repeats of a run."""
+    quality = [r.quality.value for r in results if r.quality.value is not None]
+    speed = [r.throughput.p_train for r in results if r.throughput.p_train is not None]
+    parts = [
+        f"{name} {statistics.mean(values):.6g} +- {statistics.stdev(values):.2g}"
+        for name, values in ((results[0].quality.metric, quality), ("p_train", speed))
+        if len(values) > 1
+    ]
+    return f"{len(results)} repeats: " + ", ".join(parts)

@@ -1,0 +1,245 @@
+"""What a run says about itself: `result.json`, and the log lines of the published systems.
+
+`docs/metrics.md` defines every number here. Nothing in this file computes one: formulas live in
+`metrics.py`, times and counts come from `clocks.py`.
+"""
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.validation import parse
+
+SCHEMA = "trainmark.run.result/1"
+FILE_NAME = "result.json"
+
+_STRICT = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    all: int
+    """Optimiser steps attempted."""
+    warmup: int
+    """First steps, left out of p_train and p_core."""
+    skipped: int
+    """Steps whose update was not applied (loss-scale overflow)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Seconds, the maximum over ranks."""
+
+    e2e: float
+    init: float
+    whole: float
+    train: float
+    core: float
+    evaluation: float
+    checkpoint: float
+    input_wait: float
+    warmup: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Samples (or tokens) per second; null where nothing was measured."""
+
+    p_whole: float | None
+    p_train: float | None
+    p_core: float | None
+    unit: str = "samples/s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mfu:
+    convention: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    peak_flops: float
+    peak_dtype: str
+    peak_source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    metric: str
+    split: str
+    value: float | None
+    target: float | None
+    better: str
+    """`higher` or `lower`."""
+    reached: bool | None
+    """Null where the run has no target."""
+    at_sample: int | None = None
+    at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    at_sample: int
+    split: str
+    metrics: dict[str, float | None]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes. The peak as the device reports it, the maximum over devices."""
+
+    peak_bytes: int
+    allocated_peak_bytes: int | None
+    total_bytes: int
+    host_peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    first: float | None
+    last: float | None
+    curve: str = "loss.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned:
+    reference: str
+    error: float
+    passed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    __pydantic_config__ = _STRICT
+
+    schema: str = SCHEMA
+    run: str
+    workload: str
+    case: str
+    precision: str
+    parallel: dict[str, int | dict[str, float]]
+    """Degree per axis; of DLRM also `sent_bytes_per_step`, by what is sent."""
+    division: str
+    """`closed`: comparable with the published rows; `open`: `changed` lists what differs."""
+    changed: list[str]
+    samples: int
+    samples_measured: int
+    tokens: int | None
+    steps: Steps
+    time_s: Times
+    throughput: Throughput
+    tokens_per_device_s: float | None
+    tokens_per_device_s_spread: list[float] | None = None
+    """Of the slowest and the fastest stretch between two looks at the loss (`log_every`)."""
+    mfu: list[Mfu]
+    mfu_reason: str | None = None
+    """Why `mfu` is empty."""
+    quality: Quality
+    evaluations: list[Evaluation]
+    aligned: Aligned | None = None
+    memory: Memory
+    loss: Loss
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know to trust the numbers: partial batches, resumes, debug modes."""
+    config: dict[str, Any]
+    hardware: dict[str, Any]
+    software: dict[str, Any]
+    started: str
+
+    def write(self, folder: Path) -> Path:
+        path = folder / FILE_NAME
+        write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        return path
+
+
+def read(folder: Path) -> Result:
+    """The result of a finished run, from its folder or its `result.json`."""
+    path = folder if folder.is_file() else folder / FILE_NAME
+    if not path.is_file():
+        raise InputError(
+            f"{folder} has no {FILE_NAME}: expected the output folder of a finished run."
+        )
+    try:
+        data = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}).") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        received = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"{path}: expected schema {SCHEMA!r}, received {received!r}.")
+    return parse(Result, data, str(path))
+
+
+class PerfLog:
+    """`[PerfLog]` lines as FlagPerf prints them, one JSON object an event, into `perf.log`."""
+
+    def __init__(self, stream: TextIO, rank: int = 0) -> None:
+        self._stream = stream
+        self._rank = rank
+
+    def event(
+        self, name: str, value: dict[str, Any] | None = None, at_s: float | None = None
+    ) -> None:
+        """Something that happened now, or at the time `at_s`."""
+        record: dict[str, Any] = {"event": name}
+        if value is not None:
+            record["value"] = value
+        record["metadata"] = {"time_ms": _milliseconds(at_s), "rank": self._rank}
+        self._stream.write(f"[PerfLog] {json.dumps(record)}\n")
+        self._stream.flush()
+
+
+class MlLog:
+    """`:::MLLOG` lines as MLPerf's checkers read them, into `mlperf.log`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def event(
+        self,
+        key: str,
+        value: Any = None,
+        kind: str = "POINT_IN_TIME",
+        at_s: float | None = None,
+        **metadata: Any,
+    ) -> None:
+        """Something that happened now, or at the time `at_s`."""
+        record = {
+            "namespace": "",
+            "time_ms": _milliseconds(at_s),
+            "event_type": kind,
+            "key": key,
+            "value": value,
+            "metadata": {"file": __file__, "lineno": 0, **metadata},
+        }
+        self._stream.write(f":::MLLOG {json.dumps(record)}\n")
+        self._stream.flush()
+
+
+def _milliseconds(at_s: float | None) -> int:
+    return int(1000 * (time.time() if at_s is None else at_s))
+
+
+def finished_event(result: Result) -> dict[str, Any]:
+    """The FINISHED event's value: every metric under the names of the published system."""
+    judged = [e for e in result.evaluations if e.split == result.quality.split]
+    return {
+        "e2e_time": result.time_s.e2e,
+        "init_time": result.time_s.init,
+        "train_time": result.time_s.whole,
+        "train_no_eval_time": result.time_s.train,
+        "pure_training_computing_time": result.time_s.core,
+        "num_trained_samples": result.samples,
+        "global_steps": result.steps.all,
+        "throughput(ips)_raw": result.throughput.p_whole,
+        "throughput(ips)_no_eval": result.throughput.p_train,
+        "throughput(ips)_pure_compute": result.throughput.p_core,
+        "converged": result.quality.reached,
+        f"final_{result.quality.metric}": result.quality.value,
+        "metrics": next((e.metrics for e in reversed(judged)), {}),
+        "mem_gib": result.memory.peak_bytes / 2**30,
+    }

@@ -1,0 +1,125 @@
+"""The folder of a run: whose it is, and where its configuration and checkpoints lie.
+
+Besides what `runlog.py` writes into it, and what the verbs leave in it afterwards, it holds
+
+    config.json               the resolved configuration that it was made with
+    checkpoints/step-*        see `checkpoint.py`
+    model/                    the trained model for other software, where a workload saves one
+    .lock                     held by the process that trains
+"""
+
+import errno
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainmark import workloads
+from trainmark.checkpoint import checkpoints
+from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, SYNTHETIC, Run, differences, to_plain
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.validation import parse
+
+CONFIG_FILE = "config.json"
+CHECKPOINTS = "checkpoints"
+MODEL_FOLDER = "model"
+LOCK_FILE = ".lock"
+
+
+def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
+    """Refuse a folder that cannot be this run's; nothing is changed."""
+    if output.exists() and not output.is_dir():
+        raise InputError(f"Output {output} is a file; give a folder.")
+    # A run that was killed before it wrote anything leaves its lock alone.
+    names = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    contents = names - {LOCK_FILE}
+    if fresh and contents:
+        raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
+    if (output / CONFIG_FILE).exists():
+        _check_same_run(read_config(output), cfg, output)
+    elif contents:
+        raise InputError(
+            f"Output {output} is not empty and is not the folder of a run. Give another --output."
+        )
+    if started_from and checkpoints.latest(output / CHECKPOINTS):
+        raise InputError(
+            f"--from starts a new run, but {output} has a checkpoint to continue. "
+            "Give another --output."
+        )
+
+
+def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
+    if earlier.name != cfg.name:
+        raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
+    longer = workloads.as_long_as_the_run(earlier) & workloads.as_long_as_the_run(cfg)
+    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION | LAYOUT | longer)
+    if changed:
+        raise InputError(
+            f"{output} holds a run with another configuration (other {', '.join(changed)}). "
+            "Use the same flags to continue it, or another --output to start a new run."
+        )
+
+
+@contextmanager
+def claimed(output: Path, cfg: Run) -> Iterator[None]:
+    """Make `output` this run's folder, and this process the only one that trains in it."""
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / LOCK_FILE).open("w") as lock:  # which goes with the process, however it ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                raise InputError(
+                    f"Another process trains in {output} now. Wait, or give another --output."
+                ) from None
+            # Some network file systems know no locks.
+        write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
+        yield
+
+
+def newer_data(output: Path, cfg: Run) -> str:
+    """What to tell about data that were written after the run's newest checkpoint, if they were."""
+    saved = checkpoints.latest(output / CHECKPOINTS)
+    if saved is None or cfg.data in (None, SYNTHETIC) or not Path(str(cfg.data)).is_dir():
+        return ""
+    made = saved.stat().st_mtime
+    newer = [path for path in Path(str(cfg.data)).iterdir() if path.stat().st_mtime > made]
+    if not newer:
+        return ""
+    return (
+        f"{newer[0]} is newer than {saved}: if the data have changed, stop, and start a new run "
+        "with another --output."
+    )
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration that a run's folder was made with."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        kind = type(workloads.named_run(str(data["name"])))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}).") from None
+    return parse(kind, data, str(path))
+
+
+def find_checkpoint(path: Path) -> Path:
+    """A checkpoint's folder, given itself or the folder of its run."""
+    if not path.is_dir():
+        raise InputError(f"Checkpoint {path} does not exist.")
+    if (path / CONFIG_FILE).exists():
+        newest = checkpoints.latest(path / CHECKPOINTS)
+        if newest is None:
+            raise InputError(f"{path} has no complete checkpoint.")
+        return newest
+    if path.name.startswith("step-"):
+        return path
+    raise InputError(
+        f"{path} is not a checkpoint: expected the output folder of a run, or one of the folders "
+        f"{CHECKPOINTS}/step-* in it."
+    )

@@ -1,0 +1,176 @@
+"""What a run writes while it trains: the loss curve, event logs, and a line for the person."""
+
+import csv
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from trainmark.config import Run
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.run.result import Evaluation, MlLog, PerfLog, Result, finished_event
+
+LOSS_FILE = "loss.csv"
+HEADER = ["step", "samples", "loss"]
+
+
+class RunLog:
+    """Opened by the main rank only; the others get a `SilentLog`."""
+
+    def __init__(self, folder: Path, cfg: Run, started: float) -> None:
+        self._folder = folder
+        self._cfg = cfg
+        self._started_s = time.time() - (time.perf_counter() - started)
+        self._stack = ExitStack()
+        self._console = Console(stderr=True)
+        self._board_type = _tensorboard_writer() if cfg.tensorboard else None
+
+    def __enter__(self) -> "RunLog":
+        self._perf = PerfLog(self._append_to("perf.log"))
+        self._mlperf = MlLog(self._append_to("mlperf.log"))
+        self._board = None
+        if self._board_type:
+            self._board = self._board_type(log_dir=str(self._folder / "tensorboard"))
+            self._stack.callback(self._board.close)
+        self._perf.event("INIT_START", at_s=self._started_s)
+        self._mlperf.event("init_start", kind="INTERVAL_START", at_s=self._started_s)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    # --- the course of a run
+
+    def say(self, sentence: str) -> None:
+        self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+    def training_starts(self, *, step: int, total_steps: int) -> None:
+        self._cut_curve(step)
+        self._curve_file = self._append_to(LOSS_FILE)
+        self._curve = csv.writer(self._curve_file, lineterminator="\n")
+        self._progress, self._task = self._start_progress(step, total_steps)
+        self._perf.event("INIT_END")
+        self._perf.event("TRAIN_START")
+        self._mlperf.event("init_stop", kind="INTERVAL_END")
+        self._mlperf.event("run_start", kind="INTERVAL_START")
+        self._mlperf.event("seed", self._cfg.seed)
+        self._mlperf.event("global_batch_size", self._cfg.global_batch)
+        self._last_look = (time.perf_counter(), 0)
+
+    def looked(self, rows: list[tuple[int, int, float]], lr: float) -> None:
+        """Steps since the last look, as (step, global samples so far, loss)."""
+        self._curve.writerows((step, samples, repr(loss)) for step, samples, loss in rows)
+        self._curve_file.flush()
+        step, samples, loss = rows[-1]
+        self._mlperf.event("train_loss", loss, step=step, samples_count=samples)
+        speed = self._speed(samples)
+        self._progress.update(self._task, completed=step, loss=f"{loss:.5f}", speed=speed)
+        if not self._console.is_terminal:
+            self.say(f"step {step:,}  loss {loss:.5f}  {speed}  lr {lr:.6g}")
+        if self._board:
+            self._board.add_scalar("lr", lr, step)
+            for at, _, value in rows:
+                self._board.add_scalar("loss", value, at)
+
+    def evaluated(self, evaluation: Evaluation, step: int) -> None:
+        self._pause_ends()
+        numbers = {k: v for k, v in evaluation.metrics.items() if v is not None}
+        text = [f"{name} {value:.5f}" for name, value in numbers.items()]
+        text += [f"{name} undefined" for name, value in evaluation.metrics.items() if value is None]
+        where = f"{evaluation.split} after {evaluation.at_sample:,} samples"
+        self.say(f"{where}: {', '.join(text)}")
+        self._perf.event(
+            "EVALUATE",
+            {"global_steps": step, "split": evaluation.split, **evaluation.metrics,
+             "time": evaluation.seconds},
+        )  # fmt: skip
+        for name, value in numbers.items():
+            self._mlperf.event("eval_accuracy", value, metric=name, split=evaluation.split,
+                               samples_count=evaluation.at_sample)  # fmt: skip
+            if self._board:
+                self._board.add_scalar(f"{evaluation.split}/{name}", value, step)
+
+    def checkpointed(self, path: Path) -> None:
+        self._pause_ends()
+        self._perf.event("CHECKPOINT", {"path": str(path)})
+
+    def training_ends(self) -> None:
+        self._progress.stop()
+        self._perf.event("TRAIN_END")
+
+    def finished(self, result: Result) -> None:
+        """The last events; after the log was closed, because a result includes its own time."""
+        status = "success" if result.quality.reached is not False else "aborted"
+        with open(self._folder / "perf.log", "a", encoding="utf-8") as file:
+            PerfLog(file).event("FINISHED", finished_event(result))
+        with open(self._folder / "mlperf.log", "a", encoding="utf-8") as file:
+            MlLog(file).event("run_stop", kind="INTERVAL_END", status=status)
+
+    # --- parts
+
+    def _append_to(self, name: str) -> TextIO:
+        file = open(self._folder / name, "a", newline="", encoding="utf-8")  # noqa: SIM115
+        return self._stack.enter_context(file)
+
+    def _cut_curve(self, step: int) -> None:
+        """Start the loss curve, or forget what came after the checkpoint that is continued."""
+        path = self._folder / LOSS_FILE
+        text = path.read_text(encoding="utf-8") if path.exists() and step else ""
+        # Whole lines only: the last one may have been cut by whatever ended the run.
+        lines = re.findall(r"^(\d+),(\d+,\S+)\n", text, re.MULTILINE)
+        kept = [f"{at},{rest}" for at, rest in lines if int(at) <= step]
+        write_atomically(path, "\n".join([",".join(HEADER), *kept]) + "\n")
+
+    def _start_progress(self, step: int, total_steps: int) -> tuple[Progress, TaskID]:
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]}  ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        task = progress.add_task(
+            self._cfg.name, total=total_steps, completed=step, loss="-", speed="-"
+        )
+        progress.start()
+        self._stack.callback(progress.stop)
+        return progress, task
+
+    def _pause_ends(self) -> None:
+        """Samples per second are those of steps: a look went before, and what followed is none."""
+        self._last_look = (time.perf_counter(), self._last_look[1])
+
+    def _speed(self, samples: int) -> str:
+        now = time.perf_counter()
+        then, before = self._last_look
+        self._last_look = (now, samples)
+        return f"{(samples - before) / (now - then):,.0f} samples/s" if before else "-"
+
+
+class SilentLog:
+    """What ranks other than the main one write: nothing."""
+
+    def __enter__(self) -> "SilentLog":
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def _tensorboard_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "--tensorboard needs the tensorboard package: pip install 'trainmark[plots]'."
+        ) from None
+    return SummaryWriter

@@ -1,0 +1,327 @@
+"""Around the loop: from a configuration to a checked output folder, a run, and its result."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from trainmark import workloads
+from trainmark.checkpoint import checkpoints
+from trainmark.config import AnyRun, Precision, Run, TrainOptions, resolve
+from trainmark.distributed import launched
+from trainmark.distributed import mesh as meshes
+from trainmark.distributed.mesh import Mesh
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.hardware import devices
+from trainmark.hardware.allocator import keep_freed_memory
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.monitor import Monitor
+from trainmark.report import alignment
+from trainmark.run import result, run_folder
+from trainmark.run.loop import Training, build_trainer
+from trainmark.run.memory import (
+    MemoryPlan,
+    check_fits,
+    check_host_fits,
+    plan_memory,
+    sum_of,
+    what_fits,
+)
+from trainmark.run.outcome import make_result, with_verdict
+from trainmark.run.result import Result
+from trainmark.run.run_folder import MODEL_FOLDER, find_checkpoint, read_config
+from trainmark.training.precision import set_matmul_precision
+from trainmark.workloads import Workload
+
+EVALUATION_FILE = "evaluation.json"
+
+
+# --- train
+
+
+def train(cfg: Run, options: TrainOptions, started: float) -> list[tuple[Result, Path]]:
+    """Train a run (or several seeds of it) and write its results."""
+    if options.repeats < 1:
+        raise InputError(f"repeats must be at least 1. Received: {options.repeats}.")
+    output = options.output or Path("runs") / cfg.name
+    finished = []
+    with _joined(cfg) as mesh:
+        for repeat in range(options.repeats):
+            # Resolved per seed, because synthetic data (and so its target) depends on the seed.
+            seeded = _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+            folder = output / str(repeat) if options.repeats > 1 else output
+            finished.append((_train_one(seeded, options, mesh, folder, started), folder))
+            started = time.perf_counter()
+    return finished
+
+
+def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, started: float) -> Result:
+    began = datetime.now(UTC)
+    workload = workloads.load(cfg.workload)
+    _settle(cfg, mesh)
+    _forget_peaks(mesh)
+    weights = find_checkpoint(options.weights_from) if options.weights_from else None
+    if mesh.is_main:
+        if options.reference:  # a bad one is found now, not after the last step
+            alignment.read_curve(options.reference)
+        if launched.is_restart():  # what this run wrote itself is to be continued
+            run_folder.check(output, cfg, fresh=False, started_from=None)
+        else:
+            run_folder.check(output, cfg, fresh=options.fresh, started_from=weights)
+    _check_memory(cfg, workload, mesh, advice=partial(_what_fits_here, cfg, workload, mesh))
+    with Monitor(mesh.device) as monitor, ExitStack() as claims:
+        training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
+        training.set_up()
+        if training.has_finished and (output / result.FILE_NAME).exists():
+            earlier = result.read(output)
+            if earlier.quality.target == cfg.target:  # else it is judged anew
+                training.log.say(f"{output} is finished already; nothing was done.")
+                return earlier
+        if mesh.is_main:
+            if warning := run_folder.newer_data(output, cfg):
+                training.log.say(warning)
+            claims.enter_context(run_folder.claimed(output, cfg))
+        mesh.barrier()
+        training.run()
+    finished = make_result(training, _this_cluster(mesh), monitor.summary(), began)
+    if mesh.is_main:
+        if workload.save_model:
+            workload.save_model(training.trainer, output / MODEL_FOLDER)
+        if options.reference:
+            finished = with_verdict(finished, output, options.reference)
+        finished.write(output)
+        training.log.finished(finished)
+    return finished
+
+
+@contextmanager
+def _joined(cfg: Run) -> Iterator[Mesh]:
+    """This process's device, and its ranks where a launcher started several.
+
+    The ranks part after a success only: one that failed does not wait for the others.
+    """
+    kind = cfg.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
+    device = meshes.local_device(kind)
+    if kind == "cuda":
+        _make_current(device)
+    ranks = meshes.launched_ranks()
+    heartbeat, begins = None, not dist.is_initialized()
+    if begins and ranks > 1:
+        launched.join("nccl" if kind == "cuda" else "gloo")
+        heartbeat = launched.watch_machines()
+    yield meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
+    if heartbeat is not None:
+        heartbeat.stop()
+    if begins and dist.is_initialized():  # by the lines above, or by an engine for itself alone
+        dist.destroy_process_group()
+
+
+def _make_current(device: torch.device) -> None:
+    """Streams, barriers and broadcasts of objects take the current device: this rank's."""
+    found = torch.cuda.device_count()
+    if (device.index or 0) >= found:
+        raise InputError(
+            f"A rank was started for device {device.index} of this machine, which has {found}. "
+            f"Start at most {found} ranks here (launch -j NODESx{found}), or use --device cpu."
+        )
+    torch.accelerator.set_device_index(device)
+
+
+def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
+    """Resolve for the machine that this process runs on."""
+    kind: Literal["cpu", "cuda"] = "cpu" if mesh.device.type == "cpu" else "cuda"
+    return resolve(dataclasses.replace(cfg, device=kind), _this_cluster(mesh))
+
+
+def _this_cluster(mesh: Mesh) -> Cluster:
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(mesh.world_size)))
+    key = devices.identify(mesh.device).key
+    return Cluster(key, mesh.world_size // per_node, per_node)
+
+
+def _settle(cfg: Run, mesh: Mesh) -> None:
+    """What holds for the whole process."""
+    set_matmul_precision(cfg.precision)
+    if mesh.device.type == "cpu":
+        keep_freed_memory()
+
+
+def _forget_peaks(mesh: Mesh) -> None:
+    """So that one of several repeats does not report the peak of another."""
+    if mesh.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(mesh.device)
+
+
+def _check_memory(
+    cfg: Run,
+    workload: Workload,
+    mesh: Mesh,
+    advice: Callable[[int], str] = lambda available: "",
+    *,
+    training: bool = True,
+) -> None:
+    import psutil
+
+    def needed(plan: MemoryPlan) -> MemoryPlan:
+        """To predict, activations hardly count: none outlives its layer."""
+        return plan if training else dataclasses.replace(plan, activations=0)
+
+    plan = needed(plan_memory(cfg, workload, mesh))
+    # Before the ranks compare their plans: none of them has allocated anything yet.
+    on_host = min(psutil.virtual_memory().available, devices.host_memory_bytes())
+    per_node = _this_cluster(mesh).devices
+    first = mesh.rank // per_node * per_node
+    if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
+        plans = workload.plan_devices(cfg)
+        own = needed(plans[mesh.rank]) if plans else plan
+        of_machine = sum_of(meshes.of_all_ranks(own)[first : first + per_node])
+        check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=advice)
+        on_host -= of_machine.total
+    else:
+        available, _ = torch.cuda.mem_get_info(mesh.device)
+        check_fits(plan, available, cfg.name, devices.identify(mesh.device).name, advice=advice)
+    kept = sum(workload.host_bytes(cfg)[first : first + per_node])
+    check_host_fits(kept, on_host, cfg.name)
+
+
+def _what_fits_here(cfg: Run, workload: Workload, mesh: Mesh, available: int) -> str:
+    if mesh.device.type == "cpu" and mesh.world_size > 1:
+        return ""  # what all ranks of a machine need, no rank knows alone
+    cluster = _this_cluster(mesh)
+    return what_fits(cfg, lambda run: plan_memory(resolve(run, cluster), workload, mesh), available)
+
+
+# --- dry run
+
+
+def dry_run(cfg: AnyRun, cluster: Cluster) -> tuple[AnyRun, MemoryPlan]:
+    """Resolve and build on the meta device; needs no device."""
+    cfg = resolve(cfg, cluster)
+    axes = workloads.runs_module(cfg.workload).mesh_axes(cfg, cluster.world)
+    with meshes.fake(axes) as mesh:
+        return cfg, plan_memory(cfg, workloads.load(cfg.workload), mesh)
+
+
+# --- predict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The newest checkpoint of a run on the devices of this machine, ready to predict."""
+
+    cfg: Any
+    """The run's configuration, resolved for these devices."""
+    workload: Workload
+    mesh: Mesh
+    trainer: Any
+    path: Path
+    """The checkpoint's folder."""
+    step: int
+    samples: int
+    """How many it was trained on."""
+
+
+@contextmanager
+def loaded(
+    folder: Path,
+    *,
+    device: str = "auto",
+    data: str | None = None,
+    precision: Precision | None = None,
+    check: Callable[[Any, Workload], None] = lambda cfg, workload: None,
+) -> Iterator[Loaded]:
+    """Load a run's weights, whatever devices they were trained on.
+
+    Args:
+        folder: the run's output folder.
+        device: auto, cpu or cuda.
+        data: another dataset than the run's own.
+        precision: another than the run's own.
+        check: refuses the resolved configuration before anything is read or allocated.
+    """
+    cfg = workloads.to_predict(read_config(folder))
+    trained_on = cfg.device
+    cfg = dataclasses.replace(
+        cfg,
+        device=device,
+        data=data or cfg.data,
+        precision=precision or cfg.precision,
+        accumulate=None,
+    )
+    if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
+        cfg = dataclasses.replace(cfg, parallel=None)
+    if hasattr(cfg, "sharding"):  # likewise
+        cfg = dataclasses.replace(cfg, sharding=dataclasses.replace(cfg.sharding, placement="auto"))
+    with _joined(cfg) as mesh:
+        if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # nor their share of the batch
+            cfg = dataclasses.replace(cfg, micro_batch=None)
+        if mesh.device.type != trained_on:  # nor whether compiling pays there
+            cfg = dataclasses.replace(cfg, compile=None)
+        cfg = _resolve_here(cfg, mesh)
+        workload = workloads.load(cfg.workload)
+        check(cfg, workload)
+        path = find_checkpoint(folder)
+        _check_memory(cfg, workload, mesh, training=False)
+        _settle(cfg, mesh)
+        trainer = build_trainer(cfg, workload, mesh)
+        state = checkpoints.load(
+            path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
+        )
+        yield Loaded(
+            cfg=cfg,
+            workload=workload,
+            mesh=mesh,
+            trainer=trainer,
+            path=path,
+            step=state["progress"]["step"],
+            samples=state["data"]["samples"],
+        )
+
+
+def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
+    """The newest checkpoint of a run on its held-out data."""
+
+    def check(cfg: Any, workload: Workload) -> None:
+        if not workload.held_out_splits(cfg):
+            raise InputError(
+                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
+            )
+
+    with loaded(folder, device=device, data=data, check=check) as model:
+        cfg, workload, mesh = model.cfg, model.workload, model.mesh
+        found = {
+            split: workload.evaluate(
+                model.trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+            )
+            for split in workload.held_out_splits(cfg)
+        }
+    return {
+        "schema": "trainmark.evaluation/1",
+        "run": cfg.name,
+        "checkpoint": str(model.path),
+        "step": model.step,
+        "samples": model.samples,
+        "data": cfg.data,
+        "target": cfg.target,
+        "best_auc": getattr(cfg, "best_auc", None),
+        "splits": found,
+    }
+
+
+def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
+    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")

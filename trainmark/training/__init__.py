@@ -1,0 +1,1 @@
+"""What the training steps of several workloads share: optimisers, copies, batches, seeds."""

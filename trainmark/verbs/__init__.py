@@ -1,0 +1,1 @@
+"""What the command line's verbs do around a run; `cli.py` only names them."""

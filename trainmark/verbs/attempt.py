@@ -1,0 +1,131 @@
+"""One `train` in a process of its own, as `sweep` and `suite` start many: how it ended, in words.
+
+What one leaves behind, no other sees; an out-of-memory ends it, and not those that come after it.
+"""
+
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from trainmark.run.signals import StopRequest
+
+DONE, OUT_OF_MEMORY, FAILED = "done", "OOM", "failed"
+_SIGNS = ("Out of memory", "does not fit", "OutOfMemoryError")
+_SENTENCE = "trainmark: "
+
+
+def arguments(words: list[str], devices: int) -> list[str]:
+    """The words after `trainmark` that train on so many devices of this machine.
+
+    Args:
+        words: those after `train`.
+        devices: more than one are started by torchrun, as `launch` does it.
+    """
+    launcher = ["launch", "--on", "torchrun", "-j", f"1x{devices}"] if devices > 1 else []
+    return [*launcher, "train", *words]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    kind: str
+    """`done`, `OOM` or `failed`."""
+    reason: str = ""
+    """Of the latter two."""
+
+
+def attempt(words: list[str], devices: int, log: Path) -> Outcome:
+    """Train; what it prints is shown, and kept in `log`."""
+    ended = _start([sys.executable, "-m", "trainmark", *arguments(words, devices)], log)
+    if ended.returncode == 0:
+        return Outcome(DONE)
+    if ended.returncode in (130, 143):
+        raise _stopped()
+    full = any(sign in ended.stdout for sign in _SIGNS)
+    reason = _reason(ended.stdout) or f"{_end(ended.returncode)}, see {log}"
+    return Outcome(OUT_OF_MEMORY if full else FAILED, reason)
+
+
+def _reason(printed: str) -> str | None:
+    """The sentence that a run ended with; problems that it lists follow it, a line each."""
+    lines = printed.splitlines()
+    # The first: what a launcher says after it is not the cause.
+    place = next((n for n, line in enumerate(lines) if line.startswith(_SENTENCE)), None)
+    if place is None:
+        return None
+    reason = [lines[place].removeprefix(_SENTENCE)]
+    for line in lines[place + 1 :]:
+        if not line.startswith("- "):
+            break
+        reason.append(line)
+    return "\n".join(reason)
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (Linux does so when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
+def _stopped() -> KeyboardInterrupt:
+    return KeyboardInterrupt("stopped; the same command goes on where it was.")
+
+
+def _start(command: list[str], log: Path) -> "subprocess.CompletedProcess[str]":
+    log.parent.mkdir(parents=True, exist_ok=True)
+    printed = []
+    # In a process group of its own: Ctrl-C reaches it once, from here, and it can save first.
+    with (
+        log.open("a", encoding="utf-8", buffering=1) as kept,
+        _Stops() as stops,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            process_group=0,
+        ) as process,
+    ):
+        stops.pass_on_to(process)
+        for line in process.stdout or ():
+            printed.append(line)
+            kept.write(line)
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        process.wait()
+    if stops.seen:
+        raise _stopped()
+    return subprocess.CompletedProcess(command, process.returncode, "".join(printed))
+
+
+class _Stops:
+    """While entered, Ctrl-C and SIGTERM are noted here, and are for the run."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._previous = {s: signal.signal(s, self._note) for s in StopRequest.SIGNALS}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def pass_on_to(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        for number in self.seen:  # while it was being started
+            process.send_signal(number)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen.append(number)
+        if self._process is not None:
+            self._process.send_signal(number)

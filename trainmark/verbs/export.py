@@ -1,0 +1,92 @@
+"""`trainmark export`: a checkpoint in the layout of other software."""
+
+import shutil
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from trainmark.checkpoint import checkpoints
+from trainmark.errors import InputError
+from trainmark.files import building
+from trainmark.formatting import readable_size
+from trainmark.run import run_folder
+
+PACKAGES = ("onnx", "onnxscript")  # of the extra, for --format onnx
+
+
+def export(folder: Path, layout: str, output: Path | None) -> Path:
+    """Write the newest checkpoint of a run. Returns the folder that was written.
+
+    A workload's module `export` has `LAYOUTS`, the layouts that it knows: the name of each, and a
+    function (cfg, checkpoint_path, folder) that writes it.
+    """
+    cfg = run_folder.read_config(folder)
+    layouts = _layouts(cfg.workload)
+    if layout not in layouts:
+        raise _not_offered(
+            cfg.name, layout, list(layouts), trained=folder / run_folder.MODEL_FOLDER
+        )
+    if layout == "onnx":
+        _check_packages()
+    target = output or folder / ("export" if layout == "safetensors" else f"export-{layout}")
+    if target.exists() and not target.is_dir():
+        raise InputError(f"{target} is a file; expected a folder to write to.")
+    if target.exists() and any(target.iterdir()):
+        raise InputError(f"{target} is not empty. Give another --output.")
+    path = run_folder.find_checkpoint(folder)
+    sizes = [
+        tensor.nbytes
+        for name, tensor in checkpoints.shapes(path).items()
+        if name.startswith("model.")
+    ]
+    if layout == "torch":
+        _check_memory(cfg.name, sizes)
+    with building(target) as partial:
+        _check_disk(partial, sum(sizes))
+        layouts[layout](cfg, path, partial)
+    return target
+
+
+def _layouts(workload: str) -> dict[str, Callable[..., None]]:
+    name = f"trainmark.workloads.{workload}.export"
+    return {} if find_spec(name) is None else import_module(name).LAYOUTS
+
+
+def _not_offered(run: str, layout: str, offered: list[str], trained: Path) -> InputError:
+    if layout == "safetensors" and trained.is_dir():
+        return InputError(f"{run} needs no export: {trained} is its trained model.")
+    if not offered:
+        return InputError(f"{run} has no {layout} layout to export to in this version.")
+    ways = " or ".join(f"--format {name}" for name in offered)
+    return InputError(f"{run} cannot be exported with --format {layout}. Use {ways}.")
+
+
+def _check_packages() -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"--format onnx needs {' and '.join(missing)}: pip install 'trainmark[export]'."
+        )
+
+
+def _check_memory(run: str, sizes: list[int]) -> None:
+    """torch.export.save has the whole model in memory, and two copies of the tensor it writes."""
+    needed, free = sum(sizes) + 2 * max(sizes), psutil.virtual_memory().available
+    if needed > free:
+        raise InputError(
+            f"{run} is too large for --format torch here: PyTorch holds such a program in memory, "
+            f"which takes {readable_size(needed)}, and {readable_size(free)} are free. Use "
+            "--format onnx or safetensors, which write one table at a time, or a larger machine."
+        )
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InputError(
+            f"The exported model needs {readable_size(needed)} and the disk has "
+            f"{readable_size(free)} free. Free some space, or give an --output on another disk."
+        )

@@ -1,0 +1,119 @@
+"""From words on the command line to a run and its options; wrong ones become one sentence."""
+
+import contextlib
+import io
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from trainmark.config import Run, with_file
+from trainmark.errors import InputError
+from trainmark.verbs.flag_errors import sentence
+
+T = TypeVar("T")
+
+
+def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
+    """RUN and its flags: named run < --config file < flags."""
+    from trainmark import workloads
+
+    name, rest = first_word(verb, "RUN", arguments, list(workloads.named_runs()))
+    cfg = workloads.named_run(name)
+    rest = _paired_flags(rest)
+    config = _flag_value(rest, "--config")
+    if config is not None:
+        cfg = with_file(cfg, Path(config), data=_flag_value(rest, "--data"))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Arguments:
+        run: Annotated[type(cfg), tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        options: Annotated[options_kind, tyro.conf.arg(name="")]  # type: ignore[valid-type]
+
+    default = Arguments(run=cfg, options=options_kind())
+    about = first_line(workloads.named_runs()[cfg.name])
+    parsed = parse(Arguments, rest, f"{verb} {name}", default, about)
+    return parsed.run, parsed.options
+
+
+def parse(
+    kind: type[T],
+    arguments: list[str],
+    prog: str,
+    default: T | None = None,
+    description: str | None = None,
+) -> T:
+    """Let tyro parse the flags; its error box becomes one sentence."""
+    errors = io.StringIO()
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind, args=arguments, prog=f"trainmark {prog}", description=description, **options
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise InputError(sentence(errors.getvalue(), prog)) from None
+
+
+def first_word(
+    verb: str, what: str, arguments: list[str], known: list[str]
+) -> tuple[str, list[str]]:
+    """The word after the verb."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: trainmark {verb} {what} [FLAGS]\n")
+        print(f"{what} is one of: {', '.join(known)}")
+        print(f"\ntrainmark {verb} {known[0]} --help shows the flags.")
+        raise SystemExit(0)
+    if not arguments or arguments[0].startswith("-"):
+        raise InputError(f"'trainmark {verb}' needs {what}, one of: {', '.join(known)}.")
+    return arguments[0], arguments[1:]
+
+
+def split_at(word: str, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments before `word`, and those from it on."""
+    place = arguments.index(word) if word in arguments else len(arguments)
+    return arguments[:place], arguments[place:]
+
+
+def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
+    """The arguments without some flags and their values."""
+    kept, skip = [], False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if skip or name in names:
+            skip = not skip and not equals
+        else:
+            kept.append(argument)
+    return kept
+
+
+def _paired_flags(arguments: list[str]) -> list[str]:
+    """`--compile` and `--no-compile` for a field that can also be left to the machine."""
+    words = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+        if argument == "--no-compile":
+            words += ["--compile", "False"]
+        elif argument == "--compile" and following not in ("True", "False", "None"):
+            words += ["--compile", "True"]
+        else:
+            words.append(argument)
+    return words
+
+
+def _flag_value(arguments: list[str], flag: str) -> str | None:
+    for place, argument in enumerate(arguments):
+        if argument == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.removeprefix(f"{flag}=")
+    return None
+
+
+def first_line(function: Callable[..., Any]) -> str:
+    """Of its docstring."""
+    return (function.__doc__ or "").splitlines()[0].rstrip(".")

@@ -1,0 +1,183 @@
+"""What the verbs about runs print: lists, configurations, plans, results."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from trainmark import workloads
+from trainmark.config import SYNTHETIC, Run, TrainOptions, resolve, to_plain
+from trainmark.errors import InputError
+from trainmark.formatting import GIB, readable_size
+from trainmark.hardware.devices import Cluster
+from trainmark.inference.options import InferOptions
+
+
+def runs_table() -> Table:
+    """Every named run in a line that fits a terminal of 80 columns."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("run", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("GiB, fp32", justify="right")
+    for column in ("data", "target", "what"):
+        table.add_column(column)
+    for name, make in workloads.named_runs().items():
+        cfg = make()
+        runs = workloads.runs_module(cfg.workload)
+        parameters = runs.sizes(cfg)["parameters"]
+        table.add_row(
+            name,
+            _count(parameters),
+            f"{parameters * 4 / GIB:,.2f}",
+            "none" if cfg.data == SYNTHETIC else "--data",
+            f"{runs.METRIC} {'' if cfg.target is None else f'{cfg.target:g}'}",
+            (make.__doc__ or "").splitlines()[0].rstrip("."),
+        )
+    return table
+
+
+def _count(number: float) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return str(number)
+
+
+def resolved_run(cfg: Run, cluster: str) -> RenderableType:
+    """The configuration with everything filled in, and the model's size."""
+    resolved = resolve_for_show(cfg, Cluster.parse(cluster))
+    fields = Table(box=None, header_style="bold", title=f"{cfg.name} on {cluster}")
+    fields.add_column("field")
+    fields.add_column("value", overflow="fold")
+    for name, value in _flatten(to_plain(resolved)):
+        fields.add_row(name, json.dumps(value))
+    sizes = Table(box=None, show_header=False)
+    for name, number in workloads.runs_module(cfg.workload).sizes(resolved).items():
+        what = name.removesuffix(" bytes")
+        sizes.add_row(what, f"{number:,}" if what == name else readable_size(number))
+    return Group(fields, "", sizes)
+
+
+def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
+    """Resolve; a run whose data is still to be given is shown with its own table sizes."""
+    resolved = resolve(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
+    return dataclasses.replace(resolved, data=cfg.data)
+
+
+def _flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat = []
+    for name, value in data.items():
+        if isinstance(value, dict):
+            flat += _flatten(value, f"{prefix}{name}.")
+        else:
+            flat.append((prefix + name, value))
+    return flat
+
+
+def dry_run(cfg: Run, cluster: str) -> None:
+    """Print the bytes per device of a run; one that does not fit is then an `InputError`."""
+    from trainmark.run import runner
+    from trainmark.run.memory import misfit
+
+    parsed = Cluster.parse(cluster)
+    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu")
+    resolved, plan = runner.dry_run(cfg, parsed)
+    table = Table(
+        box=None,
+        title=f"{resolved.name} on {cluster}, per device",
+        caption="at a step's fullest moment",
+        header_style="bold",
+    )
+    table.add_column("what")
+    table.add_column("GiB", justify="right")
+    for name in ("weights", "gradients", "optimizer", "activations"):
+        note = " (estimated)" if name == "activations" else ""
+        table.add_row(name + note, f"{getattr(plan, name) / GIB:,.3f}")
+    table.add_row("total", f"{plan.total / GIB:,.3f}", style="bold")
+    Console().print(table)
+    too_large = misfit(cfg, plan, parsed, lambda run: runner.dry_run(run, parsed)[1])
+    if too_large:
+        raise InputError(too_large)
+
+
+def train(cfg: Run, options: TrainOptions, started: float) -> int:
+    """Train, then print the table for people and one JSON line for programs."""
+    import torch
+
+    from trainmark.distributed.mesh import is_main_process
+    from trainmark.report.tables import result_table
+    from trainmark.run import outcome, runner
+    from trainmark.run.loop import Interrupted
+
+    try:
+        finished = runner.train(cfg, options, started)
+    except Interrupted as stop:
+        if is_main_process():
+            print(f"trainmark: {stop}", file=sys.stderr)
+        return stop.exit_code
+    except torch.OutOfMemoryError as error:
+        sentence = str(error).splitlines()[0]
+        raise InputError(f"Out of memory ({sentence}). Use a smaller micro_batch.") from None
+    if not is_main_process():
+        return 0
+    results = [result for result, _ in finished]
+    console = Console()
+    console.print(result_table(results))
+    if len(results) > 1:
+        console.print(outcome.spread(results))
+    for result, folder in finished:
+        headline = {
+            "result": str(folder / "result.json"),
+            "run": result.run,
+            "case": result.case,
+            "p_train": result.throughput.p_train,
+            result.quality.metric: result.quality.value,
+            "target": result.quality.target,
+            "reached": result.quality.reached,
+        }
+        print(json.dumps(headline))
+    return 0
+
+
+def evaluate(folder: Path, *, data: str | None, device: str) -> None:
+    """Evaluate a run's newest checkpoint, print what came out, and keep it in the run's folder."""
+    from trainmark.distributed.mesh import is_main_process
+    from trainmark.run import runner
+
+    evaluation = runner.evaluate(folder, data=data, device=device)
+    if not is_main_process():
+        return
+    table = Table(box=None, header_style="bold")
+    splits = evaluation["splits"]
+    table.add_column("metric")
+    for split in splits:
+        table.add_column(split, justify="right")
+    for name in next(iter(splits.values())):
+        values = [found[name] for found in splits.values()]
+        table.add_row(name, *("undefined" if v is None else f"{v:.6f}" for v in values))
+    console = Console()
+    console.print(evaluation["checkpoint"], markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+    if evaluation["best_auc"]:
+        console.print(
+            f"best possible auc {evaluation['best_auc']:.6f}, target {evaluation['target']:.6f}"
+        )
+    runner.write_evaluation(evaluation, folder)  # last: what is printed cannot get lost
+
+
+def infer(options: InferOptions) -> None:
+    """Time a run's newest checkpoint, print the table, and keep it in the run's folder."""
+    from trainmark.inference import latency
+    from trainmark.report.tables import grid_table, inference_grid
+
+    found = latency.measure(options, say=Console(stderr=True).print)
+    console = Console()
+    console.print(found.checkpoint, markup=False, highlight=False, soft_wrap=True)
+    title = f"{found.case}, {found.precision}, {options.steps:,} requests of each size"
+    console.print(grid_table(inference_grid(found.rows), title))
+    path = found.write(options.folder)  # last: what is printed cannot get lost
+    console.print(str(path), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,256 @@
+"""Where a DLRM run's tables lie: from its configuration to a checked placement."""
+
+import dataclasses
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+
+from trainmark.config import SYNTHETIC, filled, resolve
+from trainmark.embeddings.placement import access
+from trainmark.embeddings.placement import placement as placements
+from trainmark.embeddings.placement.access import AccessProfile
+from trainmark.embeddings.placement.auto import DoesNotFitError, auto
+from trainmark.embeddings.placement.costs import STATE_BYTES, Load, TableCosts, TableStep
+from trainmark.embeddings.placement.cutting import Options
+from trainmark.embeddings.placement.placement import Placement, TablePlacement
+from trainmark.embeddings.placement.strategies import by_strategy
+from trainmark.errors import InputError
+from trainmark.formatting import GIB
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.machine import machine
+from trainmark.run.memory import MemoryPlan, what_fits
+from trainmark.workloads.dlrm.flops import dense_activation_bytes
+from trainmark.workloads.dlrm.runs import (
+    WEIGHT_BYTES,
+    DlrmRun,
+    TableFormat,
+    in_other_formats,
+    mlp_parameters,
+    table_bytes,
+    table_formats,
+)
+
+
+def place(cfg: DlrmRun, devices: int) -> Placement:
+    """The placement of a resolved run's tables over `devices`, the same on every rank."""
+    rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
+    if sharding.placement.endswith(".json"):
+        return placements.read(Path(sharding.placement), rows, dim, devices)
+    if in_other_formats(cfg):  # on one device: `resolve` has seen to it
+        placed = _on_the_only_device(cfg)
+    elif sharding.placement == "auto":
+        placed = _auto(cfg, devices)
+    else:
+        placed = by_strategy(
+            sharding.placement,
+            rows,
+            dim,
+            devices,
+            column_slice_threshold=sharding.column_slice_threshold or math.inf,
+            data_parallel_threshold=sharding.data_parallel_threshold or 0,
+            host_tables=sharding.host_tables,
+        )
+    return placements.checked(placed, rows, dim, devices)
+
+
+def _on_the_only_device(cfg: DlrmRun) -> Placement:
+    return Placement(
+        devices=1,
+        tables=tuple(
+            TablePlacement(
+                table=table,
+                sharding="table_wise",
+                shards=placements.whole_everywhere(rows, cfg.model.embedding_dim, 1),
+                reason=f"the only device; stored in {kind}",
+            )
+            for table, (rows, kind) in enumerate(
+                zip(cfg.model.table_rows, table_formats(cfg), strict=True)
+            )
+        ),
+    )
+
+
+@lru_cache(maxsize=4)  # a run asks several times: to build, to check its memory, to report
+def _auto(cfg: DlrmRun, devices: int) -> Placement:
+    sharding, costs = cfg.sharding, table_costs(cfg, devices)
+    options = Options(
+        column_slice_threshold=sharding.column_slice_threshold or math.inf,
+        data_parallel_threshold=sharding.data_parallel_threshold,
+        host_tables=sharding.host_tables,
+    )
+    try:
+        return auto(_profiles(cfg, devices), costs, room(cfg, costs), options)
+    except DoesNotFitError:
+        raise InputError(what_would_fit(cfg, costs)) from None
+
+
+# --- what a placement depends on
+
+
+def cluster(cfg: DlrmRun, devices: int | None = None) -> Cluster:
+    """The cluster that the run was resolved for; one node of it for another number of devices."""
+    hardware, nodes, per_node = filled(cfg.sharding.cluster).rsplit("x", 2)
+    resolved = Cluster(hardware, int(nodes), int(per_node))
+    return resolved if devices in (None, resolved.world) else Cluster(hardware, 1, devices)
+
+
+def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:
+    """What shards of the run's tables cost there."""
+    step = TableStep(
+        batch=filled(cfg.global_batch),
+        dim=cfg.model.embedding_dim,
+        element_bytes=4 if cfg.precision in ("fp32", "tf32") else 2,
+        optimizer=cfg.optimizer.name,
+        weight_bytes=WEIGHT_BYTES[cfg.table_format.table_precision],
+    )
+    return TableCosts(machine(cluster(cfg, devices), cfg.sharding.network_gb_s), step)
+
+
+def room(cfg: DlrmRun, costs: TableCosts) -> float:
+    """Bytes of a device for tables and the rows on their way; infinite where it is not known."""
+    memory = costs.machine.memory
+    return math.inf if memory is None else memory - _dense(cfg).total
+
+
+@lru_cache(maxsize=4)
+def profiles(cfg: DlrmRun) -> list[AccessProfile]:
+    """How often the rows of each table are looked up, as far as it is known."""
+    rows = cfg.model.table_rows
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted":
+        return [access.power_law(count) for count in rows]
+    if not counted(cfg):
+        return [access.uniform(count) for count in rows]
+    folder = Path(cfg.data or "")
+    facts = json.loads((folder / "prepare.json").read_text(encoding="utf-8"))
+    return [
+        access.read_vocabulary(
+            _vocabulary(folder, table), count, feature["missing_share"] + feature["rare_share"]
+        )
+        for table, (count, feature) in enumerate(zip(rows, facts["features"].values(), strict=True))
+    ]
+
+
+def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
+    """One device holds all rows, whichever are looked up: counts would be read for nothing."""
+    if devices > 1:
+        return profiles(cfg)
+    return [access.uniform(count) for count in cfg.model.table_rows]
+
+
+def counted(cfg: DlrmRun) -> bool:
+    """Whether preparation left the counts of all values with the data."""
+    if cfg.data in (None, SYNTHETIC):
+        return False
+    folder = Path(cfg.data or "")
+    tables = range(len(cfg.model.table_rows))
+    return (folder / "prepare.json").is_file() and all(
+        _vocabulary(folder, table).is_file() for table in tables
+    )
+
+
+def _vocabulary(folder: Path, table: int) -> Path:
+    return folder / "vocabulary" / f"cat_{table}.parquet"
+
+
+# --- memory
+
+
+def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
+    """Bytes on every device of the run's cluster: exact, except for the activations."""
+    dense = _dense(cfg)
+    stored = table_bytes(cfg) if in_other_formats(cfg) else None  # all of it on the one device
+    return [
+        MemoryPlan(
+            weights=dense.weights + (load.weights if stored is None else stored),
+            gradients=dense.gradients,
+            optimizer=dense.optimizer + load.state,
+            activations=dense.activations + load.buffers,
+        )
+        for load in _loads(cfg)
+    ]
+
+
+def host_bytes(cfg: DlrmRun) -> list[int]:
+    """Bytes of tables and their state that every device keeps in its host's memory."""
+    return [load.host for load in _loads(cfg)]
+
+
+def _loads(cfg: DlrmRun) -> list[Load]:
+    devices = cluster(cfg).world
+    return table_costs(cfg, devices).loads(place(cfg, devices), _profiles(cfg, devices))
+
+
+def _dense(cfg: DlrmRun) -> MemoryPlan:
+    """Bytes of everything but tables, the same on every device."""
+    parameters = mlp_parameters(cfg.model)
+    tensors = 2 * (len(cfg.model.bottom_mlp) + len(cfg.model.top_mlp))
+    # The MLPs' rule is Adagrad where the tables' is row-wise.
+    name = cfg.optimizer.name.removeprefix("rowwise_")
+    scalars = tensors if name != "sgd" else 0  # each parameter counts its own steps
+    scalars += name == "adam"  # and so do the tables
+    scalars += 2 * (cfg.precision == "fp16")  # the loss scale, and its age
+    return MemoryPlan(
+        weights=parameters * 4,
+        gradients=parameters * 4,
+        optimizer=parameters * STATE_BYTES[name][0] + scalars * 4,
+        activations=dense_activation_bytes(cfg),
+    )
+
+
+def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
+    """What to say of tables that do not fit: another placement, devices, host memory, format."""
+    each, devices = room(cfg, costs), costs.machine.devices
+    start = f"{cfg.name} does not fit {cluster(cfg, devices)}"
+    if each <= 0:
+        return (
+            f"{start}: MLPs and activations alone need {_dense(cfg).total / GIB:.1f} GiB of a "
+            "device. Use a smaller micro_batch."
+        )
+    # Only fp32 tables may be spread over devices, or lie in host memory.
+    in_fp32 = dataclasses.replace(cfg, table_format=TableFormat())
+    costs = table_costs(in_fp32, devices)
+    needed, saved = _needed_and_saved_by_host(in_fp32, costs)
+    if needed <= each * devices and cfg.sharding.placement != "auto":
+        return f"{start} by {cfg.sharding.placement}. Use --placement auto."
+    dense, narrow = _dense(cfg).total, in_other_formats(cfg)
+    own = _fullest(cfg).total - dense if narrow else needed
+    return (
+        f"{start}: its tables need {own / GIB:.1f} GiB, and have {devices} x {each / GIB:.1f} GiB. "
+        f"{'In fp32 it' if narrow else 'It'} would fit {math.ceil(needed / each)} such "
+        f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}."
+        f"{what_fits(cfg, _fullest, dense + each)}"
+    )
+
+
+def _fullest(cfg: DlrmRun) -> MemoryPlan:
+    """Of the devices that the run was resolved for. A format that they cannot have is refused."""
+    return max(plan_devices(resolve(cfg, cluster(cfg))), key=lambda plan: plan.total)
+
+
+def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dict[int, int]]:
+    """Bytes that all tables take on devices; and what each would not if it were in host memory."""
+    needed, saved = 0, {}
+    for table, rows in enumerate(cfg.model.table_rows):
+        (whole,) = placements.whole_everywhere(rows, costs.step.dim, 1)
+        profile = access.uniform(rows)
+        on_host = costs.shard(profile, whole, "host").memory
+        if table in cfg.sharding.host_tables:
+            needed += on_host
+        else:
+            here = costs.shard(profile, whole).memory
+            needed, saved[table] = needed + here, here - on_host
+    return needed, saved
+
+
+def _host_advice(cfg: DlrmRun, costs: TableCosts, saved: dict[int, int], excess: float) -> str:
+    """The fewest, largest tables whose move to host memory makes room for the others."""
+    chosen: list[int] = []
+    for table in sorted(saved, key=lambda t: -saved[t]):
+        chosen.append(table)
+        excess -= saved[table]
+        if excess <= 0:
+            per_node = sum(saved[t] for t in chosen) / costs.machine.nodes / GIB
+            tables = " ".join(map(str, sorted([*cfg.sharding.host_tables, *chosen])))
+            return f", or these with --host-tables {tables} ({per_node:.0f} GiB of host per node)"
+    return ""
