@@ -20,12 +20,12 @@ from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import machine
 from trainmark.run.memory import MemoryPlan, what_fits
-from trainmark.workloads.dlrm.flops import dense_activation_bytes
 from trainmark.workloads.dlrm.runs import (
     WEIGHT_BYTES,
     DlrmRun,
     TableFormat,
     in_other_formats,
+    interaction_width,
     mlp_parameters,
     table_bytes,
     table_formats,
@@ -194,8 +194,21 @@ def _dense(cfg: DlrmRun) -> MemoryPlan:
         weights=parameters * 4,
         gradients=parameters * 4,
         optimizer=parameters * STATE_BYTES[name][0] + scalars * 4,
-        activations=dense_activation_bytes(cfg),
+        activations=_dense_activation_bytes(cfg),
     )
+
+
+def _dense_activation_bytes(cfg: DlrmRun) -> int:
+    """Estimated: what one micro-batch keeps for its backward pass, with its gradients."""
+    model = cfg.model
+    vectors = len(model.table_rows) + 1
+    per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + interaction_width(model))
+    # The rows, the joined vectors and their gradients, the dot products and theirs.
+    per_sample += 4 * vectors * model.embedding_dim + 2 * vectors * vectors
+    width = 4 if cfg.precision in ("fp32", "tf32") else 2
+    local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
+    rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4
+    return (cfg.micro_batch or 0) * per_sample * width + rows_of_all_micro_batches
 
 
 def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:

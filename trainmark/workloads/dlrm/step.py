@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from trainmark.config import filled
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
 from trainmark.training.batches import rank_shares
