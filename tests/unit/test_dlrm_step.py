@@ -243,8 +243,8 @@ def test_a_row_gradient_that_is_not_finite_is_never_applied(
     built = trainer(config())
     original = built.model.tables.lookup_and_interact
 
-    def poisoned(lookup: Any, x_BD: torch.Tensor) -> torch.Tensor:
-        out_BW = original(lookup, x_BD)
+    def poisoned(lookup: Any, x_BD: torch.Tensor, plain: Any) -> torch.Tensor:
+        out_BW = original(lookup, x_BD, plain)
 
         def poison(grad_BW: torch.Tensor) -> torch.Tensor:
             changed = grad_BW.clone()

@@ -4,7 +4,7 @@
 another library's tables are other engines, not other models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,9 @@ from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
 
+Interaction = Callable[[Tensor, Tensor], Tensor]
+"""([B, D] dense vectors, [B, F, D] rows) -> what the top MLP reads."""
+
 
 def held_bytes(engine: "Engine") -> TableBytes:
     """What an engine holds on this device."""
@@ -36,14 +39,13 @@ def held_bytes(engine: "Engine") -> TableBytes:
 
 
 class Engine(Protocol):
-    """Tables, wherever they lie. The model calls `lookup_and_interact` alone, the trainer the rest.
+    """Tables, wherever they lie. The model looks up and decides what follows; the trainer calls the
+    rest.
 
     What `prepare` returns is the engine's own; everybody else hands it on unread. Ranks call the
     methods in the same order, those without samples too: an engine may talk to its like in each.
     """
 
-    interaction: Any
-    """([B, D], [B, F, D]) -> what the top MLP reads."""
     sent_bytes: Any
     """{kind: bytes} sent to other ranks in training so far, by what they were."""
     works_in_graphs: bool
@@ -68,8 +70,17 @@ class Engine(Protocol):
         """Start fetching rows, which goes on while the caller computes something else."""
         ...
 
-    def lookup_and_interact(self, lookup: Any, x_BD: Tensor) -> Tensor:
-        """The interaction of the dense vector with the looked-up rows, in the compute dtype."""
+    def lookup(self, lookup: Any) -> Tensor:
+        """[B, F, D] rows of a lookup that was begun. In training, they collect the gradient."""
+        ...
+
+    def lookup_and_interact(
+        self, lookup: Any, x_BD: Tensor, plain: Interaction = dot_interaction
+    ) -> Tensor:
+        """The dot interaction of dense vectors and rows, in the type of `x_BD`.
+
+        In one kernel with the lookup where the engine has one, else by `plain` after it.
+        """
         ...
 
     def gradients(self) -> list[Tensor]:
@@ -125,7 +136,6 @@ class LocalEngine(nn.Module):
         names = table_names(len(table_rows))
         parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
         self.store = TableStore(parts, dim, rule)
-        self.interaction = dot_interaction
         self.works_in_graphs = False
         self._features: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.sent_bytes: dict[str, int] = {}
@@ -173,10 +183,12 @@ class LocalEngine(nn.Module):
             self._looked_up.append((ids, rows_BFD))
         return rows_BFD
 
-    def lookup_and_interact(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
+    def lookup_and_interact(
+        self, ids_BF: Tensor, x_BD: Tensor, plain: Interaction = dot_interaction
+    ) -> Tensor:
         if has_compiled(self.store.weight, x_BD):
             return self._in_one_kernel(ids_BF, x_BD)
-        return self.interaction(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
+        return plain(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
 
     def _in_one_kernel(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
         tables = Tables(Rows(self.store.weight))

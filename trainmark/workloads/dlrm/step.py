@@ -80,7 +80,8 @@ class DlrmTrainer:
         )
         # Two buffers, because the top MLP's gradients are complete long before the bottom's, whose
         # buffer also takes a sum of all gradients of table rows along, and the loss.
-        self._top = FlatGradients(model.top.parameters(), mesh, extra=0)
+        behind_tables = [*model.interaction.parameters(), *model.top.parameters()]
+        self._top = FlatGradients(behind_tables, mesh, extra=0)
         self._bottom = FlatGradients(model.bottom.parameters(), mesh, extra=2)
         # What a CUDA graph is told, and what it tells: the loss, and whether the step was skipped.
         self._lr = torch.zeros((), device=mesh.device)
