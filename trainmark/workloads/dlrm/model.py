@@ -5,7 +5,7 @@ Shapes: B samples, N numerical features, F categorical features, D embedding wid
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -35,6 +35,8 @@ class Dlrm(nn.Module):
         self.top = Mlp([interaction_width(model), *model.top_mlp], last_relu=False)
         self.tables: Engine = LocalEngine(model.table_rows, model.embedding_dim, table_rule(cfg))
         self.interaction = DotInteraction()
+        self.top_gradients_done: Callable[[], None] | None = None
+        """Called in the backward pass when only the bottom MLP's gradients are left to compute."""
 
     def forward(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
         """[B] logits. `lookup` is what the engine prepared for these samples."""
@@ -50,7 +52,12 @@ class Dlrm(nn.Module):
 
     def _interacted(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
         """[B, M] what the top MLP reads."""
-        return self.interaction(self.tables, lookup, self.bottom(numerical_BN))
+        x_BD = self.bottom(numerical_BN)
+        x_BM = self.interaction(self.tables, lookup, x_BD)
+        done = self.top_gradients_done
+        if done is not None and x_BD.requires_grad:  # after the tables' own hooks
+            x_BD.register_hook(lambda _: done())
+        return x_BM
 
     def cast_mlps(self, dtype: torch.dtype) -> None:
         """For prediction: keep weights in the type that every call would cast them to."""

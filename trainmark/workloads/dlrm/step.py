@@ -87,8 +87,7 @@ class DlrmTrainer:
         self._lr = torch.zeros((), device=mesh.device)
         self._outcome = torch.zeros(2, device=mesh.device)
         self._in_last_micro_batch = False
-        last_linear = cast(nn.Linear, model.bottom[-2])
-        last_linear.bias.register_post_accumulate_grad_hook(self._interaction_done)
+        model.top_gradients_done = self._reduce_top
         self._steps = 0
         if cfg.compile:
             model.compile_dense()
@@ -206,8 +205,8 @@ class DlrmTrainer:
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
-    def _interaction_done(self, _: Tensor) -> None:
-        """The top MLP's gradients are complete: add them up while the bottom's are computed."""
+    def _reduce_top(self) -> None:
+        """Add up the top MLP's gradients over the ranks while the bottom's are computed."""
         if self._in_last_micro_batch:
             self._top.start()
 
