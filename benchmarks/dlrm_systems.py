@@ -18,7 +18,7 @@ from trainmark import workloads
 from trainmark.clickdata import feature_spec
 from trainmark.config import resolve
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.run.loop import build_trainer

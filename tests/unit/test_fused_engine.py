@@ -11,9 +11,10 @@ from torch import Tensor
 from tests import small
 from trainmark.cli import main
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import IdGroup, LocalEngine
+from trainmark.embeddings.engine import LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.sharded import ShardedEngine
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.kernels.sparse_update import Rule
 from trainmark.workloads.dlrm.model import Dlrm, build_model

@@ -5,46 +5,25 @@ another library's tables are other engines, not other models.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.row_update import Settings
-from trainmark.embeddings.tables.store import TableStore, table_names, whole_table
+from trainmark.embeddings.tables.store import (
+    TableBytes,
+    TableStore,
+    table_names,
+    whole_table,
+)
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
-
-
-@dataclass(frozen=True)
-class IdGroup:
-    """The ids of the categorical features that are stored in one integer type."""
-
-    features: list[int]
-    """Which features, in table order."""
-    ids: Tensor
-    """[features, B]: rows of each feature's own table."""
-
-    def part(self, samples: slice) -> "IdGroup":
-        """The ids of some of the samples."""
-        return IdGroup(self.features, self.ids[:, samples])
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableBytes:
-    """What tables take of a device's memory."""
-
-    weights: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.optimizer
 
 
 def held_bytes(engine: "Engine") -> TableBytes:
@@ -127,7 +106,7 @@ class Engine(Protocol):
         """A checkpoint has filled all tensors in place."""
         ...
 
-    def device_bytes(self) -> "TableBytes":
+    def device_bytes(self) -> TableBytes:
         """Bytes of tables on the device that has most of them."""
         ...
 
@@ -251,14 +230,3 @@ class LocalEngine(nn.Module):
     def table_state(self) -> dict[str, Tensor]:
         state = {f"{part.name}.{kind}": rows for part, kind, rows in self.store.part_state()}
         return state | {f"tables.{k}": tensor for k, tensor in self.store.scalar_state().items()}
-
-
-def gradient(rows: Tensor) -> Tensor:
-    """What the backward pass left for looked-up rows."""
-    if rows.grad is None:
-        raise RuntimeError("Rows were looked up in training, but no backward pass reached them.")
-    return rows.grad
-
-
-def joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

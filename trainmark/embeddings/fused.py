@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import IdGroup, TableBytes, held_bytes, joined
+from trainmark.embeddings.engine import held_bytes
+from trainmark.embeddings.tables.batch import IdGroup, joined
 from trainmark.embeddings.tables.format_store import FormatStore
 from trainmark.embeddings.tables.row_update import Settings
-from trainmark.embeddings.tables.store import table_names, whole_table
+from trainmark.embeddings.tables.store import TableBytes, table_names, whole_table
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, sort_rows_of_two

@@ -32,19 +32,17 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
-from trainmark.embeddings.engine import IdGroup, TableBytes, gradient, joined
 from trainmark.embeddings.exchange.buckets import Bucketed
 from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.lookups import Asked, Lookup
-from trainmark.embeddings.exchange.replicas import Replicas
 from trainmark.embeddings.exchange.routes import Routes
 from trainmark.embeddings.exchange.squares import ColumnSquares
-from trainmark.embeddings.exchange.stores import make_store, stored_bytes
+from trainmark.embeddings.exchange.stores import Replicas, make_store, stored_bytes
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.embeddings.tables.boxes import table_boxes
+from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.tables.store import TableStore
+from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import IdGroup, TableBytes, gradient
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.embeddings.tables.boxes import table_boxes
-from trainmark.embeddings.tables.store import TablePart, init_part
+from trainmark.embeddings.tables.batch import IdGroup, gradient
+from trainmark.embeddings.tables.store import TableBytes, TablePart, init_part, table_boxes
 from trainmark.embeddings.torchrec_tables import (
     TableSpecs,
     device_type,

@@ -2,7 +2,8 @@
 
     step = slowest device of (gather + exchange + dense + update)
 
-Gather, exchange and update are those of `planner/costs.py`. The dense part is the same everywhere:
+Gather, exchange and update are those of `embeddings/placement/costs.py`. The dense part is the
+same everywhere:
 
     dense = operations / (0.5 peak) + bytes of activations / (0.5 memory bandwidth)
 

@@ -13,7 +13,7 @@ from trainmark.config import filled
 from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
 from trainmark.training.batches import rank_shares
