@@ -41,12 +41,12 @@ def with_unit(value: float | None, unit: str) -> str:
 
 
 def readable_size(num_bytes: float | None) -> str:
-    """Bytes as people read them: 10 bytes, 1.50 MiB, 421.77 GiB."""
+    """Bytes as people read them: 10 bytes, 1.5 MiB, 421.8 GiB."""
     if num_bytes is None:
         return DASH
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if num_bytes >= 2**power:
-            return f"{num_bytes / 2**power:.2f} {unit}"
+            return f"{num_bytes / 2**power:.1f} {unit}"
     return f"{num_bytes:.0f} bytes"
 
 
