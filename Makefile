@@ -5,9 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 # TorchRec, for its engine, and to read what we write. Without its dependencies: they would bring
-# CUDA builds and another torch. Its tests are skipped where this fails.
+# CUDA builds and another torch. Where this fails, its tests are skipped, unless it is required.
 TORCHREC := torchrec fbgemm-gpu-cpu iopath lightning-utilities portalocker pyre-extensions \
             pyvers tensordict torchmetrics tqdm typing-inspect
+
+# What the tests may not be skipped for want of: names of tests/skips.py. CI requires more.
+REQUIRE := extras
 
 .PHONY: demo test lint test-slow test-gpu clean
 
@@ -22,7 +25,8 @@ $(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	-$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(TORCHREC)
+	$(if $(findstring torchrec,$(REQUIRE)),,-)$(BIN)/python -m pip install --quiet \
+	    --constraint constraints.txt --no-deps $(TORCHREC)
 	touch $@ $(VENV)/core.stamp
 
 # --- the two commands
@@ -35,7 +39,7 @@ demo: $(VENV)/core.stamp  ## raw click logs -> prepared data -> trained model ->
 	$(BIN)/trainmark report $(DEMO)/run
 
 test: lint  ## lint, types and the default tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --require $(REQUIRE)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -43,7 +47,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
 test-slow: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --require $(REQUIRE)
 
 test-gpu:  ## on a CUDA machine, with the interpreter that has torch
 	$(PYTHON) -m pytest -m gpu

@@ -49,7 +49,6 @@ from dlrm_scaling_systems import CPU, Step, own_step, trainmark_step
 from rich.console import Console
 from rich.table import Table
 
-from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.embeddings.placement.placement import (
     Placement,
@@ -60,6 +59,7 @@ from trainmark.embeddings.placement.placement import (
 )
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.devices import Cluster
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 

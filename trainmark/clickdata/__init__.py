@@ -1,1 +1,1 @@
-"""What a click-log dataset is on disk (`feature_spec.yaml`), and the planted log whose best AUC is known."""
+"""What a click-log dataset is on disk, and the planted log, whose best possible AUC is known."""

@@ -3,8 +3,6 @@
 import itertools
 
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
-from trainmark.workloads.dlrm.sharding import host_bytes as host_bytes
-from trainmark.workloads.dlrm.sharding import plan_devices as plan_devices
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
@@ -31,6 +29,14 @@ def multiply_adds(cfg: DlrmRun) -> int:
     )
 
 
-def activation_bytes(cfg: DlrmRun) -> int:
-    """Estimated: what a device keeps for the backward pass, and the rows that it sends."""
-    return max(plan.activations for plan in plan_devices(cfg))
+def dense_activation_bytes(cfg: DlrmRun) -> int:
+    """Estimated: what one micro-batch keeps for its backward pass, with its gradients."""
+    model = cfg.model
+    vectors = len(model.table_rows) + 1
+    per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + interaction_width(model))
+    # The rows, the joined vectors and their gradients, the dot products and theirs.
+    per_sample += 4 * vectors * model.embedding_dim + 2 * vectors * vectors
+    width = 4 if cfg.precision in ("fp32", "tf32") else 2
+    local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
+    rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4
+    return (cfg.micro_batch or 0) * per_sample * width + rows_of_all_micro_batches

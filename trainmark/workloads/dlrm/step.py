@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark.config import filled
+from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.tables.batch import IdGroup
@@ -25,7 +26,7 @@ from trainmark.training.optimizers import (
 )
 from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
-from trainmark.workloads.dlrm.data import ClickBatch, ClickData
+from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.slots import Filled, Slots
@@ -274,18 +275,18 @@ class DlrmTrainer:
         """The checkpoint has filled the tensors already."""
         self.model.tables.state_loaded()
 
-    def device_bytes(self) -> dict[str, int]:
+    def device_bytes(self) -> DeviceBytes:
         """Bytes on the fullest device."""
         tables = self.model.tables.device_bytes()
         weights = sum(p.nbytes for p in self._names)
         state = sum(t.nbytes for t in optimizer_tensors(self._optimizer, self._names).values())
         if self._loss_scale is not None:
             state += sum(tensor.nbytes for tensor in self._loss_scale.tensors().values())
-        return {
-            "weights": weights + tables.weights,
-            "gradients": self._top.gradients.nbytes + self._bottom.gradients.nbytes,
-            "optimizer": state + tables.optimizer,
-        }
+        return DeviceBytes(
+            weights=weights + tables.weights,
+            gradients=self._top.gradients.nbytes + self._bottom.gradients.nbytes,
+            optimizer=state + tables.optimizer,
+        )
 
     def sent_bytes_per_step(self) -> dict[str, float]:
         """Bytes that this rank sent to others in training, by what they were, mean over steps."""
@@ -338,7 +339,7 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
     return predict
 
 
-def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
+def evaluate(trainer: DlrmTrainer, data: Data[ClickBatch]) -> dict[str, float | None]:
     """AUC, log loss, accuracy and calibration over all rows of a split."""
     pieces = []
     for batch in data:
