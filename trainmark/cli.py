@@ -24,7 +24,7 @@ from trainmark.verbs.flags import first_line, first_word, parse, parse_run, spli
 SPIN_COUNT = "10000"
 """How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
 sleeps. Its default, 300,000, keeps cores from threads that have work where other programs run, too:
-beside two of them, on 2 cores, dlrm-demo had 32,700 and 2,700 samples/s, and 36,500 and 48,600 with
+beside two of them, on 2 cores, the demo had 32,700 and 2,700 samples/s, and 36,500 and 48,600 with
 this. Alone it had 112,000 to 118,000, and 111,000 to 121,000 with this; a count of 2000 costs 17 %
 there. It is read when torch is loaded."""
 
@@ -271,7 +271,7 @@ def _launch(arguments: list[str], started: float) -> int:
     if not command and not {"-h", "--help"} & set(flags):
         raise InputError(
             "'trainmark launch' needs its flags, then what to launch, such as: "
-            "launch --on torchrun -j 1x2 train llama3-demo; or status, logs or stop and a HANDLE. "
+            "launch --on torchrun -j 1x2 train RUN; or status, logs or stop and a HANDLE. "
             f"Received: {' '.join(arguments) or 'nothing'}."
         )
     options = parse(LaunchOptions, flags, "launch")
@@ -380,9 +380,9 @@ class ExportOptions:
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run."""
     format: Literal["onnx", "torch", "safetensors"] = "safetensors"
-    """safetensors: of Llama a folder that Hugging Face's transformers loads; of DLRM one with a few
-    lines of plain PyTorch that load it. onnx (extra `export`) and torch, a program of torch.export:
-    of DLRM and DistilBERT, at any batch."""
+    """safetensors: weights in the layout of Hugging Face's transformers or, for a recommender, with
+    a few lines of plain PyTorch that load them. onnx (extra `export`) and torch, a program of
+    torch.export: of models that score rows, at any batch."""
     output: Path | None = None
     """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
 

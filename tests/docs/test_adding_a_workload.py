@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,21 +13,21 @@ import pytest
 import torch
 
 from tests.docs.commands import ROOT
-from trainmark import workloads
+from trainmark.contract import Definition, Workload
 from trainmark.distributed import mesh
 from trainmark.run.loop import Training
 from trainmark.workloads import dlrm
 
 PAGE = (ROOT / "docs" / "adding_a_workload.md").read_text()
+(CODE,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The page's code as a module."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
     module = ModuleType("toy_of_the_docs")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look it up there
-    exec(compile(code, "adding_a_workload.md", "exec"), module.__dict__)
+    exec(compile(CODE, "adding_a_workload.md", "exec"), module.__dict__)
     return module
 
 
@@ -57,11 +58,24 @@ def test_the_toy_continues(toy: Any, tmp_path: Path) -> None:
     assert torch.equal(cut.trainer.model.weight, whole.trainer.model.weight)
 
 
+def test_mypy_checks_the_toy(tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text(CODE)
+    wrong = CODE.replace("def prepare(self, batch: Batch)", "def prepare(self, batch: str)")
+    (tmp_path / "wrong.py").write_text(wrong)
+    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports"]
+    command += ["--follow-imports", "silent", "--config-file", str(ROOT / "pyproject.toml")]
+    right, bad = (
+        subprocess.run([*command, str(tmp_path / name)], capture_output=True, text=True, cwd=ROOT)
+        for name in ("toy.py", "wrong.py")
+    )
+    assert right.returncode == 0, right.stdout
+    assert "Trainer" in bad.stdout, bad.stdout
+
+
 def test_the_page_lists_the_contract() -> None:
     """Every part of the contract is described, and no other file is expected of a workload."""
-    fields = dataclasses.fields(workloads.Workload)
-    for name in [f.name for f in fields if f.default is dataclasses.MISSING]:
-        assert f"`{name}(" in PAGE or name in ("metric", "better"), name
+    for field in [*dataclasses.fields(Workload), *dataclasses.fields(Definition)]:
+        assert re.search(rf"`{field.name}\b", PAGE) or field.name == "better", field.name
     described = set(re.findall(r"^\| `(\w+\.py)` \|", PAGE, re.M))
     own = set(re.findall(r"\b\w+\.py\b", dlrm.__doc__ or ""))  # which its docstring names
     present = {p.name for p in (ROOT / "trainmark" / "workloads" / "dlrm").glob("*.py")}

@@ -16,8 +16,8 @@ class InferOptions:
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run."""
     batches: str | None = None
-    """Samples of a request, several sizes with commas between them; default 1,64,4096 for DLRM and
-    1,8,64 for DistilBERT, of which those are left out that the data has too few samples for."""
+    """Samples of a request, several sizes with commas between them. By default the workload's own,
+    of which those are left out that the data has too few samples for."""
     steps: int = 200
     """Requests of each size to time, after 10 that are not."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -30,7 +30,7 @@ class InferOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Score rows over HTTP: DLRM's clicks, or DistilBERT's sentences."""
+    """Score rows over HTTP: clicks, or sentences."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run, whose newest checkpoint is served, or a folder of trainmark export
@@ -43,7 +43,7 @@ class ServeOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to score."""
     values: Literal["auto", "raw", "prepared"] = "auto"
-    """What requests for a DLRM hold: raw values, as in the log that was prepared, or the numbers
+    """What requests for a recommender hold: raw values, as in the log that was prepared, or the numbers
     and ids of the dataset. auto: raw, unless the dataset has no vocabularies."""
     data: str | None = None
     """Dataset whose vocabularies encode raw values; default: the run's own."""

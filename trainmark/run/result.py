@@ -123,7 +123,7 @@ class Result:
     case: str
     precision: str
     parallel: dict[str, int | dict[str, float]]
-    """Degree per axis; of DLRM also `sent_bytes_per_step`, by what is sent."""
+    """Degree per axis; where ranks exchange rows also `sent_bytes_per_step`, by what is sent."""
     division: str
     """`closed`: comparable with the published rows; `open`: `changed` lists what differs."""
     changed: list[str]

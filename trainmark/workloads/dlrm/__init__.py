@@ -4,7 +4,7 @@ Besides the files that every workload has (docs/adding_a_workload.md):
 
     rows.py               where click rows come from: a dataset on disk, or made in memory
     sharding.py           which device holds which part of which table
-    prediction.py         how long a step should take, for `trainmark plan`
+    prediction.py         how long a step should take; plan.py: what `trainmark plan` tells of it
     slots.py              places on a GPU where CUDA graphs find their batches
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
     prepared_values.py    requests to `trainmark serve` that hold ids, not raw values
