@@ -12,18 +12,20 @@ TORCHREC := torchrec fbgemm-gpu-cpu iopath lightning-utilities portalocker pyre-
 # What the tests may not be skipped for want of: names of tests/skips.py. CI requires more.
 REQUIRE := extras
 
-.PHONY: demo test lint test-slow test-gpu clean
+.PHONY: demo test lint wheel-test test-slow test-gpu clean
 
 # --- environments: a stamp per set of extras, so that a second call installs nothing
+
+PINS := pyproject.toml constraints.txt trainmark/__init__.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/core.stamp: $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/dev.stamp: $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(if $(findstring torchrec,$(REQUIRE)),,-)$(BIN)/python -m pip install --quiet \
 	    --constraint constraints.txt --no-deps $(TORCHREC)
@@ -45,6 +47,16 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# A folder of its own, so that nothing is found in the checkout that the wheel lacks.
+wheel-test:  ## the wheel, in an empty environment, runs the demo
+	set -e; unset PYTHONPATH; folder=$$(mktemp -d); trap 'rm -rf '"$$folder" EXIT; rm -rf build/lib; \
+	$(PYTHON) -m venv $$folder/venv; \
+	$$folder/venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir $$folder .; \
+	$$folder/venv/bin/python -m pip install --quiet --constraint constraints.txt $$folder/*.whl; \
+	cd $$folder; ls venv/lib/python3*/site-packages/trainmark/py.typed; venv/bin/trainmark list; \
+	$(MAKE) --file $(CURDIR)/Makefile --old-file venv/core.stamp VENV=venv demo; \
+	ls -l build/demo/run/report.html
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow --require $(REQUIRE)

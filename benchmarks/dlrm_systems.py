@@ -8,12 +8,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import dlrm_peers
 import numpy as np
 import torch
-from dlrm_clicks import EXPONENTS, Ids, draw_ids
 from torch import Tensor
 
+from benchmarks import dlrm_peers
+from benchmarks.dlrm_clicks import EXPONENTS, Ids, draw_ids
 from trainmark import workloads
 from trainmark.clickdata import feature_spec
 from trainmark.distributed.mesh import single
