@@ -38,8 +38,7 @@ Losses = Callable[[Ids], Iterator[Tensor]]
 
 def tables_in(precision: str, rounding: str = "stochastic") -> dict[str, Any]:
     """The change of configuration that stores large tables in `precision`."""
-    by = {"stochastic": "chance", "nearest": "nearest"}[rounding]
-    return {"table_format": {"table_precision": precision, "table_rounding": by}}
+    return {"table_format": {"table_precision": precision, "table_rounding": rounding}}
 
 
 def mlps_in(precision: str) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _timed(step: Callable[[], Any], count: int, losses: list[Any], on_gpu: bool)
 
 
 def _described(case: Case, cfg: runs.LlamaRun) -> dict[str, Any]:
-    ours = "8 more bits of each weight, rounded by chance"
+    ours = "8 more bits of each weight, rounded stochastically"
     return {
         "system": case.system,
         "name": case.name,

@@ -119,7 +119,7 @@ def compile_copies(dim: int) -> None:
 
 def compile_mlps(dtype: torch.dtype) -> None:
     gradient, weight = torch.empty(4096, 512, dtype=dtype), torch.empty(512, 1024, dtype=dtype)
-    relu_mlp._masked_product(gradient, weight, torch.empty(4096, 1024, dtype=dtype))
+    relu_mlp._masked_gemm(gradient, weight, torch.empty(4096, 1024, dtype=dtype))
     relu_mlp._masked_sums(gradient, gradient)
     relu_mlp.column_sums(gradient)
 

@@ -27,6 +27,7 @@ class Need:
 
 EXTRAS = "fastapi|numba|onnx|onnxruntime|pyspark|tokenizers|torchx|transformers"
 KERNELS = (
+    "tests/distributed/test_interactions.py::test_by_the_kernels",
     "tests/gpu/test_embedding_kernels.py",
     "tests/unit/test_click_loss.py",
     "tests/unit/test_dlrm_kernels_benchmark.py",
@@ -50,6 +51,7 @@ NEEDS = {
         r"\S+ cannot be imported: .*",
         (
             "tests/distributed/test_dlrm_torchrec.py",
+            "tests/distributed/test_interactions.py::test_on_two_ranks",
             "tests/unit/test_dlrm_gpu_benchmark.py::test_a_peer_trains_as_we_do",
             "tests/unit/test_prepare_npy.py::test_folding_agrees_with_torchrec",
             "tests/unit/test_prepare_npy.py::test_torchrec_reads_what_we_write",

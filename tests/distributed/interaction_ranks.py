@@ -18,7 +18,7 @@ from tests.distributed.dlrm_ranks import CPU, DIM, TABLE_ROWS, config
 from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh, single
-from trainmark.embeddings.engine import Engine
+from trainmark.embeddings.engine import EmbeddingEngine
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.model import Dlrm, Mlp, build_model, init_weights
 from trainmark.workloads.dlrm.parallelize import parallelize
@@ -36,14 +36,14 @@ class Concatenation(nn.Module):
         super().__init__()
         self.factors = nn.Parameter(torch.empty(len(TABLE_ROWS) + 1, 1))
 
-    def forward(self, tables: Engine, lookup: Any, x_BD: Tensor) -> Tensor:
-        return self.of_rows(x_BD, tables.lookup(lookup).to(x_BD.dtype))
+    def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
+        return self.of_rows(x_BD, tables.lookup(prepared).to(x_BD.dtype))
 
     def of_rows(self, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         return (torch.cat([x_BD[:, None], rows_BFD], dim=1) * self.factors).flatten(1)
 
 
-def trainer(cfg: DlrmRun, mesh: Mesh, engine: Engine | None = None) -> DlrmTrainer:
+def trainer(cfg: DlrmRun, mesh: Mesh, engine: EmbeddingEngine | None = None) -> DlrmTrainer:
     """Trains a DLRM with the toy; with an engine of the caller's, if given."""
     cfg = dataclasses.replace(cfg, optimizer=Optimizer(name=cfg.optimizer.name, eps=EPS))
     model: Any = build_model(cfg)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels import cublaslt
-from trainmark.kernels.cublaslt import Product
+from trainmark.kernels.cublaslt import Gemm
 
 TYPES = {0: torch.float32, 2: torch.float16, 14: torch.bfloat16}
 # cublasLtMatmulDescAttributes_t, and the bits of cublasLtEpilogue_t
@@ -129,7 +129,7 @@ def test_products(
         bias = torch.randn(outputs) if with_bias else None
         result = torch.empty(samples, outputs)
         assert cublaslt.run(
-            Product(left=x, right=weight, result=result, bias=bias, scales=scales)  # type: ignore[arg-type]
+            Gemm(left=x, right=weight, result=result, bias=bias, scales=scales)  # type: ignore[arg-type]
         )
         exact = x @ weight.t()
         for scale in scales:
@@ -142,19 +142,19 @@ def test_products(
 def test_nothing_found_is_not_an_error(stand_in: StandIn) -> None:
     stand_in.search_status = 15  # not supported
     one = torch.ones(1, 1)
-    assert not cublaslt.run(Product(left=one, right=one, result=one))
+    assert not cublaslt.run(Gemm(left=one, right=one, result=one))
 
 
 def test_a_failure_says_where(stand_in: StandIn) -> None:
     stand_in.search_status = 7
     one = torch.ones(1, 1)
     with pytest.raises(RuntimeError, match="AlgoGetHeuristic failed: an invalid value"):
-        cublaslt.run(Product(left=one, right=one, result=one))
+        cublaslt.run(Gemm(left=one, right=one, result=one))
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "999.0")
     cublaslt.library.cache_clear()
     one = torch.ones(1, 1)
-    assert not cublaslt.run(Product(left=one, right=one, result=one))
+    assert not cublaslt.run(Gemm(left=one, right=one, result=one))
     cublaslt.library.cache_clear()

@@ -238,7 +238,7 @@ def test_every_case_says_what_it_cannot_do(bench: Modules, options: Any) -> None
     [
         ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NTN", "mlp"),
         ("triton_poi_fused__to_copy_cat_index_select_3", "mlp"),
-        ("_masked_product_kernel", "mlp"),
+        ("_masked_gemm_kernel", "mlp"),
         ("_column_sums_kernel", "mlp"),
         ("_quantize_kernel", "mlp"),
         ("_mask_codes_kernel", "mlp"),

@@ -97,7 +97,7 @@ def test_rounding_favours_no_gradient(device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_no_samples(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without asking a library, which on a GPU would refuse."""
-    monkeypatch.delattr(kernel, "_plain_product")
+    monkeypatch.delattr(kernel, "_plain_gemm")
     weights, biases = layers((32, 64, 16), device)
     x = torch.zeros(0, 32, dtype=torch.bfloat16, device=device, requires_grad=True)
     ours = kernel.fp8_relu_layers(x, weights, biases)
@@ -149,8 +149,8 @@ def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(kernel, "SMALL_LAYER", 1000)
     calls = []
-    product = kernel._product
-    monkeypatch.setattr(kernel, "_product", lambda *a, **k: calls.append(a) or product(*a, **k))
+    product = kernel._gemm
+    monkeypatch.setattr(kernel, "_gemm", lambda *a, **k: calls.append(a) or product(*a, **k))
     mlp = Mlp([32, 64, 32, 24, 1], last_relu=False)
     mlp.fused_dtype, mlp.fp8 = torch.bfloat16, True
     x = torch.randn(512, 32)

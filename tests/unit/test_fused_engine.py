@@ -129,7 +129,7 @@ def test_rounding_goes_on_after_a_resumption_as_if_nothing_had_happened() -> Non
 
 
 @pytest.mark.parametrize(("seed", "expected"), [(1, 2 / 127), (None, 0.0)])
-def test_small_updates_add_up_only_if_rounded_by_chance(seed: int | None, expected: float) -> None:
+def test_small_updates_need_stochastic_rounding(seed: int | None, expected: float) -> None:
     """One row, moved 200 times by a hundredth of its smallest step."""
     engine = _ready(FusedEngine((1,), ("int8",), DIM, Rule("sgd"), seed).to_empty(device="cpu"))
     store = engine.stores[0]

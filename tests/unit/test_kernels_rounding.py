@@ -1,10 +1,10 @@
-"""Random bits, rounding by chance, and the stored formats of table rows."""
+"""Random bits, stochastic rounding, and the stored formats of table rows."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from trainmark.kernels.rounding import random_bits, round_by_chance
+from trainmark.kernels.rounding import random_bits, round_stochastically
 from trainmark.kernels.table_formats import (
     FORMATS,
     LARGEST_CODE,
@@ -96,7 +96,7 @@ def test_rounding_chooses_a_neighbour_without_bias(name: str) -> None:
     values = torch.cat([2.0**powers, -(2.0**powers), 1e-6 * 2.0 ** powers[:10]])
     tries = 20_000
     drawn = random_bits(key(1), torch.arange(tries), values.numel())
-    found = round_by_chance(values.expand(tries, -1).contiguous(), drawn, dtype).float()
+    found = round_stochastically(values.expand(tries, -1).contiguous(), drawn, dtype).float()
     below, above = neighbours(values, dtype)
     assert ((found == below) | (found == above)).all()
     assert (found == below).any()
@@ -112,7 +112,7 @@ def test_what_the_type_can_hold_stays(name: str) -> None:
     dtype = FORMATS[name]
     values = torch.tensor([0.0, -1.0, 3.0, 120.0, -96.0]).expand(500, 5).contiguous()
     drawn = random_bits(key(2), torch.arange(500), 5)
-    assert torch.equal(round_by_chance(values, drawn, dtype).float(), values)
+    assert torch.equal(round_stochastically(values, drawn, dtype).float(), values)
 
 
 # --- formats
@@ -144,14 +144,14 @@ def test_rounding_to_nearest_is_within_half_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", LARGEST_CODE)
-@pytest.mark.parametrize("by_chance", [True, False])
+@pytest.mark.parametrize("stochastic", [True, False])
 def test_the_largest_weight_is_kept_and_rows_without_one_are_zero(
-    dtype: torch.dtype, by_chance: bool
+    dtype: torch.dtype, stochastic: bool
 ) -> None:
     values = torch.randn(2000, 8, generator=torch.Generator().manual_seed(3))
     values *= torch.logspace(-20, 20, 2000)[:, None]
     values[5], values[6] = 0, 1e-35
-    drawn = random_bits(key(1), torch.arange(2000), 8) if by_chance else None
+    drawn = random_bits(key(1), torch.arange(2000), 8) if stochastic else None
     rows = encode(values, dtype, drawn)
     found = decode(rows)
     assert found.isfinite().all()
@@ -163,20 +163,20 @@ def test_the_largest_weight_is_kept_and_rows_without_one_are_zero(
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_small_updates_add_up_only_by_chance(name: str) -> None:
+def test_small_updates_need_stochastic_rounding(name: str) -> None:
     """A hundredth of a step, a hundred times: nearest loses every one of them."""
     num_rows, dim, updates = 200, 16, 100
     start = torch.ones(num_rows, dim)
     step = {"bf16": 2**-7, "fp16": 2**-10, "int8": 1 / 127, "fp8": 2**-3}[name] / updates
     ids = torch.arange(num_rows)
     moved = {}
-    for by_chance in (True, False):
+    for stochastic in (True, False):
         rows = new_rows(num_rows, dim, FORMATS[name], "cpu")
         write_rows(rows, ids, start)
         for update in range(updates):
             values = read_rows(rows, ids)
             values[:, 1:] -= step  # the first weight holds an 8-bit row's scale in place
-            write_rows(rows, ids, values, key(update) if by_chance else None)
-        moved[by_chance] = (start - read_rows(rows, ids))[:, 1:].mean().item()
+            write_rows(rows, ids, values, key(update) if stochastic else None)
+        moved[stochastic] = (start - read_rows(rows, ids))[:, 1:].mean().item()
     assert moved[True] == pytest.approx(updates * step, rel=0.1)
     assert moved[False] == pytest.approx(0, abs=updates * step * 0.01)

@@ -88,7 +88,7 @@ def test_weights_are_the_nearest_and_remainders_unbiased(value: float) -> None:
 
 
 def test_updates_far_below_a_weights_type_follow_the_exact_ones() -> None:
-    """Each step is 1/400 of a bf16 gap: nearest loses all of them, and chance alone shakes."""
+    """Each step is 1/400 of a bf16 gap: nearest loses them, and bf16 alone is noisy."""
     start = torch.linspace(1, 2, 1001)[:-1, None].bfloat16()
     weights = {"a": start.clone()}
     optimizer = AdamW(weights, states="bf16", seed=0, **(RULE | {"weight_decay": 0.0}))

@@ -45,7 +45,7 @@ def test_forward_and_gradients(
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("samples", [1, kernel.LEAST_ONEDNN - 1, kernel.LEAST_ONEDNN])
+@pytest.mark.parametrize("samples", [1, kernel.MIN_ONEDNN - 1, kernel.MIN_ONEDNN])
 def test_few_samples_on_a_cpu(samples: int) -> None:
     """By another product than many."""
     torch.manual_seed(0)
@@ -105,12 +105,12 @@ def test_column_sums(
 
 @interpreted
 @pytest.mark.parametrize("shape", [(1, 64, 64), (600, 72, 304), (512, 128, 256), (5, 8, 8)])
-def test_masked_product(shape: tuple[int, int, int]) -> None:
+def test_masked_gemm(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     samples, outputs, inputs = shape
     gradient = torch.randn(samples, outputs).half()
     weight, x = torch.randn(outputs, inputs).half(), torch.randn(samples, inputs).half().relu()
-    result, sums = kernel._masked_product(gradient, weight, x)
+    result, sums = kernel._masked_gemm(gradient, weight, x)
     exact, exact_sums = masked_sums_reference(gradient.double() @ weight.double(), x)
     torch.testing.assert_close(result.double(), exact, rtol=2e-3, atol=2e-2)
     torch.testing.assert_close(sums, exact_sums, rtol=1e-3, atol=1e-2)
@@ -196,18 +196,18 @@ def test_on_a_gpu(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 64, 64), (999, 72, 1024), (40000, 256, 512)])
-def test_masked_product_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_masked_gemm_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     samples, outputs, inputs = shape
     gradient = torch.randn(samples, outputs, device="cuda", dtype=dtype)
     weight = torch.randn(outputs, inputs, device="cuda", dtype=dtype) / outputs**0.5
     x = torch.randn(samples, inputs, device="cuda", dtype=dtype).relu()
-    result, sums = kernel._masked_product(gradient, weight, x)
+    result, sums = kernel._masked_gemm(gradient, weight, x)
     exact, exact_sums = masked_sums_reference(gradient.double() @ weight.double(), x)
     near(result, exact, dtype, products=1)
     assert not result[x == 0].any()
     near(sums, exact_sums.double(), torch.float32, products=8)
-    again = kernel._masked_product(gradient, weight, x)
+    again = kernel._masked_gemm(gradient, weight, x)
     assert torch.equal(again[0], result)
     assert torch.equal(again[1], sums)
 

@@ -8,7 +8,7 @@ from tests.distributed.dlrm_ranks import DIM, TABLE_ROWS, placement
 from tests.embedding_kernels import triton
 from trainmark.distributed.mesh import single
 from trainmark.embeddings import engine
-from trainmark.embeddings.engine import Engine, LocalEngine
+from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
 from trainmark.embeddings.exchange import stores
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.tables import row_update
@@ -17,7 +17,7 @@ from trainmark.embeddings.tables.host import distinct
 from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels import copy_rows, gather_interaction, gather_rows, sparse_update
 
-CPU, MOST_SAMPLES = torch.device("cpu"), 23
+CPU, MAX_SAMPLES = torch.device("cpu"), 23
 RULES = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 KINDS = [
     "table_wise", "row_wise", "data_parallel", "column_wise",
@@ -55,11 +55,11 @@ def sharded(kind: str, name: str) -> ShardedEngine:
     engine = ShardedEngine(
         placement(kind, 1), TABLE_ROWS, DIM, rule(name), single(CPU), torch.float32
     ).to_empty(device=CPU)
-    engine._reads_in_place, engine._asks_ahead = engine.routes.unit == DIM, True
+    engine._reads_in_place, engine._requests_ahead = engine.routes.unit == DIM, True
     return ready(engine)
 
 
-def ready(engine: Engine) -> Engine:
+def ready(engine: EmbeddingEngine) -> EmbeddingEngine:
     engine.init_weights(3)
     engine.create_state()
     return engine
@@ -67,15 +67,15 @@ def ready(engine: Engine) -> Engine:
 
 def groups(step: int) -> list[IdGroup]:
     random = torch.Generator().manual_seed(step)
-    ids = [torch.randint(0, rows, (MOST_SAMPLES,), generator=random) for rows in TABLE_ROWS]
+    ids = [torch.randint(0, rows, (MAX_SAMPLES,), generator=random) for rows in TABLE_ROWS]
     return [IdGroup(list(range(len(ids))), torch.stack(ids).int())]
 
 
 def train(
-    engine: Engine,
+    engine: EmbeddingEngine,
     micro_batches: int = 1,
     closed: int | None = None,
-    samples: int = MOST_SAMPLES,
+    samples: int = MAX_SAMPLES,
     steps: int = 4,
 ) -> list[Tensor]:
     """Steps, each prepared while the one before it has yet to change rows; outputs of each."""

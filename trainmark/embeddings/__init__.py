@@ -1,6 +1,6 @@
 """Embedding tables: where they live, how they are looked up and updated.
 
-Begin with `engine.py`: `Engine` is all that a model and its trainer see of tables, and
+Begin with `engine.py`: `EmbeddingEngine` is all that a model and its trainer see of tables, and
 `LocalEngine` is the plainest of them.
 
     engines    engine.py              one device, plain

@@ -1,4 +1,6 @@
-"""Embedding engines: tables looked up and updated sparsely. `Engine` is what all of them offer.
+"""Embedding engines: tables looked up and updated sparsely.
+
+`EmbeddingEngine` is what all of them offer.
 
 `LocalEngine` is that of one device. A sharded exchange (`sharded.py`), host-memory tables or
 another library's tables are other engines, not other models.
@@ -29,7 +31,7 @@ Interaction = Callable[[Tensor, Tensor], Tensor]
 """([B, D] dense vectors, [B, F, D] rows) -> what the top MLP reads."""
 
 
-def held_bytes(engine: "Engine") -> TableBytes:
+def held_bytes(engine: "EmbeddingEngine") -> TableBytes:
     """What an engine holds on this device."""
 
     def size(tensors: dict[str, Any]) -> int:
@@ -38,7 +40,7 @@ def held_bytes(engine: "Engine") -> TableBytes:
     return TableBytes(weights=size(engine.table_weights()), optimizer=size(engine.table_state()))
 
 
-class Engine(Protocol):
+class EmbeddingEngine(Protocol):
     """Tables, wherever they lie. The model looks up and decides what follows; the trainer calls the
     rest.
 
@@ -49,7 +51,7 @@ class Engine(Protocol):
     sent_bytes: Any
     """{kind: bytes} sent to other ranks in training so far, by what they were."""
     works_in_graphs: bool
-    """Whether nothing in `prepare` or a step is decided on the host, so CUDA graphs may hold it."""
+    """Whether CUDA graphs may hold `prepare` and the step: the host decides nothing in them."""
 
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
         """Ahead of the step: make of a micro-batch's ids what a lookup needs.
@@ -66,16 +68,16 @@ class Engine(Protocol):
         """The rate of the coming update, which some kernels bind to the rows they look up."""
         ...
 
-    def begin(self, lookup: Any) -> None:
-        """Start fetching rows, which goes on while the caller computes something else."""
+    def begin(self, prepared: Any) -> None:
+        """Start to gather rows, which goes on while the caller computes something else."""
         ...
 
-    def lookup(self, lookup: Any) -> Tensor:
-        """[B, F, D] rows of a lookup that was begun. In training, they collect the gradient."""
+    def lookup(self, prepared: Any) -> Tensor:
+        """[B, F, D] rows of ids that were begun. In training, they collect the gradient."""
         ...
 
     def lookup_and_interact(
-        self, lookup: Any, x_BD: Tensor, plain: Interaction = dot_interaction
+        self, prepared: Any, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
         """The dot interaction of dense vectors and rows, in the type of `x_BD`.
 

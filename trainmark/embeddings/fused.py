@@ -1,6 +1,6 @@
 """The engine of one device in which lookup and interaction are one kernel, and tables any format.
 
-Large tables may be stored in 16 or 8 bits, rounded by chance; small ones stay fp32, beside them.
+Large tables may be stored in 16 or 8 bits, with stochastic rounding; small ones stay fp32.
 A row is read three times and written once in a step: by the forward pass, by the backward pass,
 which reads it again rather than keep a copy, and by the update.
 """
@@ -30,7 +30,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Lookup:
+class PreparedIds:
     """A micro-batch's ids, and what its update needs to know of them."""
 
     ids_BF: Tensor
@@ -51,7 +51,7 @@ class FusedEngine(nn.Module):
         table_formats: how each table is stored; of at most two kinds, see `kernels.table_formats`.
         dim: width of a row.
         rule: how rows are updated.
-        seed: of the random bits that rounding takes; None: round to nearest.
+        seed: of stochastic rounding; None: round to nearest.
         dtype: in which `lookup` returns rows, the compute dtype.
     """
 
@@ -87,33 +87,33 @@ class FusedEngine(nn.Module):
         self._rounds = any(kind != "fp32" for kind in kinds)
         self._key = None if seed is None else stream_seed(seed, "rounding") % LARGEST_INT32
         self._constants: _Constants | None = None
-        self._looked_up: list[Lookup] = []
+        self._looked_up: list[PreparedIds] = []
         self._gradient_rows: dict[int, Tensor] = {}
         """Of each micro-batch, flat."""
 
     # --- forward
 
-    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Lookup:
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> PreparedIds:
         constants = self._on_device()
         starts, places_F = constants.of_groups(groups)
         by_group_FB = torch.cat(
             [group.ids + start_K1 for group, start_K1 in zip(groups, starts, strict=True)]
         )
         ids_BF = by_group_FB.t().index_select(1, places_F)
-        return Lookup(ids_BF, constants.sorted_rows(ids_BF) if torch.is_grad_enabled() else [])
+        return PreparedIds(ids_BF, constants.sorted_rows(ids_BF) if torch.is_grad_enabled() else [])
 
     def begin_step(self, lr: float) -> None:
         """Nothing: the update is told."""
 
-    def begin(self, lookup: Lookup) -> None:
+    def begin(self, prepared: PreparedIds) -> None:
         """In training, note what the update will need."""
-        used_here(lookup.tensors())
+        used_here(prepared.tensors())
         if torch.is_grad_enabled():
-            self._looked_up.append(lookup)
+            self._looked_up.append(prepared)
 
-    def lookup(self, lookup: Lookup) -> Tensor:
-        """In training, of the latest lookup that was begun."""
-        rows_BFD = gather_rows(lookup.ids_BF, self._tables(), self.dtype)
+    def lookup(self, prepared: PreparedIds) -> Tensor:
+        """In training, of the latest ids that were begun."""
+        rows_BFD = gather_rows(prepared.ids_BF, self._tables(), self.dtype)
         if torch.is_grad_enabled():
             number = len(self._looked_up) - 1
             self._gradient_rows.pop(number, None)
@@ -127,10 +127,10 @@ class FusedEngine(nn.Module):
         self._on_device().finite.mul_(grads_BFD.isfinite().all())
 
     def lookup_and_interact(
-        self, lookup: Lookup, x_BD: Tensor, plain: Interaction = dot_interaction
+        self, prepared: PreparedIds, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
-        """In training, of the latest lookup that was begun."""
-        ids_BF = lookup.ids_BF
+        """In training, of the latest ids that were begun."""
+        ids_BF = prepared.ids_BF
         if not torch.is_grad_enabled():
             return gather_interaction(x_BD, ids_BF, self._tables())
         grads_BFD = self._gradient_buffer(
@@ -168,12 +168,12 @@ class FusedEngine(nn.Module):
         width = self._tables().first.codes.shape[1]
         grads = joined(
             [
-                self._gradient_rows[number][: lookup.ids_BF.numel() * width].view(-1, width)
-                for number, lookup in enumerate(looked_up)
+                self._gradient_rows[number][: prepared.ids_BF.numel() * width].view(-1, width)
+                for number, prepared in enumerate(looked_up)
             ]
         )
-        lookup = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)
-        for number, (store, batch) in enumerate(zip(self._stores(), lookup.batches, strict=True)):
+        prepared = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)
+        for number, (store, batch) in enumerate(zip(self._stores(), prepared.batches, strict=True)):
             store.update(batch, grads, scalars, self._rounding_key(number))
         self.updates += 1
 
@@ -182,10 +182,10 @@ class FusedEngine(nn.Module):
             return None
         return self.updates * len(self.stores) + (self._key + store)
 
-    def _joined(self, looked_up: list[Lookup]) -> Lookup:
+    def _joined(self, looked_up: list[PreparedIds]) -> PreparedIds:
         """The lookups of several micro-batches as one."""
-        ids_BF = torch.cat([lookup.ids_BF for lookup in looked_up])
-        return Lookup(ids_BF, self._on_device().sorted_rows(ids_BF))
+        ids_BF = torch.cat([prepared.ids_BF for prepared in looked_up])
+        return PreparedIds(ids_BF, self._on_device().sorted_rows(ids_BF))
 
     # --- state
 

@@ -35,8 +35,8 @@ from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
 from trainmark.embeddings.engine import Interaction
 from trainmark.embeddings.exchange.buckets import Bucketed
 from trainmark.embeddings.exchange.connection import Connection
-from trainmark.embeddings.exchange.lookups import Asked, Lookup
 from trainmark.embeddings.exchange.routes import Routes
+from trainmark.embeddings.exchange.row_exchange import RequestedRows, RowExchange
 from trainmark.embeddings.exchange.squares import ColumnSquares
 from trainmark.embeddings.exchange.stores import Replicas, make_store, stored_bytes
 from trainmark.embeddings.placement.placement import Placement
@@ -89,28 +89,28 @@ class ShardedEngine(nn.Module):
         self.replicas = Replicas(self.routes.replicas, rule)
         kinds = ("ids", "counts", "rows", "gradients", "squares", "replicas")
         self.sent_bytes: Counter[str] = Counter(dict.fromkeys(kinds, 0))
-        self._ids_type = torch.int32 if self.routes.most_rows < INT32_ROWS else torch.int64
+        self._ids_type = torch.int32 if self.routes.max_rows < INT32_ROWS else torch.int64
         squares = ColumnSquares(self.routes, self._rank)
         needs_squares = isinstance(rule, RowwiseAdagrad) and squares.needed
         self._squares = squares if needs_squares else None
         self._sliced = squares.stores if needs_squares else []
         self._connected: Connection | None = None
-        self._looked_up: list[Lookup] = []
+        self._looked_up: list[RowExchange] = []
         self._on_gpu = mesh.device.type == "cuda"
         is_compiled = is_compiled_for(mesh.device, dtype)
         self._reads_in_place = is_compiled or (self._on_gpu and self.routes.unit == dim)
-        # On a GPU this makes a stream wait; else the host, which rows of its own memory are worth.
+        # On a GPU a stream waits for the ids, else the host: worth it to prefetch rows from it.
         on_host = any(isinstance(store, HostStore) for store in self.stores)
-        self._asks_ahead = self._on_gpu or on_host
-        # How much goes where must not depend on the ids, and no store may keep books.
+        self._requests_ahead = self._on_gpu or on_host
+        # No size may depend on the ids, and no store may track its writes.
         is_static = not (self.routes.cut_stores or on_host or self._squares)
-        # With others, the bytes sent are counted in every step, and it has not been tried yet.
+        # On several ranks, every step counts the bytes sent; graphs of that are untried.
         alone = self.routes.devices == 1
         self.works_in_graphs = alone and self._on_gpu and is_static and rule.kernel is not None
 
     # --- ids, ahead of the step
 
-    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Lookup:
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> RowExchange:
         connected = self._connect()
         own_samples = samples[self._rank]
         ids_FB = connected.join(groups, own_samples)
@@ -129,7 +129,7 @@ class ShardedEngine(nn.Module):
         replicas = ids_FB.index_select(0, connected.replica_features) + connected.replica_starts
         replica_ids = replicas.flatten().long()
         plans = torch.is_grad_enabled()
-        lookup = Lookup(
+        prepared = RowExchange(
             layout=layout,
             ids=ids,
             sent_ids=sent,
@@ -138,23 +138,25 @@ class ShardedEngine(nn.Module):
             replica_plan=plan_update(self.rule, replica_ids) if plans else replica_ids,
             sent_bytes=sent_bytes,
         )
-        if self._asks_ahead:
-            lookup.asked = self._asked(lookup)
-        return lookup
+        if self._requests_ahead:
+            prepared.requested = self._requested(prepared)
+        return prepared
 
-    def _asked(self, lookup: Lookup) -> list[Asked]:
-        """What all ranks ask of this one, sorted for an update; from host memory, fetched."""
-        ids = lookup.ids.wait()
-        asked = []
+    def _requested(self, prepared: RowExchange) -> list[RequestedRows]:
+        """What all ranks request of this one, sorted for an update, prefetched from the host."""
+        ids = prepared.ids.wait()
+        requested = []
         for index, store in enumerate(self.stores):
-            rows = lookup.layout.ids_of(index, ids)
+            rows = prepared.layout.ids_of(index, ids)
             if isinstance(store, HostStore):
-                working = store.fetch(rows)
-                asked.append(Asked(rows=working.places, plan=working.plan, holder=working))
+                working = store.prefetch(rows)
+                requested.append(
+                    RequestedRows(rows=working.places, plan=working.plan, holder=working)
+                )
             else:
                 plan = store.plan_update(rows) if torch.is_grad_enabled() else rows
-                asked.append(Asked(rows=rows, plan=plan, holder=store))
-        return asked
+                requested.append(RequestedRows(rows=rows, plan=plan, holder=store))
+        return requested
 
     def _connect(self) -> Connection:
         """Groups and indices, made when first needed: a dry run has no use for them."""
@@ -180,101 +182,101 @@ class ShardedEngine(nn.Module):
     def begin_step(self, lr: float) -> None:
         """Nothing: the update gets its rate itself."""
 
-    def begin(self, lookup: Lookup) -> None:
-        layout = lookup.layout
-        if not self._asks_ahead:
-            lookup.asked = self._asked(lookup)
-        ids = lookup.ids.received  # whoever has asked has waited for them
-        used_here(lookup.prepared_tensors())
-        for store, asked in zip(self.stores, lookup.asked, strict=True):
+    def begin(self, prepared: RowExchange) -> None:
+        layout = prepared.layout
+        if not self._requests_ahead:
+            prepared.requested = self._requested(prepared)
+        ids = prepared.ids.received  # `_requested` has waited for them
+        used_here(prepared.prepared_tensors())
+        for store, requested in zip(self.stores, prepared.requested, strict=True):
             if isinstance(store, HostStore):
-                store.take(cast(WorkingSet, asked.holder))
+                store.take(cast(WorkingSet, requested.holder))
         size = sum(layout.rows_in)
-        of_replicas = len(lookup.replica_ids) * self.routes.dim
+        of_replicas = len(prepared.replica_ids) * self.routes.dim
         received = ids.new_empty(size + of_replicas, dtype=self.dtype)
         # With nobody to talk to, what would be sent is received already.
         alone = self._connect().group is None
         rows = received[:size] if alone else received.new_empty(sum(layout.rows_out))
         begins = [0] * len(self.stores)
         for segment in layout.segments:
-            asked, begin = lookup.asked[segment.store], begins[segment.store]
+            requested, begin = prepared.requested[segment.store], begins[segment.store]
             end = begin + segment.ids.stop - segment.ids.start
             part = rows[segment.rows].view(end - begin, self._mine[segment.store].width)
-            asked.holder.gather_into(asked.rows[begin:end], part)
+            requested.holder.gather_into(requested.rows[begin:end], part)
             begins[segment.store] = end
         into = rows if alone else received[:size]
         exchange = self._connect().rows
-        lookup.rows = exchange.start(rows, layout.rows_out, layout.rows_in, into=into)
+        prepared.rows = exchange.start(rows, layout.rows_out, layout.rows_in, into=into)
         if of_replicas:
             tail = received[size:].view(-1, self.routes.dim)
-            self.replicas.gather_into(lookup.replica_ids, tail)
-        lookup.received = received
+            self.replicas.gather_into(prepared.replica_ids, tail)
+        prepared.received = received
 
     def lookup_and_interact(
-        self, lookup: Lookup, x_BD: Tensor, plain: Interaction = dot_interaction
+        self, prepared: RowExchange, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
         if self._reads_in_place:
-            return self._interact_in_place(lookup, x_BD)
-        return plain(x_BD, self.lookup(lookup).to(x_BD.dtype))
+            return self._interact_in_place(prepared, x_BD)
+        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
 
-    def _interact_in_place(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+    def _interact_in_place(self, prepared: RowExchange, x_BD: Tensor) -> Tensor:
         """Read rows from where they were received, and leave gradients in the same places."""
-        received = self._received_rows(lookup)
+        received = self._received_rows(prepared)
         pieces = self.routes.num_features * self.routes.dim // self.routes.unit
-        places_BQ = lookup.layout.places.view(lookup.samples, pieces)
+        places_BQ = prepared.layout.places.view(prepared.samples, pieces)
         tables = Tables(Rows(received.view(-1, self.routes.unit)))
         if not torch.is_grad_enabled():
             return gather_interaction(x_BD, places_BQ, tables)
         rows = tables.first.codes
         grads = torch.empty_like(rows) if self._on_gpu else rows
         # As soon as the interaction's backward pass is done, before the bottom MLP's.
-        x_BD.register_hook(lambda _: self._send_gradients(lookup, grads.view(-1)))
+        x_BD.register_hook(lambda _: self._send_gradients(prepared, grads.view(-1)))
         finite = self._connect().finite
         return gather_interaction(x_BD, places_BQ, tables, grads, finite, at_rows=True)
 
-    def lookup(self, lookup: Lookup) -> Tensor:
+    def lookup(self, prepared: RowExchange) -> Tensor:
         """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""
-        units = self._received_rows(lookup).view(-1, self.routes.unit)
-        shape = (lookup.samples, self.routes.num_features, self.routes.dim)
-        rows_BFD = units.index_select(0, lookup.layout.places).view(shape)
+        units = self._received_rows(prepared).view(-1, self.routes.unit)
+        shape = (prepared.samples, self.routes.num_features, self.routes.dim)
+        rows_BFD = units.index_select(0, prepared.layout.places).view(shape)
         if torch.is_grad_enabled():
-            lookup.in_order = rows_BFD.requires_grad_()
+            prepared.in_order = rows_BFD.requires_grad_()
             # As soon as the interaction's backward pass is done, before the bottom MLP's.
             rows_BFD.register_post_accumulate_grad_hook(
-                lambda rows: self._send_gradients(lookup, self._as_received(lookup, rows))
+                lambda rows: self._send_gradients(prepared, self._as_received(prepared, rows))
             )
         return rows_BFD
 
-    def _received_rows(self, lookup: Lookup) -> Tensor:
-        if lookup.rows is None or lookup.received is None:
-            raise RuntimeError("A lookup must begin before its rows can be read, and only once.")
-        lookup.rows.wait()
+    def _received_rows(self, prepared: RowExchange) -> Tensor:
+        if prepared.rows is None or prepared.received is None:
+            raise RuntimeError("Call `begin` before reading rows, and read them only once.")
+        prepared.rows.wait()
         if torch.is_grad_enabled():
-            self._looked_up.append(lookup)
-            self.sent_bytes.update(lookup.sent_bytes, rows=lookup.rows.sent_bytes)
-        received, lookup.rows, lookup.received = lookup.received, None, None
+            self._looked_up.append(prepared)
+            self.sent_bytes.update(prepared.sent_bytes, rows=prepared.rows.sent_bytes)
+        received, prepared.rows, prepared.received = prepared.received, None, None
         return received
 
     # --- gradients, backward
 
-    def _as_received(self, lookup: Lookup, rows_BFD: Tensor) -> Tensor:
+    def _as_received(self, prepared: RowExchange, rows_BFD: Tensor) -> Tensor:
         """The gradients in the order in which the rows came."""
         units = gradient(rows_BFD).reshape(-1, self.routes.unit)
-        return units.index_select(0, lookup.layout.inverse).view(-1)
+        return units.index_select(0, prepared.layout.inverse).view(-1)
 
-    def _send_gradients(self, lookup: Lookup, grads: Tensor) -> None:
-        layout = lookup.layout
+    def _send_gradients(self, prepared: RowExchange, grads: Tensor) -> None:
+        layout = prepared.layout
         size = sum(layout.rows_in)
         sent, of_replicas = grads.split([size, grads.numel() - size])
-        lookup.gradients = self._connect().rows.start(sent, layout.rows_in, layout.rows_out)
-        self.sent_bytes["gradients"] += lookup.gradients.sent_bytes
-        if len(lookup.replica_ids):
+        prepared.gradients = self._connect().rows.start(sent, layout.rows_in, layout.rows_out)
+        self.sent_bytes["gradients"] += prepared.gradients.sent_bytes
+        if len(prepared.replica_ids):
             rows = of_replicas.view(-1, self.routes.dim)
-            self.replicas.add_gradients(lookup.replica_ids, lookup.replica_plan, rows)
+            self.replicas.add_gradients(prepared.replica_ids, prepared.replica_plan, rows)
 
     def gradients(self) -> list[Tensor]:
-        """Of rows that are read in place, 0 or infinite: the kernel has looked at them all."""
-        in_order = [lookup.in_order for lookup in self._looked_up]
+        """Of rows read in place, 0, or infinite if one is not finite: the kernel has checked."""
+        in_order = [prepared.in_order for prepared in self._looked_up]
         grads = [rows.grad for rows in in_order if rows is not None and rows.grad is not None]
         return grads or [1 / self._connect().finite - 1]
 
@@ -290,9 +292,9 @@ class ShardedEngine(nn.Module):
         settings = Settings(lr=lr, gate=gate, unscale=unscale)
         summed = self._sum_replicas()
         for index in [i for i in range(len(self.stores)) if i not in self._sliced]:
-            asked, grads = self._collected(index, looked_up)
-            asked.holder.update(asked.plan, grads, settings)
-            self._updated(index, asked.holder)
+            requested, grads = self._collected(index, looked_up)
+            requested.holder.update(requested.plan, grads, settings)
+            self._updated(index, requested.holder)
         if self._squares is not None:
             self._update_slices(self._squares, looked_up, settings)
         if self.replicas.parts:
@@ -301,44 +303,44 @@ class ShardedEngine(nn.Module):
             self.replicas.apply_sum(settings)
 
     def _update_slices(
-        self, squares: ColumnSquares, looked_up: list[Lookup], settings: Settings
+        self, squares: ColumnSquares, looked_up: list[RowExchange], settings: Settings
     ) -> None:
         """Row-wise Adagrad where a row's columns lie on several ranks; all take part."""
         holders, summed, in_store, repeat = {}, {}, {}, False
         for index in self._sliced:
-            asked, grads = self._collected(index, looked_up)
-            rows, grads = summed_rows(asked.plan, grads, settings)
-            holders[index], summed[index] = asked.holder, (rows, grads)
-            in_store[index] = (asked.holder.in_store(rows), grads)
-            repeat = isinstance(asked.plan, SortedRows)
+            requested, grads = self._collected(index, looked_up)
+            rows, grads = summed_rows(requested.plan, grads, settings)
+            holders[index], summed[index] = requested.holder, (rows, grads)
+            in_store[index] = (requested.holder.in_store(rows), grads)
+            repeat = isinstance(requested.plan, SortedRows)
         means, sent_bytes = squares.means(self._connect().rows, in_store, repeat=repeat)
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in summed.items():
             holders[index].update_rows(rows, grads, means[index], settings.lr)
             self._updated(index, holders[index])
 
-    def _collected(self, index: int, looked_up: list[Lookup]) -> tuple[Asked, Tensor]:
+    def _collected(self, index: int, looked_up: list[RowExchange]) -> tuple[RequestedRows, Tensor]:
         """Rows of a store and their gradients, of all micro-batches and ranks."""
-        asked, store = [lookup.asked[index] for lookup in looked_up], self.stores[index]
-        grads = joined([self._received(index, lookup) for lookup in looked_up])
-        if len(asked) == 1:
-            return asked[0], grads
+        requested, store = [prepared.requested[index] for prepared in looked_up], self.stores[index]
+        grads = joined([self._received(index, prepared) for prepared in looked_up])
+        if len(requested) == 1:
+            return requested[0], grads
         if isinstance(store, HostStore):
-            working = store.joined([cast(WorkingSet, a.holder) for a in asked])
-            return Asked(rows=working.places, plan=working.plan, holder=working), grads
-        rows = joined([a.rows for a in asked])
-        return Asked(rows=rows, plan=store.plan_update(rows), holder=store), grads
+            working = store.joined([cast(WorkingSet, a.holder) for a in requested])
+            return RequestedRows(rows=working.places, plan=working.plan, holder=working), grads
+        rows = joined([a.rows for a in requested])
+        return RequestedRows(rows=rows, plan=store.plan_update(rows), holder=store), grads
 
     def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
         if isinstance(holder, WorkingSet):
             cast(HostStore, self.stores[index]).write_back(holder)
 
-    def _received(self, store: int, lookup: Lookup) -> Tensor:
+    def _received(self, store: int, prepared: RowExchange) -> Tensor:
         """[n, width] gradient rows of one of this rank's stores, from all ranks."""
-        if lookup.gradients is None:
+        if prepared.gradients is None:
             raise RuntimeError("Rows were looked up in training, but no backward pass came.")
-        received = lookup.gradients.wait()
-        segments = [s for s in lookup.layout.segments if s.store == store]
+        received = prepared.gradients.wait()
+        segments = [s for s in prepared.layout.segments if s.store == store]
         return joined([received[s.rows] for s in segments]).view(-1, self._mine[store].width)
 
     def _sum_replicas(self) -> Any:

@@ -41,7 +41,7 @@ _FLOAT_BYTES = 4
 
 
 @dataclass(kw_only=True, eq=False)
-class AskedLookup:
+class TorchRecExchange:
     """A batch on its way: first its ids to the ranks that have the rows, then the rows."""
 
     context: Any
@@ -52,7 +52,7 @@ class AskedLookup:
     samples: Sequence[int]
     """Of each rank."""
     padded: int
-    """Samples that were asked for: at least this rank's."""
+    """Samples in the request: at least this rank's."""
     stream: Any
     """Where ids are exchanged; None on a CPU."""
     ids_sent: bool = False
@@ -105,7 +105,7 @@ class TorchRecEngine(nn.Module):
         # Not submodules: whoever moves or trains a model's parameters must not find TorchRec's.
         self._unsharded = (collection, plan)
         self._sharded: tuple[Any, ...] = ()
-        self._prepared: list[AskedLookup] = []
+        self._prepared: list[TorchRecExchange] = []
         self._looked_up: list[tuple[Tensor, Tensor]] = []
         self._places: Tensor | None = None
         """Where TorchRec returns each feature, which its sharding decides; None: in their order."""
@@ -114,13 +114,13 @@ class TorchRecEngine(nn.Module):
 
     # --- forward
 
-    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> AskedLookup:
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> TorchRecExchange:
         """Start to tell all ranks how many ids they will be sent."""
         module, own = self._module, samples[self.mesh.rank]
         padded = max(samples) if self._pads else own
         context = module.create_context()
         ids = module.input_dist(context, self._keyed(groups, own, padded))
-        lookup = AskedLookup(
+        prepared = TorchRecExchange(
             context=context,
             ids=ids,
             id_bytes=_sent_bytes(ids, self.mesh.rank),
@@ -128,8 +128,8 @@ class TorchRecEngine(nn.Module):
             padded=padded,
             stream=None if self._on_host else torch.accelerator.current_stream(),
         )
-        self._prepared.append(lookup)
-        return lookup
+        self._prepared.append(prepared)
+        return prepared
 
     def _keyed(self, groups: Sequence[IdGroup], samples: int, padded: int) -> Any:
         """The ids as TorchRec takes them, by feature. The samples that pad have none."""
@@ -157,41 +157,41 @@ class TorchRecEngine(nn.Module):
             group["lr"] = lr
         optimizer.step()  # only hands the rate to the kernels
 
-    def begin(self, lookup: AskedLookup) -> None:
-        """Look up what all ranks asked this one for, and start to send it."""
+    def begin(self, prepared: TorchRecExchange) -> None:
+        """Look up what all ranks requested of this one, and start to send it."""
         training = torch.is_grad_enabled()
-        ids = lookup.received_ids()
+        ids = prepared.received_ids()
         # FBGEMM's CPU operators exist for autograd alone, which inference mode bypasses.
         with torch.inference_mode(False), torch.set_grad_enabled(training):
-            lookup.rows = self._module.compute_and_output_dist(lookup.context, ids)
-        self._prepared.remove(lookup)
+            prepared.rows = self._module.compute_and_output_dist(prepared.context, ids)
+        self._prepared.remove(prepared)
         # The device has work: the host may wait for the sizes of the next batch.
         for following in self._prepared:
             following.send_ids()
 
-    def lookup(self, lookup: AskedLookup) -> Tensor:
+    def lookup(self, prepared: TorchRecExchange) -> Tensor:
         """[B, F, D] of a batch that was begun. In training, the result collects the gradient."""
         training = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(training):
-            keyed = lookup.rows.wait()
+            keyed = prepared.rows.wait()
         names = feature_names(len(self.specs.rows))
         if self._places is None and keyed.keys() != names:
             places = [keyed.keys().index(name) for name in names]
             self._places = torch.tensor(places, device=self.mesh.device)
-        pooled, samples = keyed.values(), lookup.samples[self.mesh.rank]
+        pooled, samples = keyed.values(), prepared.samples[self.mesh.rank]
         rows_BFD = pooled.detach()[:samples].view(samples, len(names), self.specs.dim)
         if self._places is not None:
             rows_BFD = _in_order(rows_BFD, self._places)
         if training:
             rows_BFD.requires_grad_()
             self._looked_up.append((pooled, rows_BFD))
-            self._count(lookup)
+            self._count(prepared)
         return rows_BFD
 
     def lookup_and_interact(
-        self, lookup: AskedLookup, x_BD: Tensor, plain: Interaction = dot_interaction
+        self, prepared: TorchRecExchange, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
-        return plain(x_BD, self.lookup(lookup).to(x_BD.dtype))
+        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
 
     # --- update
 
@@ -221,16 +221,16 @@ class TorchRecEngine(nn.Module):
 
     # --- what is sent
 
-    def _count(self, lookup: AskedLookup) -> None:
+    def _count(self, prepared: TorchRecExchange) -> None:
         """Count what a lookup in training sends to other ranks, and its gradients to come."""
-        own, everybody = lookup.samples[self.mesh.rank], sum(lookup.samples)
+        own, everybody = prepared.samples[self.mesh.rank], sum(prepared.samples)
         ranks, dim = self.mesh.world_size, self.specs.dim
         whole_here = sum(p.width for p in self.parts if p.num_rows == p.shape[0])
         whole_elsewhere = (len(self.specs.rows) - self._num_cut) * dim - whole_here
         # Of a row-wise table, a rank sends every other its share of each sum, and gets all
         # gradients.
         cut = self._num_cut * dim
-        self.sent_bytes["ids"] += lookup.id_bytes
+        self.sent_bytes["ids"] += prepared.id_bytes
         self.sent_bytes["rows"] += (everybody - own) * (whole_here + cut) * _FLOAT_BYTES
         self.sent_bytes["gradients"] += own * (whole_elsewhere + cut * (ranks - 1)) * _FLOAT_BYTES
 

@@ -1,9 +1,9 @@
 """One AdamW update of a flat parameter: moments, weight decay, and rounding in one pass.
 
 A bf16 weight without a master has a remainder: the eight bits that follow it, signed, so that the
-weight itself is the nearest bf16 number. The two are rounded by chance as one number of 24 bits.
-bf16 alone, rounded by chance, is right on average too, but every step then shakes every weight by
-up to 1/128 of itself.
+weight itself is the nearest bf16 number. Stochastic rounding treats both as one number of 24 bits.
+Of bf16 alone it is right on average too, but every step then moves every weight by up to 1/128 of
+itself.
 
 The random bits are a hash of (key, element), the same in both versions below, so that they cost no
 memory and a run that is continued rounds as if it had never stopped.
@@ -12,7 +12,7 @@ memory and a run that is continued rounds as if it had never stopped.
 import torch
 from torch import Tensor
 
-from trainmark.kernels.rounding import SPREAD, mix, round_by_chance, signed
+from trainmark.kernels.rounding import SPREAD, mix, round_stochastically, signed
 
 try:
     import triton
@@ -38,7 +38,7 @@ def update(
         param: [N] weights that compute.
         master: [N] fp32, or None.
         remainder: [N] int8, of bf16 weights without a master, or None.
-        exp_avg, exp_avg_sq: [N] moments; a bf16 second moment is rounded by chance.
+        exp_avg, exp_avg_sq: [N] moments; a bf16 second moment is rounded stochastically.
         grad: [N] in any type.
         key: int32 scalar, different for every parameter and step.
         scalars: learning rate, factor of the gradient, gate (0: change nothing), and the two bias
@@ -89,7 +89,7 @@ def reference(
     # The first moment forgets a tenth a step and needs no care; the second one a twentieth.
     exp_avg.copy_(avg)
     if exp_avg_sq.dtype == torch.bfloat16:
-        sq = round_by_chance(sq, bits >> 16, torch.bfloat16)
+        sq = round_stochastically(sq, bits >> 16, torch.bfloat16)
     exp_avg_sq.copy_(sq)
 
 
@@ -99,7 +99,7 @@ def _joined(param: Tensor, remainder: Tensor) -> Tensor:
 
 
 def _divided(values: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """fp32 numbers as the nearest bf16 ones, still in fp32, and remainders rounded by chance."""
+    """fp32 as the nearest bf16, still in fp32, and stochastically rounded remainders."""
     kept = (values.view(torch.int32) + (bits & 0xFF)) & -0x100
     nearest = (kept + 0x8000) & -0x10000
     return nearest.view(torch.float32), (kept - nearest) >> 8
@@ -148,7 +148,7 @@ def launch(
 
 
 if triton is not None:
-    from trainmark.kernels.rounding import mixed, rounded_by_chance, shortened
+    from trainmark.kernels.rounding import mixed, rounded_stochastically, shortened
 
     @triton.jit
     def _kernel(
@@ -185,7 +185,7 @@ if triton is not None:
             tl.store(remainder + place, ((kept - nearest) >> 8).to(tl.int8), inside)
             new = nearest.to(tl.float32, bitcast=True)
         if ROUND_SQ:
-            sq = rounded_by_chance(sq, x >> 16, tl.bfloat16)
+            sq = rounded_stochastically(sq, x >> 16, tl.bfloat16)
         tl.store(param + place, new.to(param.dtype.element_ty), inside)
         tl.store(exp_avg + place, avg.to(exp_avg.dtype.element_ty), inside)
         tl.store(exp_avg_sq + place, sq.to(exp_avg_sq.dtype.element_ty), inside)

@@ -1,6 +1,6 @@
 """The last layer of a click model, its loss and their gradients in one pass over the samples.
 
-The layer has one output, so it is no matrix product but a matter of bytes: what comes in is read
+The layer has one output, so it is no GEMM, but bound by memory: what comes in is read
 once, and its gradient written once. The gradients do not wait for the backward pass, because the
 loss is the end of the model.
 

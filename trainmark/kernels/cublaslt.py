@@ -1,13 +1,13 @@
-"""cuBLASLt's products of fp8 factors with a bias and a ReLU behind, through its C interface.
+"""cuBLASLt's fp8 GEMMs with a bias and a ReLU behind, through its C interface.
 
-torch offers the plain products, but not those with an epilogue and a result in fp8. The library is
+torch offers the plain GEMMs, but not those with an epilogue and a result in fp8. The library is
 the one that torch has loaded already. Its first choice of an algorithm is taken: it is the same in
 every run, and none of the others was measurably faster on an H200.
 
 cuBLASLt counts by columns. Tensors here lie row by row, which to it are transposed: it is asked for
 the transposed result, with the factors exchanged.
 
-Where the library, or an algorithm for a product, is missing, `run` returns False and the caller
+Where the library, or an algorithm for a GEMM, is missing, `run` returns False and the caller
 goes another way.
 """
 
@@ -52,7 +52,7 @@ _NOT_SUPPORTED = 15
 
 
 class _Setting(enum.IntEnum):
-    """Attributes of a product's descriptor."""
+    """Attributes of a GEMM's descriptor."""
 
     TRANSPOSE_A = 3
     EPILOGUE = 7
@@ -88,7 +88,7 @@ class _Found(ctypes.Structure):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Product:
+class Gemm:
     """result[R, C] = left[R, K] @ right[C, K]^T; with a bias [C], then relu(result + bias)."""
 
     left: Tensor
@@ -98,7 +98,7 @@ class Product:
     scales: tuple[Tensor | None, Tensor | None] = (None, None)
     """What to multiply fp8 factors by, the left one's first: fp32, on the device; None: 1."""
     fast: bool = False
-    """fp8: add up in the units' short accumulators."""
+    """fp8: add up in the tensor cores' short accumulators."""
 
     def key(self) -> tuple[Any, ...]:
         """What an algorithm depends on."""
@@ -115,71 +115,71 @@ class Product:
 # --- plans
 
 
-def run(product: Product) -> bool:
+def run(gemm: Gemm) -> bool:
     """Compute it on the current stream. False: the library or an algorithm is missing."""
     if library() is None:
         return False
-    with torch.cuda.device(product.left.device):
-        key = product.key()
+    with torch.cuda.device(gemm.left.device):
+        key = gemm.key()
         if key not in _PLANS:
-            _PLANS[key] = Plan(product)
-        return _PLANS[key].run(product)
+            _PLANS[key] = Plan(gemm)
+        return _PLANS[key].run(gemm)
 
 
 class Plan:
-    """Descriptors of a product, and the algorithm for it."""
+    """Descriptors of a GEMM, and the algorithm for it."""
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, gemm: Gemm) -> None:
         self._descriptor = c_void_p()
         _call("MatmulDescCreate", byref(self._descriptor), _COMPUTE_32F, _TYPES[torch.float32])
         self._set(_Setting.TRANSPOSE_A, c_int32(1))
-        self._set(_Setting.EPILOGUE, c_uint32(_NO_EPILOGUE if product.bias is None else _RELU_BIAS))
-        if product.bias is not None:
-            self._set(_Setting.BIAS_TYPE, c_int32(_TYPES[product.bias.dtype]))
-        if product.fast:
+        self._set(_Setting.EPILOGUE, c_uint32(_NO_EPILOGUE if gemm.bias is None else _RELU_BIAS))
+        if gemm.bias is not None:
+            self._set(_Setting.BIAS_TYPE, c_int32(_TYPES[gemm.bias.dtype]))
+        if gemm.fast:
             self._set(_Setting.FAST_ACCUMULATION, c_int8(1))
-        self._a, self._b = _layout(product.right), _layout(product.left)
-        self._d = _layout(product.result)
+        self._a, self._b = _layout(gemm.right), _layout(gemm.left)
+        self._d = _layout(gemm.result)
         # The library wants a third summand described, even if it is nothing; never in fp8.
-        is_fp8 = product.result.dtype in _FP8
-        self._c = _layout(product.result, torch.bfloat16) if is_fp8 else self._d
-        self._point(product)
-        self._found = self._search(product)
+        is_fp8 = gemm.result.dtype in _FP8
+        self._c = _layout(gemm.result, torch.bfloat16) if is_fp8 else self._d
+        self._point(gemm)
+        self._found = self._search(gemm)
 
-    def run(self, product: Product) -> bool:
+    def run(self, gemm: Gemm) -> bool:
         if self._found is None:
             return False
-        self._point(product)
-        self._launch(product, self._found)
+        self._point(gemm)
+        self._launch(gemm, self._found)
         return True
 
-    def _launch(self, product: Product, found: _Found) -> None:
+    def _launch(self, gemm: Gemm, found: _Found) -> None:
         one, zero = c_float(1), c_float(0)
-        workspace = product.result.new_empty(found.workspace_bytes, dtype=torch.uint8)
-        result = product.result.data_ptr()
+        workspace = gemm.result.new_empty(found.workspace_bytes, dtype=torch.uint8)
+        result = gemm.result.data_ptr()
         _call(
-            "Matmul", _handle(product.left.device), self._descriptor,
-            byref(one), product.right.data_ptr(), self._a, product.left.data_ptr(), self._b,
+            "Matmul", _handle(gemm.left.device), self._descriptor,
+            byref(one), gemm.right.data_ptr(), self._a, gemm.left.data_ptr(), self._b,
             byref(zero), None if self._c is not self._d else result, self._c, result, self._d,
             byref(found.algorithm), workspace.data_ptr(), found.workspace_bytes,
             torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
 
-    def _search(self, product: Product) -> _Found | None:
+    def _search(self, gemm: Gemm) -> _Found | None:
         preference = c_void_p()
         _call("MatmulPreferenceCreate", byref(preference))
         wanted = {
             _Preference.WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES),
-            _Preference.ALIGNMENT_A: c_uint32(_alignment(product.right)),
-            _Preference.ALIGNMENT_B: c_uint32(_alignment(product.left)),
-            _Preference.ALIGNMENT_C: c_uint32(_alignment(product.result)),
-            _Preference.ALIGNMENT_D: c_uint32(_alignment(product.result)),
+            _Preference.ALIGNMENT_A: c_uint32(_alignment(gemm.right)),
+            _Preference.ALIGNMENT_B: c_uint32(_alignment(gemm.left)),
+            _Preference.ALIGNMENT_C: c_uint32(_alignment(gemm.result)),
+            _Preference.ALIGNMENT_D: c_uint32(_alignment(gemm.result)),
         }
         for name, value in wanted.items():
             _call("MatmulPreferenceSetAttribute", preference, name, byref(value), sizeof(value))
         found, count = _Found(), c_int()
         status = _function("MatmulAlgoGetHeuristic")(
-            _handle(product.left.device), self._descriptor, self._a, self._b, self._c, self._d,
+            _handle(gemm.left.device), self._descriptor, self._a, self._b, self._c, self._d,
             preference, 1, byref(found), byref(count),
         )  # fmt: skip
         _call("MatmulPreferenceDestroy", preference)
@@ -188,13 +188,13 @@ class Plan:
         _check("MatmulAlgoGetHeuristic", status)
         return found if count.value and found.status == 0 else None
 
-    def _point(self, product: Product) -> None:
+    def _point(self, gemm: Gemm) -> None:
         """Tell the descriptor where this call's vectors lie."""
-        if product.bias is not None:
-            self._set(_Setting.BIAS_POINTER, c_void_p(product.bias.data_ptr()))
+        if gemm.bias is not None:
+            self._set(_Setting.BIAS_POINTER, c_void_p(gemm.bias.data_ptr()))
         # A is the right factor, B the left one.
         settings = (_Setting.B_SCALE_POINTER, _Setting.A_SCALE_POINTER)
-        for name, scale in zip(settings, product.scales, strict=True):
+        for name, scale in zip(settings, gemm.scales, strict=True):
             if scale is not None:
                 self._set(name, c_void_p(scale.data_ptr()))
 

@@ -1,6 +1,6 @@
-"""fp8 codes in rows and in columns, and the mask of a ReLU between two products of them.
+"""fp8 codes in rows and in columns, and the mask of a ReLU between two GEMMs of them.
 
-The units multiply rows by rows; the gradient of a weight, a sum over the batch, needs columns.
+Tensor cores multiply fp8 rows by rows; the gradient of a weight sums over the batch, so by columns.
 
 In columns the batch is filled up with zeros to whole steps, which add nothing to a sum over it.
 fp32 is rounded to bf16 on the way, whose steps are small beside those of fp8.
@@ -22,7 +22,7 @@ except ImportError:  # a machine without a GPU
     triton = None
 
 CODES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
-WIDTH_STEP = 16  # bytes that the units load together
+WIDTH_STEP = 16  # bytes that tensor cores load together
 
 # --- plain torch
 

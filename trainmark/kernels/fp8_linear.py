@@ -1,4 +1,4 @@
-"""Linear layers whose three matrix products run in fp8, with one scale per tensor.
+"""Linear layers whose three GEMMs run in fp8, with one scale per tensor.
 
 Inputs and weights are e4m3 (more digits), output gradients e5m2 (more range), as in the published
 `hybrid` format. A scale is computed from the tensor itself: no history, nothing to save or resume.
@@ -25,8 +25,8 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.weight, DTensor):
-            return _split_product(x, self.weight)
-        return _product(x, self.weight)
+            return _sharded_gemm(x, self.weight)
+        return _gemm(x, self.weight)
 
 
 def use_fp8(module: nn.Module) -> None:
@@ -36,23 +36,23 @@ def use_fp8(module: nn.Module) -> None:
             child.__class__ = Fp8Linear
 
 
-def _product(x: Tensor, w_NK: Tensor) -> Tensor:
-    y_MN: Tensor = _Fp8Product.apply(x.reshape(-1, x.shape[-1]), w_NK)
+def _gemm(x: Tensor, w_NK: Tensor) -> Tensor:
+    y_MN: Tensor = _Fp8Gemm.apply(x.reshape(-1, x.shape[-1]), w_NK)
     return y_MN.view(*x.shape[:-1], -1)
 
 
-def _split_product(x: Any, weight: DTensor) -> Tensor:
+def _sharded_gemm(x: Any, weight: DTensor) -> Tensor:
     """The same with a weight that tensor-parallel ranks share out; each scales its own part."""
     (placement,) = weight.placements
     by_rows = placement.is_shard(0)
     # By rows of the weight: all of x, a part of y. By columns: a part of x, a term of y.
     x_here = x.to_local(grad_placements=[Partial()]) if by_rows else x.to_local()
-    y_here = _product(x_here, weight.to_local())
+    y_here = _gemm(x_here, weight.to_local())
     kind = Shard(y_here.dim() - 1) if by_rows else Partial()
     return DTensor.from_local(y_here, weight.device_mesh, [kind], run_check=False)
 
 
-class _Fp8Product(torch.autograd.Function):
+class _Fp8Gemm(torch.autograd.Function):
     """y[M, N] = x[M, K] w[N, K]^T. Only fp8 copies are kept for the backward pass."""
 
     @staticmethod
@@ -67,10 +67,10 @@ class _Fp8Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x8_MK, x_scale, w8_NK, w_scale = ctx.saved_tensors
         g8_MN, g_scale = _quantize(grads[0], GRADIENT)
-        # The units want the first factor in rows and the second in columns.
+        # fp8 tensor cores take the first factor in rows and the second in columns.
         w8_KN, x8_KM, g8_NM = transpose(w8_NK), transpose(x8_MK), transpose(g8_MN)
         grad_x = _multiply(g8_MN, w8_KN.t(), g_scale, w_scale, ctx.dtype, fast=True)
-        # Summed over all tokens: here the units' short accumulators would be heard.
+        # Summed over all tokens: too many for the tensor cores' short accumulators.
         grad_w = _multiply(g8_NM, x8_KM.t(), g_scale, x_scale, ctx.dtype, fast=False)
         return grad_x, grad_w
 
@@ -89,7 +89,7 @@ def _multiply(
         return torch._scaled_mm(
             a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast
         )
-    # Elsewhere: the same numbers by an ordinary product, for tests of the numerics.
+    # Elsewhere: the same numbers by an ordinary GEMM, for tests of the numerics.
     return ((a.float() @ b.float()) * (a_scale * b_scale)).to(dtype)
 
 

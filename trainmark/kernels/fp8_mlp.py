@@ -1,9 +1,9 @@
-"""The large layers of a perceptron with their products in fp8, forward and backward.
+"""The large layers of a perceptron with their GEMMs in fp8, forward and backward.
 
 Inputs and weights are e4m3 (more digits), gradients e5m2 (more range). What the layers pass on to
-one another is written in fp8 by the products themselves, never in 16 bits. In the backward pass one
-pass between two products masks a gradient, sums it for the bias, and copies it in columns: the
-units multiply rows by rows, and the weight's gradient sums over the batch.
+one another is written in fp8 by the GEMMs themselves, never in 16 bits. In the backward pass one
+pass between two GEMMs masks a gradient, sums it for the bias, and transposes it: fp8 tensor cores
+multiply rows by rows, and the weight's gradient sums over the batch.
 
 Scales hold nothing from step to step, so there is nothing to save or to resume:
 - a weight's comes from its largest number;
@@ -12,7 +12,7 @@ Scales hold nothing from step to step, so there is nothing to save or to resume:
 - between layers it is 1: behind a ReLU, e4m3 holds 0.002 to 448.
 
 e5m2 rounds a gradient by up to an eighth, and always the same number in the same direction: errors
-that pushed activations up, and units out of use, step by step. So the gradients' scale has a factor
+that pushed activations up, and killed ReLUs, step by step. So the gradients' scale has a factor
 that differs from step to step. What is rounded up in one is rounded down in another, and on average
 all numbers are off by the same small share, which is but another learning rate.
 
@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from trainmark.kernels import cublaslt
-from trainmark.kernels.cublaslt import Product
+from trainmark.kernels.cublaslt import Gemm
 from trainmark.kernels.fp8_codes import (
     CODES,
     GRADIENTS,
@@ -39,10 +39,10 @@ from trainmark.kernels.fp8_codes import (
     quantize_masked,
 )
 
-SMALL_LAYER = 2**17  # weights: with fewer, 16-bit products take as long
+SMALL_LAYER = 2**17  # weights: with fewer, 16-bit GEMMs take as long
 SAMPLED_ROWS = 1024
 INPUT_ROOM, GRADIENT_ROOM = 4.0, 64.0  # how far above the sampled largest numbers may lie
-_LEAST = 1e-30  # zeros must not give an infinite scale
+_MIN_SCALED = 1e-30  # zeros must not give an infinite scale
 _LAST_BITS = 2**12 - 1  # of fp32's 23: those that any other gradient changes
 
 
@@ -77,7 +77,7 @@ class Fp8Weight:
     """A weight in fp8, in rows and in columns."""
 
     def __init__(self, w_NM: Tensor, largest: Tensor) -> None:
-        self.scale = largest.float().clamp(min=_LEAST) / torch.finfo(CODES).max
+        self.scale = largest.float().clamp(min=_MIN_SCALED) / torch.finfo(CODES).max
         self.w8_NM, self.w8_MN = quantize(_filled_up(w_NM), self.scale, CODES)
 
 
@@ -106,9 +106,7 @@ class _Fp8Layers(torch.autograd.Function):
         outputs = []
         for layer, (factor, b_N) in enumerate(zip(factors, biases, strict=True)):
             dtype = x_BM.dtype if layer == len(factors) - 1 else CODES
-            y_BN = _product(
-                y_BN, factor.w8_NM, (scale, factor.scale), dtype, bias=b_N.to(x_BM.dtype)
-            )
+            y_BN = _gemm(y_BN, factor.w8_NM, (scale, factor.scale), dtype, bias=b_N.to(x_BM.dtype))
             scale = None
             outputs.append(y_BN)
         ctx.save_for_backward(
@@ -122,12 +120,12 @@ class _Fp8Layers(torch.autograd.Function):
         x_scale, x8_MB, *saved = ctx.saved_tensors
         count = len(saved) // 3
         outputs, weights, scales = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        scale = _sampled_scale(grads[0], GRADIENTS, GRADIENT_ROOM) * _chance_factor(grads[0])
+        scale = _sampled_scale(grads[0], GRADIENTS, GRADIENT_ROOM) * _random_factor(grads[0])
         g8_BN, g8_NB, sums_N = quantize_masked(grads[0], outputs[-1], scale)
         weight_grads, bias_grads = [], [sums_N]
         for layer in range(count - 1, 0, -1):
             # Codes of both gradients have the same scale, so only the weight's is left.
-            codes_BM = _product(g8_BN, weights[layer], (None, scales[layer]), GRADIENTS)
+            codes_BM = _gemm(g8_BN, weights[layer], (None, scales[layer]), GRADIENTS)
             # This also copies the layer's input in columns, which it reads as the ReLU's mask.
             flipped = mask_codes(codes_BM, outputs[layer - 1], scale)
             weight_grads.append(_weight_gradient(g8_NB, flipped.output_NB, (scale, None)))
@@ -136,7 +134,7 @@ class _Fp8Layers(torch.autograd.Function):
         weight_grads.append(_weight_gradient(g8_NB, x8_MB, (scale, x_scale))[:, : ctx.width])
         x_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = _product(g8_BN, weights[0], (scale, scales[0]), grads[0].dtype)
+            x_grad = _gemm(g8_BN, weights[0], (scale, scales[0]), grads[0].dtype)
         return (x_grad, None, *reversed(weight_grads), *reversed(bias_grads))
 
 
@@ -147,12 +145,12 @@ def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
     largest = torch.linalg.vector_norm(rows, ord=float("inf"), dtype=torch.float32)
     # One sample that is not finite must not make all others so: then nobody could name it.
     largest.nan_to_num_(nan=1.0, posinf=1.0)
-    return largest.clamp(min=_LEAST) * (room / torch.finfo(dtype).max)
+    return largest.clamp(min=_MIN_SCALED) * (room / torch.finfo(dtype).max)
 
 
-def _chance_factor(x_BM: Tensor) -> Tensor:
-    """1 to 2, evenly spread on a log scale. Chance is in the last bits of a sum of the numbers
-    themselves, so that a step repeats."""
+def _random_factor(x_BM: Tensor) -> Tensor:
+    """1 to 2, uniform on a log scale. The random bits are the last ones of a sum of the numbers
+    themselves, so that a step is repeatable."""
     bits = _sampled(x_BM).sum(dtype=torch.float32).view(torch.int32)
     return torch.exp2((bits & _LAST_BITS) / (_LAST_BITS + 1))
 
@@ -164,11 +162,11 @@ def _sampled(x_BM: Tensor) -> Tensor:
 def _weight_gradient(
     left_NB: Tensor, right_MB: Tensor, scales: tuple[Tensor | None, Tensor | None]
 ) -> Tensor:
-    """Summed over all samples: here the units' short accumulators would be heard."""
-    return _product(left_NB, right_MB, scales, torch.float32, fast=False)
+    """Summed over all samples: too many for the tensor cores' short accumulators."""
+    return _gemm(left_NB, right_MB, scales, torch.float32, fast=False)
 
 
-def _product(
+def _gemm(
     left8: Tensor,
     right8: Tensor,
     scales: tuple[Tensor | None, Tensor | None],
@@ -182,20 +180,18 @@ def _product(
         return left8.new_zeros(len(left8), len(right8), dtype=dtype)
     if left8.is_cuda:
         result = left8.new_empty(len(left8), len(right8), dtype=dtype)
-        product = Product(
-            left=left8, right=right8, result=result, bias=bias, scales=scales, fast=fast
-        )
-        if cublaslt.run(product):
+        gemm = Gemm(left=left8, right=right8, result=result, bias=bias, scales=scales, fast=fast)
+        if cublaslt.run(gemm):
             return result
-    exact = _plain_product(left8, right8, scales, fast)
+    exact = _plain_gemm(left8, right8, scales, fast)
     exact = exact if bias is None else (exact + bias).relu()
     return cut_off(exact, dtype) if dtype in (CODES, GRADIENTS) else exact.to(dtype)
 
 
-def _plain_product(
+def _plain_gemm(
     left8: Tensor, right8: Tensor, scales: tuple[Tensor | None, Tensor | None], fast: bool
 ) -> Tensor:
-    """In fp32: torch's on a GPU; elsewhere the same numbers by an ordinary product."""
+    """In fp32: torch's on a GPU; elsewhere the same numbers by an ordinary GEMM."""
     one = torch.ones((), device=left8.device)
     of_left, of_right = (one if scale is None else scale for scale in scales)
     if not left8.is_cuda:

@@ -74,7 +74,7 @@ def gradients_reference(grad_BW: Tensor, vectors_BVD: Tensor) -> tuple[Tensor, T
     """Gradients of x [B, D] and of the rows [B, F, D]; `vectors_BVD` holds both."""
     B, V, D = vectors_BVD.shape
     # The product of vectors i and j has its gradient at (i, j) and at (j, i): the matrix is
-    # symmetric, so one product serves both of bmm's arguments, which are the same vectors.
+    # symmetric, so one GEMM serves both of bmm's arguments, which are the same vectors.
     grad_BVV = grad_BW.index_select(1, D + _pair_of(V, grad_BW.device)).view(B, V, V)
     grad_BVV.diagonal(dim1=1, dim2=2).zero_()
     grad_x_BD = torch.bmm(grad_BVV[:, :1], vectors_BVD).squeeze(1).add_(grad_BW[:, :D])
@@ -117,7 +117,7 @@ def default_launch(num_rows: int, dim: int, tables: Tables, dtype: torch.dtype) 
     def columns(tile: int) -> int:
         return max(16, min(next_power_of_2(dim), tile // vectors))
 
-    if dtype == torch.float32:  # whose products need more registers
+    if dtype == torch.float32:  # whose GEMMs need more registers
         return Launch(columns(1024), warps=4 if vectors <= 64 else 8)
     if vectors > 32:
         return Launch(columns(4096), warps=4 if vectors <= 64 else 8)
@@ -127,7 +127,7 @@ def default_launch(num_rows: int, dim: int, tables: Tables, dtype: torch.dtype) 
 
 
 def _padded_vectors(num_rows: int) -> int:
-    """A power of 2 that the matrix units can multiply."""
+    """A power of 2 that tensor cores can multiply."""
     return max(16, next_power_of_2(num_rows + 1))
 
 

@@ -1,9 +1,9 @@
-"""A multi-layer perceptron with ReLUs, forward and backward, with little besides the products.
+"""A multi-layer perceptron with ReLUs, forward and backward, with little besides the GEMMs.
 
-Bias and ReLU ride on the forward products. In the backward pass the gradient of a hidden layer is
-masked where its ReLU was closed, and summed over the batch for the bias: for large layers both ride
-on the product that makes that gradient, which is then our own; for small ones cuBLAS's product and
-one pass for both are faster. (cuBLASLt has products with such epilogues, but no fast ones.)
+Bias and ReLU are epilogues of the forward GEMMs. In the backward pass the gradient of a hidden
+layer is masked where its ReLU was closed, and summed over the batch for the bias: for large layers
+both are epilogues of the GEMM that makes that gradient, which is then our own; for small ones
+cuBLAS's GEMM and one pass for both are faster. (cuBLASLt has such epilogues, but no fast ones.)
 
 Shapes: B samples, M inputs and N outputs of a layer.
 """
@@ -49,7 +49,7 @@ def masked_sums_reference(gradient_BN: Tensor, output_BN: Tensor) -> tuple[Tenso
 # --- dispatch
 
 SAMPLE_STEP = 8
-LEAST_ONEDNN = 16  # samples; fewer take up to 2.5 times as long as by MKL
+MIN_ONEDNN = 16  # samples; fewer take up to 2.5 times as long as by MKL
 
 
 def relu_mlp(
@@ -97,7 +97,7 @@ class _ReluMlp(torch.autograd.Function):
         weight_grads, bias_grads = [], [bias_grad]
         for layer in range(len(weights) - 1, 0, -1):
             weight_grads.append(_weight_gradient(gradient, inputs[layer]))
-            gradient, bias_grad = masked_product(gradient, weights[layer], inputs[layer])
+            gradient, bias_grad = masked_gemm(gradient, weights[layer], inputs[layer])
             bias_grads.append(bias_grad)
         weight_grads.append(_weight_gradient(gradient, inputs[0])[:, : ctx.width])
         x_grad = (gradient @ weights[0])[:, : ctx.width] if ctx.needs_input_grad[0] else None
@@ -107,7 +107,7 @@ class _ReluMlp(torch.autograd.Function):
 def _forward(
     x_BM: Tensor, last_relu: bool, parameters: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Every layer's input, then the output; and the weights as the products took them.
+    """Every layer's input, then the output; and the weights as the GEMMs took them.
 
     `parameters` are all weights, then all biases.
     """
@@ -127,19 +127,19 @@ def _forward(
 def _layer(x_BM: Tensor, w_NM: Tensor, b_N: Tensor, *, relu: bool) -> Tensor:
     y_BN: Tensor
     if _is_onednns(x_BM):
-        # Its product, unlike MKL's, takes the bias along. Its ReLU would make zeros of NaNs.
+        # Its GEMM, unlike MKL's, adds the bias. Its ReLU would make zeros of NaNs.
         y_BN = torch.ops.mkldnn._linear_pointwise(x_BM, w_NM, b_N, "none", [], "")
     elif relu and x_BM.shape[1]:
         return torch._addmm_activation(b_N, x_BM, w_NM.t())
-    else:  # of no inputs, torch's product with a ReLU is the bias itself on a GPU
+    else:  # of no inputs, torch's GEMM with a ReLU is the bias itself on a GPU
         y_BN = torch.addmm(b_N, x_BM, w_NM.t())
     return y_BN.relu_() if relu else y_BN
 
 
 def _is_onednns(x_BM: Tensor) -> bool:
-    """Whether to leave a product to oneDNN, which lays the weights out anew for it."""
+    """Whether to leave a GEMM to oneDNN, which reorders the weights for it."""
     is_there = has_compiled(x_BM) and torch.backends.mkldnn.is_available()
-    return is_there and len(x_BM) >= LEAST_ONEDNN and x_BM.shape[1] > 0
+    return is_there and len(x_BM) >= MIN_ONEDNN and x_BM.shape[1] > 0
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -155,15 +155,15 @@ def _weight_gradient(gradient_BN: Tensor, x_BM: Tensor) -> Tensor:
     """[N, M] in fp32: a sum over the batch, which 16 bits would round."""
     if not gradient_BN.is_cuda or gradient_BN.dtype == torch.float32:
         return (gradient_BN.t() @ x_BM).float()
-    # Of 4097 samples in fp16, torch's product was 1.5 % off, as if one of them were missing (H200,
+    # Of 4097 samples in fp16, torch's GEMM was 1.5 % off, as if one of them were missing (H200,
     # CUDA 13.0); of 1000 it was right. So the last few, if any, are multiplied apart.
     whole = len(x_BM) // SAMPLE_STEP * SAMPLE_STEP
     if whole == 0:
         return gradient_BN.float().t() @ x_BM.float()
-    product = torch.mm(gradient_BN[:whole].t(), x_BM[:whole], out_dtype=torch.float32)
+    grad_NM = torch.mm(gradient_BN[:whole].t(), x_BM[:whole], out_dtype=torch.float32)
     if whole < len(x_BM):
-        product += gradient_BN[whole:].float().t() @ x_BM[whole:].float()
-    return product
+        grad_NM += gradient_BN[whole:].float().t() @ x_BM[whole:].float()
+    return grad_NM
 
 
 def _batch_sum(gradient_BN: Tensor) -> Tensor:
@@ -173,15 +173,15 @@ def _batch_sum(gradient_BN: Tensor) -> Tensor:
     return gradient_BN.sum(dim=0, dtype=torch.float32)
 
 
-def masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
+def masked_gemm(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
     """(gradient @ w) where x is positive, and its sum over the batch: x came out of a ReLU."""
     if _worth_fusing(gradient_BN, w_NM, x_BM):
-        return _masked_product(gradient_BN, w_NM, x_BM)
+        return _masked_gemm(gradient_BN, w_NM, x_BM)
     return masked_sums(gradient_BN @ w_NM, x_BM, in_place=True)
 
 
 def _worth_fusing(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> bool:
-    """Whether our product is near cuBLAS's: a large one in 16 bits, by Hopper's bulk copies, which
+    """Whether our GEMM is near cuBLAS's: a large one in 16 bits, by Hopper's bulk copies, which
     take rows that begin at multiples of 16 bytes."""
     if not gradient_BN.numel() or gradient_BN.dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -214,12 +214,12 @@ def masked_sums(
 # results are repeatable bit by bit.
 
 TILE_ROWS, TILE_COLUMNS, TILE_INNER = 256, 128, 64
-SMALLEST_FUSED = 2**17  # weights: below, the product's ends are most of it
+SMALLEST_FUSED = 2**17  # weights: below, prologue and epilogue take most of it
 SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 32, 128, 512
 TOTAL_ROWS, TOTAL_COLUMNS, FEW_ROWS = 512, 8, 1024
 
 
-def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
+def _masked_gemm(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Tensor, Tensor]:
     B, M = x_BM.shape
     result_BM = torch.empty_like(x_BM)
     row_tiles, column_tiles = -(-B // TILE_ROWS), -(-M // TILE_COLUMNS)
@@ -227,7 +227,7 @@ def _masked_product(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> tuple[Te
     tiles = row_tiles * column_tiles
     programs = min(_processors(x_BM.device), tiles)
     outer = [TILE_ROWS, TILE_COLUMNS // 2]
-    _masked_product_kernel[(programs,)](
+    _masked_gemm_kernel[(programs,)](
         TensorDescriptor.from_tensor(gradient_BN, [TILE_ROWS, TILE_INNER]),
         TensorDescriptor.from_tensor(w_NM, [TILE_INNER, TILE_COLUMNS]),
         TensorDescriptor.from_tensor(x_BM, outer), TensorDescriptor.from_tensor(result_BM, outer),
@@ -276,7 +276,7 @@ def _partial_sums(x: Tensor, programs: int, rows: int, columns: int) -> Tensor:
 if triton is not None:
 
     @triton.jit
-    def _masked_product_kernel(
+    def _masked_gemm_kernel(
         gradient, weight, relu_output, result, sums, N, M, tiles, PROGRAMS: tl.constexpr,
         TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, TILE_INNER: tl.constexpr,
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rounding up or down by chance, so that updates too small for a number's type add up on average.
+"""Stochastic rounding: updates too small for a number's type add up on average.
 
 The random bits are a hash of what they are for, so that they cost no memory, do not depend on the
 order of the work, and a run that is continued rounds as if it had never stopped. The versions in
@@ -41,8 +41,8 @@ def random_bits(key: Tensor, rows_N: Tensor, width: int) -> Tensor:
     return mix(streams_N[:, None] + columns * signed(SPREAD))
 
 
-def round_by_chance(values: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 to `dtype`: up with the chance that the lost part of the number says.
+def round_stochastically(values: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 to `dtype`: up with a probability equal to the fraction that is lost.
 
     Values beyond the largest finite number are not looked after: scale or clamp first.
     """
@@ -63,8 +63,8 @@ def round_by_chance(values: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
 def round_to_integer(values: Tensor, bits: Tensor) -> Tensor:
     """The integer below or above, in fp32. Exactly: adding a fraction first would round itself."""
     below = values.floor()
-    chance = _shifted(bits, 8).float() * 2.0**-24
-    return below + (chance < values - below)
+    uniform = _shifted(bits, 8).float() * 2.0**-24
+    return below + (uniform < values - below)
 
 
 def mix(x: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ if triton is not None:
     @triton.jit
     def rounded_to_integer(values, bits):
         below = tl.floor(values)
-        chance = (bits >> 8).to(tl.float32) * (1.0 / 16777216)
-        return tl.where(chance < values - below, below + 1, below)
+        uniform = (bits >> 8).to(tl.float32) * (1.0 / 16777216)
+        return tl.where(uniform < values - below, below + 1, below)
 
     @triton.jit
     def shortened(values, bits, LACKS: tl.constexpr):
@@ -119,7 +119,7 @@ if triton is not None:
         return (raised & -(1 << LACKS)).to(tl.float32, bitcast=True)
 
     @triton.jit
-    def rounded_by_chance(values, bits, dtype: tl.constexpr):
+    def rounded_stochastically(values, bits, dtype: tl.constexpr):
         """fp32 numbers that `dtype` can hold."""
         if dtype == tl.int8:
             return rounded_to_integer(values, bits)

@@ -77,7 +77,7 @@ def _masked(
     mask_R11L = torch.where(real_RL, 0.0, hidden).to(q_RHLD.dtype)[:, None, None, :]
     if not q_RHLD.is_cuda:
         return scaled_dot_product_attention(q_RHLD, k_RHLD, v_RHLD, mask_R11L, dropout)
-    # fp32 on a GPU: the fused kernels leave TF32 tensor cores nearly idle, plain products do not.
+    # fp32 on a GPU: the fused kernels leave TF32 tensor cores nearly idle, plain GEMMs do not.
     scores_RHLL = (q_RHLD * q_RHLD.shape[-1] ** -0.5) @ k_RHLD.transpose(-1, -2)
     weights_RHLL = (scores_RHLL + mask_R11L).softmax(-1)
     return drop(weights_RHLL, dropout, training=dropout > 0) @ v_RHLD

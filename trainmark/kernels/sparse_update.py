@@ -9,7 +9,7 @@ These sums are again a sorted list of rows, a fraction as long: the same kernel 
 until a single program sees all that is left.
 
 A thread has the same columns of every row, so that nothing passes between threads, and a program
-asks for all gradients and weights that it will need before it waits for the first.
+loads all gradients and weights that it will need before it waits for the first.
 
 Every sum has a fixed order: the result is the same, bit for bit, in every run on the same device.
 Bytes: each gradient row is read once, with 12 bytes of plan; each distinct row, its scale and its

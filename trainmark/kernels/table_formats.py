@@ -1,7 +1,7 @@
 """How embedding rows are stored: fp32, bf16, fp16, or 8 bits with one fp32 scale per row.
 
 The scale of an 8-bit row makes its largest weight the largest code, and is computed anew whenever
-the row is written. The codes are rounded by chance, given that scale, so a row's expectation is
+the row is written. Codes are rounded stochastically, given that scale, so a row's expectation is
 what was written. Nor does the moving grid add much noise: between two writes it moves by no more
 than the largest weight did, so weights that lay on it still lie next to it.
 
@@ -70,12 +70,12 @@ def new_rows(num_rows: int, dim: int, dtype: torch.dtype, device: torch.device |
 
 
 def encode(values_ND: Tensor, dtype: torch.dtype, bits_ND: Tensor | None = None) -> Rows:
-    """fp32 rows in another format, rounded by chance with `bits_ND`, else to nearest."""
+    """fp32 rows in another format, rounded stochastically with `bits_ND`, else to nearest."""
     scales_N = None
     if dtype in LARGEST_CODE:
         values_ND, scales_N = _scaled(values_ND, LARGEST_CODE[dtype])
     if bits_ND is not None:
-        return Rows(rounding.round_by_chance(values_ND, bits_ND, dtype), scales_N)
+        return Rows(rounding.round_stochastically(values_ND, bits_ND, dtype), scales_N)
     return Rows((values_ND.round() if dtype == torch.int8 else values_ND).to(dtype), scales_N)
 
 
@@ -103,7 +103,7 @@ def read_rows(rows: Rows, ids_N: Tensor) -> Tensor:
 
 
 def write_rows(rows: Rows, ids_N: Tensor, values_ND: Tensor, key: Tensor | None = None) -> None:
-    """Store fp32 values in distinct rows: by chance with `key`, else to nearest."""
+    """Store fp32 values in distinct rows: rounded stochastically with `key`, else to nearest."""
     bits_ND = None if key is None else rounding.random_bits(key, ids_N, values_ND.shape[1])
     new = encode(values_ND, rows.codes.dtype, bits_ND)
     _plain(rows.codes)[ids_N] = _plain(new.codes)
@@ -140,7 +140,7 @@ def kernel_arguments(tables: Tables) -> dict[str, Any]:
 
 
 if triton is not None:
-    from trainmark.kernels.rounding import bits_of_rows, rounded_by_chance
+    from trainmark.kernels.rounding import bits_of_rows, rounded_stochastically
 
     @triton.jit
     def load_rows(codes, scales, row, wanted, column, D: tl.constexpr, SCALED: tl.constexpr):
@@ -192,7 +192,7 @@ if triton is not None:
             values = tl.clamp(values * inverse[:, None], -LARGEST_CODE, LARGEST_CODE)
         if dtype != tl.float32 and BY_CHANCE:
             bits = bits_of_rows(tl.load(key), row, column)
-            values = rounded_by_chance(values, bits, dtype)
+            values = rounded_stochastically(values, bits, dtype)
         elif dtype == tl.int8:
             values = tl.floor(values + 0.5)  # a half goes up; in torch, to the even number
         tl.store(codes + row[:, None] * D + column[None, :], values.to(dtype), inside)

@@ -97,7 +97,7 @@ class Layouts:
     def _segments(
         self, samples: Sequence[int], from_each: list[list[int]]
     ) -> tuple[list[Segment], list[int], list[int]]:
-        """What every rank asks of this one: segments, and ids and elements per rank."""
+        """What every rank requests of this one: segments, and ids and elements per rank."""
         segments, ids_in, rows_out = [], [], []
         ids_end = rows_end = 0
         for rank_samples, cut_counts in zip(samples, from_each, strict=True):

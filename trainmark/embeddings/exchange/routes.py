@@ -83,11 +83,10 @@ class Routes:
     # --- ids out
 
     @property
-    def most_rows(self) -> int:
-        """Rows of the largest table or store, which an id's type must be able to count.
+    def max_rows(self) -> int:
+        """Rows of the largest table or store: ids need a type that can count them.
 
-        Of a table that is larger than each of the stores that share it, too: which of them has a
-        row is found from its number in the table.
+        Tables count although their shards are smaller: a row's number in the table tells its shard.
         """
         stores = [*self._all_stores(), self.replicas]
         return max([*self.table_rows, *(store.num_rows for store in stores)])

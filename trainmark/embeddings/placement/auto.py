@@ -87,8 +87,8 @@ def _deals(cutter: Cutter, room: float) -> Iterator["Deal"]:
     for replicated in _replicated(cutter):
         others = [t for t in range(len(cutter.profiles)) if t not in replicated]
         average = sum(cutter.whole[t].compute_s for t in others) / cutter.devices
-        for most_load, most_memory in FINENESS:
-            limits = most_load * average, most_memory * room
+        for max_load, max_memory in FINENESS:
+            limits = max_load * average, max_memory * room
             deal = Deal(cutter, room, replicated)
             if deal.add(piece for t in others for piece in cutter.cut(t, *limits)):
                 yield deal

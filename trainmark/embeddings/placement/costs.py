@@ -31,7 +31,7 @@ LINK_EFFICIENCY = 0.75
 # Starting a collective, and a message to each of the others; assumptions.
 LATENCY_S = 30e-6
 MESSAGE_S = 1e-6
-LEAST_ACCESS = 64
+MIN_ACCESS = 64
 
 STATE_BYTES = {  # of an optimiser: per element, and per row
     "sgd": (0, 0),
@@ -43,7 +43,7 @@ STATE_BYTES = {  # of an optimiser: per element, and per row
 
 @dataclass(frozen=True, kw_only=True)
 class TableStep:
-    """What a step asks of all tables."""
+    """What a step does with all tables."""
 
     batch: int
     """Samples of all devices."""
@@ -116,16 +116,16 @@ class TableCosts:
         stored, state = self._stored(shard)
         gather = lookups * (self._access(columns) + columns * step.element_bytes)
         state_moved = 2 * distinct * state / max(shard.num_rows, 1)
-        update = lookups * (columns * step.element_bytes + LEAST_ACCESS)
+        update = lookups * (columns * step.element_bytes + MIN_ACCESS)
         update += 2 * distinct * self._access(columns) + state_moved
         on_host = memory == "host"
-        fetched = distinct * columns * step.weight_bytes if on_host else 0.0
-        host_s = fetched / self.machine.host_link
+        prefetched = distinct * columns * step.weight_bytes if on_host else 0.0
+        host_s = prefetched / self.machine.host_link
         return Load(
             weights=0 if on_host else stored,
             state=0 if on_host else state,
             host=stored + state if on_host else 0,
-            buffers=round(self._on_their_way(lookups, columns) + fetched),
+            buffers=round(self._on_their_way(lookups, columns) + prefetched),
             gather_s=gather / (self.machine.bandwidth * GATHER_EFFICIENCY) + host_s,
             update_s=update / (self.machine.bandwidth * UPDATE_EFFICIENCY) + host_s,
             sent=lookups * columns * step.element_bytes * (1 - 1 / self.machine.devices),
@@ -158,7 +158,7 @@ class TableCosts:
         return 2 * lookups * columns * self.step.element_bytes * exchanged
 
     def _access(self, columns: int) -> int:
-        return max(LEAST_ACCESS, columns * self.step.weight_bytes)
+        return max(MIN_ACCESS, columns * self.step.weight_bytes)
 
     # --- one device
 

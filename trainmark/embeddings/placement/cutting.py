@@ -57,7 +57,7 @@ class Cutter:
         load = self.costs.shard(self.profiles[table], shard, self.memory(table))
         return Piece(table, rows, columns, load)
 
-    def cut(self, table: int, most_s: float, most_memory: float) -> list[Piece]:
+    def cut(self, table: int, max_s: float, max_memory: float) -> list[Piece]:
         """The fewest pieces of at most so many seconds and bytes; of several ways the best.
 
         A way that keeps the limits is better than one that cannot, then the one with less work in
@@ -65,10 +65,10 @@ class Cutter:
         """
 
         def small(pieces: list[Piece]) -> bool:
-            return all(p.compute_s <= most_s and p.load.memory <= most_memory for p in pieces)
+            return all(p.compute_s <= max_s and p.load.memory <= max_memory for p in pieces)
 
         def merit(pieces: list[Piece]) -> tuple[bool, float, int]:
-            overrun = max(p.load.memory / most_memory + p.compute_s / most_s for p in pieces)
+            overrun = max(p.load.memory / max_memory + p.compute_s / max_s for p in pieces)
             work = sum(p.compute_s for p in pieces)
             return (True, work, len(pieces)) if small(pieces) else (False, overrun, len(pieces))
 

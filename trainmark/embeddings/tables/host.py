@@ -1,20 +1,19 @@
 """Tables in host memory: the rows of a batch come to the device before it, and go back after it.
 
-The distinct rows that a batch looks up, with their optimiser state, are fetched ahead of its step
-into a working set on the device; they are looked up and updated there, and written back:
+The distinct rows that a batch looks up, with their optimiser state, are prefetched ahead of its
+step into a working set on the device; they are looked up and updated there, and written back:
 
-    ahead of the step    prepare 2: fetch 2        prepare 3: fetch 3        prepare 4: fetch 4
+    ahead of the step    prefetch 2                prefetch 3                prefetch 4
     steps                step 1                    step 2                    step 3
-    writing                        write 1                   write 2
+    write-back                     write 1                   write 2
 
-A GPU has the host's memory mapped, and its own kernels do both over its link (`copy_rows`), each on
-a stream of its own; how many distinct rows there are never leaves it, so the host does not wait. A
-working set has room for as many rows as were looked up; what is not needed names no row.
+A GPU has the host's memory mapped, and its kernels do both over its link (`copy_rows`), each on a
+stream of its own. The number of distinct rows never leaves it, so the host does not wait: a working
+set has room for as many rows as were looked up, and what is left names no row.
 
-A batch is prepared while the step before it has yet to change rows, so what is fetched may be out
-of date: every working set is numbered by the writes that its fetch comes after, and before it is
-used, rows that later writes have changed are taken from the working sets of those. Training is
-thus exactly that of tables in device memory.
+A prefetch runs before the step ahead of it has changed rows, so it may be out of date. So every
+working set knows which write-backs it has seen; before it is used, rows of later write-backs are
+copied from their working sets. Training is thus exactly that of tables in device memory.
 """
 
 from collections import Counter, deque
@@ -121,22 +120,22 @@ class HostStore(TableStore):
         super().__init__(parts, width, rule)
         self._device = device
         self._writing: Any = None
-        """The stream of writes, once there is one; a CPU needs none."""
+        """The stream of write-backs, once there is one; a CPU needs none."""
         self._written_event: Any = None
         self._writes = 0
         self._written: deque[tuple[int, WorkingSet]] = deque()
-        """What fetches that are not used yet may have missed, with its number."""
+        """Write-backs that pending prefetches have not seen, by number."""
         self._unused: Counter[int] = Counter()
-        """How many of them there are, by `writes_before`."""
+        """Pending prefetches, by `writes_before`."""
 
     def _apply(self, *_: Any, **__: Any) -> "HostStore":
         return self  # the host keeps it, wherever the model moves
 
-    # --- fetching
+    # --- prefetch
 
     @torch.no_grad()
-    def fetch(self, ids: Tensor) -> WorkingSet:
-        """Begin to bring the rows of `ids` to the device, on the current stream."""
+    def prefetch(self, ids: Tensor) -> WorkingSet:
+        """Begin to copy the rows of `ids` to the device, on the current stream."""
         rows, places, plan = distinct(ids, self.starts[-1])
         if self._written_event is not None:
             self._written_event.wait()
@@ -147,19 +146,19 @@ class HostStore(TableStore):
             store_rows=rows,
             places=places,
             plan=plan if row_update.has_kernel(self.rule, ids) else places,
-            weight=self._fetched(self.weight, rows),
-            state={kind: self._fetched(tensor, rows) for kind, tensor in of_rows.items()},
+            weight=self._prefetched(self.weight, rows),
+            state={kind: self._prefetched(tensor, rows) for kind, tensor in of_rows.items()},
             shared_state=self.scalar_state(),
             writes_before=self._writes,
         )
 
-    def _fetched(self, table: Tensor, rows: Tensor) -> Tensor:
-        fetched = torch.empty(len(rows), *table.shape[1:], dtype=table.dtype, device=rows.device)
-        read_rows_into(fetched, table, rows)
-        return fetched
+    def _prefetched(self, table: Tensor, rows: Tensor) -> Tensor:
+        prefetched = torch.empty(len(rows), *table.shape[1:], dtype=table.dtype, device=rows.device)
+        read_rows_into(prefetched, table, rows)
+        return prefetched
 
     def take(self, working: WorkingSet) -> None:
-        """Make of the rows that were fetched those after all updates so far."""
+        """Bring prefetched rows up to date: after all updates so far."""
         used_here(working.tensors())
         for number, written in self._written:
             if number > working.writes_before:
@@ -168,7 +167,7 @@ class HostStore(TableStore):
         self._unused += Counter()  # drops what is zero
         self._forget_old()
 
-    # --- writing back
+    # --- write-back
 
     def joined(self, sets: Sequence[WorkingSet]) -> WorkingSet:
         """The working sets of several micro-batches as one."""
@@ -195,7 +194,7 @@ class HostStore(TableStore):
 
     @torch.no_grad()
     def write_back(self, working: WorkingSet) -> None:
-        """Begin to write updated rows to host memory."""
+        """Begin to copy updated rows to host memory."""
         self._writes += 1
         self._written.append((self._writes, working))
         self._forget_old()
@@ -209,7 +208,7 @@ class HostStore(TableStore):
                 self._written_event.record()
 
     def _forget_old(self) -> None:
-        """Drop what no fetch on its way can have missed."""
+        """Drop write-backs that all pending prefetches have seen."""
         oldest = min(self._unused, default=self._writes)
         while self._written and self._written[0][0] <= oldest:
             self._written.popleft()

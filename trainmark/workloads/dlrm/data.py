@@ -27,12 +27,12 @@ from trainmark.training.batches import GlobalBatch, GlobalBatches, rank_shares
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
 from trainmark.workloads.dlrm.runs import DlrmRun
 
-MOST_READERS = 16  # 8 brought 19 M rows/s from a cold disk, where an H200 took 23
+MAX_READERS = 16  # 8 brought 19 M rows/s from a cold disk, where an H200 took 23
 # Batches that wait for a GPU. A disk that is fast enough on average still pauses now and then, for
 # a tenth of a second, in which an H200 takes 40 batches.
-WAITING_BYTES, MOST_WAITING, LEAST_WAITING = 1 << 29, 64, 4
+WAITING_BYTES, MAX_WAITING, MIN_WAITING = 1 << 29, 64, 4
 WINDOWS_KEPT = 24  # under shuffle: more than batches in the making are cut from
-MOST_WINDOWS = 2**26  # their order is kept in memory
+MAX_WINDOWS = 2**26  # their order is kept in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,10 @@ class ClickData:
         self._windows = Kept[tuple[int, int], tuple[Columns, NDArray[np.int64]]](WINDOWS_KEPT)
         if source.num_rows == 0:
             raise InputError(f"The {split} split has no rows.")
-        if source.num_rows / cfg.shuffle_window > MOST_WINDOWS:
+        if source.num_rows / cfg.shuffle_window > MAX_WINDOWS:
             raise InputError(
                 f"shuffle_window {cfg.shuffle_window} cuts the {source.num_rows:,} rows of {split} "
-                f"into more than {MOST_WINDOWS:,} windows. Raise it."
+                f"into more than {MAX_WINDOWS:,} windows. Raise it."
             )
         if self.steps_per_epoch == 0:
             raise InputError(
@@ -145,15 +145,15 @@ class ClickData:
         # readers mostly wait for the disk.
         batches = self._batches.after(self._position)
         if self._cfg.device == "cpu":
-            return in_background(self._read_batch, batches, 1, LEAST_WAITING)
-        readers = min(MOST_READERS, len(os.sched_getaffinity(0)))
+            return in_background(self._read_batch, batches, 1, MIN_WAITING)
+        readers = min(MAX_READERS, len(os.sched_getaffinity(0)))
         return in_background(self._read_batch, batches, readers, self._waiting_for_gpu())
 
     def _waiting_for_gpu(self) -> int:
         """How many batches: as much time as they give, within a modest part of the memory."""
         row_bytes = sum(column.nbytes for column in Columns.empty(1, self._source).arrays())
         batch_bytes = max(rank_shares(self._batches.size, self._dp_size)) * row_bytes
-        return max(LEAST_WAITING, min(MOST_WAITING, WAITING_BYTES // batch_bytes))
+        return max(MIN_WAITING, min(MAX_WAITING, WAITING_BYTES // batch_bytes))
 
     def _read_batch(self, whole: GlobalBatch) -> ClickBatch:
         """This rank's share of a global batch, read straight into the batch's own memory."""

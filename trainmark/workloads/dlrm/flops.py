@@ -6,9 +6,9 @@ from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
-    """Operations to train on `samples`: matrix products and dot interaction, forward and backward.
+    """Operations to train on `samples`: GEMMs and dot interaction, forward and backward.
 
-    The backward pass of a matrix product is two products of the same size; lookups and updates
+    The backward pass of a GEMM is two GEMMs of the same size; lookups and updates
     move bytes and are not counted.
     """
     return {"model": 6.0 * multiply_adds(cfg) * samples}

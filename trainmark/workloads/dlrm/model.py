@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import Engine, Interaction, LocalEngine
+from trainmark.embeddings.engine import EmbeddingEngine, Interaction, LocalEngine
 from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels.click_loss import click_loss
 from trainmark.kernels.fp8_mlp import Fp8Weight, encode_weights, fp8_layers, fp8_relu_layers
@@ -33,27 +33,29 @@ class Dlrm(nn.Module):
         model = cfg.model
         self.bottom = Mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
         self.top = Mlp([interaction_width(model), *model.top_mlp], last_relu=False)
-        self.tables: Engine = LocalEngine(model.table_rows, model.embedding_dim, table_rule(cfg))
+        self.tables: EmbeddingEngine = LocalEngine(
+            model.table_rows, model.embedding_dim, table_rule(cfg)
+        )
         self.interaction = DotInteraction()
         self.top_gradients_done: Callable[[], None] | None = None
         """Called in the backward pass when only the bottom MLP's gradients are left to compute."""
 
-    def forward(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
-        """[B] logits. `lookup` is what the engine prepared for these samples."""
-        return self.top(self._interacted(numerical_BN, lookup)).squeeze(-1)
+    def forward(self, numerical_BN: Tensor, prepared: Any) -> Tensor:
+        """[B] logits. `prepared` is what the engine made of these samples' ids."""
+        return self.top(self._interacted(numerical_BN, prepared)).squeeze(-1)
 
-    def loss(self, numerical_BN: Tensor, lookup: Any, labels_B: Tensor, scale: Tensor) -> Tensor:
+    def loss(self, numerical_BN: Tensor, prepared: Any, labels_B: Tensor, scale: Tensor) -> Tensor:
         """Cross entropy, added up over the samples; its backward pass is that of `scale` x loss."""
         codes = Beside(self.top.fp8_weights, numerical_BN.device)
-        x_BM = self._interacted(numerical_BN, lookup)
+        x_BM = self._interacted(numerical_BN, prepared)
         hidden_BM = self.top.hidden(x_BM, codes.result())
         last = cast(nn.Linear, self.top[-1])
         return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale)
 
-    def _interacted(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
+    def _interacted(self, numerical_BN: Tensor, prepared: Any) -> Tensor:
         """[B, M] what the top MLP reads."""
         x_BD = self.bottom(numerical_BN)
-        x_BM = self.interaction(self.tables, lookup, x_BD)
+        x_BM = self.interaction(self.tables, prepared, x_BD)
         done = self.top_gradients_done
         if done is not None and x_BD.requires_grad:  # after the tables' own hooks
             x_BD.register_hook(lambda _: done())
@@ -82,8 +84,8 @@ class DotInteraction(nn.Module):
         super().__init__()
         self.plain: Interaction = dot_interaction
 
-    def forward(self, tables: Engine, lookup: Any, x_BD: Tensor) -> Tensor:
-        return tables.lookup_and_interact(lookup, x_BD, self.plain)
+    def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
+        return tables.lookup_and_interact(prepared, x_BD, self.plain)
 
 
 class Mlp(nn.Sequential):

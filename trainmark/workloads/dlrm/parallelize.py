@@ -9,7 +9,7 @@ from torch import nn
 
 from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import Engine
+from trainmark.embeddings.engine import EmbeddingEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
@@ -54,9 +54,9 @@ def _has_kernels(cfg: DlrmRun) -> bool:
     return len(cfg.model.table_rows) > 0 and cfg.optimizer.name != "adam"
 
 
-def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> Engine:
+def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
     rule = Rule(cfg.optimizer.name, cfg.optimizer.eps)  # type: ignore[arg-type]  # resolve checks
-    seed = cfg.seed if cfg.table_format.table_rounding == "chance" else None
+    seed = cfg.seed if cfg.table_format.table_rounding == "stochastic" else None
     return FusedEngine(
         cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, seed, dtype
     )
@@ -73,7 +73,7 @@ def _needs_exchange(placement: Placement, cfg: DlrmRun) -> bool:
     return placement.devices > 1 or on_host or cfg.sharding.force_exchange
 
 
-def _torchrec_engine(mesh: Mesh, cfg: DlrmRun) -> Engine:
+def _torchrec_engine(mesh: Mesh, cfg: DlrmRun) -> EmbeddingEngine:
     from trainmark.embeddings.torchrec_engine import TorchRecEngine
 
     by_its_planner = cfg.sharding.placement == "auto"

@@ -23,7 +23,7 @@ from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, mlp_parameters
 
-# Matrix products of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
+# GEMMs of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
 MATMUL_EFFICIENCY = 0.5
 # An assumption: elementwise operations and the interaction, partly fused.
 TRAFFIC_EFFICIENCY = 0.5
@@ -93,10 +93,10 @@ def _dense_s(cfg: DlrmRun, costs: TableCosts) -> float | str:
 
 
 def _elements_moved(cfg: DlrmRun) -> int:
-    """By one sample, outside of matrix products.
+    """By one sample, outside of GEMMs.
 
     An MLP's activation is written, then read, its gradient written, and read. The interaction reads
-    its vectors forward and backward and writes their gradients; so do its products.
+    its vectors forward and backward and writes their gradients; so do its dot products.
     """
     model = cfg.model
     vectors = len(model.table_rows) + 1

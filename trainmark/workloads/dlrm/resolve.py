@@ -28,8 +28,8 @@ from trainmark.workloads.dlrm.runs import (
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
 PLANTED_TARGET = 0.95
 PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "greedy")
-MOST_PARAMETERS = 2**58  # bytes are counted in 64 bits
-MOST_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
+MAX_PARAMETERS = 2**58  # bytes are counted in 64 bits
+MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 
 
 def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
@@ -157,14 +157,14 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         )
     if not model.top_mlp or model.top_mlp[-1] != 1:
         problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
-    if not problems and table_parameters(model) + mlp_parameters(model) > MOST_PARAMETERS:
+    if not problems and table_parameters(model) + mlp_parameters(model) > MAX_PARAMETERS:
         problems.append(
             f"The model has {table_parameters(model) + mlp_parameters(model):.2g} parameters; "
             "no machine can count that far. Check model.table_rows and the widths."
         )
-    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MOST_PLANTED:
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MAX_PLANTED:
         problems.append(
-            f"Planted rows have at most {MOST_PLANTED:,} features. Received: {_features(model):,}. "
+            f"Planted rows have at most {MAX_PLANTED:,} features. Received: {_features(model):,}. "
             "Ask for fewer, or for --synthetic-ids uniform."
         )
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:

@@ -19,7 +19,7 @@ from trainmark.workloads.dlrm.runs import DlrmRun, PageCache
 
 SYNTHETIC_HELD_OUT = 131_072  # rows of test and of validation, at most
 DISK_BLOCK = 512  # a disk with larger ones refuses, and is read through the page cache
-LEAST_DIRECT = 1 << 16  # bytes; smaller reads are better off with the system's reading ahead
+MIN_DIRECT = 1 << 16  # bytes; smaller reads are better off with the system's reading ahead
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class SplitBinary:
 def _suits_disk(offset: int, room: NDArray[np.uint8]) -> bool:
     """Whether the disk itself can write there, and should."""
     aligned = all(n % DISK_BLOCK == 0 for n in (room.ctypes.data, offset, room.size))
-    return aligned and room.size >= LEAST_DIRECT
+    return aligned and room.size >= MIN_DIRECT
 
 
 def _mappings(split: str) -> tuple[str, ...]:

@@ -90,8 +90,8 @@ class TableFormat:
 
     table_precision: Literal["fp32", "bf16", "fp16", "int8", "fp8"] = "fp32"
     """Of large tables."""
-    table_rounding: Literal["chance", "nearest"] = "chance"
-    """Of updates, below 32 bits: by chance small ones add up; to nearest they are lost."""
+    table_rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """Of updates, below 32 bits: stochastic, small ones add up; to nearest, they are lost."""
     fp32_up_to_rows: int = 100_000
     """Tables of at most so many rows stay fp32: they take little memory and every update."""
     fp32_tables: tuple[int, ...] = ()

@@ -99,18 +99,18 @@ class DlrmTrainer:
 
     # --- input
 
-    def prepare(self, batch: ClickBatch, most_samples: int | None = None) -> Prepared:
+    def prepare(self, batch: ClickBatch, max_samples: int | None = None) -> Prepared:
         """Copy a batch in its narrow types, widen it on the device, and prepare the lookups.
 
-        At most `most_samples`, by default a micro-batch, go through the model together.
+        At most `max_samples`, by default a micro-batch, go through the model together.
         """
         tensors = [batch.numerical, batch.labels, *(group.ids for group in batch.groups)]
         features = [group.features for group in batch.groups]
-        if self._slots and most_samples is None and batch.samples == self.cfg.micro_batch:
+        if self._slots and max_samples is None and batch.samples == self.cfg.micro_batch:
             slot = self._slots.fill(tensors, partial(self._only_micro_batch, features))
             return _prepared(batch, [], slot.ready, slot.prepared, slot)
         (numerical, labels, *ids), ready = self._copy(tensors, _widened)
-        parts = self._parts(batch, most_samples or filled(self.cfg.micro_batch))
+        parts = self._parts(batch, max_samples or filled(self.cfg.micro_batch))
         lookups, lookups_ready = self._copy.then(
             lambda: self._lookups(_groups(features, ids), parts)
         )
@@ -137,10 +137,10 @@ class DlrmTrainer:
             for of_ranks in parts
         ]
 
-    def _parts(self, batch: ClickBatch, most_samples: int) -> list[list[slice]]:
-        """Micro-batches of at most `most_samples`, as many on every rank: the part of each rank."""
+    def _parts(self, batch: ClickBatch, max_samples: int) -> list[list[slice]]:
+        """Micro-batches of at most `max_samples`, as many on every rank: the part of each rank."""
         shares = rank_shares(batch.global_samples, self.mesh.dp_size)
-        count = -(-max(shares) // most_samples)
+        count = -(-max(shares) // max_samples)
         bounds = [[share * i // count for i in range(count + 1)] for share in shares]
         return [[slice(b[i], b[i + 1]) for b in bounds] for i in range(count)]
 
@@ -239,9 +239,9 @@ class DlrmTrainer:
     # --- prediction
 
     @torch.no_grad()
-    def prepare_to_predict(self, batch: ClickBatch, most_samples: int) -> Prepared:
+    def prepare_to_predict(self, batch: ClickBatch, max_samples: int) -> Prepared:
         """Without what only an update needs."""
-        return self.prepare(batch, most_samples)
+        return self.prepare(batch, max_samples)
 
     @torch.inference_mode()
     def predict(self, prepared: Prepared) -> Tensor:

@@ -163,9 +163,9 @@ def _selective_contexts() -> Any:
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep what is dear to compute again: matrix products and attention."""
-    dear = any(word in str(operation) for word in ("mm", "attention"))
-    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
+    """Keep what is expensive to compute again: GEMMs and attention."""
+    is_expensive = any(word in str(operation) for word in ("mm", "attention"))
+    return CheckpointPolicy.MUST_SAVE if is_expensive else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 # --- data parallel

@@ -96,7 +96,7 @@ class LlamaRun(Run):
     """Back end of scaled dot product attention; auto takes the fastest that can run."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     """fp32 keeps master weights and moments in fp32; bf16 has moments in bf16 and, for masters,
-    eight more bits of each weight, rounded by chance: 9 bytes a parameter in all, instead of 16."""
+    eight more bits of each weight, rounded stochastically: 9 bytes a parameter, not 16."""
     train_samples: int | None = None
     """Samples that the order of the data is drawn for, repeating documents as needed; default:
     max_steps x global batch, or one pass."""

@@ -1,4 +1,4 @@
-"""A micro-batch's lookups in tables that are spread over ranks, from their ids to their update."""
+"""The exchange of a micro-batch's rows between ranks, from its ids to their gradients."""
 
 import dataclasses
 from collections import Counter
@@ -15,8 +15,8 @@ from trainmark.kernels.sparse_update import SortedRows
 
 
 @dataclass(kw_only=True)
-class Lookup:
-    """A micro-batch on its way through the exchange."""
+class RowExchange:
+    """A micro-batch on its way."""
 
     layout: Layout
     ids: Pending
@@ -27,8 +27,8 @@ class Lookup:
     replica_ids: Tensor
     replica_plan: Plan
     sent_bytes: Counter[str]
-    asked: list["Asked"] = dataclasses.field(default_factory=list)
-    """What all ranks ask of each of this rank's stores."""
+    requested: list["RequestedRows"] = dataclasses.field(default_factory=list)
+    """What all ranks request of each of this rank's stores."""
     received: Tensor | None = None
     """Rows for this rank's samples, once they are there; those of replicated tables last."""
     rows: Pending | None = None
@@ -38,16 +38,16 @@ class Lookup:
 
     def prepared_tensors(self) -> list[Tensor]:
         """What was made ahead of the step, on another stream."""
-        plans = [self.replica_plan, *(asked.plan for asked in self.asked)]
+        plans = [self.replica_plan, *(requested.plan for requested in self.requested)]
         of_plans = [t for p in plans if isinstance(p, SortedRows) for t in (p.rows_N, p.places_N)]
-        asked = [asked.rows for asked in self.asked]
+        rows = [requested.rows for requested in self.requested]
         layout = [self.layout.places, self.layout.inverse]
-        return [self.ids.received, self.sent_ids, self.replica_ids, *of_plans, *asked, *layout]
+        return [self.ids.received, self.sent_ids, self.replica_ids, *of_plans, *rows, *layout]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Rows of a store, or of a working set of it, from all ranks."""
+class RequestedRows:
+    """Rows of a store, or of its working set, that all ranks request."""
 
     rows: Tensor
     plan: Plan
