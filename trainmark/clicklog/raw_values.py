@@ -247,7 +247,7 @@ def _inferred(values: Sequence[Any]) -> pa.Array | None:
 
 def _has_type_for(use: ColumnUse, kind: pa.DataType) -> bool:
     if use.reading in TEXTS:
-        return pa.types.is_string(kind)
+        return bool(pa.types.is_string(kind))
     return not pa.types.is_nested(kind)
 
 

@@ -195,7 +195,7 @@ class _RawWriter:
             text[:, start : end - 1] = field
             text[:, end - 1] = ord("\t")
         text[:, -1] = ord("\n")
-        return text[text != 0]
+        return np.asarray(text[text != 0])
 
     def _counts(self, counts: NDArray[np.int32]) -> NDArray[np.uint8]:
         index = np.where(counts == MISSING, len(self.count_text) - 1, counts + 2)

@@ -138,7 +138,7 @@ class Transcoding:
                 f"Row {row + place + 1} of {mapping} has label {labels[place]:g}; "
                 "0 or 1 is expected."
             )
-        return labels == 1
+        return np.asarray(labels == 1)
 
     def _float16(self, numbers: Matrix, mapping: str, row: int) -> NDArray[np.float16]:
         wrong = ~(np.abs(numbers) <= float(np.finfo(np.float16).max))
