@@ -87,12 +87,9 @@ def write_input(base: Path, kind: str, spec: dict[str, Any] | None = None) -> Pa
     return base
 
 
-READERS = {"csv": transcode.read_csv, "parquet": transcode.read_parquet}
-
-
 def run(base: Path, kind: str = "csv") -> Path:
     output = base.parent / "data"
-    transcode.prepare(base, output, kind, READERS[kind])
+    transcode.prepare(base, output, kind)
     return output
 
 

@@ -31,7 +31,8 @@ class Scratch(threading.local):
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host."""
-    return cast(Any, tensor.view(-1).view(torch.uint8).numpy()).data
+    memory: memoryview = cast(Any, tensor.view(-1).view(torch.uint8).numpy()).data
+    return memory
 
 
 def box(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:

@@ -262,7 +262,7 @@ class _Column:
 
     def shares(self, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
         """How often the values of these ranks occur among those present."""
-        return np.log1p(1 / ranks) / np.log(self.cardinality)
+        return np.asarray(np.log1p(1 / ranks) / np.log(self.cardinality))
 
     def draw(self, rng: np.random.Generator, out: NDArray[np.int32]) -> None:
         """Ids by inverting the cumulative distribution: rank = floor(C ** u)."""
@@ -311,7 +311,7 @@ class _Integers:
     def draw(self, rng: np.random.Generator) -> NDArray[np.int32]:
         shape = (BLOCK_ROWS, len(self.slope))
         logs = rng.standard_normal(shape, np.float32) * self.log_std + self.log_mean
-        counts = np.minimum(np.exp(logs), MAX_COUNT).astype(np.int32) - 2
+        counts: NDArray[np.int32] = np.minimum(np.exp(logs), MAX_COUNT).astype(np.int32) - 2
         counts[rng.integers(0, 256, shape, np.uint8) < self.missing_in_256] = MISSING
         return counts
 

@@ -1,6 +1,7 @@
 """The ids of a column's values, from its vocabulary: for rows that come one request at a time."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,14 @@ from trainmark.clicklog.sources.rows import Column, Kind, Values
 ALL_IN_MEMORY = 1 << 62
 
 
+@dataclass(frozen=True)
 class ColumnIds:
-    """Maps values to ids; safe in several threads.
+    """Maps values to ids; safe in several threads."""
 
-    Args:
-        look_up: values of a column to ids.
-        most_frequent: the value that occurred most often; None if none was kept.
-    """
-
-    def __init__(
-        self, look_up: Callable[[Any], NDArray[np.int64]], most_frequent: int | float | str | None
-    ) -> None:
-        self._look_up, self.most_frequent = look_up, most_frequent
-
-    def __call__(self, values: Any) -> NDArray[np.int64]:
-        """Ids of `Values`, or of Arrow's strings with nulls."""
-        return self._look_up(values)
+    look_up: Callable[[Any], NDArray[np.int64]]
+    """Ids of `Values`, or of Arrow's strings with nulls."""
+    most_frequent: int | float | str | None
+    """The value that occurred most often; None if none was kept."""
 
 
 def open_column(path: Path, kind: Kind, rules: Rules) -> ColumnIds:

@@ -19,8 +19,9 @@ from trainmark.clicklog import per_column, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import MANIFEST, Job
+from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
+from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources.criteo_format import NAMES
 from trainmark.clicklog.sources.criteo_text import CriteoSource
@@ -117,8 +118,6 @@ def make_job(
 ) -> Job:
     """What the options ask of an engine. Without a source, that is the local files they name."""
     recipe = RECIPES[options.recipe]
-    if options.seed < 0:
-        raise InputError(f"--seed is {options.seed}; 0 or more is expected.")
     rules = _rules(options, recipe)
     if source is None:
         paths = find_days(options.input, options.bad_rows)
@@ -129,7 +128,6 @@ def make_job(
         test_half=options.test_half or recipe.test_half,
         rounds_up=recipe.rounds_up,
     )
-    split.check()
     return Job(
         source=source,
         output=Path(options.output),
@@ -144,16 +142,12 @@ def make_job(
 
 
 def _rules(options: Options, recipe: Recipe) -> list[Rules]:
-    def parse(text: str | None, flag: str, minimum: int) -> list[int | None]:
-        if text is None:
-            return [None] * len(NAMES)
-        return per_column.parse(str(text), flag, len(NAMES), minimum)
-
+    flag = "--frequency-threshold"
     thresholds = [
         recipe.threshold if threshold is None else threshold
-        for threshold in parse(options.frequency_threshold, "--frequency-threshold", 0)
+        for threshold in per_column.parse(options.frequency_threshold, flag, len(NAMES))
     ]
-    max_rows = parse(options.max_rows, "--max-rows", 1)
+    max_rows = per_column.parse(options.max_rows, "--max-rows", len(NAMES), minimum=1)
     if recipe.name == "dlrm" and any(threshold > 1 for threshold in thresholds):
         raise InputError(
             "The recipe dlrm keeps all values; --frequency-threshold needs the recipe nvidia or "

@@ -5,9 +5,7 @@ to their values; or `--spec` names a feature specification of data that have ids
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainmark.clicklog import tabular
 from trainmark.clicklog.sources.source import Source
@@ -30,12 +28,6 @@ def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
     delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter, options.delimiter)
 
-    def transcode_(spec: Path) -> dict[str, Any]:
-        from trainmark.clicklog import transcode  # pyarrow, which `--help` need not wait for
-
-        reader = partial(transcode.read_csv, delimiter=delimiter)
-        return transcode.prepare(spec, options.output, "csv", reader)
-
     def source(files: list[Path], columns: str) -> Source:
         from trainmark.clicklog.sources.csv_source import CsvSource
 
@@ -48,4 +40,4 @@ def prepare(options: Options) -> None:
             bad_rows=options.bad_rows,
         )
 
-    tabular.prepare(options, transcode_, source)
+    tabular.prepare(options, "csv", source, delimiter=delimiter)

@@ -25,17 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from trainmark import files
 from trainmark.clicklog import npy_files, per_column
-from trainmark.clicklog.engine import split_binary
+from trainmark.clicklog.engine import split_binary, summary
+from trainmark.clicklog.engine.splits import Split, SplitRule
+from trainmark.clicklog.engine.summary import MANIFEST, SCHEMA
 from trainmark.clicklog.npy_files import Day, NpyRows
 from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
 
-MANIFEST = "prepare.json"
-MOST_IDS = 2**31 - 2
+MAX_IDS = 2**31 - 2
 """As many as `split_binary` can number."""
 
 
@@ -71,31 +71,27 @@ def prepare(options: Options) -> None:
 def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     started = time.perf_counter()
     hotness = days[0].hotness
-    caps: list[int | None] = [None] * len(hotness)
-    if options.max_rows is not None:
-        caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
+    caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
     splits = _split(days, options.test_half)
     total = sum(day.rows for day in days)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Finding the largest ids", total=2 * total)
 
-        def watched(split: "NpySplit") -> Iterator[NpyRows]:
-            for block in split.blocks():
+        def watched(split: Split) -> Iterator[NpyRows]:
+            for block in _blocks(days, split):
                 yield block
                 bar.advance(task, len(block))
 
         cardinalities = _cardinalities([watched(split) for split in splits], caps, options.input)
+        shape = (cardinalities, days[0].num_numerical)
         bar.update(task, description="Writing")
         with files.building(options.output) as partial:
-            writers = [
-                _write(partial, split, watched(split), cardinalities, caps) for split in splits
-            ]
-            shape = (cardinalities, days[0].num_numerical)
+            writers = [_write(partial, split, watched(split), shape, caps) for split in splits]
             split_binary.write_specs(partial, *shape, metadata={}, hotness=hotness)
             files.write_json(
                 partial / MANIFEST,
                 {
-                    "schema": "trainmark.prepare/1",
+                    "schema": SCHEMA,
                     "settings": settings,
                     "rows": {split.name: split.rows for split in splits},
                     "click_rate": {
@@ -113,50 +109,28 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
 # --- splits
 
 
-@dataclass(frozen=True)
-class NpySplit:
-    """Rows of whole days, or a part of one."""
+def _split(days: list[Day], test_half: Literal["first", "second"]) -> list[Split]:
+    """Train, test and validation."""
+    if len(days) < 2:
+        raise InputError(
+            f"The input has 0 rows to train on and {days[0].rows} in its last day; two or more "
+            "days are expected."
+        )
+    return SplitRule(test_half=test_half, rounds_up=True).apply([day.rows for day in days])
 
-    name: str
-    days: list[Day]
-    start: int
-    stop: int
-    """Which rows of `days` together."""
 
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    def blocks(self) -> Iterator[NpyRows]:
-        """The split's rows, in order."""
-        first = 0
-        for day in self.days:
+def _blocks(days: list[Day], split: Split) -> Iterator[NpyRows]:
+    """The split's rows, in order."""
+    first = 0
+    for day in days:
+        if split.start < first + day.rows and first < split.stop:
+            row = first
             for block in day.blocks():
-                part = block[max(self.start - first, 0) : max(self.stop - first, 0)]
+                part = block[max(split.start - row, 0) : max(split.stop - row, 0)]
                 if len(part):
                     yield part
-                first += len(block)
-
-
-def _split(days: list[Day], test_half: str) -> list[NpySplit]:
-    """Train, test and validation."""
-    *earlier, last = days
-    train = sum(day.rows for day in earlier)
-    if not train or last.rows < 2:
-        raise InputError(
-            f"The input has {train} rows to train on and {last.rows} in its last day; at least 1 "
-            "and 2 are needed. Two or more days are expected."
-        )
-    middle = (last.rows + 1) // 2
-    halves = [(0, middle), (middle, last.rows)]
-    if test_half == "second":
-        halves.reverse()
-    test, validation = halves
-    return [
-        NpySplit("train", earlier, 0, train),
-        NpySplit("test", [last], *test),
-        NpySplit("validation", [last], *validation),
-    ]
+                row += len(block)
+        first += day.rows
 
 
 # --- ids
@@ -176,7 +150,7 @@ def _cardinalities(
         f"{source}: categorical column {number + 1} has ids from {low} to {high}: hashes, not "
         "rows of a table. Give --max-rows to fold them."
         for number, (low, high, cap) in enumerate(zip(least, most, caps, strict=True))
-        if cap is None and (low < 0 or high >= MOST_IDS)
+        if cap is None and (low < 0 or high >= MAX_IDS)
     )
     return [
         # Folding changes nothing where all ids are below the cap.
@@ -187,15 +161,14 @@ def _cardinalities(
 
 def _write(
     partial: Path,
-    split: NpySplit,
+    split: Split,
     blocks: Iterator[NpyRows],
-    cardinalities: list[int],
+    shape: tuple[list[int], int],
     caps: list[int | None],
 ) -> tuple[int, int]:
     """Write a split; returns its clicks, and how many numbers were not finite."""
     clicks, not_finite, row = 0, 0, 0
-    num_numerical = split.days[0].num_numerical
-    with split_binary.Writer(partial, split.name, cardinalities, num_numerical) as writer:
+    with split_binary.Writer(partial, split.name, *shape) as writer:
         for block in blocks:
             labels = _labels(block, split, row)
             numbers, odd = _numbers(block, split, row)
@@ -210,7 +183,7 @@ def _write(
     return clicks, not_finite
 
 
-def _labels(block: NpyRows, split: NpySplit, row: int) -> NDArray[np.bool_]:
+def _labels(block: NpyRows, split: Split, row: int) -> NDArray[np.bool_]:
     wrong = (block.labels != 0) & (block.labels != 1)
     if wrong.any():
         place = int(np.argmax(wrong))
@@ -221,7 +194,7 @@ def _labels(block: NpyRows, split: NpySplit, row: int) -> NDArray[np.bool_]:
     return block.labels.astype(np.bool_)
 
 
-def _numbers(block: NpyRows, split: NpySplit, row: int) -> tuple[NDArray[np.float16], int]:
+def _numbers(block: NpyRows, split: Split, row: int) -> tuple[NDArray[np.float16], int]:
     finite = np.isfinite(block.dense)
     numbers = np.where(finite, block.dense, np.float32(0))
     large = np.abs(numbers) > np.finfo(np.float16).max
@@ -236,10 +209,7 @@ def _numbers(block: NpyRows, split: NpySplit, row: int) -> tuple[NDArray[np.floa
 
 def _show(output: Path, manifest: dict[str, Any]) -> None:
     console = Console()
-    table = Table("split", "rows", "click rate", title=str(output))
-    for name, rows in manifest["rows"].items():
-        table.add_row(name, f"{rows:,}", f"{manifest['click_rate'][name]:.4f}")
-    console.print(table)
+    summary.show_splits(output, manifest)
     cardinalities, hotness = manifest["cardinalities"], max(manifest["hotness"], default=1)
     several = f", up to {hotness} ids per feature" if hotness > 1 else ""
     console.print(f"{len(cardinalities)} tables, {sum(cardinalities):,} rows together{several}")

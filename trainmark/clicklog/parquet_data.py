@@ -5,7 +5,6 @@ As `prepare csv`, but the types of the columns come from the files.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainmark.clicklog import tabular
 from trainmark.clicklog.sources.source import Source
@@ -20,14 +19,9 @@ class Options(TabularOptions):
 def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
 
-    def transcode_(spec: Path) -> dict[str, Any]:
-        from trainmark.clicklog import transcode  # pyarrow, which `--help` need not wait for
-
-        return transcode.prepare(spec, options.output, "parquet", transcode.read_parquet)
-
     def source(files: list[Path], columns: str) -> Source:
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
         return ParquetSource(files, columns, bad_rows=options.bad_rows)
 
-    tabular.prepare(options, transcode_, source)
+    tabular.prepare(options, "parquet", source)

@@ -7,13 +7,13 @@ from trainmark.errors import InputError, unknown
 
 
 def parse(
-    text: str, flag: str, num_columns: int, minimum: int = 0, names: Sequence[str] = ()
+    text: str | None, flag: str, num_columns: int, minimum: int = 0, names: Sequence[str] = ()
 ) -> list[int | None]:
     """The value of every column; None where `text` gives neither its own nor one for all.
 
     Args:
         text: a number for all columns, and `Ck=number` for column k, counted from 1, or
-            `name=number`, in any order.
+            `name=number`, in any order. None: nothing is given.
         flag: the flag's name, for messages.
         num_columns: number of categorical columns.
         minimum: the least value allowed.
@@ -22,6 +22,9 @@ def parse(
     Example:
         parse("15,C2=3", "--frequency-threshold", 3) == [15, 3, 15]
     """
+    if text is None:
+        return [None] * num_columns
+    text = str(text)  # callers in Python may give a number
     for_all: int | None = None
     own: dict[int, int] = {}
     for part in text.split(","):

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from trainmark import files
 from trainmark.clicklog.column_ids import ColumnIds, open_column
-from trainmark.clicklog.engine.phases import MANIFEST, VOCABULARY
+from trainmark.clicklog.engine.phases import VOCABULARY
+from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import column_spec, convert, criteo_format
 from trainmark.clicklog.sources.column_spec import ColumnUse
@@ -88,7 +89,7 @@ def _open_columns(
 
 
 def _ids(columns: Sequence[ColumnIds], values: Sequence[Any]) -> NDArray[np.int64]:
-    return np.stack([ids(v) for ids, v in zip(columns, values, strict=True)], axis=1)
+    return np.stack([ids.look_up(v) for ids, v in zip(columns, values, strict=True)], axis=1)
 
 
 def refusal(row: int, name: str, received: Any, expected: str) -> InputError:
@@ -246,7 +247,7 @@ def _inferred(values: Sequence[Any]) -> pa.Array | None:
 
 def _has_type_for(use: ColumnUse, kind: pa.DataType) -> bool:
     if use.reading in TEXTS:
-        return pa.types.is_string(kind)
+        return bool(pa.types.is_string(kind))
     return not pa.types.is_nested(kind)
 
 

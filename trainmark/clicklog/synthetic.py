@@ -32,6 +32,7 @@ from trainmark.clickdata.planted import (
     Rows,
 )
 from trainmark.clicklog.engine import split_binary
+from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.npy_files import DayWriter
 from trainmark.errors import InputError, raise_all
 
@@ -94,28 +95,14 @@ def _check(options: Options) -> None:
     raise_all(problems)
 
 
-@dataclass(frozen=True)
-class RowRange:
-    """Rows that are written together: a day, or a split."""
-
-    name: str
-    start: int
-    stop: int
-
-
-def _pieces(options: Options) -> list[RowRange]:
+def _pieces(options: Options) -> list[Split]:
+    """The rows of each day or split."""
     per_day = options.rows // options.days
     bounds = [day * per_day for day in range(options.days)] + [options.rows]
     if options.format != "split_binary":
         days = enumerate(pairwise(bounds))
-        return [RowRange(f"day_{number}", start, stop) for number, (start, stop) in days]
-    last = bounds[-2]
-    middle = last + (options.rows - last) // 2
-    return [
-        RowRange("train", 0, last),
-        RowRange("test", last, middle),
-        RowRange("validation", middle, options.rows),
-    ]
+        return [Split(f"day_{number}", start, stop) for number, (start, stop) in days]
+    return SplitRule().apply([bounds[-2], options.rows - bounds[-2]])
 
 
 def _generate(options: Options, settings: dict[str, Any]) -> None:
@@ -132,7 +119,7 @@ def _generate(options: Options, settings: dict[str, Any]) -> None:
     with files.building(options.output) as partial, Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Generating rows", total=options.rows)
 
-        def watched(piece: RowRange) -> Iterator[Rows]:
+        def watched(piece: Split) -> Iterator[Rows]:
             for rows in log.blocks(piece.start, piece.stop):
                 every_day.add(rows)
                 if piece.start >= last_day_start:
@@ -192,7 +179,7 @@ class _RawWriter:
         counts = np.arange(-2, MAX_COUNT + 1).astype(f"S{self.COUNT_WIDTH}")
         self.count_text = np.append(counts, b"")
 
-    def __call__(self, partial: Path, piece: RowRange, blocks: Iterable[Rows]) -> None:
+    def __call__(self, partial: Path, piece: Split, blocks: Iterable[Rows]) -> None:
         with (partial / piece.name).open("wb") as file:
             for rows in blocks:
                 file.write(self._text(rows).data)
@@ -208,7 +195,7 @@ class _RawWriter:
             text[:, start : end - 1] = field
             text[:, end - 1] = ord("\t")
         text[:, -1] = ord("\n")
-        return text[text != 0]
+        return np.asarray(text[text != 0])
 
     def _counts(self, counts: NDArray[np.int32]) -> NDArray[np.uint8]:
         index = np.where(counts == MISSING, len(self.count_text) - 1, counts + 2)
@@ -230,7 +217,7 @@ class _NpyWriter:
     def __init__(self, log: PlantedClicks) -> None:
         self.log = log
 
-    def __call__(self, partial: Path, piece: RowRange, blocks: Iterable[Rows]) -> None:
+    def __call__(self, partial: Path, piece: Split, blocks: Iterable[Rows]) -> None:
         shape = (self.log.num_numerical, len(self.log.cardinalities))
         day = int(piece.name.removeprefix("day_"))
         writer = DayWriter(partial, day, piece.stop - piece.start, *shape)
@@ -246,12 +233,12 @@ class _SplitBinaryWriter:
     def __init__(self, log: PlantedClicks) -> None:
         self.log = log
 
-    def __call__(self, partial: Path, piece: RowRange, blocks: Iterable[Rows]) -> None:
+    def __call__(self, partial: Path, piece: Split, blocks: Iterable[Rows]) -> None:
         shape = (self.log.cardinalities, self.log.num_numerical)
         with split_binary.Writer(partial, piece.name, *shape) as writer:
             for rows in blocks:
                 writer.append(rows.labels, log_transform(rows.numerical), rows.categorical)
 
 
-WRITERS: dict[str, Callable[[PlantedClicks], Callable[[Path, RowRange, Iterable[Rows]], None]]]
+WRITERS: dict[str, Callable[[PlantedClicks], Callable[[Path, Split, Iterable[Rows]], None]]]
 WRITERS = {"raw": _RawWriter, "npy": _NpyWriter, "split_binary": _SplitBinaryWriter}

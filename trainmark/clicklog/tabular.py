@@ -10,8 +10,9 @@ from trainmark.clicklog import criteo, per_column, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import MANIFEST, Job
+from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
+from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.source import BadRows, Source, find_days
@@ -61,16 +62,24 @@ class TabularOptions:
 
 def prepare(
     options: TabularOptions,
-    transcode: Callable[[Path], dict[str, Any]],
+    kind: str,
     open_source: Callable[[list[Path], str], Source],
+    **reading: Any,
 ) -> None:
-    """Write the dataset, unless the folder already holds it."""
+    """Write the dataset, unless the folder already holds it.
+
+    Args:
+        kind: of the files of --spec; `reading`: how to read them.
+        open_source: files of --input and --columns to a source.
+    """
     if options.spec is not None:
         if options.input is not None or options.columns is not None:
             raise InputError("--spec says where the data are; --input and --columns go without it.")
         if options.to == "npy":
             raise InputError("--to npy needs a validation split, which data of --spec lack.")
-        manifest = transcode(options.spec)
+        from trainmark.clicklog import transcode  # pyarrow, which `--help` need not wait for
+
+        manifest = transcode.prepare(options.spec, options.output, kind, **reading)
         summary.show_splits(options.output, manifest)
         return
     if options.input is None or options.columns is None:
@@ -84,28 +93,20 @@ def prepare(
 
 def make_job(options: TabularOptions, source: Source) -> Job:
     """What the options ask of the engine."""
-    if options.seed < 0:
-        raise InputError(f"--seed is {options.seed}; 0 or more is expected.")
     names = [column.name for column in source.schema.categorical]
     thresholds = per_column.parse(
         options.frequency_threshold, "--frequency-threshold", len(names), names=names
     )
-    max_rows: list[int | None] = [None] * len(names)
-    if options.max_rows is not None:
-        max_rows = per_column.parse(
-            options.max_rows, "--max-rows", len(names), minimum=1, names=names
-        )
+    max_rows = per_column.parse(options.max_rows, "--max-rows", len(names), minimum=1, names=names)
     rules = [
         Rules(recipe=RECIPE, threshold=threshold or 0, max_rows=most)
         for threshold, most in zip(thresholds, max_rows, strict=True)
     ]
-    split = SplitRule(holdout=options.holdout, test_half=options.test_half)
-    split.check()
     return Job(
         source=source,
         output=options.output,
         rules=rules,
-        split=split,
+        split=SplitRule(holdout=options.holdout, test_half=options.test_half),
         seed=options.seed,
         bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from,

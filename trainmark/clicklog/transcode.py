@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from trainmark import files
 from trainmark.clickdata import feature_spec
 from trainmark.clickdata.feature_spec import CHANNELS, Chunk, FeatureSpec
 from trainmark.clicklog.engine import split_binary
+from trainmark.clicklog.engine.summary import MANIFEST, SCHEMA
 from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
 
-MANIFEST = "prepare.json"
 MAPPINGS = ("train", "test")
 BATCH_ROWS = 65_536
 Matrix = NDArray[np.float64]
@@ -137,7 +138,7 @@ class Transcoding:
                 f"Row {row + place + 1} of {mapping} has label {labels[place]:g}; "
                 "0 or 1 is expected."
             )
-        return labels == 1
+        return np.asarray(labels == 1)
 
     def _float16(self, numbers: Matrix, mapping: str, row: int) -> NDArray[np.float16]:
         wrong = ~(np.abs(numbers) <= float(np.finfo(np.float16).max))
@@ -244,14 +245,17 @@ def read_parquet(path: Path, features: Sequence[str]) -> Iterator[Matrix]:
 # --- the whole
 
 
-def prepare(spec_path: Path, output: Path, kind: str, reader: Reader) -> dict[str, Any]:
+READERS = {"csv": read_csv, "parquet": read_parquet}
+
+
+def prepare(spec_path: Path, output: Path, kind: str, **reading: Any) -> dict[str, Any]:
     """Write the dataset, unless the folder already holds it; returns what prepare.json says."""
     started = time.perf_counter()
     if spec_path.is_dir():
         spec_path = feature_spec.path_of(spec_path)
     spec = feature_spec.read(spec_path)
     check(spec, kind, spec_path)
-    job = Transcoding(spec, spec_path.parent, reader)
+    job = Transcoding(spec, spec_path.parent, partial(READERS[kind], **reading))
     settings = {
         "spec": feature_spec.plain(spec),
         "input": names_and_sizes(job.files()),
@@ -260,19 +264,19 @@ def prepare(spec_path: Path, output: Path, kind: str, reader: Reader) -> dict[st
         print(f"{output} already holds this dataset; nothing to do.")
         return files.read_json(output / MANIFEST)
     cardinalities = job.cardinalities()
-    with files.building(output) as partial:
-        sizes = {mapping: job.write(partial, mapping, cardinalities) for mapping in MAPPINGS}
+    with files.building(output) as folder:
+        sizes = {mapping: job.write(folder, mapping, cardinalities) for mapping in MAPPINGS}
         raise_all(f"{mapping} has no rows." for mapping, (rows, _) in sizes.items() if not rows)
         written = feature_spec.default_spec(cardinalities, len(spec.numerical), spec.metadata)
         feature_spec.check(written)
-        feature_spec.write(written, feature_spec.path_of(partial))
+        feature_spec.write(written, feature_spec.path_of(folder))
         manifest = {
-            "schema": "trainmark.prepare/1",
+            "schema": SCHEMA,
             "settings": settings,
             "rows": {mapping: rows for mapping, (rows, _) in sizes.items()},
             "click_rate": {mapping: clicks / rows for mapping, (rows, clicks) in sizes.items()},
             "cardinalities": cardinalities,
             "seconds": round(time.perf_counter() - started, 3),
         }
-        files.write_json(partial / MANIFEST, manifest)
+        files.write_json(folder / MANIFEST, manifest)
     return manifest

@@ -17,6 +17,7 @@ from rich.table import Table
 from trainmark import files
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
+from trainmark.corpus.tokenizer import require_tokenizers
 from trainmark.errors import InputError, raise_all
 
 TOKENIZER_FILES = (
@@ -184,12 +185,7 @@ def _check_columns(path: Path, columns: list[str]) -> None:
 
 def load_tokenizer(path: Path, sequence_length: int) -> Any:
     """A `tokenizers.Tokenizer` that adds [CLS] and [SEP] and cuts, but does not pad."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise InputError(
-            "Preparing text needs the 'tokenizers' package: pip install 'trainmark[text]'."
-        ) from None
+    tokenizers = require_tokenizers()
     if (path / "tokenizer.json").is_file():
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))

@@ -38,14 +38,20 @@ class Tokenizer:
         return [found.ids for found in self.encoder.encode_batch(texts, add_special_tokens=False)]
 
 
-def load(folder: Path) -> Tokenizer:
-    """The tokenizer in a folder (or the file itself)."""
+def require_tokenizers() -> Any:
+    """The `tokenizers` package, or how to get it."""
     try:
-        import tokenizers  # noqa: F401
+        import tokenizers
     except ImportError:
         raise InputError(
-            "Preparing text needs tokenizers: pip install 'trainmark[text]'."
+            "Preparing text needs the 'tokenizers' package: pip install 'trainmark[text]'."
         ) from None
+    return tokenizers
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer in a folder (or the file itself)."""
+    require_tokenizers()
     for path in (folder / "tokenizer.json", folder / "tokenizer.model", folder):
         if path.is_file():
             return _from_json(path) if path.suffix == ".json" else _from_tiktoken(path)

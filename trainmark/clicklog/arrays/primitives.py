@@ -34,7 +34,8 @@ class Scratch(threading.local):
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._arrays or self._arrays[name].nbytes < size:
             self._arrays[name] = np.empty(size + size // 8, np.uint8)
-        return self._arrays[name][:size].view(dtype).reshape(shape)
+        array: Array = self._arrays[name][:size].view(dtype).reshape(shape)
+        return array
 
 
 _scratch = Scratch()

@@ -85,7 +85,7 @@ class _Stretch:
         self.strings = next(self._batches, pa.array([], pa.large_binary()))
 
     def end(self) -> bytes:
-        return self.strings[-1].as_py()
+        return bytes(self.strings[-1].as_py())
 
     def take(self, bound: bytes) -> Any:
         """Remove the strings up to `bound`."""

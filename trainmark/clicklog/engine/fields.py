@@ -26,8 +26,8 @@ class LabelField:
         self.clicks = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
-        return _concatenate(
-            [self._store.labels(part.record, part.start, part.stop) for part in parts], self.dtype
+        return np.concatenate(
+            [self._store.labels(part.record, part.start, part.stop) for part in parts]
         )
 
     def finish(self, rows: Array) -> Array:
@@ -123,7 +123,3 @@ class CategoricalField:
             self.rare += count
             rows[unknown] = self._special.rare
         return rows
-
-
-def _concatenate(arrays: Sequence[Array], dtype: np.dtype) -> Array:
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype)

@@ -20,12 +20,13 @@ from trainmark.clicklog.engine.fields import CategoricalField, LabelField, Numer
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.engine.store import Store
+from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.sources.source import BadRows, Source
 from trainmark.errors import InputError
+from trainmark.formatting import readable_size
 
-MANIFEST = "prepare.json"
 VOCABULARY = "vocabulary"
 BAD_ROWS = "bad_rows.txt"
 
@@ -46,6 +47,10 @@ class Job:
     """Folder with vocabularies to use instead of building them."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """For feature_spec.yaml and prepare.json."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"--seed is {self.seed}; 0 or more is expected.")
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -171,13 +176,13 @@ class EmbeddedEngine:
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
         progress.say(
-            f"about {rows:,} rows; needs about {_gb(needed)} of disk while it works, "
-            f"of which {_gb(rows * out_bytes)} stay; {_gb(free)} are free"
+            f"about {rows:,} rows; needs about {readable_size(needed)} of disk while it works, "
+            f"of which {readable_size(rows * out_bytes)} stay; {readable_size(free)} are free"
         )
         if needed - there > free:
             raise InputError(
-                f"{self.job.output} needs about {_gb(needed)} of disk while it is made; "
-                f"{_gb(free)} are free. Free some, or choose another --output."
+                f"{self.job.output} needs about {readable_size(needed)} of disk while it is made; "
+                f"{readable_size(free)} are free. Free some, or choose another --output."
             )
 
     # --- phase 2
@@ -218,30 +223,25 @@ class EmbeddedEngine:
     ) -> dict[str, Callable[[], dict[str, Any]]]:
         """What is to be written, by name; the largest first, so that no thread ends up alone."""
 
-        def write(field: Field, name: str) -> dict[str, Any]:
+        def write(field: Field, file: str, of_splits: Sequence[Split] = splits) -> dict[str, Any]:
             files = {}
-            for split in splits:
-                path = self.work.dataset / split.name / f"{name}.bin"
+            for split in of_splits:
+                path = self.work.dataset / split.name / file
                 if split.name == "train":
                     check = write_train(train, field, path, memory * 2 // 5)
                 else:
                     check = write_in_order(store, split, field, path, memory * 2 // 5)
-                files[f"{split.name}/{name}.bin"] = check.value()
+                files[f"{split.name}/{file}"] = check.value()
             return files
 
         def numerical() -> dict[str, Any]:
-            return {"files": write(NumericalField(store), "numerical"), "facts": {}}
+            return {"files": write(NumericalField(store), "numerical.bin"), "facts": {}}
 
         def label() -> dict[str, Any]:
-            files, clicks = {}, {}
+            files, clicks = dict[str, Any](), {}
             for split in splits:
                 field = LabelField(store)
-                path = self.work.dataset / split.name / "label.bin"
-                if split.name == "train":
-                    check = write_train(train, field, path, memory)
-                else:
-                    check = write_in_order(store, split, field, path, memory)
-                files[f"{split.name}/label.bin"] = check.value()
+                files |= write(field, "label.bin", [split])
                 clicks[split.name] = field.clicks
             return {"files": files, "facts": {"clicks": clicks}}
 
@@ -259,7 +259,7 @@ class EmbeddedEngine:
             cardinality = rules.cardinality(sizes.kept)
             known = Vocabulary(path, reader, memory // 2)
             field = CategoricalField(reader, known, cardinality, SpecialIds.of(known, rules))
-            files = write(field, f"cat_{column}")
+            files = write(field, f"cat_{column}.bin")
             check = checksum.Checksum()
             check.update(path.read_bytes())
             facts = {
@@ -315,7 +315,3 @@ class EmbeddedEngine:
         )
         files.write_json(dataset / MANIFEST, manifest)
         self.work.publish()
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{max(size / 1e6, 0.1):.1f} MB"

@@ -33,8 +33,8 @@ class SplitRule:
     rounds_up: bool = False
     """Whether the first half of an odd number is the larger one."""
 
-    def check(self) -> None:
-        self._fraction()
+    def __post_init__(self) -> None:
+        self._fraction()  # which checks it
 
     def _fraction(self) -> float | None:
         if self.holdout == LAST_DAY:

@@ -8,6 +8,7 @@ from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.formatting import readable_size
 
+MANIFEST = "prepare.json"
 SCHEMA = "trainmark.prepare/1"
 EMBEDDING_DIM = 128
 

@@ -64,7 +64,7 @@ class Work:
                     f"{self.folder} holds unfinished work with other settings ({difference}). "
                     f"Run the earlier command again, or remove that folder."
                 )
-            return about["facts"]
+            return dict(about["facts"])
         self.blocks.mkdir(exist_ok=True)
         about = {"settings": settings, "facts": fresh}
         write_atomically(self._about, json.dumps(about) + "\n")

@@ -190,7 +190,7 @@ def _casts(value: pa.Scalar, kind: pa.DataType) -> bool:
 
 
 def nulls(column: pa.Array) -> Mask:
-    return pc.is_null(column).to_numpy(zero_copy_only=False)
+    return np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False))
 
 
 def _floats(column: pa.Array) -> tuple[NDArray[np.float64], Mask, Mask]:

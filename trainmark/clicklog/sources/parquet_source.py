@@ -52,7 +52,7 @@ class ParquetSource:
         return [path.stat().st_size for path in self.files]
 
     def bytes_per_row(self) -> float:
-        rows = sum(_open_parquet(path).metadata.num_rows for path in self.files)
+        rows: int = sum(_open_parquet(path).metadata.num_rows for path in self.files)
         return sum(self.sizes()) / max(rows, 1)
 
     def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:

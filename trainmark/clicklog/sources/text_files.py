@@ -155,7 +155,7 @@ def _after_last_newline(buffer: Any, filled: int) -> int:
     step = 1 << 12
     for stop in range(filled, 0, -step):
         start = max(stop - step, 0)
-        found = buffer[start:stop].tobytes().rfind(b"\n")
+        found: int = buffer[start:stop].tobytes().rfind(b"\n")
         if found >= 0:
             return start + found + 1
     return 0
