@@ -24,7 +24,7 @@ CONTINUED = 2
 """Steps after a load: the first needs the weights, the second also the optimiser's state."""
 CPU = torch.device("cpu")
 
-BF16_STATES = {"precision": "bf16", "optimizer_states": "bf16"}
+BF16_STATES: dict[str, Any] = {"precision": "bf16", "optimizer_states": "bf16"}
 SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "two": (
         2,

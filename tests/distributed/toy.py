@@ -123,7 +123,8 @@ class ToyTrainer:
             self._applied += 1
             with torch.no_grad():
                 for parameter in self._parameters.values():
-                    parameter -= lr * parameter.grad
+                    assert parameter.grad is not None
+                    parameter.sub_(lr * parameter.grad)
         return loss, ~gate
 
     def _micro_batch(self, x: Tensor, y: Tensor, global_samples: int) -> Tensor:

@@ -45,7 +45,9 @@ def test_the_toy_trains(toy: Any, tmp_path: Path) -> None:
     assert training.clocks.totals.samples == 4000
     assert training.clocks.totals.steps_partial == 4
     assert abs(training.trainer.model.weight.item() - 3) < 0.1
-    assert training.progress.evaluations[-1].metrics["error"] < 1e-3
+    error = training.progress.evaluations[-1].metrics["error"]
+    assert error is not None
+    assert error < 1e-3
 
 
 def test_the_toy_continues(toy: Any, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_reduction_is_hidden_by_the_backward_pass() -> None:
         for speed in (100.0, 0.01, 0.005)
     )
     assert fast.dense_s is not None
+    assert slow.dense_s is not None
     reduced = 2 * 2_369_921 * 4 / 2 / (0.01e9 * 8) / formulas.LINK_EFFICIENCY
     assert slow.dense_s == pytest.approx(fast.dense_s / 3 + formulas.LATENCY_S + reduced)
     assert slower.dense_s == pytest.approx(slow.dense_s + reduced)
