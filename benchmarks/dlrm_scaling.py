@@ -49,7 +49,6 @@ from rich.table import Table
 from benchmarks.collectives import Communication
 from benchmarks.common import RESULTS, write_results
 from benchmarks.dlrm_scaling_systems import CPU, Step, own_step, trainmark_step
-from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.embeddings.placement.placement import (
     Placement,
@@ -60,6 +59,7 @@ from trainmark.embeddings.placement.placement import (
 )
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.devices import Cluster
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 

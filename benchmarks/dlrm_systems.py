@@ -16,13 +16,13 @@ from benchmarks import dlrm_peers
 from benchmarks.dlrm_clicks import EXPONENTS, Ids, draw_ids
 from trainmark import workloads
 from trainmark.clickdata import feature_spec
-from trainmark.config import resolve
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.run.loop import build_trainer
 from trainmark.training.seeding import generator
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
 

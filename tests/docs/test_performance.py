@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md say what the files under benchmarks/results do."""
+"""The tables of docs/performance.md and of the README say what benchmarks/results do."""
 
 import json
 import re
@@ -16,9 +16,9 @@ def rows_of(result: str) -> list[Row]:
     return json.loads((ROOT / f"benchmarks/results/{result}.json").read_text())["rows"]
 
 
-def table(header: str) -> list[list[str]]:
+def table(header: str, page: str = PAGE) -> list[list[str]]:
     """The cells of the table whose first line begins so, line by line."""
-    lines = PAGE[PAGE.index(f"| {header}") :].split("\n\n")[0].splitlines()[2:]
+    lines = page[page.index(f"| {header}") :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -122,3 +122,71 @@ def test_the_parts_of_a_step() -> None:
     assert shown.keys() == expected.keys()
     for part, ms in expected.items():
         assert_rounded(shown[part], ms)
+
+
+# --- the README's table
+
+UNITS = {"M": 1e6, "k": 1e3, "": 1.0}
+
+
+def assert_shown(cell: str, value: float) -> None:
+    """The number behind a cell's colon, or at its start, such as `FBGEMM: 8.66 M`."""
+    found = re.match(r"([\d.,]+) ?([Mk]?)", cell.rpartition(": ")[2])
+    assert found, cell
+    assert_rounded(found[1].replace(",", ""), value / UNITS[found[2]])
+
+
+def readme_rows() -> list[tuple[float, float]]:
+    """Ours and the peer's, in the order of the table."""
+    same = {"size": "small", "batch": 65536, "indices": "power_law", "source": "resident"}
+    dlrm = [
+        only(rows_of("dlrm_gpu_h200"), **same, **which)["samples_per_s"]
+        for which in (
+            {"system": "trainmark", "tables_precision": "fp32", "mlp_precision": "bf16"},
+            {"system": "trainmark", "tables_precision": "fp32", "mlp_precision": "fp8"},
+            {"system": "fbgemm"},
+            {"system": "torchrec"},
+        )
+    ]
+    cpu = [row["samples_per_s"] for row in rows_of("dlrm_cpu")[:3]]
+    llama = [row["tokens_per_s"] for row in rows_of("llama3_gpu_h200")]
+    bert = [
+        only(rows_of("distilbert_gpu_h200"), precision="bf16", attention="masked", **which)
+        for which in (
+            {"system": "trainmark", "mode": "padded"},
+            {"system": "huggingface-compiled"},
+            {"system": "trainmark", "mode": "packed"},
+        )
+    ]
+    padded, compiled, packed = (row["samples_per_s"] for row in bert)
+    seconds = [row["seconds"] for row in rows_of("prepare")[:2]]
+    return [
+        (dlrm[0], dlrm[2]),
+        (dlrm[0], dlrm[3]),
+        (dlrm[1], dlrm[2]),
+        (cpu[0], cpu[1]),
+        (cpu[0], cpu[2]),
+        (llama[0], llama[2]),
+        (llama[1], llama[2]),
+        (padded, compiled),
+        (packed, 0.0),
+        (seconds[0], seconds[1]),
+    ]
+
+
+def test_the_readme() -> None:
+    lines = table("workload, hardware |", (ROOT / "README.md").read_text())
+    medians = [ratio["value"] for ratio in rows_of("dlrm_cpu")[0]["ratios"]]
+    for (name, ours, peer, shown), (our_value, peer_value) in zip(
+        lines, readme_rows(), strict=True
+    ):
+        if ours:
+            assert_shown(ours, our_value)
+        if not peer:
+            continue
+        assert_shown(peer, peer_value)
+        by_time = "preparation" in name
+        of_rounds = peer.startswith("PyTorch")
+        ratio = peer_value / our_value if by_time else our_value / peer_value
+        assert_rounded(shown.removesuffix(" x"), medians.pop(0) if of_rounds else ratio)
+    assert not medians
