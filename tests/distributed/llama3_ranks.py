@@ -120,7 +120,9 @@ def train(
     if step < STEPS:
         return losses
     held_out = workload.build_data(cfg, "test", mesh.dp_rank, mesh.dp_size)
-    losses.append(workload.evaluate(trainer, held_out)["loss"])
+    held_out_loss = workload.evaluate(trainer, held_out)["loss"]
+    assert held_out_loss is not None
+    losses.append(held_out_loss)
     return losses
 
 

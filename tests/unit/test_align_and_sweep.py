@@ -9,9 +9,9 @@ import pytest
 from trainmark import report
 from trainmark.cli import main
 from trainmark.errors import InputError
-from trainmark.report import alignment
-from trainmark.report.alignment import FIRST_STEP, compare, read_curve, sentence
 from trainmark.report.tables import result_grid
+from trainmark.run import alignment
+from trainmark.run.alignment import FIRST_STEP, compare, read_curve, sentence
 from trainmark.run.result import Aligned
 from trainmark.verbs import attempt, sweep
 

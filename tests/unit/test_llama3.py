@@ -350,7 +350,7 @@ def test_real_text_is_learned_like_transformers_learns_it(tmp_path: Path) -> Non
     """The demo's network on Shakespeare: the same weights, batches and rule, 300 steps."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    from trainmark.report.alignment import compare, read_curve
+    from trainmark.run.alignment import compare, read_curve
 
     encoder = Tokenizer(models.BPE())
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
