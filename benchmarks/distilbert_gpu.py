@@ -23,13 +23,14 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from benchmarks.common import RESULTS, write_results
 from trainmark import metrics
+from trainmark.config import Precision
 from trainmark.distributed.mesh import single
 from trainmark.hardware import devices
 from trainmark.training.precision import set_matmul_precision
@@ -46,8 +47,8 @@ class Case:
     """One row to measure."""
 
     system: str
-    mode: str
-    precision: str
+    mode: Literal["padded", "packed"]
+    precision: Precision
     batch: int
     attention: str = "masked"
 
@@ -100,7 +101,7 @@ def configuration(case: Case, scale: Scale) -> runs.DistilbertRun:
     cfg = dataclasses.replace(
         runs.distilbert_sst2(),
         data="synthetic",
-        device=scale.device.type,
+        device="cuda" if scale.device.type == "cuda" else "cpu",
         model=scale.model,
         sequence_length=scale.length,
         mode=case.mode,
@@ -147,10 +148,11 @@ def huggingface_model(scale: Scale) -> torch.nn.Module:
     import transformers
 
     net = scale.model
+    attention: dict[str, Any] = {"attn_implementation": "sdpa"}
     config = transformers.DistilBertConfig(
         vocab_size=net.vocabulary, max_position_embeddings=net.positions, dim=net.hidden,
         n_layers=net.layers, n_heads=net.heads, hidden_dim=net.feed_forward,
-        attn_implementation="sdpa",
+        **attention,
     )  # fmt: skip
     return transformers.DistilBertForSequenceClassification(config)
 

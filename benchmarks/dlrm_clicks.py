@@ -142,7 +142,7 @@ class PlantedStream:
     def _terms(self, numerical_BN: Tensor, ids_FB: Tensor) -> list[Tensor]:
         values_FB = self._values[ids_FB + self._starts_F1]
         large = self.signal.large_tables
-        total_BR, squares_BR = 0, 0
+        total_BR = squares_BR = values_FB.new_zeros(())
         for feature, vectors in self._vectors.items():
             vector_BR = vectors[ids_FB[feature]]
             total_BR = total_BR + vector_BR

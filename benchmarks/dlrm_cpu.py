@@ -34,6 +34,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.common import write_results
 from trainmark.distributed.mesh import Mesh
+from trainmark.embeddings.engine import LocalEngine
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.model import build_model, init_weights
@@ -162,6 +163,7 @@ class PlainDlrm(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
+        self.lower: Tensor
         dim, num_vectors = model.embedding_dim, len(model.table_rows) + 1
         self.tables = nn.ModuleList(
             nn.EmbeddingBag.from_pretrained(
@@ -190,7 +192,7 @@ class PlainDlrm(nn.Module):
 
 def _mlp(widths: list[int], last: nn.Module) -> nn.Sequential:
     layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths)]
-    return nn.Sequential(*itertools.chain.from_iterable(layers))[:-1].append(last)
+    return nn.Sequential(*[*itertools.chain.from_iterable(layers)][:-1], last)
 
 
 class PlainTrainer:
@@ -234,7 +236,9 @@ def trainmark_system(cfg: DlrmRun) -> System:
     mesh = Mesh(torch.device("cpu"))
     model = build_model(cfg)
     tables = model.tables
-    tables.init_weights = lambda seed: tables.store.weight.fill_(TABLE_VALUE)
+    assert isinstance(tables, LocalEngine)
+    fill = tables.store.weight.fill_
+    tables.init_weights = lambda _: fill(TABLE_VALUE)  # type: ignore[method-assign, assignment]
     init_weights([model], cfg, mesh.device)
     trainer = build_trainer([model], mesh, cfg)
     parts = {

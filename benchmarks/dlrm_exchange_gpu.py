@@ -30,6 +30,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ ROUNDS = 3  # of alternating windows
 HOST_TABLES = 5  # the largest
 LEFT_TO_THE_REST = 20 * GIB  # of host memory
 TABLE_BYTES = 4  # of a weight
-TINY = {
+TINY: dict[str, Any] = {
     "table_rows": (3000, 40, 150, 7, 2000, 1000, 700, 600),
     "embedding_dim": 16,
     "bottom_mlp": (32, 16),
@@ -407,7 +408,7 @@ def main() -> None:
         commit=args.commit,
     )
     for case in args.only:
-        if not common.in_a_process(lambda case=case: measure(case, options)):
+        if not common.in_a_process(partial(measure, case, options)):
             print(f"{case}: failed", flush=True)
 
 

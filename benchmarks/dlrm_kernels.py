@@ -87,7 +87,9 @@ class Problem:
         mixed = len(groups) == 2
         self.first_features = len(groups[0])
         in_second_F = ~torch.tensor(narrow, device=device)
-        self.tables = Tables(*self.stores, in_second_F) if mixed else Tables(self.stores[0])
+        self.tables = Tables(self.stores[0])
+        if mixed:
+            self.tables = Tables(self.stores[0], self.stores[1], in_second_F)
         random = torch.Generator(device).manual_seed(1)
         ids_FB = draw_ids(size.table_rows, B, EXPONENTS[kind], random)
         self.ids_BF = (ids_FB.t() + starts).contiguous()
@@ -172,7 +174,7 @@ def backward(
 ) -> Work:
     def run(samples: int | None = None) -> tuple[Tensor, Tensor]:
         function = fused.backward_reference if system == PLAIN else fused.backward_triton
-        options = {} if system == PLAIN else {"launch": launch}
+        options: dict[str, Any] = {} if system == PLAIN else {"launch": launch}
         grad_rows = p.grad_rows_BFD[:samples]
         finite = p.finite if check else None
         given = (p.grad_BW[:samples], p.x_BD[:samples], p.ids_BF[:samples], p.tables)

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class Study:
     bottom_mlp: tuple[int, ...]
     top_mlp: tuple[int, ...]
     lr: float
-    optimizer: str = "rowwise_adagrad"
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
     milestones: int = 4
     """How often to evaluate and write, evenly spaced, the last at the end."""
 

@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,7 +256,7 @@ def _rows_of_other_cases(numbers: Iterable[int]) -> list[dict[str, Any]]:
     return [row for row in rows if _case_number(row) not in set(numbers)]
 
 
-def _case_number(row: dict[str, Any]) -> int:
+def _case_number(row: Mapping[str, Any]) -> int:
     keys = ("shape", "ranks", "sharding", "optimizer")
     return CASES.index(Case(**{key: row[key] for key in keys}))
 

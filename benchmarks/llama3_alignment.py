@@ -24,8 +24,8 @@ from benchmarks.common import RESULTS, write_results
 from trainmark import workloads
 from trainmark.config import SYNTHETIC, TrainOptions
 from trainmark.corpus import dataset, tokens
-from trainmark.report.alignment import compare, read_curve
 from trainmark.run import runner
+from trainmark.run.alignment import compare, read_curve
 from trainmark.workloads.llama3.runs import LlamaRun, Model, parameters
 
 REFERENCE = "reference"

@@ -78,7 +78,7 @@ def config(case: Case, scale: Scale) -> runs.LlamaRun:
     cfg = dataclasses.replace(
         runs.llama3_8b(),
         **{"data": "synthetic", "optimizer_states": "bf16"} | case.changes,
-        device=scale.device.type,
+        device="cuda" if scale.device.type == "cuda" else "cpu",
         model=scale.model,
         sequence=scale.sequence,
         global_batch=case.changes["micro_batch"],

@@ -1,6 +1,7 @@
 """Checks of the embedding path's kernels, for Triton's interpreter (tests/unit) and for GPUs."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,13 @@ def two_stores(dim: int, dtype: torch.dtype, device: str, features: int) -> Tabl
 
 
 @triton.jit
-def _bits_kernel(rows, key, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _bits_kernel(
+    rows: Any,
+    key: Any,
+    out: Any,
+    ROWS: tl.constexpr,  # type: ignore[name-defined]
+    COLUMNS: tl.constexpr,  # type: ignore[name-defined]
+) -> None:
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     bits = rounding.bits_of_rows(tl.load(key), tl.load(rows + row), column)
     place = row[:, None] * COLUMNS + column[None, :]
@@ -110,8 +117,8 @@ def exact_interaction(
     x = x_BD.double().requires_grad_()
     rows = rows_BFD.double().requires_grad_()
     out = interaction.dot_interaction_reference(x, rows)
-    found = torch.autograd.grad(out, [x, rows], grad_BW.double())
-    return out.detach(), *found
+    grad_x, grad_rows = torch.autograd.grad(out, [x, rows], grad_BW.double())
+    return out.detach(), grad_x, grad_rows
 
 
 def check_gather_interaction(

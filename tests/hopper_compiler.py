@@ -67,7 +67,7 @@ def stack_bytes(binary: bytes) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        command = [TOOLS / "cuobjdump", "--dump-resource-usage", file.name]
+        command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     (stack,) = re.findall(r"STACK:(\d+)", usage)
     return int(stack)

@@ -56,7 +56,9 @@ def batches(cfg: DistilbertRun, split: str = "train") -> list[SentenceBatch]:
 
 
 def gradients(built: SentenceTrainer) -> dict[str, torch.Tensor]:
-    return {name: p.grad.clone() for name, p in built.model.named_parameters()}
+    found = {name: p.grad for name, p in built.model.named_parameters()}
+    assert all(gradient is not None for gradient in found.values())
+    return {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
 
 
 def write_dataset(folder: Path, lengths: list[int], vocabulary: int = 200) -> Path:

@@ -39,11 +39,11 @@ def _break(how: str) -> None:
 
     count = loop.Training._count
 
-    def fail_first(self: loop.Training, *args: Any) -> None:
+    def fail_first(self: loop.Training, *args: Any, **named: Any) -> None:
         first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         if first_attempt and self.progress.step == FAILS_AT - 1:
             _fail(how)
-        count(self, *args)
+        count(self, *args, **named)
 
     loop.Training._count = fail_first  # type: ignore[method-assign]
 

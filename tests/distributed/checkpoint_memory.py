@@ -54,8 +54,8 @@ def _load(built: DlrmTrainer, saved: Path, what: str) -> None:
 
 
 def _parts(built: DlrmTrainer) -> list[Tensor]:
-    held = [held for held in built.weights().values() if isinstance(held, Boxes)]
-    return [box.tensor for boxes in held for box in boxes.boxes]
+    held: list[object] = list(built.weights().values())
+    return [box.tensor for one in held if isinstance(one, Boxes) for box in one.boxes]
 
 
 @contextmanager

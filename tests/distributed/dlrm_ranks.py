@@ -111,7 +111,7 @@ def _shard(kind: str, rank: int, part: Range, rows: int) -> Shard:
 # --- runs
 
 
-def config(world: int, optimizer: str, **changes: Any) -> DlrmRun:
+def config(world: int, optimizer: Any, **changes: Any) -> DlrmRun:
     """The small run, resolved for `world` ranks."""
     run = DlrmRun(
         name="dlrm-demo",
@@ -160,7 +160,9 @@ def steps(built: DlrmTrainer, of: list[ClickBatch]) -> list[float]:
     """Losses; batches are prepared a step ahead, as in a run."""
     losses, ahead = [], built.prepare(of[0])
     for following in [*of[1:], None]:
-        prepared, ahead = ahead, built.prepare(following) if following else None
+        prepared = ahead
+        if following is not None:
+            ahead = built.prepare(following)
         loss, skipped = built.step(prepared, built.cfg.lr)
         assert not skipped
         losses.append(loss.item())
@@ -192,7 +194,9 @@ LOW_PRECISION = {"precision": "fp16", "loss_scale": 64.0}
 def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
     """(placement, optimiser, other changes) of the runs that must equal those of one process."""
     micro_batches = {"micro_batch": GLOBAL_BATCH // 4 // world}
-    chosen = [(kind, optimizer, {}) for kind in KINDS for optimizer in OPTIMIZERS[:2]]
+    chosen: list[tuple[str, str, dict[str, Any]]] = [
+        (kind, optimizer, {}) for kind in KINDS for optimizer in OPTIMIZERS[:2]
+    ]
     for kind in ("data_parallel", "mixture", "mixture_host"):
         chosen += [(kind, optimizer, {}) for optimizer in OPTIMIZERS[2:]]
         chosen += [(kind, "rowwise_adagrad", micro_batches), (kind, "sgd", LOW_PRECISION)]

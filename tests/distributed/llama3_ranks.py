@@ -24,7 +24,7 @@ CONTINUED = 2
 """Steps after a load: the first needs the weights, the second also the optimiser's state."""
 CPU = torch.device("cpu")
 
-BF16_STATES = {"precision": "bf16", "optimizer_states": "bf16"}
+BF16_STATES: dict[str, Any] = {"precision": "bf16", "optimizer_states": "bf16"}
 SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "two": (
         2,
@@ -120,7 +120,9 @@ def train(
     if step < STEPS:
         return losses
     held_out = workload.build_data(cfg, "test", mesh.dp_rank, mesh.dp_size)
-    losses.append(workload.evaluate(trainer, held_out)["loss"])
+    held_out_loss = workload.evaluate(trainer, held_out)["loss"]
+    assert held_out_loss is not None
+    losses.append(held_out_loss)
     return losses
 
 

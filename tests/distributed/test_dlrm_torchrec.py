@@ -51,8 +51,8 @@ def test_torchrec_trains_like_the_native_engine(world: int, folder: Path) -> Non
     for name, (_, optimizer, changes) in cases(world).items():
         expected = alone(optimizer, changes.get("precision", "fp32"))
         exact = "precision" not in changes
-        near = {"rel": 2e-6} if exact else {"rel": 2e-3}
-        assert found[name]["losses"] == pytest.approx(expected["losses"], **near), name
+        near = 2e-6 if exact else 2e-3
+        assert found[name]["losses"] == pytest.approx(expected["losses"], rel=near), name
         assert found[name]["samples"] == expected["samples"], name
         auc = pytest.approx(expected["metrics"]["auc"], abs=1e-6 if exact else 1e-3)
         assert found[name]["metrics"]["auc"] == auc, name

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainmark.config import Run, filled
-from trainmark.contract import Workload
+from trainmark.contract import Data, Workload
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.seeding import generator
 
@@ -48,6 +48,7 @@ class ToyData:
     def __init__(self, cfg: ToyRun, split: str, dp_rank: int, dp_size: int) -> None:
         self._cfg, self._rank, self._ranks, self._start = cfg, dp_rank, dp_size, 0
         self._batch = filled(cfg.global_batch)
+        self.split = split
         self._epochs = cfg.epochs if split == "train" else 1
 
     @property
@@ -123,7 +124,8 @@ class ToyTrainer:
             self._applied += 1
             with torch.no_grad():
                 for parameter in self._parameters.values():
-                    parameter -= lr * parameter.grad
+                    assert parameter.grad is not None
+                    parameter.sub_(lr * parameter.grad)
         return loss, ~gate
 
     def _micro_batch(self, x: Tensor, y: Tensor, global_samples: int) -> Tensor:
@@ -195,12 +197,12 @@ def _init_weights(parts: list[Stage], cfg: ToyRun, device: torch.device) -> None
             parameter.uniform_(-1, 1, generator=random)
 
 
-def _evaluate(trainer: ToyTrainer, data: ToyData) -> dict[str, float | None]:
+def _evaluate(trainer: ToyTrainer, data: Data[ToyBatch]) -> dict[str, float | None]:
     total = sum((trainer.error(batch) for batch in data), torch.zeros(()))
     return {"error": trainer._sum_over_ranks(total).item() / ROWS}
 
 
-TOY = Workload(
+TOY: Workload[ToyRun, list[Stage], Stage, ToyBatch, ToyTrainer] = Workload(
     build_model=_build_model,
     parallelize=_parallelize,
     init_weights=_init_weights,

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def test_the_code_runs_what_was_exported(tmp_path: Path, monkeypatch: pytest.Mon
         readme = (folder / "README.txt").read_text()
         assert all(line in readme for line in lines)
         monkeypatch.chdir(folder)
-        given = {"numerical": numerical, "categorical": ids}
+        given: dict[str, Any] = {"numerical": numerical, "categorical": ids}
         if layout == "onnx":
             given = {name: tensor.numpy() for name, tensor in given.items()}
         exec(block, given)

@@ -140,6 +140,8 @@ def test_updates_are_repeatable_bit_for_bit() -> None:
             rows, state, sorted_one(ids_N), grads, Rule("rowwise_adagrad"), scalars("cuda"),
             rounding_key("cuda"),
         )  # fmt: skip
+        assert rows.scales is not None
+        assert state is not None
         found.append((rows.codes, rows.scales, state))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,15 +27,20 @@ from trainmark.hardware.machine import Machine
 GIB = 2**30
 
 
-def machine(devices: int, per_node: int | None = None, **changes: float) -> Machine:
+def machine(devices: int, per_node: int | None = None, **changes: Any) -> Machine:
     """Like A100s, unless said otherwise."""
-    numbers = {"bandwidth": 2e12, "node_link": 3e11, "network": 2.5e10, "host_link": 3e10}
+    numbers: dict[str, Any] = {
+        "bandwidth": 2e12,
+        "node_link": 3e11,
+        "network": 2.5e10,
+        "host_link": 3e10,
+    }
     return Machine(
         devices=devices, devices_per_node=per_node or devices, memory=None, **numbers | changes
     )
 
 
-def costs(devices: int, *, batch: int = 8192, dim: int = 32, **changes: float) -> TableCosts:
+def costs(devices: int, *, batch: int = 8192, dim: int = 32, **changes: Any) -> TableCosts:
     step = TableStep(batch=batch, dim=dim, element_bytes=2, optimizer="sgd")
     return TableCosts(machine(devices, **changes), step)
 
@@ -106,7 +112,7 @@ def test_close_to_the_best_of_all_placements(seed: int, full: bool) -> None:
     rows = [int(10 ** rng.uniform(1, 6)) for _ in range(3)]
     make = access.power_law if seed % 2 else access.uniform
     profiles = [make(count) for count in rows]
-    links = {"node_link": float(10 ** rng.uniform(9, 12)), "network": 1e10}
+    links: dict[str, Any] = {"node_link": float(10 ** rng.uniform(9, 12)), "network": 1e10}
     priced = costs(2, batch=int(2 ** rng.integers(8, 14)), **links)
     room = math.inf
     if full:  # 15 % more than an even split needs
@@ -139,7 +145,7 @@ def test_any_tables_are_placed_within_memory(seed: int) -> None:
 
 
 @pytest.mark.parametrize("make", [access.uniform, access.power_law])
-def test_filled_to_the_last_row(make: type[AccessProfile]) -> None:
+def test_filled_to_the_last_row(make: Callable[[int], AccessProfile]) -> None:
     """Where exactly the whole memory is needed, all of it is used."""
     profiles = [make(rows) for rows in (1000, 3001, 77, 12000)]
     priced = costs(4, batch=64)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests import rank_processes
 from tests.checkpoint_tensors import (
@@ -200,7 +200,7 @@ def two_ranks(rank: int, root: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
 
-    def sharded(placements: dict[str, Shard | Replicate], fill: float | None) -> dict[str, Tensor]:
+    def sharded(placements: dict[str, Shard | Replicate], fill: float | None) -> dict[str, DTensor]:
         return {
             name: distribute_tensor(
                 tensor if fill is None else torch.full_like(tensor, fill), mesh, [placements[name]]
@@ -208,8 +208,18 @@ def two_ranks(rank: int, root: Path) -> None:
             for name, tensor in global_tensors().items()
         }
 
-    by_rows = {"rows": Shard(0), "columns": Shard(1), "same": Replicate(), "few": Shard(0)}
-    other_way = {"rows": Shard(1), "columns": Replicate(), "same": Shard(0), "few": Shard(1)}
+    by_rows: dict[str, Shard | Replicate] = {
+        "rows": Shard(0),
+        "columns": Shard(1),
+        "same": Replicate(),
+        "few": Shard(0),
+    }
+    other_way: dict[str, Shard | Replicate] = {
+        "rows": Shard(1),
+        "columns": Replicate(),
+        "same": Shard(0),
+        "few": Shard(1),
+    }
     own = {f"table-{rank}": torch.full((9, 4), float(rank)), "step": torch.tensor(3)}
     path = checkpoints.save(root / "two", 3, sharded(by_rows, None) | own, {"samples": 8}, keep=1)
 
@@ -221,7 +231,7 @@ def two_ranks(rank: int, root: Path) -> None:
         assert_same_bits({n: t.full_tensor() for n, t in into.items()}, global_tensors())
 
     into = sharded(other_way, 0.0)
-    checkpoints.load(root / "one" / "step-00000001", into, exact=True)
+    checkpoints.load(root / "one" / "step-00000001", {**into}, exact=True)
     assert_same_bits({n: t.full_tensor() for n, t in into.items()}, global_tensors())
 
     # An error of one rank reaches both, and nobody is left waiting.

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_leftovers_are_ignored_and_removed(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoints.save(tmp_path, 1, some_tensors(), {}, keep=1)
-    usage = namedtuple("usage", "total used free")(2**40, 2**40 - 2**20, 2**20)
+    usage = SimpleNamespace(total=2**40, used=2**40 - 2**20, free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InputError, match=r"needs 2\.00 MiB and the disk has 1\.00 MiB free"):
         checkpoints.save(tmp_path, 2, {"table": torch.zeros(2**19)}, {}, keep=1)
@@ -116,7 +117,9 @@ def test_a_stop_between_any_two_renames_loses_nothing(
         for owner, name in [(Path, "rename"), (shutil, "rmtree")]:
             original = getattr(owner, name)
 
-            def counting(*args: object, original=original, **kwargs: object) -> object:
+            def counting(
+                *args: object, original: Callable[..., object] = original, **kwargs: object
+            ) -> object:
                 if next(calls, None) is None:
                     raise Stop
                 return original(*args, **kwargs)

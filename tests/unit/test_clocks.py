@@ -1,8 +1,10 @@
 """The clocks, with time under control."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 
 from trainmark.run import clocks as module
 from trainmark.run.clocks import Clocks, DeviceWaits, HostWaits
@@ -199,7 +201,8 @@ def test_the_feed_prepares_one_batch_ahead_and_waits_for_the_reader_only() -> No
     def batches() -> Iterator[int]:
         yield from range(4)
 
-    feed = Feed(batches(), Trainer(), Clocks(0.0, 0), SimpleNamespace(type="cpu"))
+    trainer: Any = Trainer()
+    feed: Feed[Any, Any] = Feed(batches(), trainer, Clocks(0.0, 0), torch.device("cpu"))
     seen = []
     for batch in feed:
         seen.append((batch.number, list(prepared)))

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from trainmark.kernels import compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction, dot_interaction_reference
 from trainmark.kernels.relu_mlp import masked_sums, relu_mlp, relu_mlp_reference
+from trainmark.kernels.sparse_update import RuleName
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
@@ -42,7 +44,7 @@ def assert_near(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.fixture(params=[1, 3], autouse=True)
-def threads(request: pytest.FixtureRequest) -> None:
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -59,6 +61,7 @@ def test_interaction_of_rows(samples: int, features: int, dim: int) -> None:
     out.backward(grad)
     wanted = exact(x, rows, grad)
     for found, right in zip((out, x.grad, rows.grad), wanted, strict=True):
+        assert found is not None
         assert_near(found, right)
 
 
@@ -161,6 +164,7 @@ def test_mlp(samples: int, widths: tuple[int, ...], last_relu: bool) -> None:
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     out = relu_mlp(leaves[0], weights, biases, last_relu)
     right = relu_mlp_reference(wide[0], wide[1 : len(pairs) + 1], wide[len(pairs) + 1 :], last_relu)
+    assert out.grad_fn is not None
     assert "ReluMlp" in out.grad_fn.name()
     grad = random(*out.shape, seed=3)
     found = [out, *torch.autograd.grad(out, leaves, grad)]
@@ -196,7 +200,7 @@ def losses(cfg: DlrmRun) -> list[float]:
 
 @pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adagrad"])
 def test_a_run_without_numba_has_the_same_losses(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: RuleName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = config(optimizer=Optimizer(name=name), micro_batch=256)
     fast = losses(cfg)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,11 +23,12 @@ from trainmark.workloads.distilbert.runs import distilbert_sst2, load_sentences,
 from trainmark.workloads.distilbert.step import save_model
 
 transformers = pytest.importorskip("transformers")
-LAYOUTS = ("distilbert", "bert")
+Layout = Literal["distilbert", "bert"]
+LAYOUTS: tuple[Layout, ...] = ("distilbert", "bert")
 MODES = ("padded", "packed")
 
 
-def reference_model(layout: str) -> Any:
+def reference_model(layout: Layout) -> Any:
     """A random Hugging Face model, with weights large enough for differences to show."""
     fields = dataclasses.asdict(dataclasses.replace(MODEL, layout=layout))
     given = {theirs: fields[ours] for ours, theirs in layouts._CONFIG_KEYS[layout].items()}
@@ -43,7 +44,7 @@ def reference_model(layout: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Layout, Path]:
     made = {layout: tmp_path_factory.mktemp(layout) for layout in LAYOUTS}
     for layout, folder in made.items():
         reference_model(layout).save_pretrained(folder)
@@ -63,7 +64,7 @@ def reference_inputs(cfg: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_logits_and_gradients_of_transformers(folders: Any, layout: str, mode: str) -> None:
+def test_logits_and_gradients_of_transformers(folders: Any, layout: Layout, mode: str) -> None:
     cfg = config(weights=str(folders[layout]), mode=mode, micro_batch=16)
     net, ours = reference_model(layout), trainer(cfg)
     batch = batches(cfg)[0]
@@ -105,7 +106,7 @@ def test_saved_folder_loads_in_transformers(folders: Any, layout: str, tmp_path:
 
 
 def test_dropout_is_in_the_published_places() -> None:
-    for layout, after_attention in (("distilbert", 0.0), ("bert", 0.1)):
+    for layout, after_attention in zip(LAYOUTS, (0.0, 0.1), strict=True):
         cfg = config(model=dataclasses.replace(MODEL, layout=layout))
         block = trainer(cfg).model.blocks[0]
         assert block._after_attention == after_attention
@@ -177,6 +178,7 @@ def test_flash_attention_is_the_masked_one(row_length: int | None) -> None:
         leaf = qkv.to(device, dtype).requires_grad_()
         y = attend(leaf, row_length)
         y.backward(out.to(device, dtype))
+        assert leaf.grad is not None
         found.append((y.detach().float().cpu(), leaf.grad.float().cpu()))
     for fast, exact in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(fast, exact, atol=0.03, rtol=0.03)

@@ -21,13 +21,13 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def shape(benchmark: ModuleType) -> object:
+def shape(benchmark: ModuleType) -> dlrm_cpu.Shape:
     rows = (300, 200, 150)  # small, so that ids repeat within a batch; one integer type
     model = Model(table_rows=rows, embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(32, 1))
     return benchmark.Shape(about="tiny", model=model, steps=3)
 
 
-def test_steps_of_ours_and_of_the_peer_agree(benchmark: ModuleType, shape: object) -> None:
+def test_steps_of_ours_and_of_the_peer_agree(benchmark: ModuleType, shape: dlrm_cpu.Shape) -> None:
     cfg, device = shape.cfg, torch.device("cpu")
     model = build_model(cfg)
     init_weights([model], cfg, device)

@@ -142,12 +142,15 @@ def test_large_tables_carry_signal(bench: Modules) -> None:
     block = stream.block("test", 0, 100_000)
     assert block.labels_B.float().mean() == pytest.approx(study.signal.click_rate, abs=0.01)
     best = metrics.auc(block.logits_B, block.labels_B)
+    assert best is not None
     assert 0.75 < best < 0.85
     terms = stream._terms(block.numerical_BN, block.ids_FB)
     for dropped in (0, 2):  # terms of the large tables' rows, and their vectors' products
         scales = [0 if i == dropped else scale for i, scale in enumerate(stream._scales)]
         without = sum(scale * term for scale, term in zip(scales, terms, strict=True))
-        assert metrics.auc(without, block.labels_B) < best - 0.03
+        worse = metrics.auc(without, block.labels_B)
+        assert worse is not None
+        assert worse < best - 0.03
     again, other = stream.block("test", 0, 100_000), stream.block("test", 1, 100_000)
     torch.testing.assert_close(again.ids_FB, block.ids_FB)
     assert not torch.equal(other.ids_FB, block.ids_FB)
@@ -161,7 +164,12 @@ def test_written_dataset_can_be_read(
     size = bench.dataset.write_dataset(tmp_path / "data", rows, 3, 2500, "uniform")
     assert size == 2 * 2500 * (3 * 2 + 1 + 4 + 2 + 1)  # train and test
     assert SplitBinary(tmp_path / "data", "train").num_rows == 2500
-    dtypes = {"label": np.bool_, "cat_0": np.int32, "cat_1": np.int16, "cat_2": np.int8}
+    dtypes: dict[str, Any] = {
+        "label": np.bool_,
+        "cat_0": np.int32,
+        "cat_1": np.int16,
+        "cat_2": np.int8,
+    }
     columns = {
         name: np.fromfile(tmp_path / f"data/train/{name}.bin", dtype)
         for name, dtype in dtypes.items()

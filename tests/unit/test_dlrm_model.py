@@ -2,13 +2,15 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.small import CPU, config, trainer
+from trainmark.embeddings.engine import LocalEngine
 from trainmark.embeddings.tables.store import INIT_BLOCK_ROWS, TablePart, TableStore
 from trainmark.embeddings.tables.update import Sgd
 from trainmark.kernels.interaction import dot_interaction, output_width
@@ -16,7 +18,13 @@ from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
 
 
-def build(**changes: object) -> tuple[Dlrm, DlrmRun]:
+def table_of(model: Dlrm) -> torch.Tensor:
+    """The weights of all tables, one below the other."""
+    assert isinstance(model.tables, LocalEngine)
+    return model.tables.store.weight
+
+
+def build(**changes: Any) -> tuple[Dlrm, DlrmRun]:
     """A model with weights, in float64."""
     cfg = config()
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **changes))
@@ -53,7 +61,7 @@ def reference_logit(model: Dlrm, x: np.ndarray, ids: np.ndarray) -> float:
     weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
     for layer in range(len(model.bottom) // 2):
         x = np.maximum(linear(f"bottom.{2 * layer}", x), 0)
-    vectors = [x, *(model.tables.store.weight[i].numpy() for i in ids)]
+    vectors = [x, *(table_of(model)[i].numpy() for i in ids)]
     dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
     joined = np.concatenate([x, np.array(dots)])
     joined = np.concatenate([joined, np.zeros(-len(joined) % 8)])
@@ -107,7 +115,7 @@ def test_gradients_match_finite_differences(numericals: int, tables: int, dim: i
     for row in {int(ids[0, 0]), int(ids[1, -1])}:
         summed = rows_gradient[ids == row].sum(0)
         for column in range(dim):
-            expected = output_change(model.tables.store.weight, (row, column))
+            expected = output_change(table_of(model), (row, column))
             assert summed[column].item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
@@ -142,7 +150,9 @@ def test_initial_distributions(init: str) -> None:
     model, _ = build(
         init=init, embedding_dim=64, bottom_mlp=(400, 64), top_mlp=(300, 1), numerical_features=500
     )
-    weight, bias = model.bottom[0].weight.detach(), model.bottom[0].bias.detach()
+    first = model.bottom[0]
+    assert isinstance(first, nn.Linear)
+    weight, bias = first.weight.detach(), first.bias.detach()
     fan_in, fan_out = 500, 400
     if init == "torchrec":
         bound = fan_in**-0.5
@@ -158,7 +168,9 @@ def test_initial_distributions(init: str) -> None:
         # Keras truncates at two (wider) sigma, a plain normal does not.
         limit = 2 * sigma / 0.87962566103423978
         assert (weight.abs().max() <= limit).item() == (init == "nvidia_tf2")
-    output = model.top[-1].weight.detach()
+    last = model.top[-1]
+    assert isinstance(last, nn.Linear)
+    output = last.weight.detach()
     if init == "nvidia_tf2":
         assert output.std().item() == pytest.approx((2 / 301) ** 0.5, rel=0.15)
     else:
@@ -167,12 +179,13 @@ def test_initial_distributions(init: str) -> None:
 
 
 @pytest.mark.parametrize("init", ["nvidia_tf2", "nvidia_pytorch", "torchrec"])
-def test_columns_for_the_padding_are_zero_and_stay_so(init: str) -> None:
+def test_columns_for_the_padding_are_zero_and_stay_so(init: Any) -> None:
     cfg = config()
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, init=init))
     built = trainer(cfg)
     used = 8 + 6
     first = built.model.top[0].weight
+    assert isinstance(first, torch.Tensor)
     assert first.shape[1] == 16
     assert (first[:, :used] != 0).all()
     assert (first[:, used:] == 0).all()
@@ -185,7 +198,7 @@ def test_columns_for_the_padding_are_zero_and_stay_so(init: str) -> None:
 
 def test_tables_are_uniform_within_sqrt_of_rows() -> None:
     model, _ = build(table_rows=(10_000, 4), embedding_dim=16, bottom_mlp=(16,))
-    large, small = model.tables.store.weight[:10_000], model.tables.store.weight[10_000:]
+    large, small = table_of(model)[:10_000], table_of(model)[10_000:]
     assert large.abs().max() <= 0.01
     assert large.std().item() == pytest.approx(0.01 / 3**0.5, rel=0.01)
     assert 0.1 < small.abs().max() <= 0.5
@@ -223,5 +236,5 @@ def test_the_model_is_built_without_memory() -> None:
     cfg = config()
     huge = Model(table_rows=(10**12,), embedding_dim=8, bottom_mlp=(8,), top_mlp=(1,))
     model = build_model(dataclasses.replace(cfg, model=huge))
-    assert model.tables.store.weight.is_meta
+    assert table_of(model).is_meta
     assert all(p.is_meta for p in model.parameters())

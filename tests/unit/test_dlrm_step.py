@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,7 +20,8 @@ from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, Sharding, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
-OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+OPTIMIZERS: list[OptimizerName] = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 
 
 def batches(cfg: DlrmRun, count: int = 3) -> Iterator[ClickBatch]:
@@ -37,7 +38,7 @@ def everything(built: DlrmTrainer) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("micro_batch", [256, 128])
-def test_accumulation_equals_one_batch(name: str, micro_batch: int) -> None:
+def test_accumulation_equals_one_batch(name: OptimizerName, micro_batch: int) -> None:
     cfg = config(optimizer=Optimizer(name=name))
     split = config(optimizer=Optimizer(name=name), micro_batch=micro_batch)
     assert split.accumulate == 512 // micro_batch
@@ -63,7 +64,7 @@ def test_a_partial_batch_is_weighted_by_its_samples() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_low_precision_follows_fp32(precision: str, name: str) -> None:
+def test_low_precision_follows_fp32(precision: str, name: OptimizerName) -> None:
     plain = config(optimizer=Optimizer(name=name))
     cfg = config(optimizer=Optimizer(name=name), precision=precision, loss_scale=1024.0)
     reference, low = trainer(plain), trainer(cfg)
@@ -264,7 +265,7 @@ def test_scale_grows_after_good_steps_and_stays_in_bounds() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_is_never_applied(name: str, poison: float) -> None:
+def test_a_loss_that_is_not_finite_is_never_applied(name: OptimizerName, poison: float) -> None:
     cfg = config(optimizer=Optimizer(name=name), micro_batch=256)
     built = trainer(cfg)
     steps(built, cfg)
@@ -287,7 +288,7 @@ def test_a_dense_gradient_that_is_not_finite_is_never_applied(
     original = DlrmTrainer._finish_gradients
 
     def poisoned(self: DlrmTrainer) -> torch.Tensor:
-        gradient = self.model.top[0].weight.grad
+        gradient = next(self.model.top.parameters()).grad
         assert gradient is not None
         gradient.view(-1)[3] = float("inf")
         return original(self)

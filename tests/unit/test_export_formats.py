@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def run_onnx(path: Path, **inputs: Tensor) -> Tensor:
     return torch.from_numpy(found)
 
 
-def run_program(path: Path, inputs: list[tuple[Tensor, ...]], folder: Path) -> list[Tensor]:
+def run_program(path: Path, inputs: Sequence[tuple[Tensor, ...]], folder: Path) -> list[Tensor]:
     """By a process that has neither Trainmark nor transformers loaded."""
     given, found = folder / "given.pt", folder / "found.pt"
     torch.save(inputs, given)

@@ -255,7 +255,7 @@ def test_dtypes_of_criteo() -> None:
     assert found == [f"int{bits}" for bits in dtypes.split(",")]
 
 
-def test_round_trip(tmp_path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     spec = feature_spec.default_spec([10, 500, 70000], 13, {"best_auc": 0.8})
     feature_spec.write(spec, tmp_path / feature_spec.FILE_NAME)
     assert feature_spec.read(tmp_path) == spec
@@ -267,7 +267,7 @@ def test_round_trip(tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [feature_spec.FILE_NAME]
 
 
-def test_file_is_what_nvidia_writes(tmp_path) -> None:
+def test_file_is_what_nvidia_writes(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     feature_spec.write(build(plain()), path)
     assert path.read_text() == yaml.dump(plain()) + "\n"
@@ -290,7 +290,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("content", BAD_FILES, ids=lambda c: repr(c[:30]))
-def test_bad_files_name_the_path_and_the_reason(content: bytes, tmp_path) -> None:
+def test_bad_files_name_the_path_and_the_reason(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "feature_spec.yaml"
     path.write_bytes(content)
     with pytest.raises(InputError, match=re.escape(BAD_FILES[content])) as error:
@@ -298,13 +298,13 @@ def test_bad_files_name_the_path_and_the_reason(content: bytes, tmp_path) -> Non
     assert str(path) in str(error.value)
 
 
-def test_missing_file_names_the_path(tmp_path) -> None:
+def test_missing_file_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere does not exist"):
         feature_spec.read(tmp_path / "nowhere")
 
 
 @pytest.fixture
-def dataset(tmp_path):
+def dataset(tmp_path: Path) -> Path:
     """Three rows of the specification above."""
     (tmp_path / "train").mkdir()
     row_bytes = {"numerical.bin": 4, "label.bin": 1, "cat_0.bin": 1, "cat_1.bin": 4}
@@ -313,11 +313,11 @@ def dataset(tmp_path):
     return tmp_path
 
 
-def test_count_rows(dataset) -> None:
+def test_count_rows(dataset: Path) -> None:
     assert feature_spec.count_rows(build(plain()), dataset, "train") == 3
 
 
-def test_hotness_multiplies_the_row_size(dataset) -> None:
+def test_hotness_multiplies_the_row_size(dataset: Path) -> None:
     data = plain()
     data["feature_spec"]["cat_1.bin"]["hotness"] = 2
     (dataset / "train" / "cat_1.bin").write_bytes(bytes(24))
@@ -333,7 +333,9 @@ def test_hotness_multiplies_the_row_size(dataset) -> None:
         ("numerical.bin", bytes(8), "most have 3 rows, but .*numerical.bin has 2"),
     ],
 )
-def test_damaged_files_are_named(name, content, message, dataset) -> None:
+def test_damaged_files_are_named(
+    name: str, content: bytes | None, message: str, dataset: Path
+) -> None:
     path = dataset / "train" / name
     path.unlink()
     if content is not None:
@@ -342,7 +344,7 @@ def test_damaged_files_are_named(name, content, message, dataset) -> None:
         feature_spec.count_rows(build(plain()), dataset, "train")
 
 
-def test_unknown_mapping(dataset) -> None:
+def test_unknown_mapping(dataset: Path) -> None:
     with pytest.raises(InputError, match=r"no mapping 'validation'; there is train, test"):
         feature_spec.count_rows(build(plain()), dataset, "validation")
 

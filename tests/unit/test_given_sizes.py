@@ -10,7 +10,7 @@ import pytest
 from tests.small import ONE_CPU, train, write_dataset
 from trainmark import workloads
 from trainmark.cli import main
-from trainmark.config import TrainOptions, to_plain
+from trainmark.config import Run, TrainOptions, to_plain
 from trainmark.errors import InputError
 from trainmark.verbs.flags import parse_run
 from trainmark.workloads import resolve
@@ -20,6 +20,11 @@ from trainmark.workloads.dlrm.runs import DlrmRun
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "data", train_rows=600, cardinalities=(50, 7, 3))
+
+
+def dlrm(run: Run) -> DlrmRun:
+    assert isinstance(run, DlrmRun)
+    return run
 
 
 def resolved(dataset: Path, **sizes: object) -> DlrmRun:
@@ -82,7 +87,7 @@ def test_a_results_schedule_is_fitted_again(dataset: Path, tmp_path: Path) -> No
 
     def repeated(*flags: str) -> DlrmRun:
         words = ["dlrm-demo", "--config", str(result), *flags]
-        return resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU)
+        return dlrm(resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU))
 
     named = workloads.named_run("dlrm-demo")
     cfg = resolve(dataclasses.replace(named, data=str(dataset), global_batch=6), ONE_CPU)
@@ -143,7 +148,7 @@ def test_a_finished_run_is_repeated_on_other_data(dataset: Path, tmp_path: Path)
 
     def repeated(result: Path, *more: str) -> DlrmRun:
         run, _ = parse_run("train", ["dlrm-demo", "--config", str(result), *more], TrainOptions)
-        return resolve(run, ONE_CPU)
+        return dlrm(resolve(run, ONE_CPU))
 
     result = first / "result.json"
     run = repeated(result, "--data", str(other))
@@ -159,11 +164,11 @@ def test_the_target_of_planted_rows_stays_with_them(
     dataset: Path, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     words = ["dlrm-demo", "--synthetic-rows", "2000", *flags]
-    planted = resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU)
+    planted = dlrm(resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU))
     assert planted.best_auc is not None
     result = tmp_path / "result.json"
     result.write_text(json.dumps({"schema": "trainmark.run.result/1", "config": to_plain(planted)}))
     words = ["dlrm-demo", "--config", str(result), "--data", str(dataset)]
-    run = resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU)
+    run = dlrm(resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU))
     assert run.best_auc is None
     assert run.target == (0.6 if flags else None)

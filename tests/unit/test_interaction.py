@@ -1,15 +1,23 @@
 """The interaction whose backward pass is written by hand, against autograd's."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from trainmark.kernels.interaction import dot_interaction, dot_interaction_reference
 
+Interaction = Callable[[Tensor, Tensor], Tensor]
 
-def gradients(interaction, x: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+
+def gradients(
+    interaction: Interaction, x: Tensor, rows: Tensor, weights: Tensor
+) -> tuple[Tensor, ...]:
     x, rows = x.detach().requires_grad_(), rows.detach().requires_grad_()
     (interaction(x, rows) * weights).sum().backward()
+    assert x.grad is not None
+    assert rows.grad is not None
     return x.grad, rows.grad
 
 

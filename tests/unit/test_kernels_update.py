@@ -1,5 +1,7 @@
 """The sparse update in Triton's interpreter and in plain torch, against float64 and the rules."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -75,7 +77,7 @@ def test_one_sort_serves_two_stores() -> None:
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("name", RULES)
-def test_fp32_updates_are_the_engines_rules(name: RuleName, update) -> None:
+def test_fp32_updates_are_the_engines_rules(name: RuleName, update: Callable[..., None]) -> None:
     rows, dim = stored(9, 12, FP32, "cpu"), 12
     rule = make_rule(name, eps=1e-6, beta1=0.9, beta2=0.999)
     weight = rows.codes.clone()
@@ -167,7 +169,7 @@ def test_gradients_of_16_bits() -> None:
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("name", RULES)
-def test_a_closed_gate_changes_nothing(name: RuleName, update) -> None:
+def test_a_closed_gate_changes_nothing(name: RuleName, update: Callable[..., None]) -> None:
     rule, ids_N = Rule(name), torch.tensor([0, 1] * 20 + [2], dtype=torch.int32)
     rows, state = stored(3, 16, torch.int8, "cpu"), new_state(Rule(name), 3, 16, "cpu")
     before, state_before = copied(rows), None if state is None else state.clone()
@@ -176,7 +178,9 @@ def test_a_closed_gate_changes_nothing(name: RuleName, update) -> None:
     update(rows, state, sorted_one(ids_N), grads, rule, closed, rounding_key("cpu"))
     assert torch.equal(rows.codes, before.codes)
     assert torch.equal(decode(rows), decode(before))
-    assert state is None or torch.equal(state, state_before)
+    if state is not None:
+        assert state_before is not None
+        assert torch.equal(state, state_before)
 
 
 @interpreted

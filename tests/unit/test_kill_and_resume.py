@@ -63,7 +63,15 @@ EVERY_STEP = ("--checkpoint-every", "1 steps", "--log-every", "3", "--evals-per-
 
 
 def test_killed_at_random_moments(victims: Victims, tmp_path: Path) -> None:
-    flags = (*EVERY_STEP, "--epochs", "2", "--shuffle", "rows", "--shuffle-window", "700")
+    flags: tuple[str, ...] = (
+        *EVERY_STEP,
+        "--epochs",
+        "2",
+        "--shuffle",
+        "rows",
+        "--shuffle-window",
+        "700",
+    )
     flags += ("--optimizer.name", "adam", "--precision", "fp16")
     began = time.monotonic()
     victims.start(tmp_path / "undisturbed", *flags)
@@ -117,9 +125,8 @@ def test_asked_to_stop_it_saves_first(
     step = checkpoints.read_state(newest(output))["progress"]["step"]
     assert 0 < step < 80000
     assert not (output / "result.json").exists()
-    flags += ("--max-steps", str(step + 3))
     for folder in (output, tmp_path / "undisturbed"):
-        victims.start(folder, *flags)
+        victims.start(folder, *flags, "--max-steps", str(step + 3))
         assert victims.end() == 0
     assert saved(newest(output)) == saved(newest(tmp_path / "undisturbed"))
     assert result(output)["steps"]["all"] == step + 3

@@ -290,9 +290,10 @@ def test_what_resolve_refuses(changes: dict[str, Any], message: str, tmp_path: P
     ],
 )
 def test_a_pipeline_needs_enough_micro_batches(
-    pipeline: str, micro_batches: int, message: str | None
+    pipeline: Any, micro_batches: int, message: str | None
 ) -> None:
     """Whether their number is given, or follows from the batches."""
+    given: dict[str, Any]
     for given in ({"micro_batch": 1}, {"micro_batch": None, "accumulate": micro_batches}):
         run = dataclasses.replace(
             runs.llama3_8b(), data="synthetic", parallel="PP4DP2TP1", pipeline=pipeline,
@@ -311,7 +312,7 @@ def test_a_closed_run_may_change_the_split_and_not_the_batch(tmp_path: Path) -> 
         recompute="full", attention="flash", precision="fp8", data_parallel="fsdp",
     )  # fmt: skip
     assert changed_fields(named, tuned, runs.closed(tuned)) == ["data"]  # synthetic says little
-    changes = {"sequence": 4096, "global_batch": 1760, "parallel": "PP1DP8TP1",
+    changes: dict[str, Any] = {"sequence": 4096, "global_batch": 1760, "parallel": "PP1DP8TP1",
                "optimizer_states": "bf16"}  # fmt: skip
     other = resolve_for("h100", 8, dataclasses.replace(named, **changes))
     changed = changed_fields(named, other, runs.closed(other))
@@ -349,7 +350,7 @@ def test_real_text_is_learned_like_transformers_learns_it(tmp_path: Path) -> Non
     """The demo's network on Shakespeare: the same weights, batches and rule, 300 steps."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    from trainmark.report.alignment import compare, read_curve
+    from trainmark.run.alignment import compare, read_curve
 
     encoder = Tokenizer(models.BPE())
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

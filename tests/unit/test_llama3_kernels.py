@@ -137,7 +137,9 @@ def test_the_triton_update_is_the_reference(states: str, gate: float) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = []
     for where, step in (("cpu", adamw_update.reference), (device, adamw_update.launch)):
-        copies = {n: None if t is None else t.to(where, copy=True) for n, t in state.items()}
+        copies: dict[str, Any] = {
+            n: None if t is None else t.to(where, copy=True) for n, t in state.items()
+        }
         step(**copies, constants=(0.9, 0.95, 1e-8, 0.1))
         results.append({n: t.cpu().float() for n, t in copies.items() if t is not None})
     # Where a GPU takes the nearest bf16 number, the interpreter cuts off.
@@ -193,7 +195,7 @@ def test_fp8_products_are_near(device: str) -> None:
     torch.manual_seed(0)
     exact = nn.Linear(256, 128, bias=False, device=device, dtype=torch.bfloat16)
     rough = nn.Sequential(nn.Linear(256, 128, bias=False, device=device, dtype=torch.bfloat16))
-    rough[0].weight.data.copy_(exact.weight)
+    rough.load_state_dict({"0.weight": exact.weight})
     use_fp8(rough)
     assert type(rough[0]) is Fp8Linear
     x = torch.randn(4, 32, 256, device=device, dtype=torch.bfloat16)

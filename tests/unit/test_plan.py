@@ -41,6 +41,7 @@ def test_a_reduction_is_hidden_by_the_backward_pass() -> None:
         for speed in (100.0, 0.01, 0.005)
     )
     assert fast.dense_s is not None
+    assert slow.dense_s is not None
     reduced = 2 * 2_369_921 * 4 / 2 / (0.01e9 * 8) / formulas.LINK_EFFICIENCY
     assert slow.dense_s == pytest.approx(fast.dense_s / 3 + formulas.LATENCY_S + reduced)
     assert slower.dense_s == pytest.approx(slow.dense_s + reduced)
@@ -108,6 +109,7 @@ def test_memory_is_a_dry_runs(optimizer: Any, precision: Any) -> None:
         optimizer=Optimizer(name=optimizer),
     )
     cfg, built = memory.dry_run(run, Cluster.parse("cpux1x1"))
+    assert isinstance(cfg, DlrmRun)
     (planned,) = placing.plan_devices(cfg)
     assert planned == built
 
@@ -176,6 +178,7 @@ def test_published_clusters_dry_run(name: str, cluster: str, changes: dict[str, 
     """The model that is built has, on its fullest device, the bytes that the placement says."""
     run = dataclasses.replace(workloads.named_run(name), data="synthetic", device="cpu", **changes)
     cfg, built = memory.dry_run(run, Cluster.parse(cluster))
+    assert isinstance(cfg, DlrmRun)
     plans = placing.plan_devices(cfg)
     fullest = max(plans, key=lambda plan: plan.weights + plan.optimizer)
     assert built.weights == fullest.weights
@@ -203,6 +206,7 @@ def test_a_mixture_of_shardings_dry_runs(optimizer: Any, sharding: Sharding) -> 
         sharding=sharding,
     )
     cfg, built = memory.dry_run(run, Cluster.parse("a100-40gx1x4"))
+    assert isinstance(cfg, DlrmRun)
     fullest = max(placing.plan_devices(cfg), key=lambda plan: plan.weights + plan.optimizer)
     assert built.weights == fullest.weights
     assert built.gradients == fullest.gradients

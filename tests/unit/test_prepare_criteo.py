@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,14 @@ from trainmark.clicklog import criteo, synthetic
 from trainmark.errors import InputError
 
 
-def prepare(tmp_path: Path, threshold: int = 0, pattern: str = "day_*", **options) -> Path:
+def prepare(tmp_path: Path, threshold: int = 0, pattern: str = "day_*", **options: Any) -> Path:
     output = tmp_path / "data"
     criteo.prepare(
         criteo.Options(
-            input=str(tmp_path / pattern), output=output, frequency_threshold=threshold, **options
+            input=str(tmp_path / pattern),
+            output=output,
+            frequency_threshold=str(threshold),
+            **options,
         )
     )
     return output
@@ -55,8 +59,8 @@ class Slow:
         for column in range(14, 40):
             counts = Counter(int(line[column], 16) for line in lines if line[column])
             kept = [value for value, count in counts.items() if count >= threshold]
-            kept.sort(key=lambda value, counts=counts: (-counts[value], value))
-            self.ids.append({value: rank for rank, value in enumerate(kept, start=1)})
+            ranked = sorted((-counts[value], value) for value in kept)
+            self.ids.append({value: rank for rank, (_, value) in enumerate(ranked, start=1)})
 
     def rows(self, lines: list[Line]) -> list[Row]:
         return [self.row(line) for line in lines]
@@ -163,7 +167,9 @@ def test_shuffle_depends_on_the_seed_only(tmp_path: Path) -> None:
     assert sorted(first) == sorted(other)
 
 
-def test_second_run_changes_nothing_and_other_settings_are_refused(tmp_path: Path, capsys) -> None:
+def test_second_run_changes_nothing_and_other_settings_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_day(tmp_path / "day_0", random_lines(random.Random(4), 20))
     write_day(tmp_path / "day_1", random_lines(random.Random(5), 20))
     output = prepare(tmp_path, threshold=3)

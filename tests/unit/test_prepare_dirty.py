@@ -137,7 +137,9 @@ ODD_FIELDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("case", ODD_FIELDS)
-def test_odd_fields_are_bad_for_every_parser(case: str, fast: bool, tmp_path, monkeypatch) -> None:
+def test_odd_fields_are_bad_for_every_parser(
+    case: str, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(primitives, "FAST", fast)
     lines = random_lines(random.Random(4), 30)
     field, text = ODD_FIELDS[case]

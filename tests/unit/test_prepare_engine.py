@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -79,7 +78,9 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_agrees_with_the_rules(data: st.DataObject, tmp_path_factory: Any, small_buckets) -> None:
+def test_agrees_with_the_rules(
+    data: st.DataObject, tmp_path_factory: Any, small_buckets: None
+) -> None:
     folder = tmp_path_factory.mktemp("log")
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     sizes = data.draw(st.lists(st.integers(2, 60), min_size=1, max_size=4))
@@ -98,7 +99,7 @@ def test_agrees_with_the_rules(data: st.DataObject, tmp_path_factory: Any, small
         thresholds[19], max_rows[2] = 3, 5
         flags["frequency_threshold"] += ",C20=3"
         flags["max_rows"] = f"{max_rows[0]},C3=5" if max_rows[0] else "C3=5"
-    shared = {
+    shared: dict[str, Any] = {
         "test_half": data.draw(st.sampled_from([None, "first", "second"])),
         "vocabulary_from": data.draw(st.sampled_from(["all", "train"])),
         "seed": data.draw(st.integers(0, 2**40)),
@@ -133,7 +134,7 @@ def undisturbed(log: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("recipe", ["nvidia", "torchrec"])
 def test_limits_and_numba_do_not_matter(
-    recipe: str, log: Path, tmp_path: Path, monkeypatch, small_buckets
+    recipe: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_buckets: None
 ) -> None:
     expected = prepare(log / "day_*", tmp_path / "roomy", recipe=recipe)
     monkeypatch.setattr(vocabulary, "LARGE_COUNT", 20)
@@ -150,7 +151,9 @@ def test_limits_and_numba_do_not_matter(
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
-def test_compressed_files(kind: str, log: Path, tmp_path: Path, undisturbed) -> None:
+def test_compressed_files(
+    kind: str, log: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
     for day in range(3):
         text = (log / f"day_{day}").read_bytes()
         if kind == "gz":  # in two members, as concatenated files are
@@ -187,7 +190,7 @@ def _kill_again_and_again(log: Path, output: Path, kills: int, seed: int) -> int
         child.start()
         child.join(rng.uniform(0, longest))
         if child.is_alive():
-            os.kill(child.pid, signal.SIGKILL)
+            child.kill()
             hits += 1
         else:
             longest = time.perf_counter() - started
@@ -203,7 +206,7 @@ def _kill_again_and_again(log: Path, output: Path, kills: int, seed: int) -> int
     return hits
 
 
-def test_killed_runs_continue(log: Path, tmp_path: Path, undisturbed) -> None:
+def test_killed_runs_continue(log: Path, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     output = tmp_path / "out"
     assert _kill_again_and_again(log, output, 5, seed=1) > 1
     assert files(output) == undisturbed
@@ -211,14 +214,16 @@ def test_killed_runs_continue(log: Path, tmp_path: Path, undisturbed) -> None:
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(log: Path, tmp_path: Path, undisturbed) -> None:
+def test_killed_twenty_times(log: Path, tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     for seed in range(3):
         output = tmp_path / f"out {seed}"
         assert _kill_again_and_again(log, output, 20, seed) > 5
         assert files(output) == undisturbed
 
 
-def test_a_finished_phase_is_not_done_again(log: Path, tmp_path, undisturbed, monkeypatch) -> None:
+def test_a_finished_phase_is_not_done_again(
+    log: Path, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -241,7 +246,9 @@ def test_a_finished_phase_is_not_done_again(log: Path, tmp_path, undisturbed, mo
     assert files(tmp_path / "out") == undisturbed
 
 
-def test_unfinished_work_of_other_settings_is_refused(log: Path, tmp_path, monkeypatch) -> None:
+def test_unfinished_work_of_other_settings_is_refused(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(engine.split_binary, "write_specs", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):

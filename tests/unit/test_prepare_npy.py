@@ -57,7 +57,7 @@ def read(output: Path, mapping: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_splits_and_values(dtype: str, tmp_path: Path, monkeypatch) -> None:
+def test_splits_and_values(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npy_files, "BLOCK_ROWS", 7)  # so that blocks and splits do not align
     days = {number: random_day(rows, number, dtype) for number, rows in ((2, 30), (9, 25), (10, 9))}
     for number, day in days.items():
@@ -80,7 +80,9 @@ def test_splits_and_values(dtype: str, tmp_path: Path, monkeypatch) -> None:
     assert summary["rows"] == {"train": 55, "test": 4, "validation": 5}
 
 
-def test_the_other_half_and_a_second_run(tmp_path: Path, capsys) -> None:
+def test_the_other_half_and_a_second_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     days = [random_day(rows, rows) for rows in (8, 5)]
     for number, day in enumerate(days):
         write_day(tmp_path / "npy", number, **day)
@@ -119,7 +121,7 @@ def test_folding_per_column(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["ids"][1], stored[:, 1] % 10)
 
 
-def test_several_ids_per_feature(tmp_path: Path, monkeypatch) -> None:
+def test_several_ids_per_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npy_files, "BLOCK_ROWS", 7)
     random = np.random.default_rng(0)
     hotness = (3, 1, 12)
@@ -128,7 +130,9 @@ def test_several_ids_per_feature(tmp_path: Path, monkeypatch) -> None:
         day = random_day(rows, number)
         write_day(tmp_path / "npy", number, **day)
         (tmp_path / "npy" / f"day_{number}_sparse.npy").unlink()
-        ids = {str(i): random.integers(0, 500, (rows, h), np.int32) for i, h in enumerate(hotness)}
+        ids: Any = {
+            str(i): random.integers(0, 500, (rows, h), np.int32) for i, h in enumerate(hotness)
+        }
         np.savez(tmp_path / "npy" / f"day_{number}_sparse_multi_hot.npz", **ids)
         stored.append(ids)
     output = prepare(tmp_path / "npy", max_rows="C3=100")
@@ -148,13 +152,15 @@ def test_training_refuses_several_ids(tmp_path: Path) -> None:
     for number in (0, 1):
         write_day(tmp_path / "npy", number, **random_day(8, number))
         (tmp_path / "npy" / f"day_{number}_sparse.npy").unlink()
-        ids = {"0": np.ones((8, 2), np.int32)}
+        ids: Any = {"0": np.ones((8, 2), np.int32)}
         np.savez(tmp_path / "npy" / f"day_{number}_sparse_multi_hot.npz", **ids)
     output = prepare(tmp_path / "npy")
     assert cli.main(["show", "dlrm-demo", "--data", str(output)]) == 2
 
 
-def test_numbers_that_are_not_finite_are_counted(tmp_path: Path, capsys) -> None:
+def test_numbers_that_are_not_finite_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     day = random_day(6, 0)
     day["dense"][0, :3] = [np.nan, -np.inf, np.inf]
     for number in (0, 1):
@@ -195,7 +201,9 @@ def test_generated_days_are_the_generated_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["nvidia", "torchrec"])
-def test_prepared_days_come_back(recipe: str, tmp_path: Path, capsys) -> None:
+def test_prepared_days_come_back(
+    recipe: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Raw text to a dataset and to day files; and these to the same dataset."""
     synthetic.prepare(synthetic.Options(output=tmp_path / "raw", rows=3001, days=3))
     options = criteo.Options(

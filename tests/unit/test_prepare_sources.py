@@ -20,7 +20,7 @@ from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Piece, Position
 
-KINDS = ("string", "int64", "float64", "uint64", "uint32")
+KINDS: tuple[Any, ...] = ("string", "int64", "float64", "uint64", "uint32")
 
 
 class ListSource:
@@ -90,7 +90,7 @@ def expected_ids(values: list[Any], threshold: int) -> dict[Any, int]:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch) -> None:
+def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(primitives, "FAST", fast)
     monkeypatch.setattr(strings, "BATCH_ROWS", 16)
     rows = random_rows(1500)

@@ -4,7 +4,7 @@ import gzip
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def prepare(folder: Path, engine: str, **options: Any) -> Path:
+def prepare(folder: Path, engine: Literal["embedded", "spark"], **options: Any) -> Path:
     output = folder / engine
     criteo.prepare(
         criteo.Options(input=str(folder / "day_*"), output=output, engine=engine, **options)
@@ -69,7 +69,7 @@ def write_days(folder: Path, rows: int = 120) -> None:
 
 
 def test_same_bytes_with_bad_rows_and_settings_by_column(
-    spark: Any, tmp_path: Path, capsys
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_days(tmp_path)
     lines = (tmp_path / "day_1").read_bytes().splitlines()
@@ -109,7 +109,9 @@ def test_same_bytes_by_other_rules(spark: Any, options: dict[str, Any], tmp_path
 
 
 @pytest.mark.slow
-def test_blocks_partitions_and_resume(spark: Any, tmp_path: Path, monkeypatch) -> None:
+def test_blocks_partitions_and_resume(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files read in many pieces, written in many; stopped before the last phase, and continued."""
     from trainmark.clicklog.spark import engine as spark_engine
 

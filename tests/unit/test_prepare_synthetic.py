@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from trainmark.errors import InputError
 ROWS, DAYS = 5003, 5  # days of 1000 rows, the last of 1003
 
 
-def prepare(output: Path, **options) -> Path:
+def prepare(output: Path, **options: Any) -> Path:
     options = {"rows": ROWS, "days": DAYS, "seed": 3} | options
     synthetic.prepare(synthetic.Options(output=output, **options))
     return output
@@ -95,7 +96,9 @@ def test_other_shapes_and_blocks(tmp_path: Path) -> None:
     assert not (output / "train" / "numerical.bin").exists()
 
 
-def test_manifest_and_table_show_the_best_auc(tmp_path: Path, log: PlantedClicks, capsys) -> None:
+def test_manifest_and_table_show_the_best_auc(
+    tmp_path: Path, log: PlantedClicks, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = prepare(tmp_path / "raw")
     manifest = json.loads((output / "synthetic.json").read_text())
     assert manifest["best_auc"] == log.best_auc(4000, 5003)
@@ -105,7 +108,9 @@ def test_manifest_and_table_show_the_best_auc(tmp_path: Path, log: PlantedClicks
     assert f"{manifest['best_auc']:.4f}" in capsys.readouterr().out
 
 
-def test_second_run_changes_nothing_and_other_settings_are_refused(tmp_path: Path, capsys) -> None:
+def test_second_run_changes_nothing_and_other_settings_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = prepare(tmp_path / "raw")
     before = {path: path.stat().st_mtime_ns for path in output.iterdir()}
     prepare(output)
@@ -115,7 +120,7 @@ def test_second_run_changes_nothing_and_other_settings_are_refused(tmp_path: Pat
     assert before == {path: path.stat().st_mtime_ns for path in output.iterdir()}
 
 
-def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 

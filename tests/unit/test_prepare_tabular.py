@@ -78,8 +78,8 @@ def slow_ids(rows: list[Row], threshold: int = 0) -> list[tuple[int, ...]]:
         counts = Counter(value for value in values if value is not None)
         kept = [value for value, count in counts.items() if count >= threshold]
         order = (lambda v: v.encode()) if name == "city" else (lambda v: v)
-        kept.sort(key=lambda value, c=counts, o=order: (-c[value], o(value)))
-        ids = {value: rank for rank, value in enumerate(kept, 1)}
+        ranked = sorted((-counts[value], order(value), value) for value in kept)
+        ids = {value: rank for rank, (*_, value) in enumerate(ranked, 1)}
         columns.append([ids.get(value, 0) for value in values])
     return list(zip(*columns, strict=True))
 
@@ -211,7 +211,9 @@ def test_labels_that_are_words(tmp_path: Path) -> None:
     assert json.loads((output / "prepare.json").read_text())["click_rate"]["train"] == 15 / 60
 
 
-def test_splits_without_clicks_are_mentioned(tmp_path: Path, capsys) -> None:
+def test_splits_without_clicks_are_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "r.csv").write_text("y,item\n" + "".join(f"{int(i < 60)},x\n" for i in range(70)))
     prepare("csv", tmp_path, "r.csv", columns="label=y categorical=item")
     told = capsys.readouterr().out
@@ -380,7 +382,9 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     assert source.schema.categorical[0].name.startswith("st")
 
 
-def test_second_run_and_new_data_with_the_old_vocabulary(tmp_path: Path, capsys) -> None:
+def test_second_run_and_new_data_with_the_old_vocabulary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = random_rows(140)
     write_csv(tmp_path / "log.csv", rows)
     output = prepare("csv", tmp_path, "log.csv")
@@ -434,7 +438,7 @@ def test_descriptions() -> None:
         parse("label=1 categorical=4-9", numbered, "log.csv")
 
 
-def test_the_command_line(tmp_path: Path, capsys) -> None:
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["prepare", "csv", "--output", str(tmp_path / "x")]) == 2
     assert "Give --input with --columns, or --spec" in capsys.readouterr().err
     write_parquet(tmp_path / "log.parquet", random_rows(70))

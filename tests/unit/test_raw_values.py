@@ -86,9 +86,9 @@ def test_criteo(
     # As text, in which missing fields are empty; and as JSON would rather have it.
     numerical, categorical = [line[1:14] for line in lines], [line[14:] for line in lines]
     assert assert_as_prepared(data, numerical, categorical) == 200
-    numerical = [[int(field) if field else None for field in row] for row in numerical]
-    categorical = [[field or None for field in row] for row in categorical]
-    assert assert_as_prepared(data, numerical, categorical) == 200
+    numbers = [[int(field) if field else None for field in row] for row in numerical]
+    texts = [[field or None for field in row] for row in categorical]
+    assert assert_as_prepared(data, numbers, texts) == 200
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +168,10 @@ def test_own_data(kind: str, threshold: str, tmp_path: Path) -> None:
     assert assert_as_prepared(data, *through_json) == 71
     # Numbers may be texts, as they were in the log; all of them, or some.
     for step in (1, 3):
-        for row in numerical[::step]:
-            row[:] = [None if value is None else str(value) for value in row]
-        for row in categorical[::step]:
-            row[0] = None if row[0] is None else str(row[0])
+        for line in numerical[::step]:
+            line[:] = [None if value is None else str(value) for value in line]
+        for line in categorical[::step]:
+            line[0] = None if line[0] is None else str(line[0])
         assert_as_prepared(data, numerical, categorical)
 
 

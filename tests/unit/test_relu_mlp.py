@@ -52,7 +52,7 @@ def test_few_samples_on_a_cpu(samples: int) -> None:
     weights, biases = layers((13, 32, 8, 1), torch.float64)
     x = torch.randn(samples, 13, dtype=torch.float64)
     narrow = [[tensor.float() for tensor in tensors] for tensors in (weights, biases)]
-    ours = kernel.relu_mlp(x.float(), *narrow, last_relu=False)
+    ours = kernel.relu_mlp(x.float(), narrow[0], narrow[1], last_relu=False)
     expected = relu_mlp_reference(x, weights, biases, last_relu=False)
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -135,7 +135,9 @@ def exact_gradients(
     Near zero a ReLU in 16 bits is open where one in float64 is closed: gradients through other
     ReLUs are other numbers, however well they are computed.
     """
-    gradient, weight_grads, bias_grads = upstream.double(), [], []
+    gradient = upstream.double()
+    weight_grads: list[Tensor] = []
+    bias_grads: list[Tensor] = []
     for layer in reversed(range(len(weights))):
         weight_grads.insert(0, gradient.t() @ inputs[layer].double())
         bias_grads.insert(0, gradient.sum(dim=0))

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.unit.results import GIB, make_result, write_run
 from trainmark import report
-from trainmark.formatting import duration, gib, human
+from trainmark.formatting import duration, human, readable_size
 from trainmark.report import published
 from trainmark.report.comparison import compare, not_comparable
 from trainmark.report.tables import published_grid, quality, result_grid, result_table
@@ -244,9 +244,9 @@ def test_numbers_for_people() -> None:
         "1 h 00 min",
         "2 h 32 min",
     ]
-    assert [gib(v) for v in (None, 2**20, GIB, 141 * GIB)] == [
+    assert [readable_size(v) for v in (None, 2**20, GIB, 141 * GIB)] == [
         "—",
         "1.0 MiB",
-        "1.00 GiB",
-        "141.00 GiB",
+        "1.0 GiB",
+        "141.0 GiB",
     ]

@@ -163,7 +163,7 @@ def test_the_live_rate_is_that_of_steps(tmp_path: Path, monkeypatch: pytest.Monk
             log.looked([(step, 100 * step, 0.5)], lr=0.1)
             now += 30.0
             log.checkpointed(tmp_path)
-            undefined = {"auc": None}
+            undefined: dict[str, float | None] = {"auc": None}
             log.evaluated(Evaluation(at_sample=0, split="t", metrics=undefined, seconds=30.0), step)
     assert said[1] == "t after 0 samples: auc undefined"
     assert [line.split("  ")[2] for line in said if "step" in line] == [

@@ -13,7 +13,7 @@ import threading
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -144,11 +144,10 @@ def test_limits(clicks_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> N
 class Doubler:
     """Doubles numbers, when it is allowed to."""
 
-    facts: ClassVar[dict[str, Any]] = {"name": "doubler", "requests": "numbers"}
-    example: ClassVar[dict[str, Any]] = {"numbers": [1]}
-    answer = "doubled"
-
     def __init__(self) -> None:
+        self.facts: dict[str, Any] = {"name": "doubler", "requests": "numbers"}
+        self.example: dict[str, Any] = {"numbers": [1]}
+        self.answer = "doubled"
         self.calls: list[list[int]] = []
         self.working, self.go_on = threading.Event(), threading.Event()
 

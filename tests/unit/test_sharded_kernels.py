@@ -1,5 +1,7 @@
 """The sharded engine as it works on a GPU, with its kernels in Triton's interpreter."""
 
+from typing import TypeVar
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +53,9 @@ def rule(name: str) -> UpdateRule:
     return make_rule(name, eps=1e-6, beta1=0.9, beta2=0.999)
 
 
+AnyEngine = TypeVar("AnyEngine", ShardedEngine, LocalEngine)
+
+
 def sharded(kind: str, name: str) -> ShardedEngine:
     engine = ShardedEngine(
         placement(kind, 1), TABLE_ROWS, DIM, rule(name), single(CPU), torch.float32
@@ -59,7 +64,7 @@ def sharded(kind: str, name: str) -> ShardedEngine:
     return ready(engine)
 
 
-def ready(engine: EmbeddingEngine) -> EmbeddingEngine:
+def ready(engine: AnyEngine) -> AnyEngine:
     engine.init_weights(3)
     engine.create_state()
     return engine
@@ -96,7 +101,7 @@ def train(
             output = engine.lookup_and_interact(lookup, x * 1.5)
             (output.sin().sum() * (torch.inf if step == closed else 0.1)).backward()
             outputs.append(output.detach())
-        finite = sum(gradient.sum() for gradient in engine.gradients()).isfinite()
+        finite = torch.stack([gradient.sum() for gradient in engine.gradients()]).sum().isfinite()
         assert finite == (step != closed)
         engine.apply_gradients(0.1, finite.float(), torch.tensor(0.5))
     return outputs

@@ -113,7 +113,7 @@ def test_a_file_without_cases(
 def test_all_problems_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], here: Here
 ) -> None:
-    cases = [
+    cases: list[dict[str, object]] = [
         case(name="fine"),
         {"case": "cpux1x1"},
         case(run="dlrm-dem"),

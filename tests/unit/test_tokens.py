@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from trainmark.corpus import dataset, indexed, samples, tokenizer, tokens
 from trainmark.errors import InputError
 
 DOCUMENTS = [np.array(d) for d in ([1, 2, 3], [], [4], [5, 6, 7, 8, 9, 10, 11], [12, 13])]
-TYPES = [np.dtype(np.uint16), np.dtype(np.int32)]
+TYPES: list[np.dtype[Any]] = [np.dtype(np.uint16), np.dtype(np.int32)]
 
 
 # --- files
@@ -158,7 +159,8 @@ class Megatron:
 
 def test_indices_are_megatrons() -> None:
     random = np.random.default_rng(0)
-    together, apart = set(), set()
+    together: set[int] = set()
+    apart: set[int] = set()
     for case in range(400):
         sequence = int(random.integers(1, 40))
         sizes = random.integers(0, 2 * sequence, random.integers(2, 30)).astype(np.int32)

@@ -94,7 +94,7 @@ def run(base: Path, kind: str = "csv") -> Path:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_every_value_arrives(kind: str, tmp_path: Path, monkeypatch) -> None:
+def test_every_value_arrives(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transcode, "BATCH_ROWS", 64)
     output = run(write_input(tmp_path / "input", kind), kind)
     spec = feature_spec.read(output)
@@ -118,7 +118,9 @@ def test_every_value_arrives(kind: str, tmp_path: Path, monkeypatch) -> None:
             np.testing.assert_array_equal(ids, data[original])
 
 
-def test_a_second_run_does_not_double_the_data(tmp_path: Path, capsys) -> None:
+def test_a_second_run_does_not_double_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = write_input(tmp_path / "input", "csv")
     output = run(base)
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
