@@ -5,24 +5,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 # TorchRec, for its engine, and to read what we write. Without its dependencies: they would bring
-# CUDA builds and another torch. Its tests are skipped where this fails.
+# CUDA builds and another torch. Where this fails, its tests are skipped, unless it is required.
 TORCHREC := torchrec fbgemm-gpu-cpu iopath lightning-utilities portalocker pyre-extensions \
             pyvers tensordict torchmetrics tqdm typing-inspect
 
-.PHONY: demo test lint test-slow test-gpu clean
+# What the tests may not be skipped for want of: names of tests/skips.py. CI requires more.
+REQUIRE := extras
+
+.PHONY: demo test lint wheel-test test-slow test-gpu clean
 
 # --- environments: a stamp per set of extras, so that a second call installs nothing
+
+PINS := pyproject.toml constraints.txt trainmark/__init__.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/core.stamp: $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/dev.stamp: $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	-$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(TORCHREC)
+	$(if $(findstring torchrec,$(REQUIRE)),,-)$(BIN)/python -m pip install --quiet \
+	    --constraint constraints.txt --no-deps $(TORCHREC)
 	touch $@ $(VENV)/core.stamp
 
 # --- the two commands
@@ -35,15 +41,25 @@ demo: $(VENV)/core.stamp  ## raw click logs -> prepared data -> trained model ->
 	$(BIN)/trainmark report $(DEMO)/run
 
 test: lint  ## lint, types and the default tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --require $(REQUIRE)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A folder of its own, so that nothing is found in the checkout that the wheel lacks.
+wheel-test:  ## the wheel, in an empty environment, runs the demo
+	set -e; unset PYTHONPATH; folder=$$(mktemp -d); trap 'rm -rf '"$$folder" EXIT; rm -rf build/lib; \
+	$(PYTHON) -m venv $$folder/venv; \
+	$$folder/venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir $$folder .; \
+	$$folder/venv/bin/python -m pip install --quiet --constraint constraints.txt $$folder/*.whl; \
+	cd $$folder; ls venv/lib/python3*/site-packages/trainmark/py.typed; venv/bin/trainmark list; \
+	$(MAKE) --file $(CURDIR)/Makefile --old-file venv/core.stamp VENV=venv demo; \
+	ls -l build/demo/run/report.html
+
 test-slow: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --require $(REQUIRE)
 
 test-gpu:  ## on a CUDA machine, with the interpreter that has torch
 	$(PYTHON) -m pytest -m gpu

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from benchmarks.common import RESULTS, write_results
 from trainmark import metrics
-from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.hardware import devices
 from trainmark.training.precision import set_matmul_precision
+from trainmark.workloads import resolve
 from trainmark.workloads.distilbert import data, flops, model, runs, step
 
 LR = 5e-5

@@ -11,7 +11,7 @@ state leaks. The machine may be noisy, so systems alternate over several rounds;
 its median step, and a ratio is the median over rounds of the ratio within a round. The parts of
 a step come from a second pass.
 
-    python benchmarks/dlrm_cpu.py            writes benchmarks/results/dlrm_cpu.json
+    PYTHONPATH=. python benchmarks/dlrm_cpu.py            writes benchmarks/results/dlrm_cpu.json
 """
 
 import argparse
@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import write_results
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.common import write_results
 from trainmark.distributed.mesh import Mesh
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.workloads.dlrm.data import ClickBatch, build_data

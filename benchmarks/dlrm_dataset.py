@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dlrm_clicks import EXPONENTS, Ids, draw_ids
 
+from benchmarks.dlrm_clicks import EXPONENTS, Ids, draw_ids
 from trainmark.clickdata import feature_spec
 from trainmark.training.seeding import generator
 

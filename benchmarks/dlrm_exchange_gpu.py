@@ -33,11 +33,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import common
 import psutil
 import torch
-from dlrm_clicks import Ids
-from dlrm_systems import (
+from torch import Tensor
+
+from benchmarks import common
+from benchmarks.dlrm_clicks import Ids
+from benchmarks.dlrm_systems import (
     mlps_in,
     random_clicks,
     resolved,
@@ -47,9 +49,7 @@ from dlrm_systems import (
     trainer_for,
     with_changes,
 )
-from dlrm_timing import GIB, memory_gib, profiled, warm_up, windows
-from torch import Tensor
-
+from benchmarks.dlrm_timing import GIB, memory_gib, profiled, warm_up, windows
 from trainmark.config import SYNTHETIC
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine

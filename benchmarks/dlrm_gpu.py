@@ -33,12 +33,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import common
-import dlrm_peers
 import torch
-from dlrm_clicks import Ids
-from dlrm_dataset import write_dataset
-from dlrm_systems import (
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import common, dlrm_peers
+from benchmarks.dlrm_clicks import Ids
+from benchmarks.dlrm_dataset import write_dataset
+from benchmarks.dlrm_systems import (
     LR,
     mlps_in,
     peer_system,
@@ -47,10 +49,7 @@ from dlrm_systems import (
     trainmark_system,
     with_changes,
 )
-from dlrm_timing import PARTS, memory_gib, profiled, warm_up, windows
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.dlrm_timing import PARTS, memory_gib, profiled, warm_up, windows
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
 from trainmark.hardware.monitor import Monitor

@@ -31,10 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
-from dlrm_clicks import Clicks, PlantedStream, Signal
-from dlrm_systems import (
+from torch import Tensor
+
+from benchmarks import common
+from benchmarks.dlrm_clicks import Clicks, PlantedStream, Signal
+from benchmarks.dlrm_systems import (
     click_batch,
     mlps_in,
     resolved,
@@ -43,9 +45,7 @@ from dlrm_systems import (
     tables_in,
     trainer_for,
 )
-from paired_auc import Placements, placements, standard_error
-from torch import Tensor
-
+from benchmarks.paired_auc import Placements, placements, standard_error
 from trainmark import metrics
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError

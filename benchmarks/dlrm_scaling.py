@@ -23,8 +23,8 @@ average over ranks (all-reduce and its like as rings); share of the step's time 
 is blocked in collectives, so what is hidden behind computation does not count. DDP communicates
 out of sight, so neither is known of torchrec-own.
 
-    python benchmarks/dlrm_scaling.py            writes benchmarks/results/dlrm_scaling_cpu.json
-    python benchmarks/dlrm_scaling.py --cases 3 --rounds 9     measures one case again
+    PYTHONPATH=. python benchmarks/dlrm_scaling.py       writes results/dlrm_scaling_cpu.json
+    PYTHONPATH=. python benchmarks/dlrm_scaling.py --cases 3 --rounds 9   one case again
 """
 
 import argparse
@@ -43,13 +43,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from collectives import Communication
-from common import RESULTS, write_results
-from dlrm_scaling_systems import CPU, Step, own_step, trainmark_step
 from rich.console import Console
 from rich.table import Table
 
-from trainmark.config import resolve
+from benchmarks.collectives import Communication
+from benchmarks.common import RESULTS, write_results
+from benchmarks.dlrm_scaling_systems import CPU, Step, own_step, trainmark_step
 from trainmark.distributed import mesh as meshes
 from trainmark.embeddings.placement.placement import (
     Placement,
@@ -60,6 +59,7 @@ from trainmark.embeddings.placement.placement import (
 )
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.devices import Cluster
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 

@@ -8,21 +8,21 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import dlrm_peers
 import numpy as np
 import torch
-from dlrm_clicks import EXPONENTS, Ids, draw_ids
 from torch import Tensor
 
+from benchmarks import dlrm_peers
+from benchmarks.dlrm_clicks import EXPONENTS, Ids, draw_ids
 from trainmark import workloads
 from trainmark.clickdata import feature_spec
-from trainmark.config import resolve
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.run.loop import build_trainer
 from trainmark.training.seeding import generator
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from dlrm_systems import synchronize
 from torch import Tensor
+
+from benchmarks.dlrm_systems import synchronize
 
 WARMUP, WINDOW, PROFILED = 12, 10, 5  # steps
 GIB = 2**30

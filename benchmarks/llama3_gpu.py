@@ -25,12 +25,12 @@ import torch
 
 from benchmarks.common import RESULTS, write_results
 from trainmark import metrics, workloads
-from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
 from trainmark.run.loop import build_trainer
+from trainmark.workloads import resolve
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.flops import flops
 

@@ -4,10 +4,10 @@ Generates logs like Criteo's, with power-law columns of up to 8 million values, 
 million rows (1 and 10 GB of text), and prepares them with frequency threshold 3, each time in a
 process of its own, whose memory (with its children's) is sampled. About ten minutes on 2 cores.
 
-    python benchmarks/prepare.py                        everything
-    python benchmarks/prepare.py --only embedded-4m     one part: embedded-4m, embedded-40m,
-                                                        spark-4m, pandas-4m, parse-4m, killed-4m
-    python benchmarks/prepare.py --folder /big/disk     where the logs go; they are kept
+    PYTHONPATH=. python benchmarks/prepare.py                      everything
+    PYTHONPATH=. python benchmarks/prepare.py --only embedded-4m   one part: embedded-4m, -40m,
+                                                    spark-4m, pandas-4m, parse-4m, killed-4m
+    PYTHONPATH=. python benchmarks/prepare.py --folder /big/disk   where the logs go, and stay
 
 Results of the parts that ran replace those in benchmarks/results/prepare.json.
 """
@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import RESULTS, write_results
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.common import RESULTS, write_results
 
 CARDINALITIES = (
     *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11),

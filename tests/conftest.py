@@ -9,6 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+pytest_plugins = ["tests.skips"]  # a skip that is not named there fails the session
+
 # Triton reads this when it is imported. Without a GPU, kernels are tested in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

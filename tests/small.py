@@ -15,10 +15,10 @@ from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 from trainmark.clickdata import feature_spec
-from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.hardware.devices import Cluster
 from trainmark.run.loop import build_trainer
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
 from trainmark.workloads.dlrm.step import DlrmTrainer
 

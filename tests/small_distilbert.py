@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from trainmark import workloads
-from trainmark.config import resolve
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.distributed.mesh import Mesh, single
 from trainmark.hardware.devices import Cluster
 from trainmark.run.loop import build_trainer
+from trainmark.workloads import resolve
 from trainmark.workloads.distilbert.data import SentenceBatch, build_data
 from trainmark.workloads.distilbert.runs import DistilbertRun, Model, distilbert_demo
 from trainmark.workloads.distilbert.step import SentenceTrainer

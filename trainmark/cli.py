@@ -191,12 +191,13 @@ def _compare(arguments: list[str], started: float) -> None:
 
 def _align(arguments: list[str], started: float) -> int:
     """Whether a run's loss curve agrees with a reference."""
-    from trainmark.report import alignment
+    from trainmark.report.alignment import write_page
+    from trainmark.run import alignment
 
     options = parse(AlignOptions, arguments, "align")
-    found, page = alignment.align(options.folder, options.reference)
+    found = alignment.align(options.folder, options.reference)
     print(alignment.sentence(found))
-    print(page)
+    print(write_page(options.folder, options.reference, found))
     return 0 if found.passed else 1
 
 

@@ -1,22 +1,21 @@
-"""Run configuration: one frozen dataclass per workload, named runs, files, flags, `resolve`.
+"""Run configuration: one frozen dataclass per workload, named runs, files, flags.
 
-One road: named run < file (`--config`) < command-line flags. Everything is filled in and checked
-by `resolve`, at one place, all problems at once. Nothing here imports torch.
+One road: named run < file (`--config`) < command-line flags. `resolve.py` then fills in and checks
+everything at one place. Nothing here imports torch.
 """
 
 import dataclasses
 import json
-import math
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
-from trainmark.errors import InputError, raise_all, unknown
-from trainmark.hardware.devices import Cluster, lacks
+from trainmark.errors import InputError, unknown
 from trainmark.schedule import Schedule
 from trainmark.validation import parse
 
@@ -126,10 +125,14 @@ class TrainOptions:
 # --- a file between the named run and the flags
 
 
-def with_file(run: AnyRun, path: Path, data: str | None = None) -> AnyRun:
+def with_file(
+    run: AnyRun, path: Path, on_other_data: Callable[[AnyRun], AnyRun] = lambda run: run
+) -> AnyRun:
     """`run` with the fields that a TOML file or a result.json sets.
 
-    With other `data` than a result's own, what those had filled in is left to the new ones.
+    Args:
+        on_other_data: takes back what a result's configuration has from data that the run is not
+            to have.
     """
     given = read_mapping(path)
     is_result = "schema" in given
@@ -145,11 +148,7 @@ def with_file(run: AnyRun, path: Path, data: str | None = None) -> AnyRun:
             )
     _check_keys(run, given, str(path))
     merged = parse(type(run), _merge(dataclasses.asdict(run), given), str(path))
-    if is_result and data not in (None, merged.data):
-        from trainmark import workloads
-
-        merged = workloads.on_other_data(merged, data)
-    return merged
+    return on_other_data(merged) if is_result else merged
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -193,10 +192,9 @@ OBSERVATION = frozenset(
 )
 # What a continued run may change besides: how far it goes.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target"})
-# How the same arithmetic is laid out over devices: it may be continued on others.
-LAYOUT = frozenset({
-    "micro_batch", "accumulate", "parallel", "pipeline", "data_parallel", "sharding", "page_cache",
-})  # fmt: skip
+# How the same arithmetic is laid out over devices: it may be continued on others. Workloads have
+# more such fields (`contract.Definition.layout_fields`).
+LAYOUT = frozenset({"micro_batch", "accumulate"})
 
 
 def to_plain(run: Run) -> dict[str, Any]:
@@ -234,130 +232,11 @@ def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
     return changed
 
 
-# --- resolving
-
-
-def resolve(run: AnyRun, cluster: Cluster) -> AnyRun:
-    """Fill in and check everything, for one kind of machine; all problems are reported at once."""
-    from trainmark import workloads
-
-    runs = workloads.runs_module(run.workload)
-    problems = _common_problems(run, cluster)
-    precisions = getattr(runs, "PRECISIONS", PRECISIONS)
-    if run.precision not in precisions:
-        problems.append(
-            f"{run.workload} has no precision {run.precision}; it has {', '.join(precisions)}."
-        )
-    run = dataclasses.replace(run, compile=_compiles(run, cluster))
-    axes = runs.mesh_axes(run, cluster.world)
-    resolved: AnyRun
-    resolved, more = workloads.resolver(run.workload)(run, cluster)
-    problems += more + resolved.schedule.problems()
-    resolved, more = resolve_batches(resolved, axes.get("dp", 1))
-    raise_all(problems + more)
-    return resolved
-
-
 def filled(value: T | None) -> T:
     """A field that `resolve` fills in, as what it is after that."""
     if value is None:
         raise TypeError("This configuration has not been resolved.")
     return value
-
-
-def _compiles(run: Run, cluster: Cluster) -> bool:
-    if run.eager:
-        return False
-    return cluster.hardware != "cpu" if run.compile is None else run.compile
-
-
-def _common_problems(run: Run, cluster: Cluster) -> list[str]:
-    problems = []
-    if not (math.isfinite(run.lr) and run.lr >= 0):
-        problems.append(f"lr must be a finite number of at least 0. Received: {run.lr}.")
-    for name, least in (
-        ("epochs", 1), ("max_steps", 1), ("evals_per_epoch", 0), ("warmup_clock", 0),
-        ("log_every", 1), ("keep_checkpoints", 1), ("eval_batch", 1), ("seed", 0),
-    ):  # fmt: skip
-        value = getattr(run, name)
-        if value is not None and value < least:
-            problems.append(f"{name} must be at least {least}. Received: {value}.")
-    if run.target is not None and not math.isfinite(run.target):
-        problems.append(f"target must be a finite number. Received: {run.target}.")
-    if run.loss_scale != "dynamic" and not 0 < run.loss_scale < math.inf:
-        problems.append(
-            f"loss_scale must be 'dynamic' or a positive number. Received: {run.loss_scale}."
-        )
-    if run.precision == "tf32" and cluster.hardware == "cpu":
-        problems.append("precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16.")
-    if run.precision == "fp8" and lacks(cluster.hardware, "fp8"):
-        problems.append(
-            f"precision fp8 needs a GPU that multiplies fp8 numbers, such as an H100. "
-            f"Received: {cluster}. Use bf16 or fp16."
-        )
-    for text, parser in ((run.profile, parse_profile), (run.checkpoint_every, Interval.parse)):
-        try:
-            if text is not None:
-                parser(text)
-        except InputError as error:
-            problems.append(str(error))
-    return problems
-
-
-def target_problems(run: Run, metric: str) -> list[str]:
-    """Of a target for a metric between 0 and 1; that it is a number is checked for all."""
-    if run.target is None or not math.isfinite(run.target) or 0 <= run.target <= 1:
-        return []
-    return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
-
-
-# --- batches
-
-
-def resolve_batches(run: AnyRun, data_parallel: int) -> tuple[AnyRun, list[str]]:
-    """global_batch = micro_batch x accumulate x data-parallel size: any two give the third."""
-    total, micro, accumulate = run.global_batch, run.micro_batch, run.accumulate
-    for name in ("global_batch", "micro_batch", "accumulate"):
-        value = getattr(run, name)
-        if value is not None and value < 1:
-            return run, [f"{name} must be at least 1. Received: {value}."]
-    if total is None:
-        if micro is None:
-            return run, ["Give global_batch, or micro_batch (and accumulate)."]
-        accumulate = accumulate or 1
-        total = micro * accumulate * data_parallel
-    elif micro is None:
-        accumulate = accumulate or 1
-        micro = total // (accumulate * data_parallel)
-    elif accumulate is None:
-        accumulate = total // (micro * data_parallel)
-    if micro * accumulate * data_parallel != total:
-        return run, [
-            f"global_batch {total} must equal micro_batch x accumulate x data-parallel size; "
-            f"received {_given_factors(run)}data-parallel size {data_parallel}."
-            f"{_nearest_batches(run, data_parallel)}"
-        ]
-    return dataclasses.replace(
-        run,
-        global_batch=total,
-        micro_batch=micro,
-        accumulate=accumulate,
-        eval_batch=run.eval_batch or micro,
-    ), []
-
-
-def _given_factors(run: Run) -> str:
-    given = {"micro_batch": run.micro_batch, "accumulate": run.accumulate}
-    return "".join(f"{name} {value}, " for name, value in given.items() if value is not None)
-
-
-def _nearest_batches(run: Run, data_parallel: int) -> str:
-    """The next global batches that divide, unless all three factors are fixed."""
-    if run.global_batch is None or (run.micro_batch and run.accumulate):
-        return ""
-    unit = (run.micro_batch or run.accumulate or 1) * data_parallel
-    below = run.global_batch // unit * unit
-    return f" Nearest: {f'{below} or ' if below else ''}{below + unit}."
 
 
 # --- fields that are written in a form of their own

@@ -1,6 +1,8 @@
 """Numbers as people read them; a dash where there is none."""
 
+import itertools
 import math
+from collections.abc import Sequence
 
 GIB = 2**30
 
@@ -30,12 +32,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def gib(count: int | None) -> str:
-    if count is None:
-        return DASH
-    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
-
-
 def percent(value: float | None) -> str:
     return DASH if value is None else f"{value:.0%}"
 
@@ -44,9 +40,23 @@ def with_unit(value: float | None, unit: str) -> str:
     return DASH if value is None else f"{value:.0f} {unit}"
 
 
-def readable_size(num_bytes: int) -> str:
-    """Bytes as people read them: 10 bytes, 1.50 MiB, 421.77 GiB."""
+def readable_size(num_bytes: float | None) -> str:
+    """Bytes as people read them: 10 bytes, 1.5 MiB, 421.8 GiB."""
+    if num_bytes is None:
+        return DASH
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if num_bytes >= 2**power:
-            return f"{num_bytes / 2**power:.2f} {unit}"
-    return f"{num_bytes} bytes"
+            return f"{num_bytes / 2**power:.1f} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def gib_cell(num_bytes: float) -> str:
+    """GiB as a cell of a table whose header has the unit."""
+    return f"{num_bytes / GIB:,.2f}" if num_bytes >= GIB / 200 or not num_bytes else "<0.01"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0-3, 7"""
+    groups = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

@@ -23,7 +23,6 @@ from tests.distributed import checkpoint_memory
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box
-from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
@@ -41,8 +40,9 @@ from trainmark.embeddings.placement.placement import (
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
-from trainmark.run import runner
+from trainmark.run import memory
 from trainmark.run.loop import build_trainer
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.sharding import plan_devices
@@ -282,10 +282,10 @@ def _memory(mesh: Mesh, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_WORLD_SIZE", str(together))
         patch.setattr(devices, "host_memory_bytes", lambda: needed)
-        runner._check_memory(cfg, workload, mesh)
+        memory.check_memory(cfg, workload, mesh)
         patch.setattr(devices, "host_memory_bytes", lambda: needed - 1)
         with pytest.raises(InputError, match="2 ranks need" if together == 2 else "it needs"):
-            runner._check_memory(cfg, workload, mesh)
+            memory.check_memory(cfg, workload, mesh)
 
 
 def _unstarted_sum(mesh: Mesh) -> None:

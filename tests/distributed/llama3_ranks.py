@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.hardware.devices import Cluster
 from trainmark.run.loop import build_trainer
+from trainmark.workloads import resolve
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.runs import LlamaRun, Model
 

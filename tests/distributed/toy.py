@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainmark.config import Run, filled
+from trainmark.contract import Workload
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.seeding import generator
-from trainmark.workloads import Workload
 
 ROWS = 230
 WIDTH = 3

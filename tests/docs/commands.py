@@ -14,7 +14,7 @@ from trainmark import cli, workloads
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
 
-RUN = {name: next(iter(workloads.runs_module(name).RUNS)) for name in workloads.NAMES}
+RUN = {name: next(iter(known.runs)) for name, known in workloads.DEFINITIONS.items()}
 """A run of each workload: their flags differ."""
 
 

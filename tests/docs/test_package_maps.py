@@ -9,7 +9,14 @@ import pytest
 from tests.docs.test_adding_a_workload import PAGE
 
 OF_EVERY_WORKLOAD = set(re.findall(r"^\| `(\w+\.py)` \|", PAGE, re.M))
-PACKAGES = ["clicklog", "distributed", "embeddings"]
+PACKAGES = [
+    "clicklog",
+    "distributed",
+    "embeddings",
+    "embeddings.placement",
+    "embeddings.tables",
+    "embeddings.exchange",
+]
 WORKLOADS = [f"workloads.{name}" for name in ("dlrm", "distilbert", "llama3")]
 
 

@@ -11,9 +11,9 @@ import torch
 from tests.docs.commands import ROOT
 from trainmark import workloads
 from trainmark.cli import main
-from trainmark.config import resolve
 from trainmark.embeddings.placement import costs, placement
 from trainmark.hardware.devices import Cluster
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import prediction
 from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.runs import THRESHOLD_3, Optimizer, TableFormat, table_bytes

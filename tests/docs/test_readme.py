@@ -84,18 +84,25 @@ def test_make_demo_parses() -> None:
         assert parses(words) == 0, words
 
 
-OTHERS = "docs/coming_from.md"  # names the flags of others; has a test of its own
+def in_backticks(page: str) -> list[str]:
+    """The spans of code in a page's text, outside of its blocks."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    return re.findall(r"`([^`\n]+)`", text)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != OTHERS])
+# docs/coming_from.md names the flags of others, and has tests of its own for ours.
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/coming_from.md"])
 def test_named_flags_exist(page: str) -> None:
-    """Every --flag in backticks or after a trainmark command is a flag of some verb."""
-    text = (ROOT / page).read_text()
-    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    """Every --flag in backticks is a flag of some verb."""
     known = frozenset().union(*map(flags, HELP))
-    for span in spans:
+    for span in in_backticks(page):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", span):
             assert flag in known, f"{page}: {span}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_verbs_targets_and_runs_exist(page: str) -> None:
+    for span in in_backticks(page):
         words = span.split()
         if words[0] == "trainmark" and len(words) > 1:
             assert words[1] in cli.VERBS or words[1].startswith("--"), f"{page}: {span}"

@@ -9,12 +9,14 @@ import pytest
 
 from trainmark import metrics, workloads
 from trainmark.cli import main
-from trainmark.config import resolve
 from trainmark.distributed import mesh as meshes
+from trainmark.formatting import GIB
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.memory import MemoryPlan
 from trainmark.report import published
-from trainmark.run.memory import GIB, MemoryPlan, plan_memory
+from trainmark.run.memory import plan_memory
+from trainmark.workloads import resolve
 from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.flops import flops
 

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from trainmark import workloads
-from trainmark.config import resolve
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
 from trainmark.kernels.interaction import output_width
 from trainmark.metrics import evaluation_steps
 from trainmark.run.memory import plan_memory
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import runs
 
 # --- learning rates

@@ -10,7 +10,6 @@ import torch
 from tests import small
 from trainmark import workloads
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import IdGroup
 from trainmark.embeddings.placement.placement import (
     Placement,
     Shard,
@@ -18,6 +17,7 @@ from trainmark.embeddings.placement.placement import (
     even_ranges,
     to_json,
 )
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.run.loop import build_trainer
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import Optimizer, Sharding

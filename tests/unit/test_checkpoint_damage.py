@@ -83,7 +83,7 @@ def test_the_way_out_passes_over_other_damaged_checkpoints(tmp_path: Path) -> No
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = checkpoints.save(tmp_path, 1, {}, {}, keep=1)
     manifest = checkpoint_manifest.read_manifest(path)
-    object.__setattr__(manifest, "schema", "trainmark.checkpoint.checkpoints/2")
+    object.__setattr__(manifest, "schema", "trainmark.checkpoint/2")
     (path / "manifest.json").unlink()
     checkpoint_manifest.write_manifest(path, manifest)
     with pytest.raises(InputError, match=r"trainmark\.checkpoint/1"):

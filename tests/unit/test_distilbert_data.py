@@ -11,10 +11,10 @@ import pytest
 
 from tests.small_distilbert import batches, config, write_dataset
 from trainmark.cli import main
-from trainmark.config import resolve
 from trainmark.corpus import sentences, sst2
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
+from trainmark.workloads import resolve
 from trainmark.workloads.distilbert import opinions
 from trainmark.workloads.distilbert.data import build_data
 from trainmark.workloads.distilbert.runs import DistilbertRun, distilbert_sst2

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 from tests.small_distilbert import MODEL, NO_DROPOUT, batches, config, gradients, trainer
-from trainmark.config import resolve
 from trainmark.corpus.sentences import shuffled
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
 from trainmark.kernels import sentence_attention
+from trainmark.workloads import resolve
 from trainmark.workloads.distilbert import layouts
 from trainmark.workloads.distilbert.runs import distilbert_sst2, load_sentences, parameters
 from trainmark.workloads.distilbert.step import save_model

@@ -1,28 +1,23 @@
 """The two systems of benchmarks/dlrm_cpu.py do the same mathematics."""
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from benchmarks import dlrm_cpu
 from trainmark.distributed.mesh import Mesh
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.model import build_model, init_weights
 from trainmark.workloads.dlrm.runs import Model
 from trainmark.workloads.dlrm.step import build_trainer
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    module = importlib.import_module("dlrm_cpu")
-    monkeypatch.setattr(module, "BATCH", 256)
-    monkeypatch.setattr(module, "POOL", 4)
-    return module
+    monkeypatch.setattr(dlrm_cpu, "BATCH", 256)
+    monkeypatch.setattr(dlrm_cpu, "POOL", 4)
+    return dlrm_cpu
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """benchmarks/dlrm_exchange_gpu.py at tiny sizes on the CPU, over gloo."""
 
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import dlrm_exchange_gpu, dlrm_systems, dlrm_timing
 from trainmark.workloads.dlrm.runs import THRESHOLD_0
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(importlib.import_module("dlrm_systems"), "POOL", 2)
+    monkeypatch.setattr(dlrm_systems, "POOL", 2)
     for name in ("WINDOW", "WARMUP"):
-        monkeypatch.setattr(importlib.import_module("dlrm_timing"), name, 1)
-    yield importlib.import_module("dlrm_exchange_gpu")
+        monkeypatch.setattr(dlrm_timing, name, 1)
+    yield dlrm_exchange_gpu
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

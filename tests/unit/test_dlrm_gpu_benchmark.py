@@ -17,7 +17,6 @@ from trainmark import metrics
 from trainmark.workloads.dlrm.rows import SplitBinary
 from trainmark.workloads.dlrm.runs import dlrm_small
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 CPU = torch.device("cpu")
 
 
@@ -26,12 +25,11 @@ class Modules:
 
     def __getattr__(self, name: str) -> ModuleType:
         alone = name in ("common", "paired_auc")
-        return importlib.import_module(name if alone else f"dlrm_{name}")
+        return importlib.import_module(f"benchmarks.{name if alone else f'dlrm_{name}'}")
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Modules:
-    monkeypatch.syspath_prepend(BENCHMARKS)
     modules = Modules()
     monkeypatch.setattr(modules.systems, "POOL", 2)
     monkeypatch.setattr(modules.timing, "WINDOW", 1)

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.small import config, copies, same_bits, trainer
+from tests.small import CPU, config, copies, same_bits, trainer
+from trainmark.distributed.gradients import FlatGradients
+from trainmark.distributed.mesh import single
 from trainmark.kernels import fp8_mlp
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.training.optimizers import LossScale, all_finite
 from trainmark.workloads.dlrm import model
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
-from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
+from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, Sharding, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
@@ -140,6 +142,66 @@ def test_steps_of_slots_and_others_take_turns(changes: dict[str, Any]) -> None:
     assert same_bits(everything(in_turns), everything(plain))
 
 
+# --- the order of a step on several ranks
+
+
+class _Probe(torch.autograd.Function):
+    """Leaves a tensor as it is, and notes when its gradient is passed on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, events: list[str]) -> torch.Tensor:
+        ctx.events = events
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.events.append("bottom's backward")
+        return gradient, None
+
+
+@pytest.mark.parametrize("engine", ["local", "sharded"])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_tops_reduction_begins_before_the_bottoms_backward_pass(
+    micro_batches: int, fused: bool, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all of the top's gradients are in it."""
+    exchange = Sharding(force_exchange=engine == "sharded")
+    cfg = config(micro_batch=512 // micro_batches, sharding=exchange)
+    built, events = trainer(cfg), []
+    built.model.bottom.fused_dtype = built.model.top.fused_dtype = torch.float32 if fused else None
+    forward, start = built.model.bottom.forward, built._top.start
+    reduced = torch.empty(0)
+
+    def start_reduction() -> None:
+        nonlocal reduced
+        events.append("top's reduction")
+        reduced = built._top.gradients.clone()
+        start()
+
+    monkeypatch.setattr(built.model.bottom, "forward", lambda x: _Probe.apply(forward(x), events))
+    monkeypatch.setattr(built._top, "start", start_reduction)
+    steps(built, cfg, count=1)
+    before = ["bottom's backward"] * (micro_batches - 1)
+    assert events == [*before, "top's reduction", "bottom's backward"]
+    assert reduced.any()
+    assert torch.equal(reduced, built._top.gradients)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2])
+def test_the_loss_is_never_a_gradient(extra: int) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    gradients = FlatGradients([weight], single(CPU), extra=extra)
+    if extra == 0:
+        with pytest.raises(IndexError):
+            gradients.loss.add_(1)
+    else:
+        gradients.loss.add_(1)
+        assert gradients.extra[-1] == 1
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
 # --- loss scale
 
 
@@ -243,8 +305,8 @@ def test_a_row_gradient_that_is_not_finite_is_never_applied(
     built = trainer(config())
     original = built.model.tables.lookup_and_interact
 
-    def poisoned(lookup: Any, x_BD: torch.Tensor) -> torch.Tensor:
-        out_BW = original(lookup, x_BD)
+    def poisoned(lookup: Any, x_BD: torch.Tensor, plain: Any) -> torch.Tensor:
+        out_BW = original(lookup, x_BD, plain)
 
         def poison(grad_BW: torch.Tensor) -> torch.Tensor:
             changed = grad_BW.clone()

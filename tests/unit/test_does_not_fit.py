@@ -1,7 +1,6 @@
 """A run that does not fit says so before it allocates, and names what would make it fit."""
 
 import re
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +12,12 @@ from tests import small
 from tests.unit.refusals import refused
 from trainmark import workloads
 from trainmark.cli import main
-from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster, Device
-from trainmark.run import runner
+from trainmark.run import memory
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, TableFormat
 
@@ -64,9 +63,8 @@ def test_train_on_a_gpu_names_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (139 * GIB, 140 * GIB))
     mesh, workload = single(torch.device("cuda")), workloads.load("dlrm")
     cfg = xlarge()
-    advice = partial(runner._what_fits_here, cfg, workload, mesh)
     with pytest.raises(InputError, match=r"NVIDIA H200 has 139\.0 GiB free") as refusal:
-        runner._check_memory(cfg, workload, mesh, advice)
+        memory.check_memory(cfg, workload, mesh)
     assert re.search(INT8, str(refusal.value))
 
 
@@ -153,7 +151,7 @@ def test_several_devices_are_offered_no_format() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_plan_and_dry_run_count_the_same_bytes(optimizer: str, precision: str) -> None:
     cfg = xlarge(optimizer, precision)
-    _, built = runner.dry_run(cfg, Cluster.parse("h200x1x1"))
+    _, built = memory.dry_run(cfg, Cluster.parse("h200x1x1"))
     (planned,) = placing.plan_devices(cfg)
     assert planned.total == pytest.approx(built.total, abs=64)  # the count of updates
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from tests import small
 from trainmark.cli import main
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import IdGroup, LocalEngine
+from trainmark.embeddings.engine import LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.sharded import ShardedEngine
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.kernels.sparse_update import Rule
 from trainmark.workloads.dlrm.model import Dlrm, build_model
@@ -139,7 +140,7 @@ def test_small_updates_add_up_only_if_rounded_by_chance(seed: int | None, expect
     for _ in range(200):
         lookup = engine.prepare([IdGroup([0], torch.zeros(1, 1, dtype=torch.int8))], [1])
         engine.begin(lookup)
-        engine._gradient_rows[:] = [move.clone()]
+        engine._gradient_rows = {0: move.clone()}
         engine.apply_gradients(1.0, ON)
     moved = store.codes[0, 1:].float().mean() * store.scales[0]
     assert moved == pytest.approx(expected, rel=0.6)

@@ -10,9 +10,10 @@ import pytest
 from tests.small import ONE_CPU, train, write_dataset
 from trainmark import workloads
 from trainmark.cli import main
-from trainmark.config import TrainOptions, resolve, to_plain
+from trainmark.config import TrainOptions, to_plain
 from trainmark.errors import InputError
 from trainmark.verbs.flags import parse_run
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 

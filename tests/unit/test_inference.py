@@ -18,12 +18,12 @@ from trainmark import metrics
 from trainmark.cli import main
 from trainmark.embeddings import sharded
 from trainmark.embeddings.tables.store import TableStore
+from trainmark.hardware.memory import MemoryPlan
 from trainmark.inference import figures, latency
 from trainmark.metrics import binary_metrics
 from trainmark.report import report
 from trainmark.report.tables import milliseconds
 from trainmark.run import run_folder, runner
-from trainmark.run.memory import MemoryPlan
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import Sharding, TableFormat
 

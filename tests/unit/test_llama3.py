@@ -14,15 +14,15 @@ from tests.distributed.llama3_ranks import CPU, config, train
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
-from trainmark.config import resolve
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
 from trainmark.files import write_tensors
 from trainmark.hardware.devices import Cluster
 from trainmark.interop import shards
-from trainmark.run import runner
+from trainmark.run import memory
 from trainmark.run.loop import build_trainer
 from trainmark.verbs.export import export
+from trainmark.workloads import resolve
 from trainmark.workloads.llama3 import export as llama3_export
 from trainmark.workloads.llama3 import huggingface, runs
 from trainmark.workloads.llama3.chain import ENTROPY, Chain
@@ -329,7 +329,7 @@ def test_the_published_cluster_resolves_and_dry_runs(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(("states", "expected"), [("fp32", 12), ("bf16", 5)])
 def test_bytes_that_the_optimiser_keeps_of_a_parameter(states: Any, expected: int) -> None:
     run = dataclasses.replace(runs.llama3_8b(), data="synthetic", optimizer_states=states)
-    _, plan = runner.dry_run(run, Cluster.parse("h200x1x1"))
+    _, plan = memory.dry_run(run, Cluster.parse("h200x1x1"))
     assert plan.optimizer == expected * runs.parameters(run.model) + 4  # and the count of steps
 
 

@@ -13,12 +13,12 @@ import pytest
 from tests.small import FLAGS
 from trainmark import workloads
 from trainmark.cli import main
-from trainmark.config import resolve
 from trainmark.embeddings.placement import costs as formulas
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
-from trainmark.run import runner
+from trainmark.run import memory
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.prediction import predict
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
@@ -107,7 +107,7 @@ def test_memory_is_a_dry_runs(optimizer: Any, precision: Any) -> None:
         precision=precision,
         optimizer=Optimizer(name=optimizer),
     )
-    cfg, built = runner.dry_run(run, Cluster.parse("cpux1x1"))
+    cfg, built = memory.dry_run(run, Cluster.parse("cpux1x1"))
     (planned,) = placing.plan_devices(cfg)
     assert planned == built
 
@@ -175,7 +175,7 @@ def test_published_clusters_fit(name: str, cluster: str, changes: dict[str, Any]
 def test_published_clusters_dry_run(name: str, cluster: str, changes: dict[str, Any]) -> None:
     """The model that is built has, on its fullest device, the bytes that the placement says."""
     run = dataclasses.replace(workloads.named_run(name), data="synthetic", device="cpu", **changes)
-    cfg, built = runner.dry_run(run, Cluster.parse(cluster))
+    cfg, built = memory.dry_run(run, Cluster.parse(cluster))
     plans = placing.plan_devices(cfg)
     fullest = max(plans, key=lambda plan: plan.weights + plan.optimizer)
     assert built.weights == fullest.weights
@@ -202,7 +202,7 @@ def test_a_mixture_of_shardings_dry_runs(optimizer: Any, sharding: Sharding) -> 
         optimizer=Optimizer(name=optimizer),
         sharding=sharding,
     )
-    cfg, built = runner.dry_run(run, Cluster.parse("a100-40gx1x4"))
+    cfg, built = memory.dry_run(run, Cluster.parse("a100-40gx1x4"))
     fullest = max(placing.plan_devices(cfg), key=lambda plan: plan.weights + plan.optimizer)
     assert built.weights == fullest.weights
     assert built.gradients == fullest.gradients

@@ -17,7 +17,7 @@ from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources.recipes import RECIPES
-from trainmark.clicklog.sources.rows import Block, Column, Schema, Values
+from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Piece, Position
 
 KINDS = ("string", "int64", "float64", "uint64", "uint32")
@@ -52,7 +52,7 @@ class ListSource:
             if last:
                 return
 
-    def parse(self, piece: Piece) -> Block:
+    def parse(self, piece: Piece) -> ParsedRows:
         columns = list(zip(*piece.raw, strict=True))
         categorical: list[Any] = [pa.array(columns[0], pa.string())]
         for kind, values in zip(KINDS[1:], columns[1:], strict=True):
@@ -60,7 +60,7 @@ class ListSource:
             numbers = np.array([value or 0 for value in values], kind)
             categorical.append(Values(numbers, missing))
         labels = np.arange(len(piece.raw)) % 2 == 0
-        return Block(labels, np.empty((len(labels), 0), np.float16), categorical)
+        return ParsedRows(labels, np.empty((len(labels), 0), np.float16), categorical)
 
 
 def random_rows(count: int) -> list[tuple[Any, ...]]:

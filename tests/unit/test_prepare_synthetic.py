@@ -119,7 +119,7 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(synthetic.folder, "write_json", interrupt)
+    monkeypatch.setattr(synthetic.files, "write_json", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "raw")
     assert list(tmp_path.iterdir()) == []

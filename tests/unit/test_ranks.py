@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from tests.small import config, train
 from trainmark import workloads
-from trainmark.config import resolve
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
 from trainmark.run import runner
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.runs import Sharding
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.small import write_dataset
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.test_prepare_npy import read
-from tests.unit.test_prepare_own_data import COLUMNS, random_rows, write_csv, write_parquet
+from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv, write_parquet
 from trainmark.clicklog import criteo, csv_data, parquet_data
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.raw_values import RawValues, open_dataset

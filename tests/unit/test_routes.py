@@ -3,10 +3,10 @@
 import torch
 
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import IdGroup
 from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.placement.placement import Placement, Shard, TablePlacement
 from trainmark.embeddings.sharded import ShardedEngine
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.embeddings.tables.update import Sgd
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from tests.docs.commands import ROOT
 from tests.unit.served import TEST_LINES, TestClient, served, train
 from tests.unit.test_distilbert_data import WORDS
 from tests.unit.test_prepare_npy import read
-from tests.unit.test_prepare_own_data import COLUMNS, random_rows, write_csv
+from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv
 from trainmark.cli import main
 from trainmark.config import filled
 from trainmark.errors import InputError

@@ -8,10 +8,11 @@ from tests.distributed.dlrm_ranks import DIM, TABLE_ROWS, placement
 from tests.embedding_kernels import triton
 from trainmark.distributed.mesh import single
 from trainmark.embeddings import engine
-from trainmark.embeddings.engine import Engine, IdGroup, LocalEngine
-from trainmark.embeddings.exchange import replicas
+from trainmark.embeddings.engine import Engine, LocalEngine
+from trainmark.embeddings.exchange import stores
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.tables import row_update
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.embeddings.tables.host import distinct
 from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels import copy_rows, gather_interaction, gather_rows, sparse_update
@@ -40,7 +41,7 @@ def in_interpreter(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
         (copy_rows, "_has_kernel"), (gather_rows, "_has_kernel"), (gather_interaction, "has_kernel")
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda _: True)
-    for module in (row_update, replicas):
+    for module in (row_update, stores):
         monkeypatch.setattr(module, "update_rows", sparse_update.update_rows_triton)
     # The plain engine stays plain: what it hands to a CPU's kernel lies otherwise in memory.
     monkeypatch.setattr(engine, "has_compiled", lambda *tensors: False)

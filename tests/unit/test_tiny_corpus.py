@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from trainmark.cli import main
-from trainmark.config import resolve
 from trainmark.corpus.indexed import write_index
 from trainmark.hardware.devices import Cluster
+from trainmark.workloads import resolve
 from trainmark.workloads.llama3.runs import llama3_demo, notes
 
 SAMPLE = 65  # of the demo, whose sequence is 64

@@ -81,7 +81,7 @@ class FileEntry:
 class Manifest:
     """All there is to know about a checkpoint, and the state that is not tensors."""
 
-    schema: Literal["trainmark.checkpoint.checkpoints/1"]
+    schema: Literal["trainmark.checkpoint/1"]
     step: int
     state: dict[str, Any]
     files: dict[str, FileEntry]

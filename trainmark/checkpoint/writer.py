@@ -111,7 +111,7 @@ class Writer(StorageWriter):
         files = {
             path.name: _file_entry(path) for path in sorted(self.folder.glob("rank-*.safetensors"))
         }
-        return Manifest("trainmark.checkpoint.checkpoints/1", self.step, self.state, files, tensors)
+        return Manifest("trainmark.checkpoint/1", self.step, self.state, files, tensors)
 
     def remove_unfinished(self) -> None:
         """Remove what an exception has left; to be called on all ranks in any case."""

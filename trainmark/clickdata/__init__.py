@@ -1,1 +1,6 @@
-"""What a click-log dataset is on disk (`feature_spec.yaml`), and the planted log whose best AUC is known."""
+"""Owns what preparation and training both know of click logs.
+
+feature_spec.py   the description of a dataset on disk
+planted.py        a generated log whose best possible AUC is known
+numerical.py      the transform of integers
+"""

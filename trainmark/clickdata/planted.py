@@ -15,9 +15,9 @@ independently, in any order and process, and is always the same. Used by `prepar
 the in-memory dataset of training; numpy only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ CARDINALITIES = (
 )
 """Ids per categorical column by default: the proportions of Criteo's columns, on a small scale."""
 NUM_NUMERICAL = 13
+MANIFEST = "synthetic.json"
+"""Beside a generated log: its settings and its best possible AUC."""
 
 BLOCK_ROWS = 1 << 16
 """Rows that share a random stream. Part of the format: another value gives other data."""
@@ -316,6 +318,12 @@ class _Integers:
     def logit_term(self, counts: NDArray[np.int32]) -> NDArray[np.float32]:
         used = min(SIGNAL_NUMERICAL, counts.shape[1])
         return log_transform(counts[:, :used]).astype(np.float32) @ self.slope[:used]
+
+
+def known_auc(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """The best possible AUC as metadata of a dataset; nothing where it is not known."""
+    best = manifest.get("best_auc")
+    return {} if best is None else {"best_auc": best}
 
 
 def _most_suitable(cardinalities: tuple[int, ...]) -> list[int]:

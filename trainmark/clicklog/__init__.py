@@ -1,4 +1,4 @@
-"""Raw click logs -> train-ready datasets. Owns bytes on disk; training never imports it.
+"""Owns the way from raw click logs to datasets on disk. Training never imports it.
 
 A *source* (Criteo text, CSV, Parquet) knows how to read rows; one engine does the rest, in bounded
 memory, in phases whose results stay in a work folder beside the output until all is done:
@@ -20,7 +20,7 @@ input, with or without numba, and however often the run was killed:
 - A vocabulary holds the values that occur at least `threshold` times. Ids go by falling count and
   then by rising value (recipe nvidia), or by the row of the first appearance (torchrec, dlrm).
 
-The store (store.py) is a file per block of consecutive rows. A block holds the labels, the
+The store (engine.store) is a file per block of consecutive rows. A block holds the labels, the
 numerical columns ready for training (float16), and each categorical column either as numbers
 (uint32 or uint64) or, where a block has few distinct ones, as codes of 1 or 2 bytes into the
 block's own dictionary with counts; most columns need no second look at their rows to be counted.
@@ -28,9 +28,9 @@ block's own dictionary with counts; most columns need no second look at their ro
 numbers by interning: every block has a sorted dictionary, all dictionaries are merged between
 phases 1 and 2, and a string's number is its rank, so that ties by number are ties by bytes.
 
-Counting (counting.py) keeps a hash table within its share of the memory. When it is full, the upper
-half of the value range is dropped and left to a further pass over the column, so that each pass
-gives exact counts for a range of values, the ranges rising. Mapping loads as much of the
+Counting (arrays.counting) keeps a hash table within its share of the memory. When it is full, the
+upper half of the value range is dropped and left to a further pass over the column, so that each
+pass gives exact counts for a range of values, the ranges rising. Mapping loads as much of the
 vocabulary at a time as fits.
 
 Vocabularies are kept in `vocabulary/cat_i.parquet` (value, id, count; rising values), for
@@ -39,27 +39,21 @@ Vocabularies are kept in `vocabulary/cat_i.parquet` (value, id, count; rising va
 Every finished block and column leaves a line of JSON with sizes and checksums. A run that finds a
 work folder of the same settings checks these and continues behind them.
 
-The files:
+The rooms, each importing only those above it:
 
-    prepare ...   criteo.py, csv_data.py, parquet_data.py, npy.py, synthetic.py: options, and a job
-                  described.py            what csv and parquet share; description.py: --columns
-                  recipes.py, splits.py   the published rules; which rows train, test, validate
-                  per_column.py           flags such as 15,C20=3
-    sources       source.py, rows.py      what the engine asks of a source, and what it gets
-                  criteo_text.py          with criteo_kernel.py (numba) or criteo_arrow.py
-                  own_data.py             CSV and Parquet; convert.py makes numbers of their columns
-                  text_files.py           pieces of whole lines, compressed or not
-    the engine    engine.py               the phases; parse_phase.py is the first
-                  store.py, work.py       rows on disk in between; what of it is done
-                  column_reader.py        a column of the store, for the second phase
-                  counting.py, strings.py, vocabulary.py: counts, strings as numbers, ids
-                  shuffle.py, arrange.py, fields.py: the order of rows, and columns written in it
-                  limits.py               what it may use of the machine
-                  primitives.py           work on whole arrays; kernels.py: the same by numba
-    the output    folder.py               appears whole or not at all
-                  split_binary.py, checksum.py, summary.py, progress.py
-    Spark         spark.py, spark_engine.py, spark_frames.py, spark_encode.py, spark_session.py,
-                  hadoop.py               the same bytes, on a cluster
-    other forms   npy_files.py, to_npy.py, transcode.py
-    scoring       raw_values.py, column_ids.py: single rows by the rules of a prepared dataset
+    arrays     work on whole arrays, by numpy or numba
+    sources    files of several formats, as rows
+    engine     from rows to a dataset, on one machine
+    spark      the same bytes, on a cluster
+
+The files here, which import any of these:
+
+    criteo.py, csv_data.py, parquet_data.py, npy.py, synthetic.py
+                       the options of each `trainmark prepare ...`, and its job
+    tabular.py         what csv and parquet share
+    per_column.py      flags such as 15,C20=3
+    transcode.py       data that have ids already: from CSV or Parquet to split_binary
+    npy_files.py       TorchRec's day files; to_npy.py writes a dataset as such
+    raw_values.py      single rows by the rules of a prepared dataset, for scoring; column_ids.py
+                       looks up their ids
 """

@@ -6,9 +6,7 @@ rest the validation split. A single file, such as Kaggle's train.txt, counts as 
 seventh is the last day.
 """
 
-import glob
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,17 +14,19 @@ from typing import Any, Literal
 import tyro
 
 from trainmark import files
-from trainmark.clicklog import per_column, synthetic, to_npy
+from trainmark.clickdata import planted
+from trainmark.clicklog import per_column, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.phases import MANIFEST, Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
-from trainmark.clicklog.sources.criteo_text import NAMES, CriteoSource
+from trainmark.clicklog.sources.criteo_format import NAMES
+from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES, Name, Recipe
-from trainmark.clicklog.sources.source import BadRows
-from trainmark.errors import InputError, no_file_matches, raise_all
+from trainmark.clicklog.sources.source import BadRows, find_days
+from trainmark.errors import InputError, raise_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,7 @@ class Options:
 def prepare(options: Options) -> dict[str, float]:
     """Write the dataset, unless the folder already holds it; seconds of each phase."""
     if options.engine == "spark":
-        from trainmark.clicklog.spark import job as spark
-
-        return spark.prepare(options)
+        return _prepare_on_spark(options)
     if options.master or options.spark_conf:
         raise InputError("--master and --spark-conf are for --engine spark.")
     job = make_job(options)
@@ -85,6 +83,33 @@ def prepare(options: Options) -> dict[str, float]:
     if options.to == "npy":
         to_npy.write(job.output, days=max(len(job.source.files), 2))
     return seconds
+
+
+def _prepare_on_spark(options: Options) -> dict[str, float]:
+    from trainmark.clicklog.spark import job as spark
+
+    raise_all(_unsupported_on_spark(options))
+
+    def job_of(days: Sequence[Any], metadata: Mapping[str, Any]) -> Job:
+        source = spark.HadoopDays(days, RECIPES[options.recipe], options.bad_rows)
+        return make_job(options, source, metadata)
+
+    where = (options.master, options.spark_conf)
+    return spark.prepare(options.input, str(options.output), job_of, *where)
+
+
+def _unsupported_on_spark(options: Options) -> Iterator[str]:
+    if options.bad_rows == "keep":
+        yield "--engine spark knows --bad-rows stop and skip, not keep."
+    if options.to != "split_binary":
+        yield "--engine spark writes split_binary; --to npy is for the embedded engine."
+    if options.vocabulary is not None:
+        yield "--engine spark builds its vocabularies; it does not take --vocabulary."
+    if options.memory is not None:
+        yield (
+            "--memory is for the embedded engine; Spark's is --spark-conf spark.driver.memory=... "
+            "and spark.executor.memory=..."
+        )
 
 
 def make_job(
@@ -97,7 +122,8 @@ def make_job(
     rules = _rules(options, recipe)
     if source is None:
         paths = find_days(options.input, options.bad_rows)
-        source, metadata = CriteoSource(paths, recipe, options.bad_rows), _best_auc(paths[0].parent)
+        source = CriteoSource(paths, recipe, options.bad_rows)
+        metadata = planted.known_auc(files.read_json(paths[0].parent / planted.MANIFEST))
     split = SplitRule(
         holdout=options.holdout,
         test_half=options.test_half or recipe.test_half,
@@ -115,22 +141,6 @@ def make_job(
         vocabulary=find_vocabulary(options.vocabulary, recipe),
         metadata=metadata or {},
     )
-
-
-def find_days(pattern: str, bad_rows: BadRows = "stop") -> list[Path]:
-    """The files that match, in the order of the numbers in their names."""
-    paths = [Path(path) for path in glob.glob(pattern) if Path(path).is_file()]
-    if not paths:
-        raise no_file_matches(pattern)
-    if bad_rows == "stop":
-        raise_all(f"{path} is empty." for path in paths if path.stat().st_size == 0)
-    return sorted(paths, key=day_order)
-
-
-def day_order(path: Path) -> list[tuple[bool, int, str]]:
-    """A sort key that puts day_2 before day_10."""
-    parts = re.findall(r"\d+|\D+", path.name)
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def _rules(options: Options, recipe: Recipe) -> list[Rules]:
@@ -173,9 +183,3 @@ def find_vocabulary(path: Path | None, recipe: Recipe) -> Path | None:
             f"--vocabulary {path} was made by the recipe {facts['recipe']}, not {recipe.name}."
         )
     return candidate.absolute()
-
-
-def _best_auc(raw_folder: Path) -> dict[str, Any]:
-    """The best possible AUC, where the log was generated and it is known."""
-    known = files.read_json(raw_folder / synthetic.MANIFEST).get("best_auc")
-    return {} if known is None else {"best_auc": known}

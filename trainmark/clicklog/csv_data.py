@@ -1,6 +1,6 @@
 """`trainmark prepare csv`: one's own rows, as text -> the dataset that `trainmark train` reads.
 
-Either `--columns` says what the columns of `--input` are (description.py), and the engine gives ids
+Either `--columns` says what the columns of `--input` are (column_spec.py), and the engine gives ids
 to their values; or `--spec` names a feature specification of data that have ids (transcode.py).
 """
 
@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog import columnar
-from trainmark.clicklog.columnar import DescribedOptions
+from trainmark.clicklog import tabular
 from trainmark.clicklog.sources.source import Source
+from trainmark.clicklog.tabular import TabularOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(DescribedOptions):
+class Options(TabularOptions):
     """Turn CSV files of any columns into a dataset for training."""
 
     delimiter: str = ","
@@ -37,7 +37,7 @@ def prepare(options: Options) -> None:
         return transcode.prepare(spec, options.output, "csv", reader)
 
     def source(files: list[Path], columns: str) -> Source:
-        from trainmark.clicklog.sources.columnar import CsvSource
+        from trainmark.clicklog.sources.csv_source import CsvSource
 
         return CsvSource(
             files,
@@ -48,4 +48,4 @@ def prepare(options: Options) -> None:
             bad_rows=options.bad_rows,
         )
 
-    columnar.prepare(options, transcode_, source)
+    tabular.prepare(options, transcode_, source)

@@ -30,7 +30,8 @@ from rich.table import Table
 from trainmark import files
 from trainmark.clicklog import npy_files, per_column
 from trainmark.clicklog.engine import split_binary
-from trainmark.clicklog.npy_files import Block, Day
+from trainmark.clicklog.npy_files import Day, NpyRows
+from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
 
 MANIFEST = "prepare.json"
@@ -56,7 +57,7 @@ def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
     days = npy_files.find_days(options.input)
     settings = {
-        "input": [[path.name, path.stat().st_size] for day in days for path in day.paths()],
+        "input": names_and_sizes([path for day in days for path in day.paths()]),
         "max_rows": options.max_rows,
         "test_half": options.test_half,
     }
@@ -78,7 +79,7 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Finding the largest ids", total=2 * total)
 
-        def watched(split: "Split") -> Iterator[Block]:
+        def watched(split: "NpySplit") -> Iterator[NpyRows]:
             for block in split.blocks():
                 yield block
                 bar.advance(task, len(block))
@@ -113,7 +114,7 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Split:
+class NpySplit:
     """Rows of whole days, or a part of one."""
 
     name: str
@@ -126,7 +127,7 @@ class Split:
     def rows(self) -> int:
         return self.stop - self.start
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[NpyRows]:
         """The split's rows, in order."""
         first = 0
         for day in self.days:
@@ -137,7 +138,7 @@ class Split:
                 first += len(block)
 
 
-def _split(days: list[Day], test_half: str) -> list[Split]:
+def _split(days: list[Day], test_half: str) -> list[NpySplit]:
     """Train, test and validation."""
     *earlier, last = days
     train = sum(day.rows for day in earlier)
@@ -152,9 +153,9 @@ def _split(days: list[Day], test_half: str) -> list[Split]:
         halves.reverse()
     test, validation = halves
     return [
-        Split("train", earlier, 0, train),
-        Split("test", [last], *test),
-        Split("validation", [last], *validation),
+        NpySplit("train", earlier, 0, train),
+        NpySplit("test", [last], *test),
+        NpySplit("validation", [last], *validation),
     ]
 
 
@@ -162,7 +163,7 @@ def _split(days: list[Day], test_half: str) -> list[Split]:
 
 
 def _cardinalities(
-    splits: list[Iterator[Block]], caps: list[int | None], source: Path
+    splits: list[Iterator[NpyRows]], caps: list[int | None], source: Path
 ) -> list[int]:
     """Number of ids of each feature after folding; an `InputError` if that cannot be."""
     least, most = [0] * len(caps), [-1] * len(caps)
@@ -186,8 +187,8 @@ def _cardinalities(
 
 def _write(
     partial: Path,
-    split: Split,
-    blocks: Iterator[Block],
+    split: NpySplit,
+    blocks: Iterator[NpyRows],
     cardinalities: list[int],
     caps: list[int | None],
 ) -> tuple[int, int]:
@@ -209,7 +210,7 @@ def _write(
     return clicks, not_finite
 
 
-def _labels(block: Block, split: Split, row: int) -> NDArray[np.bool_]:
+def _labels(block: NpyRows, split: NpySplit, row: int) -> NDArray[np.bool_]:
     wrong = (block.labels != 0) & (block.labels != 1)
     if wrong.any():
         place = int(np.argmax(wrong))
@@ -220,7 +221,7 @@ def _labels(block: Block, split: Split, row: int) -> NDArray[np.bool_]:
     return block.labels.astype(np.bool_)
 
 
-def _numbers(block: Block, split: Split, row: int) -> tuple[NDArray[np.float16], int]:
+def _numbers(block: NpyRows, split: NpySplit, row: int) -> tuple[NDArray[np.float16], int]:
     finite = np.isfinite(block.dense)
     numbers = np.where(finite, block.dense, np.float32(0))
     large = np.abs(numbers) > np.finfo(np.float16).max

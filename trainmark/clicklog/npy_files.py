@@ -29,7 +29,7 @@ SPARSE_KINDS = ("sparse", "sparse_multi_hot")
 
 
 @dataclass(frozen=True)
-class Block:
+class NpyRows:
     """Consecutive rows."""
 
     dense: NDArray[np.float32]
@@ -42,8 +42,8 @@ class Block:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, rows: slice) -> "Block":
-        return Block(self.dense[rows], self.labels[rows], [column[rows] for column in self.ids])
+    def __getitem__(self, rows: slice) -> "NpyRows":
+        return NpyRows(self.dense[rows], self.labels[rows], [column[rows] for column in self.ids])
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Day:
     sparse: Path
     labels: Path
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[NpyRows]:
         """All rows, in order."""
         dense, labels = _map(self.dense), _map(self.labels)
         start = 0
@@ -67,7 +67,7 @@ class Day:
             while start < self.rows:
                 stop = min(start + BLOCK_ROWS, self.rows)
                 columns = ids.read(stop - start)
-                yield Block(dense[start:stop], labels[start:stop].reshape(-1), columns)
+                yield NpyRows(dense[start:stop], labels[start:stop].reshape(-1), columns)
                 start = stop
 
     def paths(self) -> list[Path]:

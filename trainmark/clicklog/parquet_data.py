@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog import columnar
-from trainmark.clicklog.columnar import DescribedOptions
+from trainmark.clicklog import tabular
 from trainmark.clicklog.sources.source import Source
+from trainmark.clicklog.tabular import TabularOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(DescribedOptions):
+class Options(TabularOptions):
     """Turn Parquet files of any columns into a dataset for training."""
 
 
@@ -26,8 +26,8 @@ def prepare(options: Options) -> None:
         return transcode.prepare(spec, options.output, "parquet", transcode.read_parquet)
 
     def source(files: list[Path], columns: str) -> Source:
-        from trainmark.clicklog.sources.columnar import ParquetSource
+        from trainmark.clicklog.sources.parquet_source import ParquetSource
 
         return ParquetSource(files, columns, bad_rows=options.bad_rows)
 
-    columnar.prepare(options, transcode_, source)
+    tabular.prepare(options, transcode_, source)

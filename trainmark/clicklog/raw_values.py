@@ -19,9 +19,8 @@ from trainmark import files
 from trainmark.clicklog.column_ids import ColumnIds, open_column
 from trainmark.clicklog.engine.phases import MANIFEST, VOCABULARY
 from trainmark.clicklog.engine.vocabulary import Rules
-from trainmark.clicklog.sources import columns as description
-from trainmark.clicklog.sources import convert, criteo_text
-from trainmark.clicklog.sources.columns import Use
+from trainmark.clicklog.sources import column_spec, convert, criteo_format
+from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.recipes import RECIPES, Recipe
 from trainmark.clicklog.sources.rows import Column, Values
 from trainmark.errors import InputError
@@ -76,7 +75,7 @@ def open_dataset(data: Path) -> RawValues | None:
             f"{data} does not say how its columns were read: it is from an earlier version. "
             "Prepare it again, or use --values prepared."
         )
-    return DescribedValues(data / VOCABULARY, rules, facts["inputs"])
+    return TabularValues(data / VOCABULARY, rules, facts["inputs"])
 
 
 def _open_columns(
@@ -111,8 +110,8 @@ class CriteoValues:
     """
 
     def __init__(self, vocabularies: Path, rules: Sequence[Rules], recipe: Recipe) -> None:
-        self.numerical = tuple(f"I{i}" for i in range(1, criteo_text.NUM_NUMERICAL + 1))
-        self.categorical = self.tables = criteo_text.NAMES
+        self.numerical = tuple(f"I{i}" for i in range(1, criteo_format.NUM_NUMERICAL + 1))
+        self.categorical = self.tables = criteo_format.NAMES
         self.expects: Mapping[str, str] = {
             **dict.fromkeys(self.numerical, "a whole number of at most 64 bits or nothing"),
             **dict.fromkeys(self.categorical, "up to 8 hexadecimal digits or nothing"),
@@ -140,7 +139,7 @@ class CriteoValues:
             return None
         if not isinstance(value, bool | list | dict):
             text = f"{value:.0f}" if isinstance(value, float) and value % 1 == 0 else str(value)
-            number = criteo_text.integer(text.encode(errors="replace"))
+            number = criteo_format.integer(text.encode(errors="replace"))
             if number is not None:
                 return number
         row, column = divmod(place, len(self.numerical))
@@ -173,7 +172,7 @@ class CriteoValues:
 # --- one's own columns
 
 
-class DescribedValues:
+class TabularValues:
     """Columns of any kind, as `--columns` described them.
 
     Args:
@@ -185,13 +184,13 @@ class DescribedValues:
     def __init__(
         self, vocabularies: Path, rules: Sequence[Rules], inputs: Mapping[str, Any]
     ) -> None:
-        uses = [Use(**use) for use in inputs["columns"]]
+        uses = [ColumnUse(**use) for use in inputs["columns"]]
         self._numerical = [use for use in uses if use.role == "numerical"]
         self._categorical = [use for use in uses if use.role != "numerical"]
         self._missing: list[str] = inputs["missing"]
         self.numerical = tuple(use.column for use in self._numerical)
         self.categorical = tuple(use.column for use in self._categorical)
-        columns = description.schema(uses).categorical
+        columns = column_spec.schema(uses).categorical
         self.tables = tuple(column.name for column in columns)
         self.expects: Mapping[str, str] = {use.column: convert.expected(use) for use in uses}
         self._columns = _open_columns(vocabularies, columns, rules)
@@ -206,7 +205,7 @@ class DescribedValues:
             raise InputError(f"Row {row}: {converted.problems[row]}.")
         return converted.numerical, _ids(self._columns, converted.categorical)
 
-    def _array(self, values: Sequence[Any], use: Use) -> pa.Array:
+    def _array(self, values: Sequence[Any], use: ColumnUse) -> pa.Array:
         """A column as a file might have it: of its type, or of texts."""
         if any(sign in values for sign in self._missing):
             values = [None if value in self._missing else value for value in values]
@@ -216,7 +215,7 @@ class DescribedValues:
         texts = [self._text(row, value, use) for row, value in enumerate(values)]
         return pa.array(texts, pa.string())
 
-    def _text(self, row: int, value: Any, use: Use) -> str | None:
+    def _text(self, row: int, value: Any, use: ColumnUse) -> str | None:
         if value is None or isinstance(value, str):
             return value
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -245,7 +244,7 @@ def _inferred(values: Sequence[Any]) -> pa.Array | None:
         return None
 
 
-def _has_type_for(use: Use, kind: pa.DataType) -> bool:
+def _has_type_for(use: ColumnUse, kind: pa.DataType) -> bool:
     if use.reading in TEXTS:
         return pa.types.is_string(kind)
     return not pa.types.is_nested(kind)
@@ -254,8 +253,8 @@ def _has_type_for(use: Use, kind: pa.DataType) -> bool:
 def _is_hexadecimal(value: Any) -> bool:
     if not isinstance(value, str):
         return value is None
-    return criteo_text.hexadecimal(value.encode(errors="replace")) is not None
+    return criteo_format.hexadecimal(value.encode(errors="replace")) is not None
 
 
-def _as_read(value: Any, use: Use) -> Any:
+def _as_read(value: Any, use: ColumnUse) -> Any:
     return f"{value:x}" if use.reading == "hex" and value is not None else value

@@ -24,6 +24,7 @@ from trainmark import files
 from trainmark.clickdata.numerical import MISSING, log_transform
 from trainmark.clickdata.planted import (
     CARDINALITIES,
+    MANIFEST,
     MAX_COUNT,
     NUM_NUMERICAL,
     BestAuc,
@@ -33,8 +34,6 @@ from trainmark.clickdata.planted import (
 from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.npy_files import DayWriter
 from trainmark.errors import InputError, raise_all
-
-MANIFEST = "synthetic.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ def _check(options: Options) -> None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowRange:
     """Rows that are written together: a day, or a split."""
 
     name: str
@@ -104,18 +103,18 @@ class Piece:
     stop: int
 
 
-def _pieces(options: Options) -> list[Piece]:
+def _pieces(options: Options) -> list[RowRange]:
     per_day = options.rows // options.days
     bounds = [day * per_day for day in range(options.days)] + [options.rows]
     if options.format != "split_binary":
         days = enumerate(pairwise(bounds))
-        return [Piece(f"day_{number}", start, stop) for number, (start, stop) in days]
+        return [RowRange(f"day_{number}", start, stop) for number, (start, stop) in days]
     last = bounds[-2]
     middle = last + (options.rows - last) // 2
     return [
-        Piece("train", 0, last),
-        Piece("test", last, middle),
-        Piece("validation", middle, options.rows),
+        RowRange("train", 0, last),
+        RowRange("test", last, middle),
+        RowRange("validation", middle, options.rows),
     ]
 
 
@@ -133,7 +132,7 @@ def _generate(options: Options, settings: dict[str, Any]) -> None:
     with files.building(options.output) as partial, Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Generating rows", total=options.rows)
 
-        def watched(piece: Piece) -> Iterator[Rows]:
+        def watched(piece: RowRange) -> Iterator[Rows]:
             for rows in log.blocks(piece.start, piece.stop):
                 every_day.add(rows)
                 if piece.start >= last_day_start:
@@ -193,7 +192,7 @@ class _RawWriter:
         counts = np.arange(-2, MAX_COUNT + 1).astype(f"S{self.COUNT_WIDTH}")
         self.count_text = np.append(counts, b"")
 
-    def __call__(self, partial: Path, piece: Piece, blocks: Iterable[Rows]) -> None:
+    def __call__(self, partial: Path, piece: RowRange, blocks: Iterable[Rows]) -> None:
         with (partial / piece.name).open("wb") as file:
             for rows in blocks:
                 file.write(self._text(rows).data)
@@ -231,7 +230,7 @@ class _NpyWriter:
     def __init__(self, log: PlantedClicks) -> None:
         self.log = log
 
-    def __call__(self, partial: Path, piece: Piece, blocks: Iterable[Rows]) -> None:
+    def __call__(self, partial: Path, piece: RowRange, blocks: Iterable[Rows]) -> None:
         shape = (self.log.num_numerical, len(self.log.cardinalities))
         day = int(piece.name.removeprefix("day_"))
         writer = DayWriter(partial, day, piece.stop - piece.start, *shape)
@@ -247,12 +246,12 @@ class _SplitBinaryWriter:
     def __init__(self, log: PlantedClicks) -> None:
         self.log = log
 
-    def __call__(self, partial: Path, piece: Piece, blocks: Iterable[Rows]) -> None:
+    def __call__(self, partial: Path, piece: RowRange, blocks: Iterable[Rows]) -> None:
         shape = (self.log.cardinalities, self.log.num_numerical)
         with split_binary.Writer(partial, piece.name, *shape) as writer:
             for rows in blocks:
                 writer.append(rows.labels, log_transform(rows.numerical), rows.categorical)
 
 
-WRITERS: dict[str, Callable[[PlantedClicks], Callable[[Path, Piece, Iterable[Rows]], None]]]
+WRITERS: dict[str, Callable[[PlantedClicks], Callable[[Path, RowRange, Iterable[Rows]], None]]]
 WRITERS = {"raw": _RawWriter, "npy": _NpyWriter, "split_binary": _SplitBinaryWriter}

@@ -24,6 +24,7 @@ from trainmark import files
 from trainmark.clickdata import feature_spec
 from trainmark.clickdata.feature_spec import CHANNELS, Chunk, FeatureSpec
 from trainmark.clicklog.engine import split_binary
+from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
 
 MANIFEST = "prepare.json"
@@ -253,7 +254,7 @@ def prepare(spec_path: Path, output: Path, kind: str, reader: Reader) -> dict[st
     job = Transcoding(spec, spec_path.parent, reader)
     settings = {
         "spec": feature_spec.plain(spec),
-        "input": [[path.name, path.stat().st_size] for path in job.files()],
+        "input": names_and_sizes(job.files()),
     }
     if files.is_finished(output, MANIFEST, settings):
         print(f"{output} already holds this dataset; nothing to do.")

@@ -55,7 +55,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Some lines of one file."""
 
     number: int
@@ -132,7 +132,7 @@ def _digest(settings: dict[str, Any]) -> str:
 # --- blocks
 
 
-def _blocks(paths: list[Path]) -> Iterator[Block]:
+def _blocks(paths: list[Path]) -> Iterator[TextBlock]:
     """Whole lines, about BLOCK_BYTES of them each; which is a matter of the input alone."""
     number = 0
     for path in paths:
@@ -141,7 +141,7 @@ def _blocks(paths: list[Path]) -> Iterator[Block]:
             text = _read(path, file)
             while True:
                 following = _read(path, file) if text else b""
-                yield Block(number, str(path), line, text, ends_file=not following)
+                yield TextBlock(number, str(path), line, text, ends_file=not following)
                 number += 1
                 line += text.count(b"\n")
                 if not following:
@@ -219,7 +219,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _write_part(block: Block, parts: Path) -> None:
+def _write_part(block: TextBlock, parts: Path) -> None:
     """The block's tokens, the lengths of its pieces, and whether the last one ends a document."""
     work, tokens = _STATE["work"], _STATE["tokens"]
     is_json = any(suffix in _JSON_LINES for suffix in Path(block.path).suffixes)
@@ -237,7 +237,7 @@ def _write_part(block: Block, parts: Path) -> None:
     os.replace(temporary, path)
 
 
-def _json_texts(block: Block, key: str) -> list[str]:
+def _json_texts(block: TextBlock, key: str) -> list[str]:
     texts = []
     for number, line in enumerate(block.text.splitlines(), start=block.first_line):
         if not line.strip():
@@ -255,7 +255,7 @@ def _json_texts(block: Block, key: str) -> list[str]:
     return texts
 
 
-def _decode(block: Block, text: bytes) -> str:
+def _decode(block: TextBlock, text: bytes) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
 
 
 class FlatGradients:
-    """The gradients of `parameters` as views of one buffer, with the loss in its last element.
+    """The gradients of `parameters` as views of one buffer, the loss behind them if there is room.
 
     Each rank's loss must be divided by the samples of all ranks already: the sum over ranks is
     then the mean over the global batch, whatever the ranks' shares.
@@ -24,7 +24,6 @@ class FlatGradients:
         sizes = [parameter.numel() for parameter in self._parameters]
         self.buffer = torch.zeros(sum(sizes) + extra, device=mesh.device)
         self.gradients, self.extra = self.buffer.split([sum(sizes), extra])
-        self.loss = self.buffer[-1]
         self._work: Any = None
         self._started = False
         self._parts = [
@@ -33,6 +32,11 @@ class FlatGradients:
         ]
         self._in_buffer = False
         self._put_into_buffer()
+
+    @property
+    def loss(self) -> Tensor:
+        """The last of the extra elements; without any there is no loss, and asking is an error."""
+        return self.extra[-1]
 
     def zero(self) -> None:
         """Begin a step: the backward passes add to zeros."""

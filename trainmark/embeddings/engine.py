@@ -4,15 +4,20 @@
 another library's tables are other engines, not other models.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.row_update import Settings
-from trainmark.embeddings.tables.store import TableStore, table_names, whole_table
+from trainmark.embeddings.tables.store import (
+    TableBytes,
+    TableStore,
+    table_names,
+    whole_table,
+)
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -20,31 +25,8 @@ from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
 
-
-@dataclass(frozen=True)
-class IdGroup:
-    """The ids of the categorical features that are stored in one integer type."""
-
-    features: list[int]
-    """Which features, in table order."""
-    ids: Tensor
-    """[features, B]: rows of each feature's own table."""
-
-    def part(self, samples: slice) -> "IdGroup":
-        """The ids of some of the samples."""
-        return IdGroup(self.features, self.ids[:, samples])
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableBytes:
-    """What tables take of a device's memory."""
-
-    weights: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.optimizer
+Interaction = Callable[[Tensor, Tensor], Tensor]
+"""([B, D] dense vectors, [B, F, D] rows) -> what the top MLP reads."""
 
 
 def held_bytes(engine: "Engine") -> TableBytes:
@@ -57,14 +39,13 @@ def held_bytes(engine: "Engine") -> TableBytes:
 
 
 class Engine(Protocol):
-    """Tables, wherever they lie. The model calls `lookup_and_interact` alone, the trainer the rest.
+    """Tables, wherever they lie. The model looks up and decides what follows; the trainer calls the
+    rest.
 
     What `prepare` returns is the engine's own; everybody else hands it on unread. Ranks call the
     methods in the same order, those without samples too: an engine may talk to its like in each.
     """
 
-    interaction: Any
-    """([B, D], [B, F, D]) -> what the top MLP reads."""
     sent_bytes: Any
     """{kind: bytes} sent to other ranks in training so far, by what they were."""
     works_in_graphs: bool
@@ -89,8 +70,17 @@ class Engine(Protocol):
         """Start fetching rows, which goes on while the caller computes something else."""
         ...
 
-    def lookup_and_interact(self, lookup: Any, x_BD: Tensor) -> Tensor:
-        """The interaction of the dense vector with the looked-up rows, in the compute dtype."""
+    def lookup(self, lookup: Any) -> Tensor:
+        """[B, F, D] rows of a lookup that was begun. In training, they collect the gradient."""
+        ...
+
+    def lookup_and_interact(
+        self, lookup: Any, x_BD: Tensor, plain: Interaction = dot_interaction
+    ) -> Tensor:
+        """The dot interaction of dense vectors and rows, in the type of `x_BD`.
+
+        In one kernel with the lookup where the engine has one, else by `plain` after it.
+        """
         ...
 
     def gradients(self) -> list[Tensor]:
@@ -127,7 +117,7 @@ class Engine(Protocol):
         """A checkpoint has filled all tensors in place."""
         ...
 
-    def device_bytes(self) -> "TableBytes":
+    def device_bytes(self) -> TableBytes:
         """Bytes of tables on the device that has most of them."""
         ...
 
@@ -146,7 +136,6 @@ class LocalEngine(nn.Module):
         names = table_names(len(table_rows))
         parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
         self.store = TableStore(parts, dim, rule)
-        self.interaction = dot_interaction
         self.works_in_graphs = False
         self._features: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.sent_bytes: dict[str, int] = {}
@@ -194,10 +183,12 @@ class LocalEngine(nn.Module):
             self._looked_up.append((ids, rows_BFD))
         return rows_BFD
 
-    def lookup_and_interact(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
+    def lookup_and_interact(
+        self, ids_BF: Tensor, x_BD: Tensor, plain: Interaction = dot_interaction
+    ) -> Tensor:
         if has_compiled(self.store.weight, x_BD):
             return self._in_one_kernel(ids_BF, x_BD)
-        return self.interaction(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
+        return plain(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
 
     def _in_one_kernel(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
         tables = Tables(Rows(self.store.weight))
@@ -251,14 +242,3 @@ class LocalEngine(nn.Module):
     def table_state(self) -> dict[str, Tensor]:
         state = {f"{part.name}.{kind}": rows for part, kind, rows in self.store.part_state()}
         return state | {f"tables.{k}": tensor for k, tensor in self.store.scalar_state().items()}
-
-
-def gradient(rows: Tensor) -> Tensor:
-    """What the backward pass left for looked-up rows."""
-    if rows.grad is None:
-        raise RuntimeError("Rows were looked up in training, but no backward pass reached them.")
-    return rows.grad
-
-
-def joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -8,15 +8,18 @@ which reads it again rather than keep a copy, and by the update.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import IdGroup, TableBytes, held_bytes, joined
+from trainmark.embeddings.engine import Interaction, held_bytes
+from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import FormatStore
 from trainmark.embeddings.tables.row_update import Settings
-from trainmark.embeddings.tables.store import table_names, whole_table
+from trainmark.embeddings.tables.store import TableBytes, table_names, whole_table
 from trainmark.kernels.gather_interaction import gather_interaction
+from trainmark.kernels.gather_rows import gather_rows
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, sort_rows_of_two
 from trainmark.kernels.table_formats import Tables
@@ -49,6 +52,7 @@ class FusedEngine(nn.Module):
         dim: width of a row.
         rule: how rows are updated.
         seed: of the random bits that rounding takes; None: round to nearest.
+        dtype: in which `lookup` returns rows, the compute dtype.
     """
 
     updates: Tensor
@@ -60,9 +64,10 @@ class FusedEngine(nn.Module):
         dim: int,
         rule: Rule,
         seed: int | None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.interaction = dot_interaction  # the only one that the kernel knows
+        self.dtype = dtype
         self.sent_bytes: dict[str, int] = {}
         self.works_in_graphs = True
         names = table_names(len(table_rows))
@@ -83,7 +88,8 @@ class FusedEngine(nn.Module):
         self._key = None if seed is None else stream_seed(seed, "rounding") % LARGEST_INT32
         self._constants: _Constants | None = None
         self._looked_up: list[Lookup] = []
-        self._gradient_rows: list[Tensor] = []
+        self._gradient_rows: dict[int, Tensor] = {}
+        """Of each micro-batch, flat."""
 
     # --- forward
 
@@ -105,7 +111,24 @@ class FusedEngine(nn.Module):
         if torch.is_grad_enabled():
             self._looked_up.append(lookup)
 
-    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+    def lookup(self, lookup: Lookup) -> Tensor:
+        """In training, of the latest lookup that was begun."""
+        rows_BFD = gather_rows(lookup.ids_BF, self._tables(), self.dtype)
+        if torch.is_grad_enabled():
+            number = len(self._looked_up) - 1
+            self._gradient_rows.pop(number, None)
+            keep = partial(self._keep_gradient, number)
+            rows_BFD.requires_grad_().register_post_accumulate_grad_hook(keep)
+        return rows_BFD
+
+    def _keep_gradient(self, number: int, rows_BFD: Tensor) -> None:
+        grads_BFD = gradient(rows_BFD)
+        self._gradient_rows[number] = grads_BFD.reshape(-1)
+        self._on_device().finite.mul_(grads_BFD.isfinite().all())
+
+    def lookup_and_interact(
+        self, lookup: Lookup, x_BD: Tensor, plain: Interaction = dot_interaction
+    ) -> Tensor:
         """In training, of the latest lookup that was begun."""
         ids_BF = lookup.ids_BF
         if not torch.is_grad_enabled():
@@ -118,10 +141,8 @@ class FusedEngine(nn.Module):
 
     def _gradient_buffer(self, number: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Where a micro-batch's gradient rows go: always to the same place, as a graph demands."""
-        if number == len(self._gradient_rows):
-            self._gradient_rows.append(like.new_empty(0))
-        held = self._gradient_rows[number]
-        if held.numel() < math.prod(shape) or held.dtype != like.dtype:
+        held = self._gradient_rows.get(number)
+        if held is None or held.numel() < math.prod(shape) or held.dtype != like.dtype:
             held = self._gradient_rows[number] = like.new_empty(math.prod(shape))
         return held[: math.prod(shape)].view(shape)
 
@@ -134,7 +155,7 @@ class FusedEngine(nn.Module):
     # --- update
 
     def gradients(self) -> list[Tensor]:
-        """0, or infinite if a gradient is not finite: the kernel has looked at them all."""
+        """0, or infinite if a gradient is not finite: the backward pass has checked them all."""
         return [1 / self._on_device().finite - 1]
 
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
@@ -147,8 +168,8 @@ class FusedEngine(nn.Module):
         width = self._tables().first.codes.shape[1]
         grads = joined(
             [
-                buffer[: lookup.ids_BF.numel() * width].view(-1, width)
-                for buffer, lookup in zip(self._gradient_rows, looked_up, strict=False)
+                self._gradient_rows[number][: lookup.ids_BF.numel() * width].view(-1, width)
+                for number, lookup in enumerate(looked_up)
             ]
         )
         lookup = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)

@@ -32,19 +32,18 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
-from trainmark.embeddings.engine import IdGroup, TableBytes, gradient, joined
+from trainmark.embeddings.engine import Interaction
 from trainmark.embeddings.exchange.buckets import Bucketed
 from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.lookups import Asked, Lookup
-from trainmark.embeddings.exchange.replicas import Replicas
 from trainmark.embeddings.exchange.routes import Routes
 from trainmark.embeddings.exchange.squares import ColumnSquares
-from trainmark.embeddings.exchange.stores import make_store, stored_bytes
+from trainmark.embeddings.exchange.stores import Replicas, make_store, stored_bytes
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.embeddings.tables.boxes import table_boxes
+from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.tables.store import TableStore
+from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -88,7 +87,6 @@ class ShardedEngine(nn.Module):
         self.stores = [make_store(store, rule, mesh.device) for store in self._mine]
         self._modules_of_stores = nn.ModuleList(self.stores)
         self.replicas = Replicas(self.routes.replicas, rule)
-        self.interaction = dot_interaction
         kinds = ("ids", "counts", "rows", "gradients", "squares", "replicas")
         self.sent_bytes: Counter[str] = Counter(dict.fromkeys(kinds, 0))
         self._ids_type = torch.int32 if self.routes.most_rows < INT32_ROWS else torch.int64
@@ -212,10 +210,12 @@ class ShardedEngine(nn.Module):
             self.replicas.gather_into(lookup.replica_ids, tail)
         lookup.received = received
 
-    def lookup_and_interact(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
+    def lookup_and_interact(
+        self, lookup: Lookup, x_BD: Tensor, plain: Interaction = dot_interaction
+    ) -> Tensor:
         if self._reads_in_place:
             return self._interact_in_place(lookup, x_BD)
-        return self.interaction(x_BD, self.lookup(lookup).to(x_BD.dtype))
+        return plain(x_BD, self.lookup(lookup).to(x_BD.dtype))
 
     def _interact_in_place(self, lookup: Lookup, x_BD: Tensor) -> Tensor:
         """Read rows from where they were received, and leave gradients in the same places."""
@@ -274,10 +274,9 @@ class ShardedEngine(nn.Module):
 
     def gradients(self) -> list[Tensor]:
         """Of rows that are read in place, 0 or infinite: the kernel has looked at them all."""
-        if self._reads_in_place:
-            return [1 / self._connect().finite - 1]
         in_order = [lookup.in_order for lookup in self._looked_up]
-        return [rows.grad for rows in in_order if rows is not None and rows.grad is not None]
+        grads = [rows.grad for rows in in_order if rows is not None and rows.grad is not None]
+        return grads or [1 / self._connect().finite - 1]
 
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
         looked_up, self._looked_up = self._looked_up, []

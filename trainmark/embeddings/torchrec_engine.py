@@ -8,7 +8,7 @@ there loss scales are undone, and a step that must not count is left out. An upd
 model's own backward pass could do neither.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import IdGroup, TableBytes, gradient
+from trainmark.embeddings.engine import Interaction
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.embeddings.tables.boxes import table_boxes
-from trainmark.embeddings.tables.store import TablePart, init_part
+from trainmark.embeddings.tables.batch import IdGroup, gradient
+from trainmark.embeddings.tables.store import TableBytes, TablePart, init_part, table_boxes
 from trainmark.embeddings.torchrec_tables import (
     TableSpecs,
     device_type,
@@ -95,7 +95,6 @@ class TorchRecEngine(nn.Module):
         super().__init__()
         raise_all(problems(specs, placement))
         self.specs, self.mesh = specs, mesh
-        self.interaction: Callable[[Tensor, Tensor], Tensor] = dot_interaction
         collection = make_collection(specs)
         plan = make_plan(collection, specs, placement, cluster)
         self.parts = list(parts_of(plan, specs, mesh.rank))
@@ -189,8 +188,10 @@ class TorchRecEngine(nn.Module):
             self._count(lookup)
         return rows_BFD
 
-    def lookup_and_interact(self, lookup: AskedLookup, x_BD: Tensor) -> Tensor:
-        return self.interaction(x_BD, self.lookup(lookup).to(x_BD.dtype))
+    def lookup_and_interact(
+        self, lookup: AskedLookup, x_BD: Tensor, plain: Interaction = dot_interaction
+    ) -> Tensor:
+        return plain(x_BD, self.lookup(lookup).to(x_BD.dtype))
 
     # --- update
 

@@ -6,10 +6,7 @@ from trainmark.errors import InputError
 from trainmark.hardware.datasheets import ACCELERATORS
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.links import GB, LINKS
-
-# What a device has beside tables, weights and activations: driver and library contexts, buffers of
-# the collectives, fragments between allocations, and the 2 % that a driver reports less.
-RESERVED = 0.05
+from trainmark.hardware.memory import RESERVED
 
 
 @dataclass(frozen=True, kw_only=True)

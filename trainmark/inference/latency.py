@@ -15,6 +15,7 @@ import torch
 
 from trainmark import metrics, workloads
 from trainmark.config import filled
+from trainmark.contract import AnyWorkload
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.hardware import devices
@@ -24,7 +25,6 @@ from trainmark.inference.figures import Inference, Row
 from trainmark.inference.options import InferOptions
 from trainmark.run import runner
 from trainmark.run.runner import Loaded
-from trainmark.workloads import Workload
 
 DROPPED = 10  # requests of each size, as published: they pay for compilation and cold caches
 MOST_SAMPLES = 2**20  # in memory, of each size; requests that need more come again
@@ -41,7 +41,7 @@ def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
     began = datetime.now(UTC)
     requests: dict[int, list[Any]] = {}
 
-    def check(cfg: Any, workload: Workload) -> None:
+    def check(cfg: Any, workload: AnyWorkload) -> None:
         _check_predicts(cfg, workload)
         requests.update(_requests(cfg, workload, sizes, DROPPED + options.steps))
 
@@ -71,11 +71,11 @@ def parse_batches(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, words)))
 
 
-def _check_predicts(cfg: Any, workload: Workload) -> None:
+def _check_predicts(cfg: Any, workload: AnyWorkload) -> None:
     if workload.build_predictor is None:
         raise InputError(
-            f"{cfg.name} has no latency to measure: a language model is asked to generate text, "
-            "which this version does not do. Export it for software that does (trainmark export)."
+            f"{cfg.name} has no latency to measure: {cfg.workload} gives no scores for samples. "
+            "Export it for software that serves such models (trainmark export)."
         )
 
 
@@ -83,10 +83,10 @@ def _check_predicts(cfg: Any, workload: Workload) -> None:
 
 
 def _requests(
-    cfg: Any, workload: Workload, sizes: tuple[int, ...] | None, count: int
+    cfg: Any, workload: AnyWorkload, sizes: tuple[int, ...] | None, count: int
 ) -> dict[int, list[Any]]:
     """Different full batches of each size: `count` of them, or as many as there are."""
-    wanted = sizes or workloads.runs_module(cfg.workload).INFERENCE_BATCHES
+    wanted = sizes or workloads.definition(cfg).inference_batches
     found = {size: _batches(cfg, workload, size, count) for size in wanted}
     for size, (first, *_) in found.items():
         if sizes and first.samples < size:
@@ -98,15 +98,15 @@ def _requests(
     return {size: batches for size, batches in full.items() if batches}
 
 
-def _batches(cfg: Any, workload: Workload, size: int, count: int) -> list[Any]:
+def _batches(cfg: Any, workload: AnyWorkload, size: int, count: int) -> list[Any]:
     data = workload.build_data(
-        dataclasses.replace(cfg, eval_batch=size), _split(cfg, workload), dp_rank=0, dp_size=1
+        dataclasses.replace(cfg, eval_batch=size), _split(cfg, workload), 0, 1
     )
     most = max(1, min(count, MOST_SAMPLES // size))
     return list(islice(data, most))
 
 
-def _split(cfg: Any, workload: Workload) -> str:
+def _split(cfg: Any, workload: AnyWorkload) -> str:
     return workload.held_out_splits(cfg)[0]
 
 

@@ -23,8 +23,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from trainmark.contract import Scorer
 from trainmark.errors import InputError
-from trainmark.inference.scorer import Scorer
 
 MAX_BODY_BYTES = 16 << 20
 MAX_ROWS = 16_384

@@ -1,18 +1,18 @@
 """`trainmark serve`: finds out what a folder holds, has it loaded, and serves it."""
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from trainmark import workloads
+from trainmark.config import Run
+from trainmark.contract import Definition, Scorer, Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.inference.options import ServeOptions
-from trainmark.inference.scorer import Scorer, Served
+from trainmark.run import run_folder
 
 PACKAGES = ("fastapi", "uvicorn")
-EXPORTED = {"dlrm": "dlrm", "distilbert": "distilbert", "bert": "distilbert", "llama": "llama3"}
-"""What config.json of an exported model calls it -> the workload."""
 
 
 def serve(options: ServeOptions) -> None:
@@ -27,16 +27,16 @@ def serve(options: ServeOptions) -> None:
 def load(options: ServeOptions) -> Scorer:
     """The model in a folder: a run's newest checkpoint, or what `trainmark export` wrote."""
     workload, run = _identify(options.folder)
-    module = f"trainmark.workloads.{workload}.serving"
-    if find_spec(module) is None:
+    if workload.load_scorer is None:
         raise InputError(
-            f"{options.folder} holds a {workload} model, which is no model to score rows with; "
-            "trainmark export makes a folder of it that text generation servers load."
+            f"{options.folder} holds a {workload.name} model, which is no model to score rows "
+            "with; trainmark export makes a folder of it that text generation servers load."
         )
-    return import_module(module).load(
+    return workload.load_scorer(
         Served(
             folder=options.folder,
             run=run,
+            checkpoint=run_folder.find_checkpoint(options.folder) if run else None,
             device=_device(options.device),
             data=options.data,
             values=options.values,
@@ -44,15 +44,15 @@ def load(options: ServeOptions) -> Scorer:
     )
 
 
-def _identify(folder: Path) -> tuple[str, object]:
+def _identify(folder: Path) -> tuple[Definition[Any], Run | None]:
     """The workload, and the run's configuration if the folder is a run's."""
     described = read_json(folder / "config.json")
-    if described.get("workload") in workloads.NAMES:
-        from trainmark.run import run_folder
-
-        return described["workload"], run_folder.read_config(folder)
-    if described.get("model_type") in EXPORTED:
-        return EXPORTED[described["model_type"]], None
+    if described.get("workload") in workloads.DEFINITIONS:
+        run = run_folder.read_config(folder)
+        return workloads.definition(run), run
+    for workload in workloads.DEFINITIONS.values():
+        if described.get("model_type") in workload.exported_types:
+            return workload, None
     raise InputError(
         f"{folder} holds no model: expected the output folder of a run, or one that "
         "trainmark export wrote."

@@ -1,1 +1,6 @@
-"""Files of other software: sharded safetensors, Hugging Face model folders, ONNX."""
+"""Owns the files of other software.
+
+shards.py         safetensors files of a few GB each, with Hugging Face's index
+model_folder.py   Hugging Face's model folders
+onnx_files.py     ONNX models
+"""

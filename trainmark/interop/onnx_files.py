@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, save_model
 from torch import Tensor
 
 from trainmark import __version__
-from trainmark.checkpoint.storage import bytes_of
 
 Load = Callable[[list[str]], dict[str, Tensor]]
 OPSET, IR_VERSION = 17, 8  # of 2022: no operator here needs a newer one, and old runtimes read it
@@ -92,7 +93,7 @@ def write_model(
 
 def _inline(weights: Mapping[str, Tensor], load: Load) -> Iterator[TensorProto]:
     for name, tensor in weights.items():
-        yield _proto(name, tensor, raw_data=bytes(bytes_of(load([name])[name])))
+        yield _proto(name, tensor, raw_data=_bytes_of(load([name])[name]).tobytes())
 
 
 def _beside(path: Path, weights: Mapping[str, Tensor], load: Load) -> Iterator[TensorProto]:
@@ -106,8 +107,12 @@ def _beside(path: Path, weights: Mapping[str, Tensor], load: Load) -> Iterator[T
             place = {"location": path.name, "offset": offset, "length": tensor.nbytes}
             for key, value in place.items():
                 proto.external_data.add(key=key, value=str(value))
-            file.write(bytes_of(load([name])[name]))
+            file.write(_bytes_of(load([name])[name]).data)
             yield proto
+
+
+def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def _proto(name: str, tensor: Tensor, **fields: Any) -> TensorProto:

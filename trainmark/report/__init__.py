@@ -11,10 +11,10 @@ from rich.console import RenderableType
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.inference import figures
-from trainmark.report import alignment, comparison
+from trainmark.report import comparison
 from trainmark.report.html import page
 from trainmark.report.sections import Run
-from trainmark.run import result
+from trainmark.run import alignment, result
 from trainmark.run.curves import read_loss
 
 FILE_NAME = "report.html"

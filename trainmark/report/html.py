@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 
-from trainmark.formatting import DASH, duration, gib, human
+from trainmark.formatting import DASH, duration, human, readable_size
 from trainmark.report.fields import best_possible
 from trainmark.report.markup import Markup, join, tag
 from trainmark.report.sections import (
@@ -134,7 +134,11 @@ def _tiles(result: Result) -> list[Markup]:
         _tile(metric_name(result), _quality_value(result), _quality_remark(result)),
         _tile("Throughput", human(headline_rate), f"{rate.unit} in training (p_train)"),
         _tile("End to end", duration(result.time_s.e2e), f"{result.samples:,} samples"),
-        _tile("Peak memory", gib(memory.peak_bytes), f"of {gib(memory.total_bytes)}"),
+        _tile(
+            "Peak memory",
+            readable_size(memory.peak_bytes),
+            f"of {readable_size(memory.total_bytes)}",
+        ),
     ]
     if result.tokens_per_device_s is not None:
         tiles.append(_tile("Tokens", human(result.tokens_per_device_s), "per device and second"))

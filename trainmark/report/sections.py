@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmark.formatting import GIB, gib, percent, with_unit
+from trainmark.formatting import GIB, percent, readable_size, with_unit
 from trainmark.inference.figures import Inference
 from trainmark.report import published
 from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
@@ -321,10 +321,10 @@ def device_facts(result: Result) -> list[tuple[str, str]]:
     memory = result.memory
     monitor = result.hardware.get("monitor") or {}
     return [
-        ("peak memory (device)", gib(memory.peak_bytes)),
-        ("peak memory (allocator)", gib(memory.allocated_peak_bytes)),
-        ("device memory", gib(memory.total_bytes)),
-        ("peak host memory", gib(memory.host_peak_bytes)),
+        ("peak memory (device)", readable_size(memory.peak_bytes)),
+        ("peak memory (allocator)", readable_size(memory.allocated_peak_bytes)),
+        ("device memory", readable_size(memory.total_bytes)),
+        ("peak host memory", readable_size(memory.host_peak_bytes)),
         ("mean utilisation", percent(_figure(monitor, "utilisation", "mean"))),
         ("highest utilisation", percent(_figure(monitor, "utilisation", "max"))),
         ("mean power", with_unit(_figure(monitor, "power_w", "mean"), "W")),
@@ -353,7 +353,9 @@ def _title(name: str) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    return gib(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+    return (
+        readable_size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+    )
 
 
 def configuration(result: Result) -> Markup:

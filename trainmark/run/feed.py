@@ -3,31 +3,39 @@
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Generic
 
+import torch
+
+from trainmark.contract import BatchT, PreparedT, Trainer
 from trainmark.run.clocks import Clocks, DeviceWaits, HostWaits
 
 
-class Feed:
+class Feed(Generic[BatchT, PreparedT]):
     """Prepared batches in order, each prepared one step before it is used.
 
     Preparing ahead lets a GPU copy the next batch, and sort its ids, while it computes this one.
     """
 
     def __init__(
-        self, batches: Iterator[Any], trainer: Any, clocks: Clocks, device: Any, ahead: int = 1
+        self,
+        batches: Iterator[BatchT],
+        trainer: Trainer[BatchT, PreparedT],
+        clocks: Clocks,
+        device: torch.device,
+        ahead: int = 1,
     ) -> None:
         self._batches = batches
         self._trainer = trainer
         self._waits = HostWaits(clocks) if device.type == "cpu" else DeviceWaits(clocks, device)
-        self._queue: deque[Any] = deque()
+        self._queue: deque[PreparedT] = deque()
         self._ahead = ahead
         self._more = True
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PreparedT]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PreparedT:
         self._waits.begin()
         while self._more and len(self._queue) <= self._ahead:
             self._fetch()

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainmark import metrics
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.room import check_room
 from trainmark.config import Interval, Run, parse_profile, to_plain
+from trainmark.contract import AnyWorkload, Data, Prepared, Trainer
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.run.clocks import Clocks
@@ -27,7 +29,6 @@ from trainmark.run.run_folder import CHECKPOINTS
 from trainmark.run.runlog import RunLog, SilentLog
 from trainmark.run.signals import StopRequest
 from trainmark.validation import parse
-from trainmark.workloads import Workload
 
 
 @dataclass(kw_only=True)
@@ -70,7 +71,7 @@ class Training:
     def __init__(
         self,
         cfg: Run,
-        workload: Workload,
+        workload: AnyWorkload,
         mesh: Mesh,
         output: Path,
         *,
@@ -136,7 +137,7 @@ class Training:
 
     # --- beginning
 
-    def _data(self, split: str) -> Any:
+    def _data(self, split: str) -> Data[Any]:
         return self.workload.build_data(self.cfg, split, self.mesh.dp_rank, self.mesh.dp_size)
 
     def set_up(self) -> None:
@@ -184,16 +185,23 @@ class Training:
 
     # --- one step
 
-    def _count(self, batch: Any, lr: float, loss: Any, skipped: Any) -> None:
+    def _count(self, batch: Prepared, lr: float, loss: Tensor, skipped: Tensor) -> None:
         self.progress.step += 1
         self._unsaved = True
         self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
         # Scalars stay on a device until the next look: reading one would make the host wait. On a
         # CPU they are read at once: kept, each would split the block of memory that the next
         # step's largest gradient needs, and the process would grow by that gradient every step.
-        if self.mesh.device.type == "cpu":
-            loss, skipped = loss.item(), skipped.item()
-        self._pending.append(_Pending(self.progress.step, batch.position, lr, loss, skipped))
+        read = self.mesh.device.type == "cpu"
+        self._pending.append(
+            _Pending(
+                step=self.progress.step,
+                position=batch.position,
+                lr=lr,
+                loss=loss.item() if read else loss,
+                skipped=skipped.item() if read else skipped,
+            )
+        )
 
     def _look(self) -> None:
         """Read the losses since the last look; stop at one that is not finite."""
@@ -301,29 +309,30 @@ class Training:
         self.log.checkpointed(path)
         return path
 
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def _weights(self) -> dict[str, Tensor]:
         return {f"model.{name}": tensor for name, tensor in self.trainer.weights().items()}
 
-    def _trainer_state(self) -> dict[str, torch.Tensor]:
+    def _trainer_state(self) -> dict[str, Tensor]:
         return {f"trainer.{name}": tensor for name, tensor in self.trainer.state_dict().items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Pending:
     """A step whose loss has not been read yet."""
 
     step: int
     position: int
     lr: float
-    loss: torch.Tensor | float
-    skipped: torch.Tensor | bool
+    loss: Tensor | float
+    skipped: Tensor | float
 
 
-def build_trainer(cfg: Run, workload: Workload, mesh: Mesh) -> Any:
+def build_trainer(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> Trainer[Any, Any]:
     """Build on the meta device, cut to this rank's parts, then allocate each part once."""
     parts = workload.parallelize(workload.build_model(cfg), mesh, cfg)
     workload.init_weights(parts, cfg, mesh.device)
-    return workload.build_trainer(parts, mesh, cfg)
+    built: Trainer[Any, Any] = workload.build_trainer(parts, mesh, cfg)
+    return built
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:

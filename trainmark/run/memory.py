@@ -1,138 +1,112 @@
-"""Bytes per device of a run, from a model built on the meta device: nothing is allocated."""
+"""What a run needs of memory, counted on the meta device, and whether this machine has it."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+import dataclasses
+import os
+from collections.abc import Iterable
+from functools import partial
 
-from trainmark.config import AnyRun, Run
-from trainmark.errors import InputError
-from trainmark.formatting import GIB
-from trainmark.hardware.datasheets import ACCELERATORS
+import psutil
+import torch
+from torch import Tensor
+
+from trainmark import workloads
+from trainmark.config import Run
+from trainmark.contract import AnyWorkload, DeviceBytes
+from trainmark.distributed import mesh as meshes
+from trainmark.distributed.mesh import Mesh
+from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
-from trainmark.hardware.machine import RESERVED
-from trainmark.workloads import Workload, smaller_runs
-
-if TYPE_CHECKING:  # `trainmark plan` of a DLRM needs no torch
-    from torch import Tensor
-
-    from trainmark.distributed.mesh import Mesh
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
-    """Bytes on one device at a step's fullest moment. Exact, except for the activations."""
-
-    weights: int
-    gradients: int
-    """Those of that moment: none yet, where the backward pass then frees more than it makes."""
-    optimizer: int
-    activations: int
-    """Estimated."""
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
+from trainmark.hardware.memory import (
+    MemoryPlan,
+    check_fits,
+    check_host_fits,
+    sum_of,
+    what_fits,
+)
 
 
-def plan_memory(cfg: Run, workload: Workload, mesh: "Mesh") -> MemoryPlan:
+def plan_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> MemoryPlan:
     """Build this rank's share of the model without memory, and count."""
-    import torch
-
-    from trainmark.distributed.mesh import Mesh
-
     shapes_only = Mesh(torch.device("meta"), mesh.axes, mesh.device_mesh)
     parts = workload.parallelize(workload.build_model(cfg), shapes_only, cfg)
     trainer = workload.build_trainer(parts, shapes_only, cfg)
-    if hasattr(trainer, "device_bytes"):
-        return MemoryPlan(**trainer.device_bytes(), activations=workload.activation_bytes(cfg))
-    return MemoryPlan(
-        weights=_bytes(trainer.weights().values()),
-        gradients=_bytes(p for part in parts for p in part.parameters()),
-        optimizer=_bytes(trainer.state_dict().values()),
-        activations=workload.activation_bytes(cfg),
+    held = (
+        workload.device_bytes(trainer)
+        if workload.device_bytes
+        else DeviceBytes(
+            weights=_bytes(trainer.weights().values()),
+            gradients=_bytes(p for part in parts for p in part.parameters()),
+            optimizer=_bytes(trainer.state_dict().values()),
+        )
     )
+    activations = workload.activation_bytes(cfg)
+    return MemoryPlan(**dataclasses.asdict(held), activations=activations)
 
 
-def _bytes(tensors: Iterable["Tensor"]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
-    """What several devices need together."""
-    plans = list(plans)
-    kinds = [field.name for field in fields(MemoryPlan)]
-    return MemoryPlan(**{kind: sum(getattr(plan, kind) for plan in plans) for kind in kinds})
+def dry_run(cfg: Run, cluster: Cluster) -> tuple[Run, MemoryPlan]:
+    """Resolve and build on the meta device; needs no device."""
+    cfg = workloads.resolve(cfg, cluster)
+    axes = workloads.definition(cfg).mesh_axes(cfg, cluster.world)
+    with meshes.fake(axes) as mesh:
+        return cfg, plan_memory(cfg, workloads.load(cfg.workload), mesh)
 
 
-# --- what does not fit
+def advice(cfg: Run, cluster: Cluster, available: float) -> str:
+    """A sentence (after a space) with flags that make a run fit so many bytes, if there are any."""
+    smaller = workloads.definition(cfg).smaller(cfg)
+    return what_fits(smaller, lambda run: dry_run(run, cluster)[1], available)
 
 
-def card_bytes(cluster: Cluster) -> int | None:
-    """Memory of one device of a cluster, nominal; None where it is not known beforehand."""
-    device = ACCELERATORS.get(cluster.hardware)
-    return device.memory_bytes if device else None
+# --- on this machine
 
 
-def what_fits(cfg: AnyRun, needed: Callable[[AnyRun], MemoryPlan], available: float) -> str:
-    """A sentence (after a space) with the flags that make a run fit; none, if there are none.
+def this_cluster(mesh: Mesh) -> Cluster:
+    """The machines that this process and its like run on."""
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(mesh.world_size)))
+    key = devices.identify(mesh.device).key
+    return Cluster(key, mesh.world_size // per_node, per_node)
 
-    Args:
-        needed: the plan of a run as the caller would make it; `InputError` for what cannot be.
-    """
-    for flags, run in smaller_runs(cfg):
-        try:
-            total = needed(run).total
-        except InputError:
-            continue
-        if total <= available:
-            return f" With {flags} it would fit ({total / GIB:.1f} GiB)."
+
+def check_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool = True) -> None:
+    """Refuse, before anything is allocated, a run that cannot fit the devices or their host."""
+
+    def needed(plan: MemoryPlan) -> MemoryPlan:
+        """To predict, activations hardly count: none outlives its layer."""
+        return plan if training else dataclasses.replace(plan, activations=0)
+
+    plan = needed(plan_memory(cfg, workload, mesh))
+    # Before the ranks compare their plans: none of them has allocated anything yet.
+    on_host = min(psutil.virtual_memory().available, devices.host_memory_bytes())
+    per_node = this_cluster(mesh).devices
+    first = mesh.rank // per_node * per_node
+    hint = partial(_advice_here, cfg, workload, mesh) if training else _no_advice
+    if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
+        plans = workload.plan_devices(cfg)
+        own = needed(plans[mesh.rank]) if plans else plan
+        of_machine = sum_of(meshes.of_all_ranks(own)[first : first + per_node])
+        check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=hint)
+        on_host -= of_machine.total
+    else:
+        available, _ = torch.cuda.mem_get_info(mesh.device)
+        check_fits(plan, available, cfg.name, devices.identify(mesh.device).name, advice=hint)
+    kept = sum(workload.host_bytes(cfg)[first : first + per_node])
+    check_host_fits(kept, on_host, cfg.name)
+
+
+def _no_advice(available: float) -> str:
     return ""
 
 
-def misfit(
-    cfg: AnyRun, plan: MemoryPlan, cluster: Cluster, needed: Callable[[AnyRun], MemoryPlan]
-) -> str | None:
-    """What to say of a run that a cluster's devices are too small for; None if they are not."""
-    card = card_bytes(cluster)
-    if card is None or plan.total <= card:
-        return None
-    return (
-        f"{cfg.name} does not fit {cluster}: a device needs {plan.total / GIB:.1f} GiB of "
-        f"{card / GIB:.1f}. Use more devices or a smaller micro_batch."
-        f"{what_fits(cfg, needed, card * (1 - RESERVED))}"
-    )
+def _advice_here(cfg: Run, workload: AnyWorkload, mesh: Mesh, available: float) -> str:
+    if mesh.device.type == "cpu" and mesh.world_size > 1:
+        return ""  # what all ranks of a machine need, no rank knows alone
+    cluster = this_cluster(mesh)
 
+    def needed(run: Run) -> MemoryPlan:
+        return plan_memory(workloads.resolve(run, cluster), workload, mesh)
 
-def check_fits(
-    plan: MemoryPlan,
-    available: int,
-    name: str,
-    where: str,
-    *,
-    ranks: int = 1,
-    advice: Callable[[int], str] = lambda available: "",
-) -> None:
-    """Refuse, before anything is allocated, a run that cannot fit.
-
-    Args:
-        advice: what else to say of a run that has so many bytes.
-    """
-    if plan.total > available:
-        who = "it needs" if ranks == 1 else f"its {ranks} ranks need"
-        raise InputError(
-            f"{name} does not fit: {who} {plan.total / GIB:.1f} GiB (weights "
-            f"{plan.weights / GIB:.1f}, gradients {plan.gradients / GIB:.1f}, optimiser "
-            f"{plan.optimizer / GIB:.1f}, activations about {plan.activations / GIB:.1f}), and "
-            f"{where} has {available / GIB:.1f} GiB free. Use more or larger devices, a "
-            f"smaller micro_batch or a smaller model.{advice(available)}"
-        )
-
-
-def check_host_fits(needed: int, available: int, name: str) -> None:
-    """Likewise for tables in host memory, of all devices of this machine."""
-    if needed > available:
-        raise InputError(
-            f"{name} does not fit: its tables in host memory need {needed / GIB:.1f} GiB on this "
-            f"machine, which has {max(available, 0) / GIB:.1f} GiB free for them. Use fewer "
-            "--host-tables, more machines or smaller tables (a higher frequency threshold)."
-        )
+    return what_fits(workloads.definition(cfg).smaller(cfg), needed, available)

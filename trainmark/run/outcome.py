@@ -16,8 +16,7 @@ from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
-from trainmark.report import alignment
-from trainmark.run import result
+from trainmark.run import alignment, result
 from trainmark.run.clocks import Totals
 from trainmark.run.loop import Training
 from trainmark.run.result import Result
@@ -33,8 +32,8 @@ def make_result(
     measured = totals.samples - totals.samples_warmup
     tokens = totals.tokens or None
     times = _times(training)
-    runs = workloads.runs_module(cfg.workload)
-    changed = changed_fields(workloads.named_run(cfg.name), cfg, runs.closed(cfg))
+    closed = workloads.definition(cfg).closed(cfg)
+    changed = changed_fields(workloads.named_run(cfg.name), cfg, closed)
     mfu, mfu_reason = _mfu(training, measured, totals.tokens - totals.tokens_warmup, times.train)
     return Result(
         run=cfg.name,
@@ -75,7 +74,7 @@ def make_result(
 def with_verdict(finished: Result, output: Path, reference: Path) -> Result:
     """The result with whether its loss curve agrees; one that is too short to tell says so."""
     try:
-        found, _ = alignment.align(output, reference)
+        found = alignment.align(output, reference)
     except InputError as error:
         return dataclasses.replace(finished, notes=[*finished.notes, f"Not judged: {error}"])
     return dataclasses.replace(finished, aligned=alignment.verdict(found))
@@ -92,9 +91,9 @@ def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:
 def _sent_bytes(training: Training) -> dict[str, dict[str, float]]:
     """What a device sends to others in a step: of each kind, the most of any device."""
     mesh, trainer = training.mesh, training.trainer
-    if mesh.world_size == 1 or not hasattr(trainer, "sent_bytes_per_step"):
+    sent = training.workload.sent_bytes_per_step(trainer) if mesh.world_size > 1 else {}
+    if not sent:
         return {}
-    sent = trainer.sent_bytes_per_step()
     most = mesh.max_over_ranks(list(sent.values()))
     return {"sent_bytes_per_step": dict(zip(sent, most, strict=True))}
 
@@ -207,7 +206,7 @@ def _notes(training: Training) -> list[str]:
         notes.append(f"Steps {cfg.profile} ran under torch.profiler.")
     if training.weights_from:
         notes.append(f"Started from the weights of {training.weights_from}.")
-    return notes + training.workload.notes(cfg)
+    return notes + workloads.definition(cfg).notes(cfg)
 
 
 def spread(results: list[Result]) -> str:

@@ -25,7 +25,6 @@ from trainmark.validation import parse
 
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
-MODEL_FOLDER = "model"
 LOCK_FILE = ".lock"
 
 
@@ -54,8 +53,10 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     if earlier.name != cfg.name:
         raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
-    longer = workloads.as_long_as_the_run(earlier) & workloads.as_long_as_the_run(cfg)
-    changed = differences(earlier, cfg, ignore=OBSERVATION | EXTENSION | LAYOUT | longer)
+    workload = workloads.definition(cfg)
+    fitted = workload.fitted_fields(earlier) & workload.fitted_fields(cfg)
+    may_differ = OBSERVATION | EXTENSION | LAYOUT | workload.layout_fields | fitted
+    changed = differences(earlier, cfg, ignore=may_differ)
     if changed:
         raise InputError(
             f"{output} holds a run with another configuration (other {', '.join(changed)}). "

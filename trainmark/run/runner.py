@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,32 +15,22 @@ import torch.distributed as dist
 
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.config import AnyRun, Precision, Run, TrainOptions, resolve
+from trainmark.config import AnyRun, Precision, Run, TrainOptions
+from trainmark.contract import MODEL_FOLDER, AnyWorkload, Trainer
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
-from trainmark.hardware import devices
 from trainmark.hardware.allocator import keep_freed_memory
-from trainmark.hardware.devices import Cluster
 from trainmark.hardware.monitor import Monitor
-from trainmark.report import alignment
-from trainmark.run import result, run_folder
+from trainmark.run import alignment, result, run_folder
 from trainmark.run.loop import Training, build_trainer
-from trainmark.run.memory import (
-    MemoryPlan,
-    check_fits,
-    check_host_fits,
-    plan_memory,
-    sum_of,
-    what_fits,
-)
+from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
 from trainmark.run.result import Result
-from trainmark.run.run_folder import MODEL_FOLDER, find_checkpoint, read_config
+from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.training.precision import set_matmul_precision
-from trainmark.workloads import Workload
 
 EVALUATION_FILE = "evaluation.json"
 
@@ -79,7 +67,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
             run_folder.check(output, cfg, fresh=False, started_from=None)
         else:
             run_folder.check(output, cfg, fresh=options.fresh, started_from=weights)
-    _check_memory(cfg, workload, mesh, advice=partial(_what_fits_here, cfg, workload, mesh))
+    check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
         training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
         training.set_up()
@@ -94,7 +82,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
             claims.enter_context(run_folder.claimed(output, cfg))
         mesh.barrier()
         training.run()
-    finished = make_result(training, _this_cluster(mesh), monitor.summary(), began)
+    finished = make_result(training, this_cluster(mesh), monitor.summary(), began)
     if mesh.is_main:
         if workload.save_model:
             workload.save_model(training.trainer, output / MODEL_FOLDER)
@@ -124,7 +112,7 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     if begins and ranks > 1:
         launched.join("nccl" if kind == "cuda" else "gloo")
         heartbeat = launched.watch_machines()
-    yield meshes.build(device, workloads.runs_module(cfg.workload).mesh_axes(cfg, ranks))
+    yield meshes.build(device, workloads.definition(cfg).mesh_axes(cfg, ranks))
     if heartbeat is not None:
         heartbeat.stop()
     if begins and dist.is_initialized():  # by the lines above, or by an engine for itself alone
@@ -145,13 +133,7 @@ def _make_current(device: torch.device) -> None:
 def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
     """Resolve for the machine that this process runs on."""
     kind: Literal["cpu", "cuda"] = "cpu" if mesh.device.type == "cpu" else "cuda"
-    return resolve(dataclasses.replace(cfg, device=kind), _this_cluster(mesh))
-
-
-def _this_cluster(mesh: Mesh) -> Cluster:
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(mesh.world_size)))
-    key = devices.identify(mesh.device).key
-    return Cluster(key, mesh.world_size // per_node, per_node)
+    return workloads.resolve(dataclasses.replace(cfg, device=kind), this_cluster(mesh))
 
 
 def _settle(cfg: Run, mesh: Mesh) -> None:
@@ -167,56 +149,6 @@ def _forget_peaks(mesh: Mesh) -> None:
         torch.cuda.reset_peak_memory_stats(mesh.device)
 
 
-def _check_memory(
-    cfg: Run,
-    workload: Workload,
-    mesh: Mesh,
-    advice: Callable[[int], str] = lambda available: "",
-    *,
-    training: bool = True,
-) -> None:
-    import psutil
-
-    def needed(plan: MemoryPlan) -> MemoryPlan:
-        """To predict, activations hardly count: none outlives its layer."""
-        return plan if training else dataclasses.replace(plan, activations=0)
-
-    plan = needed(plan_memory(cfg, workload, mesh))
-    # Before the ranks compare their plans: none of them has allocated anything yet.
-    on_host = min(psutil.virtual_memory().available, devices.host_memory_bytes())
-    per_node = _this_cluster(mesh).devices
-    first = mesh.rank // per_node * per_node
-    if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
-        plans = workload.plan_devices(cfg)
-        own = needed(plans[mesh.rank]) if plans else plan
-        of_machine = sum_of(meshes.of_all_ranks(own)[first : first + per_node])
-        check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=advice)
-        on_host -= of_machine.total
-    else:
-        available, _ = torch.cuda.mem_get_info(mesh.device)
-        check_fits(plan, available, cfg.name, devices.identify(mesh.device).name, advice=advice)
-    kept = sum(workload.host_bytes(cfg)[first : first + per_node])
-    check_host_fits(kept, on_host, cfg.name)
-
-
-def _what_fits_here(cfg: Run, workload: Workload, mesh: Mesh, available: int) -> str:
-    if mesh.device.type == "cpu" and mesh.world_size > 1:
-        return ""  # what all ranks of a machine need, no rank knows alone
-    cluster = _this_cluster(mesh)
-    return what_fits(cfg, lambda run: plan_memory(resolve(run, cluster), workload, mesh), available)
-
-
-# --- dry run
-
-
-def dry_run(cfg: AnyRun, cluster: Cluster) -> tuple[AnyRun, MemoryPlan]:
-    """Resolve and build on the meta device; needs no device."""
-    cfg = resolve(cfg, cluster)
-    axes = workloads.runs_module(cfg.workload).mesh_axes(cfg, cluster.world)
-    with meshes.fake(axes) as mesh:
-        return cfg, plan_memory(cfg, workloads.load(cfg.workload), mesh)
-
-
 # --- predict
 
 
@@ -226,9 +158,9 @@ class Loaded:
 
     cfg: Any
     """The run's configuration, resolved for these devices."""
-    workload: Workload
+    workload: AnyWorkload
     mesh: Mesh
-    trainer: Any
+    trainer: Trainer[Any, Any]
     path: Path
     """The checkpoint's folder."""
     step: int
@@ -243,7 +175,7 @@ def loaded(
     device: str = "auto",
     data: str | None = None,
     precision: Precision | None = None,
-    check: Callable[[Any, Workload], None] = lambda cfg, workload: None,
+    check: Callable[[Any, AnyWorkload], None] = lambda cfg, workload: None,
 ) -> Iterator[Loaded]:
     """Load a run's weights, whatever devices they were trained on.
 
@@ -254,7 +186,8 @@ def loaded(
         precision: another than the run's own.
         check: refuses the resolved configuration before anything is read or allocated.
     """
-    cfg = workloads.to_predict(read_config(folder))
+    cfg = read_config(folder)
+    cfg = workloads.definition(cfg).for_prediction(cfg)
     trained_on = cfg.device
     cfg = dataclasses.replace(
         cfg,
@@ -263,10 +196,6 @@ def loaded(
         precision=precision or cfg.precision,
         accumulate=None,
     )
-    if hasattr(cfg, "parallel"):  # that of the devices here, not of those that trained it
-        cfg = dataclasses.replace(cfg, parallel=None)
-    if hasattr(cfg, "sharding"):  # likewise
-        cfg = dataclasses.replace(cfg, sharding=dataclasses.replace(cfg.sharding, placement="auto"))
     with _joined(cfg) as mesh:
         if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # nor their share of the batch
             cfg = dataclasses.replace(cfg, micro_batch=None)
@@ -276,7 +205,7 @@ def loaded(
         workload = workloads.load(cfg.workload)
         check(cfg, workload)
         path = find_checkpoint(folder)
-        _check_memory(cfg, workload, mesh, training=False)
+        check_memory(cfg, workload, mesh, training=False)
         _settle(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
         state = checkpoints.load(
@@ -296,7 +225,7 @@ def loaded(
 def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
     """The newest checkpoint of a run on its held-out data."""
 
-    def check(cfg: Any, workload: Workload) -> None:
+    def check(cfg: Any, workload: AnyWorkload) -> None:
         if not workload.held_out_splits(cfg):
             raise InputError(
                 f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
@@ -318,7 +247,8 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
         "samples": model.samples,
         "data": cfg.data,
         "target": cfg.target,
-        "best_auc": getattr(cfg, "best_auc", None),
+        "metric": workload.metric,
+        "best_possible": workloads.definition(cfg).best_possible(cfg),
         "splits": found,
     }
 

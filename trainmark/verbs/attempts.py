@@ -11,8 +11,8 @@ from trainmark.config import SYNTHETIC, Run
 from trainmark.errors import InputError
 from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.memory import card_bytes
 from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, result_grid
-from trainmark.run.memory import card_bytes
 from trainmark.run.result import Result
 from trainmark.verbs.attempt import OUT_OF_MEMORY
 
@@ -91,10 +91,10 @@ def plans_table(
 
 
 def _bytes_cells(plan: Plan, parts: Sequence[str]) -> list[str]:
-    from trainmark.run import runner
+    from trainmark.run import memory  # loads torch
 
     synthetic = dataclasses.replace(plan.run, data=plan.run.data or SYNTHETIC, device="cpu")
-    _, needed = runner.dry_run(synthetic, plan.cluster)
+    _, needed = memory.dry_run(synthetic, plan.cluster)
     total = f"{needed.total / GIB:.1f}"
     card = plan.device_bytes or card_bytes(plan.cluster)
     if card is not None:

@@ -1,14 +1,14 @@
 """`trainmark export`: a checkpoint in the layout of other software."""
 
 import shutil
-from collections.abc import Callable
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
+from trainmark import workloads
 from trainmark.checkpoint import checkpoints
+from trainmark.contract import MODEL_FOLDER
 from trainmark.errors import InputError
 from trainmark.files import building
 from trainmark.formatting import readable_size
@@ -20,15 +20,12 @@ PACKAGES = ("onnx", "onnxscript")  # of the extra, for --format onnx
 def export(folder: Path, layout: str, output: Path | None) -> Path:
     """Write the newest checkpoint of a run. Returns the folder that was written.
 
-    A workload's module `export` has `LAYOUTS`, the layouts that it knows: the name of each, and a
-    function (cfg, checkpoint_path, folder) that writes it.
+    The workload knows the layouts (`contract.Definition.exporters`).
     """
     cfg = run_folder.read_config(folder)
-    layouts = _layouts(cfg.workload)
+    layouts = workloads.definition(cfg).exporters()
     if layout not in layouts:
-        raise _not_offered(
-            cfg.name, layout, list(layouts), trained=folder / run_folder.MODEL_FOLDER
-        )
+        raise _not_offered(cfg.name, layout, list(layouts), trained=folder / MODEL_FOLDER)
     if layout == "onnx":
         _check_packages()
     target = output or folder / ("export" if layout == "safetensors" else f"export-{layout}")
@@ -48,11 +45,6 @@ def export(folder: Path, layout: str, output: Path | None) -> Path:
         _check_disk(partial, sum(sizes))
         layouts[layout](cfg, path, partial)
     return target
-
-
-def _layouts(workload: str) -> dict[str, Callable[..., None]]:
-    name = f"trainmark.workloads.{workload}.export"
-    return {} if find_spec(name) is None else import_module(name).LAYOUTS
 
 
 def _not_offered(run: str, layout: str, offered: list[str], trained: Path) -> InputError:

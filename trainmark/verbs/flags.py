@@ -5,12 +5,14 @@ import io
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from trainmark.config import Run, with_file
+from trainmark import workloads
+from trainmark.config import AnyRun, Run, with_file
 from trainmark.errors import InputError
 from trainmark.verbs.flag_errors import sentence
 
@@ -19,14 +21,13 @@ T = TypeVar("T")
 
 def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
     """RUN and its flags: named run < --config file < flags."""
-    from trainmark import workloads
-
     name, rest = first_word(verb, "RUN", arguments, list(workloads.named_runs()))
     cfg = workloads.named_run(name)
     rest = _paired_flags(rest)
     config = _flag_value(rest, "--config")
     if config is not None:
-        cfg = with_file(cfg, Path(config), data=_flag_value(rest, "--data"))
+        data = _flag_value(rest, "--data")
+        cfg = with_file(cfg, Path(config), partial(_on_data, data))
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
@@ -37,6 +38,13 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
     about = first_line(workloads.named_runs()[cfg.name])
     parsed = parse(Arguments, rest, f"{verb} {name}", default, about)
     return parsed.run, parsed.options
+
+
+def _on_data(data: str | None, run: AnyRun) -> AnyRun:
+    """A finished run's settings for the data that it is to have now."""
+    if data in (None, run.data):
+        return run
+    return workloads.definition(run).on_other_data(run, data)
 
 
 def parse(

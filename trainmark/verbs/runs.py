@@ -3,18 +3,20 @@
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from trainmark import workloads
-from trainmark.config import SYNTHETIC, Run, TrainOptions, resolve, to_plain
+from trainmark.config import SYNTHETIC, Run, TrainOptions, to_plain
 from trainmark.errors import InputError
-from trainmark.formatting import GIB, readable_size
+from trainmark.formatting import gib_cell, readable_size
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.memory import misfit
 from trainmark.inference.options import InferOptions
+from trainmark.report.fields import flatten
 
 
 def runs_table() -> Table:
@@ -27,14 +29,14 @@ def runs_table() -> Table:
         table.add_column(column)
     for name, make in workloads.named_runs().items():
         cfg = make()
-        runs = workloads.runs_module(cfg.workload)
-        parameters = runs.sizes(cfg)["parameters"]
+        workload = workloads.definition(cfg)
+        parameters = workload.sizes(cfg)["parameters"]
         table.add_row(
             name,
             _count(parameters),
-            f"{parameters * 4 / GIB:,.2f}",
+            gib_cell(parameters * 4),
             "none" if cfg.data == SYNTHETIC else "--data",
-            f"{runs.METRIC} {'' if cfg.target is None else f'{cfg.target:g}'}",
+            f"{workload.metric} {'' if cfg.target is None else f'{cfg.target:g}'}",
             (make.__doc__ or "").splitlines()[0].rstrip("."),
         )
     return table
@@ -53,10 +55,10 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
     fields = Table(box=None, header_style="bold", title=f"{cfg.name} on {cluster}")
     fields.add_column("field")
     fields.add_column("value", overflow="fold")
-    for name, value in _flatten(to_plain(resolved)):
+    for name, value in flatten(to_plain(resolved)):
         fields.add_row(name, json.dumps(value))
     sizes = Table(box=None, show_header=False)
-    for name, number in workloads.runs_module(cfg.workload).sizes(resolved).items():
+    for name, number in workloads.definition(cfg).sizes(resolved).items():
         what = name.removesuffix(" bytes")
         sizes.add_row(what, f"{number:,}" if what == name else readable_size(number))
     return Group(fields, "", sizes)
@@ -64,28 +66,17 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
 
 def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
     """Resolve; a run whose data is still to be given is shown with its own table sizes."""
-    resolved = resolve(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
+    resolved = workloads.resolve(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
     return dataclasses.replace(resolved, data=cfg.data)
-
-
-def _flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat = []
-    for name, value in data.items():
-        if isinstance(value, dict):
-            flat += _flatten(value, f"{prefix}{name}.")
-        else:
-            flat.append((prefix + name, value))
-    return flat
 
 
 def dry_run(cfg: Run, cluster: str) -> None:
     """Print the bytes per device of a run; one that does not fit is then an `InputError`."""
-    from trainmark.run import runner
-    from trainmark.run.memory import misfit
+    from trainmark.run import memory
 
     parsed = Cluster.parse(cluster)
     cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu")
-    resolved, plan = runner.dry_run(cfg, parsed)
+    resolved, plan = memory.dry_run(cfg, parsed)
     table = Table(
         box=None,
         title=f"{resolved.name} on {cluster}, per device",
@@ -93,13 +84,13 @@ def dry_run(cfg: Run, cluster: str) -> None:
         header_style="bold",
     )
     table.add_column("what")
-    table.add_column("GiB", justify="right")
+    table.add_column("memory", justify="right")
     for name in ("weights", "gradients", "optimizer", "activations"):
         note = " (estimated)" if name == "activations" else ""
-        table.add_row(name + note, f"{getattr(plan, name) / GIB:,.3f}")
-    table.add_row("total", f"{plan.total / GIB:,.3f}", style="bold")
+        table.add_row(name + note, readable_size(getattr(plan, name)))
+    table.add_row("total", readable_size(plan.total), style="bold")
     Console().print(table)
-    too_large = misfit(cfg, plan, parsed, lambda run: runner.dry_run(run, parsed)[1])
+    too_large = misfit(cfg.name, plan, parsed, partial(memory.advice, cfg, parsed))
     if too_large:
         raise InputError(too_large)
 
@@ -162,10 +153,9 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> None:
     console = Console()
     console.print(evaluation["checkpoint"], markup=False, highlight=False, soft_wrap=True)
     console.print(table)
-    if evaluation["best_auc"]:
-        console.print(
-            f"best possible auc {evaluation['best_auc']:.6f}, target {evaluation['target']:.6f}"
-        )
+    if evaluation["best_possible"]:
+        metric, best = evaluation["metric"], evaluation["best_possible"]
+        console.print(f"best possible {metric} {best:.6f}, target {evaluation['target']:.6f}")
     runner.write_evaluation(evaluation, folder)  # last: what is printed cannot get lost
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from trainmark.config import OBSERVATION, Run, TrainOptions, differences, read_mapping, resolve
+from trainmark import workloads
+from trainmark.config import OBSERVATION, Run, TrainOptions, differences, read_mapping
 from trainmark.errors import InputError, raise_all
 from trainmark.hardware import devices
 from trainmark.hardware.datasheets import KEYS
@@ -225,7 +226,7 @@ def _resolved(case: Case, repeat: int) -> Run:
     if case.cfg.device not in ("auto", kind):
         raise InputError(f"it is for {case.cluster}, but its flags say --device {case.cfg.device}.")
     seed = case.cfg.seed + repeat
-    return resolve(dataclasses.replace(case.cfg, device=kind, seed=seed), case.cluster)
+    return workloads.resolve(dataclasses.replace(case.cfg, device=kind, seed=seed), case.cluster)
 
 
 def _check_result(case: Case, cfg: Run | None, folder: Path) -> None:

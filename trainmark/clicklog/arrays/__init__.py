@@ -1,1 +1,8 @@
-"""Work on whole arrays, by numpy or numba: hashing, counting, shuffling, strings as numbers."""
+"""Owns work on whole arrays, compiled by numba where it is installed, in numpy elsewhere.
+
+primitives.py   counting, taking, joining, dictionaries, lookups; kernels.py: the same by numba
+counting.py     exact counts of a column's values, in bounded memory
+shuffle.py      the random order of the training rows
+strings.py      strings as numbers, by interning
+checksum.py     whether a file is as it was written
+"""

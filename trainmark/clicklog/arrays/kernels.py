@@ -13,7 +13,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from trainmark.clicklog.arrays.shuffle import GOLDEN, KEY_BITS
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: the constant of Fibonacci hashing and of SplitMix64."""
 
 _compiled = numba.njit(nogil=True, cache=True)
 _inlined = numba.njit(nogil=True, cache=True, inline="always")
@@ -22,7 +23,7 @@ _inlined = numba.njit(nogil=True, cache=True, inline="always")
 @_inlined
 def _hash(value: Any, mask: Any) -> Any:
     # Fibonacci hashing: the upper half of the product depends on all bits of the value.
-    return ((np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+    return ((np.uint64(value) * np.uint64(GOLDEN)) >> np.uint64(32)) & mask
 
 
 @_inlined
@@ -201,16 +202,19 @@ def join(source: Any, starts: Any, sizes: Any, out: Any) -> None:
 
 
 @_compiled
-def group(origin: Any, first_row: int, bits: int, keys: Any, order: Any, bounds: Any) -> None:
+def group(
+    origin: Any, first_row: int, key_bits: int, bits: int, keys: Any, order: Any, bounds: Any
+) -> None:
     """Keys of rows, and the rows in order of the first `bits` of their keys; see shuffle.py."""
-    shift = np.uint64(KEY_BITS - bits)
+    shift = np.uint64(key_bits - bits)
+    dropped = np.uint64(64 - key_bits)
     golden = np.uint64(GOLDEN)
     x = np.uint64(origin) + np.uint64(first_row) * golden
     for row in range(len(keys)):
         x += golden
         y = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         y = (y ^ (y >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        y = (y ^ (y >> np.uint64(31))) >> np.uint64(64 - KEY_BITS)
+        y = (y ^ (y >> np.uint64(31))) >> dropped
         keys[row] = y
         bounds[(y >> shift) + np.uint64(1)] += 1
     for bucket in range(len(bounds) - 1):

@@ -112,7 +112,7 @@ def number_in_turn(classes: Array, next_id: NDArray[np.int64]) -> NDArray[np.int
     return ids
 
 
-class Lookup:
+class IdLookup:
     """Ids by value, for part of a vocabulary.
 
     Args:

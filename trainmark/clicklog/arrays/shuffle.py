@@ -38,7 +38,7 @@ def group(
         in_order = np.empty(stop - start, np.uint64)
         order = np.empty(stop - start, np.uint32)
         bounds = np.zeros((1 << bits) + 1, np.int64)
-        kernels.group(_origin(seed)[0], start, bits, in_order, order, bounds)
+        kernels.group(_origin(seed)[0], start, KEY_BITS, bits, in_order, order, bounds)
         return in_order, order, bounds
     in_order = keys(seed, start, stop)
     buckets = (in_order >> np.uint64(KEY_BITS - bits)).astype(np.uint16)

@@ -1,1 +1,12 @@
-"""The engine: from parsed rows to a dataset, in bounded memory."""
+"""Owns the way from parsed rows to a dataset, in bounded memory on one machine.
+
+phases.py          a job, and the three phases; parse_phase.py is the first
+store.py           rows on disk between the phases; column_reader.py: one of their columns
+work.py            the work folder: what is done already
+vocabulary.py      ids of categorical values
+arrange.py         columns in the order of the dataset; fields.py: what each column writes
+splits.py          which rows train, test, validate
+split_binary.py    the files of a dataset
+summary.py         prepare.json, and the tables on the terminal
+limits.py          memory and threads that a run may use
+"""

@@ -15,7 +15,7 @@ from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.arrays.checksum import Checksum
 from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.engine.splits import Split
-from trainmark.clicklog.engine.store import Record, Store
+from trainmark.clicklog.engine.store import BlockRecord, Store
 
 _scratch = Scratch()
 
@@ -24,7 +24,7 @@ _scratch = Scratch()
 class Part:
     """Places `start` to `stop` of a block."""
 
-    record: Record
+    record: BlockRecord
     start: int
     stop: int
 
@@ -167,8 +167,8 @@ def write_in_order(store: Store, split: Split, field: Field, path: Path, memory:
     return check
 
 
-def _batches(store: Store, split: Split, rows: int) -> Iterator[list[Record]]:
-    batch: list[Record] = []
+def _batches(store: Store, split: Split, rows: int) -> Iterator[list[BlockRecord]]:
+    batch: list[BlockRecord] = []
     for record in store.records:
         if record.first_row >= split.stop or record.first_row + record.rows <= split.start:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainmark.clicklog.arrays.primitives import NO_KEYS, Array
 from trainmark.clicklog.engine import store as stores
-from trainmark.clicklog.engine.store import Record, Store
+from trainmark.clicklog.engine.store import BlockRecord, Store
 
 
 class ColumnReader:
@@ -26,25 +26,25 @@ class ColumnReader:
         self.kind = store.schema.categorical[column].kind
         self.dtype = stores.dtype_of(store.schema.categorical[column])
 
-    def records(self, stop_row: int) -> Iterator[Record]:
+    def records(self, stop_row: int) -> Iterator[BlockRecord]:
         """Blocks that have rows before `stop_row`."""
         return (record for record in self.store.records if record.first_row < stop_row)
 
-    def _final(self, record: Record, numbers: Array) -> Array:
+    def _final(self, record: BlockRecord, numbers: Array) -> Array:
         """Numbers that mean the same in all blocks."""
         if self.kind == "string":
             numbers = _block_numbers(self.store.folder, record.index, self.column)[numbers]
         return numbers % self.dtype.type(self.modulus) if self.modulus else numbers
 
-    def dictionary(self, record: Record) -> tuple[Array, Array]:
+    def dictionary(self, record: BlockRecord) -> tuple[Array, Array]:
         numbers, counts = self.store.dictionary(record, self.column)
         return self._final(record, numbers), counts
 
-    def codes(self, record: Record, start: int, stop: int) -> Array:
+    def codes(self, record: BlockRecord, start: int, stop: int) -> Array:
         """Codes of a block's places, where it has a dictionary."""
         return self.store.codes(record, self.column, start, stop)
 
-    def numbers(self, record: Record, start: int, stop: int) -> Array:
+    def numbers(self, record: BlockRecord, start: int, stop: int) -> Array:
         """Numbers of a block's places, 0 where missing."""
         codes = self.codes(record, start, stop)
         if record.columns[self.column].distinct:
@@ -52,7 +52,7 @@ class ColumnReader:
         return self._final(record, codes)
 
     def occurrences(
-        self, record: Record, stop_row: int, keyed: bool
+        self, record: BlockRecord, stop_row: int, keyed: bool
     ) -> tuple[Array, Array | None, Array]:
         """Numbers, how often each occurs (None: once), and keys that rise with the rows.
 
@@ -90,7 +90,7 @@ class ColumnReader:
             count += here
         return count, first
 
-    def zeros(self, record: Record, start: int, stop: int) -> Array:
+    def zeros(self, record: BlockRecord, start: int, stop: int) -> Array:
         """Which of a block's places hold the number 0, relative to `start`."""
         if not record.columns[self.column].zeros:
             return np.empty(0, np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.arrays import primitives
-from trainmark.clicklog.arrays.primitives import Array, Lookup, Scratch
+from trainmark.clicklog.arrays.primitives import Array, IdLookup, Scratch
 from trainmark.clicklog.engine.arrange import Part
 from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.store import Store
@@ -97,7 +97,7 @@ class CategoricalField:
                 ids[start:end][zeros] = self._special.zero
         return ids
 
-    def _fill(self, ids: Array, part: Part, lookup: Lookup, first: bool) -> None:
+    def _fill(self, ids: Array, part: Part, lookup: IdLookup, first: bool) -> None:
         """Set the ids of the rows whose values `lookup` knows, and of missing ones."""
         reader, record = self._reader, part.record
         if not record.columns[reader.column].distinct:

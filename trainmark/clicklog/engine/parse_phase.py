@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainmark.clicklog.engine import store
-from trainmark.clicklog.engine.store import Record
+from trainmark.clicklog.engine.store import BlockRecord
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, Source
 
 
-def finished_blocks(work: Work, bad_rows: BadRows) -> list[Record]:
+def finished_blocks(work: Work, bad_rows: BadRows) -> list[BlockRecord]:
     """The blocks of an earlier run, up to the first that is lacking or damaged.
 
     Another way to treat bad rows matters from the first block on that has any.
@@ -33,7 +33,7 @@ def finished_blocks(work: Work, bad_rows: BadRows) -> list[Record]:
     kept = {data["index"] for data in records if wanted(data)}
     records = work.block_log.keep(lambda data: data["index"] in kept)
     records.sort(key=lambda data: data["index"])
-    return [Record.from_json(_without_policy(data)) for data in records]
+    return [BlockRecord.from_json(_without_policy(data)) for data in records]
 
 
 def _without_policy(data: dict) -> dict:
@@ -59,7 +59,7 @@ class Parser:
         self,
         source: Source,
         work: Work,
-        done: Sequence[Record],
+        done: Sequence[BlockRecord],
         *,
         seed: int,
         bits: int,
@@ -79,7 +79,7 @@ class Parser:
         self._rows = done[-1].first_row + done[-1].rows if done else 0
         self._errors: dict[int, BaseException] = {}
 
-    def run(self, threads: int) -> list[Record]:
+    def run(self, threads: int) -> list[BlockRecord]:
         """All blocks, in order. The error of the earliest piece that has one is raised."""
         with ThreadPoolExecutor(threads) as pool:
             for future in [pool.submit(self._work) for _ in range(threads)]:
@@ -136,7 +136,7 @@ class Parser:
             return first_row
 
 
-def rows_per_file(records: Sequence[Record], num_files: int) -> list[int]:
+def rows_per_file(records: Sequence[BlockRecord], num_files: int) -> list[int]:
     """Rows of each input file. A block that ends a file says that the next one follows."""
     rows = [0] * num_files
     number = 0

@@ -79,7 +79,7 @@ def prepare(job: Job, limits: Limits) -> dict[str, float]:
         work.remove()  # which a crash may have left
         return {}
     with work.opened():
-        return Engine(job, limits, work).run()
+        return EmbeddedEngine(job, limits, work).run()
 
 
 def _newer_input(job: Job) -> str:
@@ -91,7 +91,7 @@ def _newer_input(job: Job) -> str:
     return f" {newer[0]} is newer: if it has changed, remove {job.output} and prepare it again."
 
 
-class Engine:
+class EmbeddedEngine:
     """One run."""
 
     def __init__(self, job: Job, limits: Limits, work: Work) -> None:

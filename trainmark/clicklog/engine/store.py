@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from trainmark.clicklog.arrays import checksum, primitives, shuffle
 from trainmark.clicklog.arrays.primitives import Array, Scratch
-from trainmark.clicklog.sources.rows import Block, Column, Kind, Schema, Values
+from trainmark.clicklog.sources.rows import Column, Kind, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Position
 
 DICTIONARY_SHARE = 4
@@ -35,7 +35,7 @@ _scratch = Scratch()
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredColumn:
     """Where a categorical column lies in a block's file."""
 
     offset: int
@@ -48,7 +48,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Record:
+class BlockRecord:
     """A finished block."""
 
     index: int
@@ -57,7 +57,7 @@ class Record:
     bad: int
     stop: Position
     check: list[Any]
-    columns: list[Stored]
+    columns: list[StoredColumn]
     strings: dict[str, list[Any]]
     """Checksums of the dictionaries of string columns, by file name."""
 
@@ -67,8 +67,8 @@ class Record:
         return data
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Record":
-        columns = [Stored(*column) for column in data["columns"]]
+    def from_json(cls, data: dict[str, Any]) -> "BlockRecord":
+        columns = [StoredColumn(*column) for column in data["columns"]]
         return cls(**data | {"stop": Position(**data["stop"]), "columns": columns})
 
 
@@ -85,12 +85,12 @@ def path_of(folder: Path, index: int) -> Path:
 
 
 def write(
-    folder: Path, block: Block, schema: Schema, seed: int, bits: int, record: dict[str, Any]
-) -> Record:
+    folder: Path, block: ParsedRows, schema: Schema, seed: int, bits: int, record: dict[str, Any]
+) -> BlockRecord:
     """Write a block's file.
 
     Args:
-        record: index, first_row and stop of the block's `Record`.
+        record: index, first_row and stop of the block's `BlockRecord`.
     """
     first = record["first_row"]
     _, order, bounds = shuffle.group(seed, first, first + len(block), bits)
@@ -127,7 +127,7 @@ def write(
         for part in parts:
             check.update(part)
             file.write(part.data)
-    return Record(
+    return BlockRecord(
         rows=len(block),
         bad=len(block.bad),
         check=check.value(),
@@ -193,13 +193,13 @@ def _rows(name: str, numbers: Array, order: Array) -> list[Array]:
     return [dictionary.copy(), counts.copy(), _taken(name, codes, order, width)]
 
 
-def _describe(offset: int, pieces: Sequence[Array], numbers: Array) -> Stored:
+def _describe(offset: int, pieces: Sequence[Array], numbers: Array) -> StoredColumn:
     zeros, dictionary, counts, rows = pieces
     if len(dictionary):
         stored_zeros = int(counts[dictionary == 0].sum())
     else:
         stored_zeros = len(numbers) - int(np.count_nonzero(numbers))
-    return Stored(
+    return StoredColumn(
         offset=offset,
         width=rows.itemsize,
         distinct=len(dictionary),
@@ -222,7 +222,7 @@ class Store:
     """
 
     def __init__(
-        self, folder: Path, schema: Schema, records: Sequence[Record], seed: int, bits: int
+        self, folder: Path, schema: Schema, records: Sequence[BlockRecord], seed: int, bits: int
     ) -> None:
         self.folder, self.schema, self.records = folder, schema, list(records)
         self.seed, self.bits = seed, bits
@@ -232,30 +232,30 @@ class Store:
         for bounds, record in zip(self.bounds, self.records, strict=True):
             np.cumsum(self._read(record, 0, 1 << bits, np.uint32), out=bounds[1:])
 
-    def _read(self, record: Record, offset: int, count: int, dtype: Any) -> Array:
+    def _read(self, record: BlockRecord, offset: int, count: int, dtype: Any) -> Array:
         out = np.empty(count, dtype)
         with path_of(self.folder, record.index).open("rb", buffering=0) as file:
             if os.preadv(file.fileno(), [out.view(np.uint8).data], offset) != out.nbytes:
                 raise OSError(f"{file.name} is shorter than it was when it was written")
         return out
 
-    def labels(self, record: Record, start: int, stop: int) -> Array:
+    def labels(self, record: BlockRecord, start: int, stop: int) -> Array:
         """Labels of the places `start` to `stop` of a block."""
         offset = 4 << self.bits
         return self._read(record, offset + start, stop - start, np.uint8)
 
-    def numerical(self, record: Record, start: int, stop: int) -> Array:
+    def numerical(self, record: BlockRecord, start: int, stop: int) -> Array:
         """Bits of the float16 numbers [rows, columns] of these places."""
         width = self.schema.num_numerical
         offset = (4 << self.bits) + record.rows + start * 2 * width
         return self._read(record, offset, (stop - start) * width, np.uint16).reshape(-1, width)
 
-    def zeros(self, record: Record, column: int) -> Array:
+    def zeros(self, record: BlockRecord, column: int) -> Array:
         """Rising places of a block's rows that hold the number 0."""
         stored = record.columns[column]
         return self._read(record, stored.offset, stored.zeros, np.uint32)
 
-    def dictionary(self, record: Record, column: int) -> tuple[Array, Array]:
+    def dictionary(self, record: BlockRecord, column: int) -> tuple[Array, Array]:
         """Numbers in order of appearance, 0 for missing or 0, and their counts."""
         stored = record.columns[column]
         dtype = dtype_of(self.schema.categorical[column])
@@ -264,7 +264,7 @@ class Store:
         offset += numbers.nbytes
         return numbers, self._read(record, offset, stored.distinct, np.uint32)
 
-    def codes(self, record: Record, column: int, start: int, stop: int) -> Array:
+    def codes(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
         """Codes (or numbers, where there is no dictionary) of the places `start` to `stop`."""
         stored = record.columns[column]
         dtype = dtype_of(self.schema.categorical[column])
@@ -274,7 +274,7 @@ class Store:
             dtype = np.dtype(f"u{stored.width}")
         return self._read(record, offset + start * stored.width, stop - start, dtype)
 
-    def keys_and_order(self, record: Record) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    def keys_and_order(self, record: BlockRecord) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Keys of a block's rows, and the row (from the block's first one) at each place."""
         return _keys_and_order(self.seed, record.first_row, record.rows, self.bits)
 

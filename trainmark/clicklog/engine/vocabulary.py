@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainmark.clicklog.arrays import counting, primitives
 from trainmark.clicklog.arrays.counting import Counts
-from trainmark.clicklog.arrays.primitives import NO_KEYS, Array, Lookup
+from trainmark.clicklog.arrays.primitives import NO_KEYS, Array, IdLookup
 from trainmark.clicklog.engine.column_reader import ColumnReader, arrow_array, numpy_array
 from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import Kind
@@ -266,7 +266,7 @@ class Vocabulary:
     def __init__(self, path: Path, reader: Numbering, memory: int) -> None:
         self._path, self._reader = path, reader
         self._limit = max(memory // (6 * reader.dtype.itemsize), 16)
-        self._only: Lookup | None = None
+        self._only: IdLookup | None = None
 
     def zero_id(self) -> int | None:
         """The id of the number 0, if it has one. No string has the number 0."""
@@ -276,7 +276,7 @@ class Vocabulary:
             return int(ids[0]) if len(values) and values[0] == 0 else None
         return None
 
-    def lookups(self) -> Iterator[Lookup]:
+    def lookups(self) -> Iterator[IdLookup]:
         """One after the other: tables that know all values together."""
         if self._only is not None:
             yield self._only
@@ -287,10 +287,10 @@ class Vocabulary:
             count += 1
             known = values != 0
             del lookup
-            lookup = Lookup(values[known], ids[known])
+            lookup = IdLookup(values[known], ids[known])
             yield lookup
         if count <= 1:
-            self._only = lookup or Lookup(np.empty(0, self._reader.dtype), np.empty(0, np.int32))
+            self._only = lookup or IdLookup(np.empty(0, self._reader.dtype), np.empty(0, np.int32))
             if not count:
                 yield self._only
 

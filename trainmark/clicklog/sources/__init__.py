@@ -1,1 +1,12 @@
-"""Sources: files of several formats, read as rows of integers and numbers."""
+"""Owns the input formats: files, read as rows of numbers.
+
+source.py          what the engine asks of a source, and which files it reads
+rows.py            what it gets: a schema, and parsed rows
+recipes.py         the published rules for Criteo's columns
+criteo_text.py     Criteo's text; criteo_format.py: its rules, a line at a time;
+                   criteo_kernel.py (numba) and criteo_arrow.py: the fast parsers
+csv_source.py, parquet_source.py
+                   files with any columns
+column_spec.py     --columns: what these columns are; convert.py makes numbers of them
+text_files.py      pieces of whole lines, compressed or not
+"""

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources.columns import Use
-from trainmark.clicklog.sources.rows import Values
+from trainmark.clicklog.sources.column_spec import ColumnUse
+from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Values
+from trainmark.clicklog.sources.source import BadRows, stop_at_bad_row
 from trainmark.errors import InputError
 
 Mask = NDArray[np.bool_]
@@ -34,7 +35,7 @@ class Converted:
     """Rows whose label is missing or wrong: these cannot be kept."""
 
 
-def convert(columns: Sequence[pa.Array], uses: Sequence[Use]) -> Converted:
+def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted:
     """Convert one batch; `columns` and `uses` correspond."""
     columns = [_plain(column) for column in columns]
     problems: dict[int, str] = {}
@@ -63,7 +64,7 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[Use]) -> Converted:
     return Converted(labels, matrix, categorical, problems, unlabelled)
 
 
-def expected(use: Use) -> str:
+def expected(use: ColumnUse) -> str:
     """What may stand in a column, in words, and how to have something else read."""
     if use.role == "label":
         if use.comparison is None:
@@ -81,7 +82,7 @@ def expected(use: Use) -> str:
     return f"{use.reading} or nothing"
 
 
-def resolve(uses: Sequence[Use], types: Sequence[pa.DataType]) -> list[Use]:
+def resolve(uses: Sequence[ColumnUse], types: Sequence[pa.DataType]) -> list[ColumnUse]:
     """Fill in how to read each column, by its type in the file; refuse what cannot be read."""
     resolved = [
         use if use.reading else replace(use, reading=_reading(use, _value_type(kind)))
@@ -99,7 +100,7 @@ def resolve(uses: Sequence[Use], types: Sequence[pa.DataType]) -> list[Use]:
     return resolved
 
 
-def _reading(use: Use, kind: pa.DataType) -> str | None:
+def _reading(use: ColumnUse, kind: pa.DataType) -> str | None:
     if use.role == "timestamp":
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             raise InputError(
@@ -130,6 +131,42 @@ def _plain(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column
+
+
+def parsed_rows(
+    converted: Converted,
+    path: str,
+    lines: NDArray[np.int64],
+    bad: list[BadRow],
+    bad_rows: BadRows,
+) -> ParsedRows:
+    """Leave out what cannot be kept, and list what is bad."""
+    bad = bad + [
+        BadRow(path, int(lines[row]), reason) for row, reason in converted.problems.items()
+    ]
+    bad.sort(key=lambda row: row.line)
+    stop_at_bad_row(bad, bad_rows)
+    keep = ~converted.unlabelled
+    if bad_rows == "skip":
+        keep[list(converted.problems)] = False
+    if not keep.all():
+        converted = _select(converted, keep)
+    return ParsedRows(converted.labels, converted.numerical, converted.categorical, tuple(bad))
+
+
+def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
+    def chosen(column: Any) -> Any:
+        if isinstance(column, Values):
+            missing = None if column.missing is None else column.missing[keep]
+            return Values(column.numbers[keep], missing)
+        return column.filter(pa.array(keep))
+
+    return replace(
+        converted,
+        labels=converted.labels[keep],
+        numerical=converted.numerical[keep],
+        categorical=[chosen(column) for column in converted.categorical],
+    )
 
 
 # --- one column
@@ -164,7 +201,7 @@ def _floats(column: pa.Array) -> tuple[NDArray[np.float64], Mask, Mask]:
     return np.where(np.isnan(array), 0.0, array), missing, bad
 
 
-def _label(column: pa.Array, use: Use) -> tuple[NDArray[np.bool_], Mask]:
+def _label(column: pa.Array, use: ColumnUse) -> tuple[NDArray[np.bool_], Mask]:
     if use.comparison:
         operator, wanted = use.comparison
         if isinstance(wanted, str):
@@ -185,7 +222,7 @@ def _label(column: pa.Array, use: Use) -> tuple[NDArray[np.bool_], Mask]:
     return values == 1, missing | bad | ((values != 0) & (values != 1))
 
 
-def _number(column: pa.Array, use: Use) -> tuple[NDArray[np.float16], Mask]:
+def _number(column: pa.Array, use: ColumnUse) -> tuple[NDArray[np.float16], Mask]:
     values, missing, bad = _floats(column)
     if use.reading == "log":
         bad |= ~np.isfinite(values)
@@ -195,7 +232,7 @@ def _number(column: pa.Array, use: Use) -> tuple[NDArray[np.float16], Mask]:
     return np.where(bad, 0.0, values).astype(np.float16), bad
 
 
-def _category(column: pa.Array, use: Use) -> tuple[Any, Mask]:
+def _category(column: pa.Array, use: ColumnUse) -> tuple[Any, Mask]:
     if use.reading == "string":
         return _cast(column, pa.string())
     if use.reading == "hex":
@@ -225,7 +262,7 @@ def hexadecimal(column: pa.Array) -> tuple[Values, Mask]:
     return Values(numbers, absent if absent.any() else None), bad
 
 
-def _time(column: pa.Array, use: Use) -> tuple[list[Values], Mask]:
+def _time(column: pa.Array, use: ColumnUse) -> tuple[list[Values], Mask]:
     """Hour and day of the week, in UTC."""
     if use.reading in ("unix", "unix_ms"):
         values, missing, bad = _floats(column)

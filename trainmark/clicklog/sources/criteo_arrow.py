@@ -6,16 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
-from numpy.typing import NDArray
 
-from trainmark.clicklog.sources.criteo_text import FIELDS, NUM_CATEGORICAL, NUM_NUMERICAL
+from trainmark.clicklog.sources.convert import hexadecimal
+from trainmark.clicklog.sources.criteo_format import FIELDS, NUM_CATEGORICAL, NUM_NUMERICAL
 
 BLOCK_BYTES = 1 << 20
 """What Arrow reads at a time: more is slower."""
 _ALLOWED = b"0123456789abcdefABCDEF-\t\n"
-_DIGIT_OF = np.full(256, 255, np.uint8)
-for _digit in range(16):
-    _DIGIT_OF[[ord(f"{_digit:x}"), ord(f"{_digit:X}")]] = _digit
 
 
 def read(text: bytes) -> tuple[Any, ...] | None:
@@ -49,9 +46,10 @@ def read(text: bytes) -> tuple[Any, ...] | None:
     categorical = np.empty((NUM_CATEGORICAL, len(labels)), np.uint32)
     zeros = []
     for out, column in zip(categorical, columns[1 + NUM_NUMERICAL :], strict=True):
-        values = parse_hex(column.dictionary)
-        if values is None:
+        parsed, bad = hexadecimal(column.dictionary)
+        if bad.any():
             return None
+        values = parsed.numbers
         codes = pc.fill_null(column.indices, len(values)).to_numpy()
         out[:] = np.append(values, np.uint32(0))[codes]
         zeros.append(np.flatnonzero(np.append(values == 0, False)[codes]))
@@ -63,18 +61,3 @@ def _types() -> dict[str, pa.DataType]:
     kinds = [pa.int8()] + [pa.int64()] * NUM_NUMERICAL
     kinds += [pa.dictionary(pa.int32(), pa.string())] * NUM_CATEGORICAL
     return dict(zip(FIELDS, kinds, strict=True))
-
-
-def parse_hex(texts: pa.StringArray) -> NDArray[np.uint32] | None:
-    """Numbers of up to 8 hexadecimal digits, in either case; None if one is not."""
-    if len(texts) == 0:
-        return np.empty(0, np.uint32)
-    padded = pc.ascii_lpad(texts, width=8, padding="0").cast(pa.binary())
-    if pc.any(pc.not_equal(pc.binary_length(padded), 8)).as_py():
-        return None
-    characters = np.frombuffer(b"".join(padded.to_pylist()), np.uint8).reshape(-1, 8)
-    digits = _DIGIT_OF[characters]
-    if (digits > 15).any():
-        return None
-    pairs = (digits[:, ::2] << 4) | digits[:, 1::2]
-    return np.ascontiguousarray(pairs).view(">u4").ravel().astype(np.uint32)

@@ -1,6 +1,6 @@
 """The compiled parser of Criteo's text (extra `fast`): about a byte of text per processor cycle.
 
-It accepts exactly what criteo_text.py describes. A line that breaks a rule is not explained here:
+It accepts exactly what criteo_format.py describes. A line that breaks a rule is not explained here:
 its place is noted, and the slow parser looks at it again.
 """
 
@@ -11,9 +11,9 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
-NUM_NUMERICAL, NUM_CATEGORICAL = 13, 26
+from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL, NUM_NUMERICAL
 
+TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
 _EACH_BYTE = 0x0101010101010101
 
 

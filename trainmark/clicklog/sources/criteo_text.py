@@ -1,17 +1,11 @@
-"""Parses Criteo's text: 40 tab-separated fields a line, no header, empty fields for missing values.
+"""Criteo's text as a source, by a compiled parser or by Arrow's CSV reader.
 
-Field 0 is the label (0 or 1), 1 to 13 are whole numbers of at most 64 bits, 14 to 39 are numbers of
-up to 8 hexadecimal digits. Lines end with LF or CR LF; the last one need not.
-
-Three parsers agree on this. `Slow` takes one line at a time and can say what is wrong with it; the
-compiled one (criteo_kernel.py) and Arrow's CSV reader take a piece at a time. What these two do
-not accept at once is shown to the slow one, whose word counts.
+Both take a piece at a time. `criteo_format.parse_line` decides on lines that they do not accept.
 """
 
 import io
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +15,25 @@ from numpy.typing import NDArray
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.sources import text_files
+from trainmark.clicklog.sources.criteo_format import (
+    NAMES,
+    NUM_CATEGORICAL,
+    NUM_NUMERICAL,
+    Line,
+    missing_bits,
+    parse_line,
+    transformed_bits,
+)
 from trainmark.clicklog.sources.recipes import Recipe
-from trainmark.clicklog.sources.rows import BadRow, Block, Column, Schema, Values
-from trainmark.clicklog.sources.source import BadRows, Piece, Position
-from trainmark.errors import InputError
+from trainmark.clicklog.sources.rows import BadRow, Column, ParsedRows, Schema, Values
+from trainmark.clicklog.sources.source import (
+    BadRows,
+    Piece,
+    Position,
+    names_and_sizes,
+    stop_at_bad_row,
+)
 
-NUM_NUMERICAL, NUM_CATEGORICAL = 13, 26
-NAMES = tuple(f"C{number}" for number in range(1, NUM_CATEGORICAL + 1))
-FIELDS = [
-    "label",
-    *(f"integer {i}" for i in range(1, NUM_NUMERICAL + 1)),
-    *(f"categorical {i}" for i in range(1, NUM_CATEGORICAL + 1)),
-]
 TABLE_START, TABLE_STOP = -16, 1 << 17
 """Integers whose transformed value is looked up; others are computed."""
 
@@ -40,7 +41,7 @@ _scratch = Scratch()
 
 
 @dataclass
-class Parsed:
+class CriteoColumns:
     """Rows of a piece, in the types of the store."""
 
     labels: NDArray[np.uint8]
@@ -68,12 +69,12 @@ class CriteoSource:
         self.recipe = recipe
         self.bad_rows = bad_rows
         numbers = np.arange(TABLE_START, TABLE_STOP)
-        self._table = recipe.transform(numbers).astype(np.float16).view(np.uint16)
-        self._missing = np.float16(recipe.missing_number).view(np.uint16)
+        self._table = transformed_bits(numbers, recipe)
+        self._missing = missing_bits(recipe)
 
     def settings(self) -> dict[str, Any]:
         return {
-            "input": [[path.name, path.stat().st_size] for path in self.files],
+            "input": names_and_sizes(self.files),
             "recipe": self.recipe.name,
         }
 
@@ -89,7 +90,7 @@ class CriteoSource:
     def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
         return text_files.pieces(self.files, start, piece_bytes)
 
-    def parse(self, piece: Piece) -> Block:
+    def parse(self, piece: Piece) -> ParsedRows:
         parser = self._parse_compiled if primitives.FAST else self._parse_with_arrow
         parsed, odd_lines = parser(piece.raw)
         bad, kept = self._judge(piece, odd_lines)
@@ -99,13 +100,13 @@ class CriteoSource:
             Values(numbers, zeros=zeros)
             for numbers, zeros in zip(parsed.categorical, parsed.zeros, strict=True)
         ]
-        return Block(
+        return ParsedRows(
             parsed.labels.view(np.bool_), parsed.numerical.view(np.float16), categorical, bad
         )
 
     # --- a piece at a time
 
-    def _parse_compiled(self, text: text_files.Text) -> tuple[Parsed, list["OddLine"]]:
+    def _parse_compiled(self, text: text_files.Text) -> tuple[CriteoColumns, list["OddLine"]]:
         from trainmark.clicklog.sources import criteo_kernel
 
         out = (
@@ -125,8 +126,8 @@ class CriteoSource:
                 break
             room = needed  # many odd lines: once more, with enough room to list them
         bad, large, zeros = (entries[:size] for entries, size in zip(odd, needed, strict=True))
-        out[1][large[:, 0], large[:, 1]] = self._transformed(large[:, 2])
-        parsed = Parsed(
+        out[1][large[:, 0], large[:, 1]] = transformed_bits(large[:, 2], self.recipe)
+        parsed = CriteoColumns(
             out[0][:rows],
             out[1][:rows],
             out[2][:, :rows],
@@ -138,40 +139,37 @@ class CriteoSource:
             for start, end, line, before in bad.tolist()
         ]
 
-    def _parse_with_arrow(self, text: text_files.Text) -> tuple[Parsed, list["OddLine"]]:
+    def _parse_with_arrow(self, text: text_files.Text) -> tuple[CriteoColumns, list["OddLine"]]:
         from trainmark.clicklog.sources import criteo_arrow
 
         raw = bytes(text).replace(b"\r\n", b"\n")
         columns = criteo_arrow.read(raw)
         if columns is not None:
             labels, numbers, missing, categorical, zeros = columns
-            bits = np.where(missing, self._missing, self._transformed(numbers))
-            return Parsed(labels, bits, categorical, zeros), []
+            bits = np.where(missing, self._missing, transformed_bits(numbers, self.recipe))
+            return CriteoColumns(labels, bits, categorical, zeros), []
         # Something is odd: sort it out line by line.
-        good: list[Row] = []
+        good: list[Line] = []
         odd: list[OddLine] = []
         for number, line in enumerate(_split_lines(bytes(text))):
-            row = Slow(self).row(line)
+            row = parse_line(line, self.recipe)
             if row.problem:
                 odd.append(OddLine(line, number, len(good)))
             else:
                 good.append(row)
         return _insert(_no_rows(), [(0, row) for row in good]), odd
 
-    def _transformed(self, numbers: NDArray[np.int64]) -> NDArray[np.uint16]:
-        return self.recipe.transform(numbers).astype(np.float16).view(np.uint16)
-
     # --- odd lines
 
     def _judge(
         self, piece: Piece, odd_lines: Sequence["OddLine"]
-    ) -> tuple[list[BadRow], list[tuple[int, "Row"]]]:
+    ) -> tuple[list[BadRow], list[tuple[int, Line]]]:
         """What is really bad about lines that a fast parser did not take, and what to keep."""
         path = str(self.files[piece.start.file])
         bad: list[BadRow] = []
-        kept: list[tuple[int, Row]] = []
+        kept: list[tuple[int, Line]] = []
         for odd in odd_lines:
-            row = Slow(self).row(odd.text)
+            row = parse_line(odd.text, self.recipe)
             if row.problem:
                 bad.append(BadRow(path, piece.start.line + odd.line, row.problem))
             if not row.problem or (self.bad_rows == "keep" and row.label is not None):
@@ -179,15 +177,10 @@ class CriteoSource:
         text = piece.raw
         next_line = piece.start.line + text.lines
         if text.damage:
-            reason = f"the compressed data is damaged from here on ({text.damage})"
-            bad.append(BadRow(path, next_line, reason))
+            bad.append(BadRow(path, next_line, text.damage))
         elif next_line == 1:
             bad.append(BadRow(path, 1, "the file is empty"))
-        if bad and self.bad_rows == "stop":
-            raise InputError(
-                f"{bad[0]}. With --bad-rows skip such lines are left out and listed, "
-                "with --bad-rows keep their bad fields count as missing."
-            )
+        stop_at_bad_row(bad, self.bad_rows)
         return bad, kept
 
 
@@ -202,75 +195,13 @@ class OddLine:
     """The row of the parsed ones before which it belongs."""
 
 
-@dataclass
-class Row:
-    """A line, field by field."""
-
-    label: int | None = None
-    numerical: list[int] = field(default_factory=list)
-    """Bits of float16."""
-    categorical: list[int | None] = field(default_factory=list)
-    problem: str | None = None
-    """The first thing that is wrong."""
-
-
-class Slow:
-    """The rules, one line at a time."""
-
-    def __init__(self, source: CriteoSource) -> None:
-        self.source = source
-
-    def row(self, line: bytes) -> Row:
-        """Parse a line, taking for missing what is wrong."""
-        fields = line.removesuffix(b"\r").split(b"\t")
-        row = Row()
-        if len(fields) != len(FIELDS):
-            row.problem = f"{len(fields)} tab-separated fields, expected {len(FIELDS)}"
-        fields = (fields + [b""] * len(FIELDS))[: len(FIELDS)]
-        if fields[0] in (b"0", b"1"):
-            row.label = int(fields[0])
-        else:
-            row.problem = row.problem or f"label {_show(fields[0])}, expected 0 or 1"
-        for name, text in zip(FIELDS[1:], fields[1:], strict=True):
-            if name.startswith("integer"):
-                number = integer(text)
-                expected = "a whole number of at most 64 bits or nothing"
-                row.numerical.append(self._bits(number))
-            else:
-                number = hexadecimal(text)
-                expected = "up to 8 hexadecimal digits or nothing"
-                row.categorical.append(number)
-            if number is None and text:
-                row.problem = row.problem or f"{name} is {_show(text)}, expected {expected}"
-        return row
-
-    def _bits(self, number: int | None) -> int:
-        if number is None:
-            return int(self.source._missing)
-        return int(self.source._transformed(np.array([number]))[0])
-
-
-def integer(text: bytes) -> int | None:
-    if not re.fullmatch(rb"-?0*[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
-        return None
-    return int(text)
-
-
-def hexadecimal(text: bytes) -> int | None:
-    return int(text, 16) if re.fullmatch(rb"[0-9a-fA-F]{1,8}", text) else None
-
-
-def _show(text: bytes) -> str:
-    return repr(text[:40].decode(errors="replace"))
-
-
 def _split_lines(text: bytes) -> Iterator[bytes]:
     for line in io.BytesIO(text):
         yield line.removesuffix(b"\n")
 
 
-def _no_rows() -> Parsed:
-    return Parsed(
+def _no_rows() -> CriteoColumns:
+    return CriteoColumns(
         np.empty(0, np.uint8),
         np.empty((0, NUM_NUMERICAL), np.uint16),
         np.empty((NUM_CATEGORICAL, 0), np.uint32),
@@ -278,7 +209,7 @@ def _no_rows() -> Parsed:
     )
 
 
-def _insert(parsed: Parsed, rows: Sequence[tuple[int, Row]]) -> Parsed:
+def _insert(parsed: CriteoColumns, rows: Sequence[tuple[int, Line]]) -> CriteoColumns:
     """Put rows in before those with the given numbers."""
     places = np.array([place for place, _ in rows])
     labels = [row.label or 0 for _, row in rows]
@@ -293,7 +224,7 @@ def _insert(parsed: Parsed, rows: Sequence[tuple[int, Row]]) -> Parsed:
             p for p, (_, row) in zip(new_places, rows, strict=True) if row.categorical[column] == 0
         ]
         zeros.append(np.sort(np.concatenate([moved, np.array(added, np.int64)])))
-    return Parsed(
+    return CriteoColumns(
         np.insert(parsed.labels, places, np.array(labels, np.uint8)),
         np.insert(parsed.numerical, places, np.array(numerical, np.uint16), axis=0),
         np.insert(parsed.categorical, places, np.array(values, np.uint32).T, axis=1),

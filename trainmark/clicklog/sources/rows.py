@@ -54,7 +54,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Block:
+class ParsedRows:
     """Consecutive rows, parsed."""
 
     labels: NDArray[np.bool_]

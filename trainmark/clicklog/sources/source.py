@@ -1,11 +1,14 @@
-"""What the engine asks of a source of rows."""
+"""What the engine asks of a source of rows, and which files it reads."""
 
-from collections.abc import Iterator, Mapping
+import glob
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from trainmark.clicklog.sources.rows import Block, Schema
+from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Schema
+from trainmark.errors import InputError, no_file_matches, raise_all
 
 BadRows = Literal["stop", "skip", "keep"]
 
@@ -60,9 +63,42 @@ class Source(Protocol):
     def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
         """Read on from `start`. Called in one thread at a time; may block on input."""
 
-    def parse(self, piece: Piece) -> Block:
+    def parse(self, piece: Piece) -> ParsedRows:
         """Parse a piece. Called in several threads; should release the GIL.
 
         Raises:
             InputError: naming file, line and reason, if bad rows are to stop the run.
         """
+
+
+def stop_at_bad_row(bad: Sequence[BadRow], bad_rows: BadRows) -> None:
+    """Raise the first bad row, unless bad rows are to be skipped or kept."""
+    if bad and bad_rows == "stop":
+        raise InputError(
+            f"{bad[0]}. With --bad-rows skip such lines are left out and listed, "
+            "with --bad-rows keep their bad fields count as missing."
+        )
+
+
+# --- input files
+
+
+def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:
+    """What input files are known by on the next run."""
+    return [[path.name, path.stat().st_size] for path in paths]
+
+
+def find_days(pattern: str, bad_rows: BadRows = "stop") -> list[Path]:
+    """The files that match, in the order of the numbers in their names."""
+    paths = [Path(path) for path in glob.glob(pattern) if Path(path).is_file()]
+    if not paths:
+        raise no_file_matches(pattern)
+    if bad_rows == "stop":
+        raise_all(f"{path} is empty." for path in paths if path.stat().st_size == 0)
+    return sorted(paths, key=day_order)
+
+
+def day_order(path: Path) -> list[tuple[bool, int, str]]:
+    """A sort key that puts day_2 before day_10."""
+    parts = re.findall(r"\d+|\D+", path.name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

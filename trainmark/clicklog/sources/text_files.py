@@ -87,12 +87,16 @@ class TextFile:
             while done < len(view) and (count := self._file.readinto(view[done : done + step])):
                 done += count
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self.damage = str(error)
+            self.damage = _damage(error)
         except OSError as error:
             if error.errno is not None:
                 raise InputError(f"{self.path} cannot be read: {error.strerror}.") from None
-            self.damage = str(error)  # Arrow's word for a damaged zstd stream
+            self.damage = _damage(error)  # Arrow's word for a damaged zstd stream
         return done
+
+
+def _damage(error: Exception) -> str:
+    return f"the compressed data is damaged from here on ({error})"
 
 
 def pieces(paths: Sequence[Path], start: Position, piece_bytes: int) -> Iterator[Piece]:

@@ -30,7 +30,7 @@ from pyspark.sql import functions as sql
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import Split
-from trainmark.clicklog.sources.criteo_text import NUM_CATEGORICAL
+from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL
 from trainmark.clicklog.spark import frames
 from trainmark.clicklog.spark.encode import FACTS
 from trainmark.clicklog.spark.hadoop import File, Hadoop

@@ -17,7 +17,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.window import Window
 
 from trainmark.clicklog.arrays import shuffle
-from trainmark.clicklog.sources.criteo_text import NUM_CATEGORICAL, NUM_NUMERICAL
+from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL, NUM_NUMERICAL
 from trainmark.clicklog.sources.recipes import Recipe
 
 INTEGERS = [f"n{i}" for i in range(1, NUM_NUMERICAL + 1)]

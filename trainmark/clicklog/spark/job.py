@@ -1,56 +1,53 @@
 """`prepare criteo --engine spark`, from the options to the finished folder.
 
-The job is that of the embedded engine; spark_engine.py says how its phases run.
+The job is that of the embedded engine; engine.py says how its phases run.
 """
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from trainmark import files
-from trainmark.clicklog import criteo, synthetic
+from trainmark.clickdata import planted
 from trainmark.clicklog.engine import split_binary, summary, vocabulary
 from trainmark.clicklog.engine.phases import BAD_ROWS, MANIFEST, VOCABULARY, Job
-from trainmark.clicklog.sources.criteo_text import NAMES, NUM_NUMERICAL, CriteoSource, Slow
-from trainmark.clicklog.sources.recipes import RECIPES
+from trainmark.clicklog.sources.criteo_format import NAMES, NUM_NUMERICAL, parse_line
+from trainmark.clicklog.sources.criteo_text import CriteoSource
+from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import BadRow
+from trainmark.clicklog.sources.source import BadRows, day_order
 from trainmark.clicklog.spark import session as spark_session
 from trainmark.errors import InputError, raise_all
 
-
-def prepare(options: "criteo.Options") -> dict[str, float]:
-    """Write the dataset, unless the folder already holds it; seconds of each phase."""
-    raise_all(_unsupported(options))
-    with spark_session.session(options.master, options.spark_conf) as spark:
-        return _Run(spark, options).run()
+JobOf = Callable[[Sequence[Any], Mapping[str, Any]], Job]
+"""The job for the days that were found (`hadoop.File`) and the dataset's metadata."""
 
 
-def _unsupported(options: "criteo.Options") -> list[str]:
-    problems = []
-    if options.bad_rows == "keep":
-        problems.append("--engine spark knows --bad-rows stop and skip, not keep.")
-    if options.to != "split_binary":
-        problems.append("--engine spark writes split_binary; --to npy is for the embedded engine.")
-    if options.vocabulary is not None:
-        problems.append("--engine spark builds its vocabularies; it does not take --vocabulary.")
-    if options.memory is not None:
-        problems.append(
-            "--memory is for the embedded engine; Spark's is --spark-conf spark.driver.memory=... "
-            "and spark.executor.memory=..."
-        )
-    return problems
+def prepare(
+    pattern: str, output: str, job_of: JobOf, master: str | None, settings: Sequence[str]
+) -> dict[str, float]:
+    """Write the dataset, unless the folder already holds it; seconds of each phase.
+
+    Args:
+        pattern: which files to read.
+        output: the folder to write.
+        job_of: what to prepare.
+        master, settings: as of `session`.
+    """
+    with spark_session.session(master, settings) as spark:
+        return _Run(spark, pattern, output, job_of).run()
 
 
 class HadoopDays(CriteoSource):
     """Days on a Hadoop path: names and sizes for the settings. Spark reads them itself."""
 
-    def __init__(self, files: Sequence[Any], options: "criteo.Options") -> None:
-        super().__init__([], RECIPES[options.recipe], options.bad_rows)
-        self.days = files
+    def __init__(self, days: Sequence[Any], recipe: Recipe, bad_rows: BadRows) -> None:
+        super().__init__([], recipe, bad_rows)
+        self.days = days
 
     def settings(self) -> dict[str, Any]:
         sizes = [[file.name, file.num_bytes] for file in self.days]
@@ -60,32 +57,30 @@ class HadoopDays(CriteoSource):
 class _Run:
     """One run."""
 
-    def __init__(self, spark: Any, options: "criteo.Options") -> None:
+    def __init__(self, spark: Any, pattern: str, output: str, job_of: JobOf) -> None:
         from trainmark.clicklog.spark.hadoop import Hadoop
 
         self.spark, self.files = spark, Hadoop(spark)
-        self.days = self._find_days(options)
-        self.source = HadoopDays(self.days, options)
+        self.days = self._find_days(pattern)
         raw = self.days[0].path.rpartition("/")[0]
-        known = self.files.read_json(f"{raw}/{synthetic.MANIFEST}").get("best_auc")
-        metadata = {} if known is None else {"best_auc": known}
-        self.job: Job = criteo.make_job(options, self.source, metadata)
-        self.output = self.files.qualified(str(options.output))
+        metadata = planted.known_auc(self.files.read_json(f"{raw}/{planted.MANIFEST}"))
+        self.job = job_of(self.days, metadata)
+        self.output = self.files.qualified(output)
         parent, _, name = self.output.rpartition("/")
         self.work = f"{parent}/.{name}.spark"
         self.seconds: dict[str, float] = {}
 
-    def _find_days(self, options: "criteo.Options") -> list[Any]:
-        days = self.files.glob(options.input)
+    def _find_days(self, pattern: str) -> list[Any]:
+        days = self.files.glob(pattern)
         if not days:
-            raise InputError(f"No file matches --input {options.input!r}.")
+            raise InputError(f"No file matches --input {pattern!r}.")
         raise_all(f"{_plain(day.path)} is empty." for day in days if day.num_bytes == 0)
         raise_all(
             f"{_plain(day.path)}: --engine spark reads plain and .gz files, not .zst."
             for day in days
             if day.name.endswith(".zst")
         )
-        return sorted(days, key=lambda day: criteo.day_order(Path(day.name)))
+        return sorted(days, key=lambda day: day_order(Path(day.name)))
 
     def run(self) -> dict[str, float]:
         if self._is_finished():
@@ -144,9 +139,9 @@ class _Run:
 
     def _bad_rows(self, engine: Any, limit: int | None = None) -> Any:
         """The bad lines, each with the words of the embedded engine."""
-        judge = Slow(self.source)
+        recipe = self.job.rules[0].recipe
         for file, line, text in engine.bad_lines(limit):
-            reason = judge.row(text.encode(errors="replace")).problem
+            reason = parse_line(text.encode(errors="replace"), recipe).problem
             yield BadRow(_plain(self.days[file].path), line, str(reason))
 
     def _check_lines(self, engine: Any) -> None:
@@ -190,7 +185,7 @@ class _Run:
                         writer.write(table["value"].cast(pa.uint32()), table["id"], table["count"])
             files.write_json(
                 here / VOCABULARY / "vocabulary.json",
-                summary.vocabulary_facts(self.job.rules, NAMES, self.source.inputs()),
+                summary.vocabulary_facts(self.job.rules, NAMES, self.job.source.inputs()),
             )
             split_binary.write_specs(here, engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
             manifest = summary.manifest(

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import IdGroup
 from trainmark.embeddings.exchange.all_to_all import Exchange
 from trainmark.embeddings.exchange.buckets import Buckets
 from trainmark.embeddings.exchange.layout import Layouts
 from trainmark.embeddings.exchange.routes import Routes
+from trainmark.embeddings.tables.batch import IdGroup
 
 
 class Connection:

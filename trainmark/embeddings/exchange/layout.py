@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainmark.embeddings.engine import joined
 from trainmark.embeddings.exchange.buckets import Bucketed
 from trainmark.embeddings.exchange.routes import Routes
+from trainmark.embeddings.tables.batch import joined
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,9 @@
-"""Rows of tables in memory, and how a step updates them."""
+"""Owns the rows that one device holds, their optimiser state and their update.
+
+batch.py              a batch's ids in, gradients of their rows out
+store.py              parts of tables in one tensor; their names in checkpoints
+format_store.py       the same in 16 or 8 bits
+host.py, mapped.py    in host memory, prefetched for each batch
+update.py             the rules: SGD, Adagrad, row-wise Adagrad, Adam
+row_update.py         a rule applied to rows, by a kernel where there is one
+"""

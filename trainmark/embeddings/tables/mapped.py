@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trainmark.errors import InputError
-from trainmark.formatting import GIB
+from trainmark.formatting import readable_size
 
 _FROM_ALL_CONTEXTS = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 _NUMBERS_OF_A_PAGE = 1024  # fp32, 4 KiB
@@ -26,7 +26,7 @@ def map_to_gpu(zeros: Tensor, device: torch.device, *, owner: object) -> None:
         status = int(cudart.cudaHostRegister(zeros.data_ptr(), zeros.nbytes, _FROM_ALL_CONTEXTS))
     if status != 0:
         raise InputError(
-            f"CUDA could not map {zeros.nbytes / GIB:.1f} GiB of host memory for tables (error "
+            f"CUDA could not map {readable_size(zeros.nbytes)} of host memory for tables (error "
             f"{status}). Check 'ulimit -l' and the free memory, or keep fewer host_tables."
         )
     # Not at exit: the process takes the mapping with it, and CUDA may be gone before.

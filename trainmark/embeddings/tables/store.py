@@ -4,13 +4,14 @@ A step's cost depends on the rows that it touches, never on the rows of a table.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from trainmark.checkpoint.boxes import Box, Boxes
 from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.update import RowwiseAdagrad, State, UpdateRule
@@ -53,6 +54,18 @@ def table_names(count: int) -> list[str]:
 
 def whole_table(name: str, rows: int, dim: int) -> TablePart:
     return TablePart(name=name, shape=(rows, dim), rows=(0, rows), columns=(0, dim))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableBytes:
+    """What tables take of a device's memory."""
+
+    weights: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimizer
 
 
 class TableStore(nn.Module):
@@ -160,3 +173,18 @@ def init_part(
         drawn.uniform_(-bound, bound, generator=random)
         inside = slice(max(first - block_first, 0), min(last, block_last) - block_first)
         mine.copy_(drawn[inside, slice(*part.columns)])
+
+
+def table_boxes(of_parts: Iterable[tuple[TablePart, str, Tensor]]) -> dict[str, Boxes]:
+    """What this rank holds of each tensor, from (part, name of the tensor, its rows).
+
+    Of column slices, all of which have the state that a row has once, the first writes it.
+    """
+    boxes: dict[str, list[Box]] = {}
+    shapes = {}
+    for part, name, rows in of_parts:
+        offsets = (part.rows[0], part.columns[0])[: rows.dim()]
+        is_copy = rows.dim() == 1 and part.columns[0] > 0
+        boxes.setdefault(name, []).append(Box(offsets=offsets, tensor=rows, is_copy=is_copy))
+        shapes[name] = part.shape[: rows.dim()]
+    return {name: Boxes(shapes[name], found) for name, found in boxes.items()}

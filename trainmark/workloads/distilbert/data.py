@@ -129,7 +129,7 @@ class SentenceData:
     def __init__(
         self, sentences: Sentences, cfg: DistilbertRun, split: str, dp_rank: int, dp_size: int
     ) -> None:
-        self._sentences, self._cfg, self._split = sentences, cfg, split
+        self._sentences, self._cfg, self.split = sentences, cfg, split
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._training = split == "train"
         self._micro = int((cfg.micro_batch if self._training else cfg.eval_batch) or 0)
@@ -208,9 +208,7 @@ class SentenceData:
         batch = self._batches.ending_at(position)
         rows = self._order(batch.epoch)[batch.start : batch.stop]
         shown = ", ".join(str(row) for row in rows[:8])
-        return (
-            f"{len(rows):,} sentences of {self._split}: {shown}{', ...' if len(rows) > 8 else ''}"
-        )
+        return f"{len(rows):,} sentences of {self.split}: {shown}{', ...' if len(rows) > 8 else ''}"
 
 
 def build_data(cfg: DistilbertRun, split: str, dp_rank: int, dp_size: int) -> SentenceData:

@@ -155,7 +155,7 @@ def build_model(cfg: DistilbertRun) -> SentenceClassifier:
 
 
 @torch.no_grad()
-def init_weights(parts: list[nn.Module], cfg: DistilbertRun, device: torch.device) -> None:
+def init_weights(parts: list[SentenceClassifier], cfg: DistilbertRun, device: torch.device) -> None:
     """Allocate on `device`; fill from random streams, then from the pretrained weights if any."""
     (model,) = parts
     model.to_empty(device=device)

@@ -3,11 +3,12 @@
 import dataclasses
 from pathlib import Path
 
-from trainmark.config import SYNTHETIC, target_problems
+from trainmark.config import SYNTHETIC
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
+from trainmark.resolve import target_problems
 from trainmark.workloads.distilbert import layouts, opinions
 from trainmark.workloads.distilbert.runs import (
     BUDGET_MULTIPLE,

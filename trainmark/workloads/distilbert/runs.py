@@ -11,7 +11,8 @@ from trainmark.corpus.sentences import Sentences
 from trainmark.schedule import Schedule
 from trainmark.workloads.distilbert import opinions
 
-METRIC, BETTER = "accuracy", "higher"
+METRIC = "accuracy"
+BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 8, 64)
 SCRATCH = "scratch"
 BUDGET_MULTIPLE = 128  # token counts that matrix units like

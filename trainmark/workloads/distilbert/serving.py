@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
+from trainmark.config import filled
+from trainmark.contract import MODEL_FOLDER, Served
 from trainmark.corpus import sst2
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
-from trainmark.inference.scorer import Served
 from trainmark.interop.model_folder import read_config
-from trainmark.run import run_folder
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.data import packed
 from trainmark.workloads.distilbert.model import SentenceClassifier, build_model, init_weights
@@ -27,7 +27,7 @@ TOGETHER = 64
 SHORTEST = 16
 
 
-def load(served: Served) -> "SentenceScorer":
+def load(served: Served[DistilbertRun]) -> "SentenceScorer":
     """The model of a run, or of a folder in Hugging Face's layout, and its tokenizer."""
     if served.data is not None or served.values != "auto":
         raise InputError("--data and --values are for a DLRM; sentences are text in any case.")
@@ -37,12 +37,12 @@ def load(served: Served) -> "SentenceScorer":
         places = [served.folder]
     else:
         cfg = served.run
-        path = run_folder.find_checkpoint(served.folder)
+        path = filled(served.checkpoint)
         state = checkpoints.read_state(path)
         facts |= {"name": cfg.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
         tensors = _of_checkpoint(path, served.device)
-        places = [served.folder / run_folder.MODEL_FOLDER, *weights.tokenizer_folders(cfg)]
+        places = [served.folder / MODEL_FOLDER, *weights.tokenizer_folders(cfg)]
     longest = min(cfg.sequence_length, cfg.model.positions)
     cfg = dataclasses.replace(cfg, mode="packed", precision="fp32")
     tokenizer = sst2.load_tokenizer(_tokenizer_folder(places, facts["name"]), longest)
@@ -68,7 +68,7 @@ def _of_folder(folder: Path, device: str) -> tuple[DistilbertRun, dict[str, Tens
     if layouts.weights_file(folder) is None:
         raise InputError(
             f"{folder} holds no {' or '.join(layouts.WEIGHT_FILES)}. Serve the folder of the run, "
-            f"or its folder {run_folder.MODEL_FOLDER}."
+            f"or its folder {MODEL_FOLDER}."
         )
     # Of two classes, which is the usual number, config.json need not say anything.
     network = layouts.read_model(folder, labels=len(described.get("id2label", ())) or 2)
@@ -95,7 +95,7 @@ def _tokenizer_folder(places: list[Path], name: str) -> Path:
 
 
 class SentenceScorer:
-    """Scores sentences; see `inference.scorer.Scorer`.
+    """Scores sentences; see `contract.Scorer`.
 
     Args:
         cfg: of a packed model in fp32.

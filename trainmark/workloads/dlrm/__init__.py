@@ -3,7 +3,7 @@
 Besides the files that every workload has (docs/adding_a_workload.md):
 
     rows.py               where click rows come from: a dataset on disk, or made in memory
-    placing.py            which device holds which part of which table
+    sharding.py           which device holds which part of which table
     prediction.py         how long a step should take, for `trainmark plan`
     slots.py              places on a GPU where CUDA graphs find their batches
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainmark.clickdata import feature_spec
 from trainmark.config import SYNTHETIC, filled
-from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.training.background import Kept, in_background
 from trainmark.training.batches import GlobalBatch, GlobalBatches, rank_shares

@@ -1,12 +1,8 @@
 """What a DLRM step costs: floating-point operations, and memory for activations."""
 
 import itertools
-from typing import TYPE_CHECKING
 
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
-
-if TYPE_CHECKING:
-    from trainmark.run.memory import MemoryPlan
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
@@ -31,25 +27,6 @@ def multiply_adds(cfg: DlrmRun) -> int:
         )
         for fan_in, fan_out in itertools.pairwise(widths)
     )
-
-
-def plan_devices(cfg: DlrmRun) -> "list[MemoryPlan]":
-    """Bytes on each device, by the tables that it holds."""
-    from trainmark.workloads.dlrm import sharding as placing  # which needs what is below
-
-    return placing.plan_devices(cfg)
-
-
-def activation_bytes(cfg: DlrmRun) -> int:
-    """Estimated: what a device keeps for the backward pass, and the rows that it sends."""
-    return max(plan.activations for plan in plan_devices(cfg))
-
-
-def host_bytes(cfg: DlrmRun) -> list[int]:
-    """Of each device, bytes of its tables in host memory."""
-    from trainmark.workloads.dlrm import sharding as placing  # likewise
-
-    return placing.host_bytes(cfg)
 
 
 def dense_activation_bytes(cfg: DlrmRun) -> int:

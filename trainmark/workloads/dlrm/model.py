@@ -1,21 +1,22 @@
-"""DLRM, written for one device: bottom MLP, dot interaction with the embedding rows, top MLP.
+"""DLRM, written for one device: bottom MLP, interaction with the embedding rows, top MLP.
 
 Shapes: B samples, N numerical features, F categorical features, D embedding width.
 """
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import Engine, LocalEngine
+from trainmark.embeddings.engine import Engine, Interaction, LocalEngine
 from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels.click_loss import click_loss
 from trainmark.kernels.fp8_mlp import Fp8Weight, encode_weights, fp8_layers, fp8_relu_layers
 from trainmark.kernels.graph import Beside
+from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.training.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, width_without_zeros
@@ -33,20 +34,30 @@ class Dlrm(nn.Module):
         self.bottom = Mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
         self.top = Mlp([interaction_width(model), *model.top_mlp], last_relu=False)
         self.tables: Engine = LocalEngine(model.table_rows, model.embedding_dim, table_rule(cfg))
+        self.interaction = DotInteraction()
+        self.top_gradients_done: Callable[[], None] | None = None
+        """Called in the backward pass when only the bottom MLP's gradients are left to compute."""
 
     def forward(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
         """[B] logits. `lookup` is what the engine prepared for these samples."""
-        x_BD = self.bottom(numerical_BN)
-        return self.top(self.tables.lookup_and_interact(lookup, x_BD)).squeeze(-1)
+        return self.top(self._interacted(numerical_BN, lookup)).squeeze(-1)
 
     def loss(self, numerical_BN: Tensor, lookup: Any, labels_B: Tensor, scale: Tensor) -> Tensor:
         """Cross entropy, added up over the samples; its backward pass is that of `scale` x loss."""
         codes = Beside(self.top.fp8_weights, numerical_BN.device)
-        x_BD = self.bottom(numerical_BN)
-        x_BM = self.tables.lookup_and_interact(lookup, x_BD)
+        x_BM = self._interacted(numerical_BN, lookup)
         hidden_BM = self.top.hidden(x_BM, codes.result())
         last = cast(nn.Linear, self.top[-1])
         return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale)
+
+    def _interacted(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
+        """[B, M] what the top MLP reads."""
+        x_BD = self.bottom(numerical_BN)
+        x_BM = self.interaction(self.tables, lookup, x_BD)
+        done = self.top_gradients_done
+        if done is not None and x_BD.requires_grad:  # after the tables' own hooks
+            x_BD.register_hook(lambda _: done())
+        return x_BM
 
     def cast_mlps(self, dtype: torch.dtype) -> None:
         """For prediction: keep weights in the type that every call would cast them to."""
@@ -58,7 +69,21 @@ class Dlrm(nn.Module):
         for mlp in (self.bottom, self.top):
             if mlp.fused_dtype is None:  # else there is nothing left to compile
                 mlp.compile()
-        self.tables.interaction = torch.compile(self.tables.interaction)
+        self.interaction.plain = torch.compile(self.interaction.plain)
+
+
+class DotInteraction(nn.Module):
+    """Dot products of all pairs of vectors, fused with the lookup where the engine has a kernel.
+
+    Another interaction is another module with this `forward`, which begins with `tables.lookup`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain: Interaction = dot_interaction
+
+    def forward(self, tables: Engine, lookup: Any, x_BD: Tensor) -> Tensor:
+        return tables.lookup_and_interact(lookup, x_BD, self.plain)
 
 
 class Mlp(nn.Sequential):

@@ -4,6 +4,7 @@ One rank with all tables in its device's memory has nothing to exchange: on a GP
 interacts in one kernel.
 """
 
+import torch
 from torch import nn
 
 from trainmark.config import filled
@@ -44,7 +45,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             force_exchange=cfg.sharding.force_exchange,
         )
     elif in_other_formats(cfg) or (on_gpu and _has_kernels(cfg)):
-        model.tables = _fused_engine(cfg)
+        model.tables = _fused_engine(cfg, dtype)
     return [model]
 
 
@@ -53,11 +54,11 @@ def _has_kernels(cfg: DlrmRun) -> bool:
     return len(cfg.model.table_rows) > 0 and cfg.optimizer.name != "adam"
 
 
-def _fused_engine(cfg: DlrmRun) -> Engine:
+def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> Engine:
     rule = Rule(cfg.optimizer.name, cfg.optimizer.eps)  # type: ignore[arg-type]  # resolve checks
     seed = cfg.seed if cfg.table_format.table_rounding == "chance" else None
     return FusedEngine(
-        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, seed
+        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, seed, dtype
     )
 
 

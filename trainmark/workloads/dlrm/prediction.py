@@ -2,7 +2,8 @@
 
     step = slowest device of (gather + exchange + dense + update)
 
-Gather, exchange and update are those of `planner/costs.py`. The dense part is the same everywhere:
+Gather, exchange and update are those of `embeddings/placement/costs.py`. The dense part is the
+same everywhere:
 
     dense = operations / (0.5 peak) + bytes of activations / (0.5 memory bandwidth)
 
@@ -17,7 +18,7 @@ from trainmark.config import filled
 from trainmark.embeddings.placement.costs import DeviceTime, TableCosts, exchanged_tables
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.hardware.devices import Unknown, peak_flops
-from trainmark.run.memory import MemoryPlan
+from trainmark.hardware.memory import MemoryPlan
 from trainmark.workloads.dlrm import sharding as placing
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, mlp_parameters

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainmark.clickdata import feature_spec
-from trainmark.config import SYNTHETIC, target_problems
+from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware.devices import Cluster, lacks
 from trainmark.metrics import share_of_excess
+from trainmark.resolve import target_problems
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import (
     METRIC,
@@ -17,8 +18,8 @@ from trainmark.workloads.dlrm.runs import (
     DlrmRun,
     Model,
     Sharding,
-    as_long_as_the_run,
     demo_schedule,
+    fitted_fields,
     in_other_formats,
     mlp_parameters,
     table_parameters,
@@ -76,7 +77,7 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
 
 def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> DlrmRun:
     """The learning rate as long as the log is, where nobody chose another."""
-    if "schedule" not in as_long_as_the_run(cfg):
+    if "schedule" not in fitted_fields(cfg):
         return dataclasses.replace(cfg, schedule_steps=None)
     if not cfg.global_batch:
         return cfg
@@ -115,7 +116,7 @@ def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
 def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
     """A finished run's settings for other data: without what its own gave it."""
     named = RUNS[cfg.name]()
-    if "schedule" in as_long_as_the_run(cfg):
+    if "schedule" in fitted_fields(cfg):
         cfg = dataclasses.replace(cfg, schedule=named.schedule, schedule_steps=None)
     if SYNTHETIC not in (cfg.data, data):  # synthetic rows have the sizes that a run asks for
         model = dataclasses.replace(

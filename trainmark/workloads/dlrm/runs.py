@@ -12,7 +12,8 @@ from trainmark.clickdata import planted
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.schedule import Schedule
 
-METRIC, BETTER = "auc", "higher"
+METRIC = "auc"
+BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -271,10 +272,10 @@ def closed(cfg: DlrmRun) -> frozenset[str]:
     """Top-level fields that may change while a result stays comparable with the named run's."""
     # The demo's tables are those of whatever log was prepared for it.
     own = {"model", "target"} if cfg.name == "dlrm-demo" else set()
-    return _CLOSED | own | as_long_as_the_run(cfg)
+    return _CLOSED | own | fitted_fields(cfg)
 
 
-def as_long_as_the_run(cfg: DlrmRun) -> frozenset[str]:
+def fitted_fields(cfg: DlrmRun) -> frozenset[str]:
     """Top-level fields that nobody chose: `resolve` fits them to the log and the epochs. Only the
     demo has any; the published runs keep their schedules."""
     if cfg.name != "dlrm-demo":
@@ -351,9 +352,14 @@ def sizes(cfg: DlrmRun) -> dict[str, int]:
 # --- less memory
 
 
-def to_predict(cfg: DlrmRun) -> DlrmRun:
-    """Without an optimiser's state, which may take as much memory as the tables: SGD has none."""
-    return dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, name="sgd"))
+def for_prediction(cfg: DlrmRun) -> DlrmRun:
+    """Tables placed on whatever devices are here, without an optimiser's state, which may take as
+    much memory as they do: SGD has none."""
+    return dataclasses.replace(
+        cfg,
+        optimizer=dataclasses.replace(cfg.optimizer, name="sgd"),
+        sharding=dataclasses.replace(cfg.sharding, placement="auto"),
+    )
 
 
 def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:

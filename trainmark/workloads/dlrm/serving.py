@@ -11,17 +11,17 @@ from torch import Tensor
 from trainmark.checkpoint import checkpoints
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.raw_values import RawValues, open_dataset
-from trainmark.config import SYNTHETIC
+from trainmark.config import SYNTHETIC, filled
+from trainmark.contract import Served
 from trainmark.errors import InputError, unknown
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
-from trainmark.inference.scorer import Served
-from trainmark.run import run_folder
 from trainmark.workloads.dlrm import export, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
+from trainmark.workloads.dlrm.runs import DlrmRun
 
 
-def load(served: Served) -> "ClickScorer":
+def load(served: Served[DlrmRun]) -> "ClickScorer":
     """The model of a run or of an export, and what encodes its features."""
     facts: dict[str, Any] = {"name": served.folder.name, "workload": "dlrm", "step": None}
     if served.run is None:
@@ -31,7 +31,7 @@ def load(served: Served) -> "ClickScorer":
     else:
         config = export.description(served.run)
         values = _values(served, config, served.run.data)
-        path = run_folder.find_checkpoint(served.folder)
+        path = filled(served.checkpoint)
         state = checkpoints.read_state(path)
         facts |= {"name": served.run.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
@@ -81,7 +81,7 @@ def _check_memory(needed: int, device: str) -> None:
 # --- features
 
 
-def _values(served: Served, config: dict[str, Any], run_data: str | None) -> RawValues:
+def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> RawValues:
     """What reads the values of requests."""
     data = served.data or (run_data if run_data != SYNTHETIC else None)
     if data is None or served.values == "prepared":
@@ -124,7 +124,7 @@ def _check_same_tables(data: Path, config: dict[str, Any]) -> None:
 
 
 class ClickScorer:
-    """Scores rows of features; see `inference.scorer.Scorer`.
+    """Scores rows of features; see `contract.Scorer`.
 
     Args:
         model: on `device`.

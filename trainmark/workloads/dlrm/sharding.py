@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from trainmark.config import SYNTHETIC, filled, resolve
+from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.placement import access
 from trainmark.embeddings.placement import placement as placements
 from trainmark.embeddings.placement.access import AccessProfile
@@ -15,18 +15,20 @@ from trainmark.embeddings.placement.costs import STATE_BYTES, Load, TableCosts, 
 from trainmark.embeddings.placement.cutting import Options
 from trainmark.embeddings.placement.placement import Placement, TablePlacement
 from trainmark.embeddings.placement.strategies import by_strategy
-from trainmark.errors import InputError
-from trainmark.formatting import GIB
+from trainmark.errors import InputError, raise_all
+from trainmark.formatting import GIB, readable_size
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import machine
-from trainmark.run.memory import MemoryPlan, what_fits
+from trainmark.hardware.memory import MemoryPlan, what_fits
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
+from trainmark.workloads.dlrm.resolve import resolve
 from trainmark.workloads.dlrm.runs import (
     WEIGHT_BYTES,
     DlrmRun,
     TableFormat,
     in_other_formats,
     mlp_parameters,
+    smaller,
     table_bytes,
     table_formats,
 )
@@ -171,6 +173,11 @@ def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
     ]
 
 
+def activation_bytes(cfg: DlrmRun) -> int:
+    """Estimated: what a device keeps for the backward pass, and the rows that it sends."""
+    return max(plan.activations for plan in plan_devices(cfg))
+
+
 def host_bytes(cfg: DlrmRun) -> list[int]:
     """Bytes of tables and their state that every device keeps in its host's memory."""
     return [load.host for load in _loads(cfg)]
@@ -204,7 +211,7 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
     start = f"{cfg.name} does not fit {cluster(cfg, devices)}"
     if each <= 0:
         return (
-            f"{start}: MLPs and activations alone need {_dense(cfg).total / GIB:.1f} GiB of a "
+            f"{start}: MLPs and activations alone need {readable_size(_dense(cfg).total)} of a "
             "device. Use a smaller micro_batch."
         )
     # Only fp32 tables may be spread over devices, or lie in host memory.
@@ -216,16 +223,19 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
     dense, narrow = _dense(cfg).total, in_other_formats(cfg)
     own = _fullest(cfg).total - dense if narrow else needed
     return (
-        f"{start}: its tables need {own / GIB:.1f} GiB, and have {devices} x {each / GIB:.1f} GiB. "
+        f"{start}: its tables need {readable_size(own)}, and have {devices} x "
+        f"{readable_size(each)}. "
         f"{'In fp32 it' if narrow else 'It'} would fit {math.ceil(needed / each)} such "
         f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}."
-        f"{what_fits(cfg, _fullest, dense + each)}"
+        f"{what_fits(smaller(cfg), _fullest, dense + each)}"
     )
 
 
 def _fullest(cfg: DlrmRun) -> MemoryPlan:
     """Of the devices that the run was resolved for. A format that they cannot have is refused."""
-    return max(plan_devices(resolve(cfg, cluster(cfg))), key=lambda plan: plan.total)
+    resolved, problems = resolve(cfg, cluster(cfg))
+    raise_all(problems)
+    return max(plan_devices(resolved), key=lambda plan: plan.total)
 
 
 def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dict[int, int]]:

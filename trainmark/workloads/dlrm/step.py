@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark.config import filled
+from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import IdGroup
+from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.metrics import binary_metrics
 from trainmark.training.batches import rank_shares
@@ -25,7 +26,7 @@ from trainmark.training.optimizers import (
 )
 from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
-from trainmark.workloads.dlrm.data import ClickBatch, ClickData
+from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.slots import Filled, Slots
@@ -80,14 +81,14 @@ class DlrmTrainer:
         )
         # Two buffers, because the top MLP's gradients are complete long before the bottom's, whose
         # buffer also takes a sum of all gradients of table rows along, and the loss.
-        self._top = FlatGradients(model.top.parameters(), mesh, extra=0)
+        behind_tables = [*model.interaction.parameters(), *model.top.parameters()]
+        self._top = FlatGradients(behind_tables, mesh, extra=0)
         self._bottom = FlatGradients(model.bottom.parameters(), mesh, extra=2)
         # What a CUDA graph is told, and what it tells: the loss, and whether the step was skipped.
         self._lr = torch.zeros((), device=mesh.device)
         self._outcome = torch.zeros(2, device=mesh.device)
         self._in_last_micro_batch = False
-        last_linear = cast(nn.Linear, model.bottom[-2])
-        last_linear.bias.register_post_accumulate_grad_hook(self._interaction_done)
+        model.top_gradients_done = self._reduce_top
         self._steps = 0
         if cfg.compile:
             model.compile_dense()
@@ -205,8 +206,8 @@ class DlrmTrainer:
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
-    def _interaction_done(self, _: Tensor) -> None:
-        """The top MLP's gradients are complete: add them up while the bottom's are computed."""
+    def _reduce_top(self) -> None:
+        """Add up the top MLP's gradients over the ranks while the bottom's are computed."""
         if self._in_last_micro_batch:
             self._top.start()
 
@@ -274,18 +275,18 @@ class DlrmTrainer:
         """The checkpoint has filled the tensors already."""
         self.model.tables.state_loaded()
 
-    def device_bytes(self) -> dict[str, int]:
+    def device_bytes(self) -> DeviceBytes:
         """Bytes on the fullest device."""
         tables = self.model.tables.device_bytes()
         weights = sum(p.nbytes for p in self._names)
         state = sum(t.nbytes for t in optimizer_tensors(self._optimizer, self._names).values())
         if self._loss_scale is not None:
             state += sum(tensor.nbytes for tensor in self._loss_scale.tensors().values())
-        return {
-            "weights": weights + tables.weights,
-            "gradients": self._top.gradients.nbytes + self._bottom.gradients.nbytes,
-            "optimizer": state + tables.optimizer,
-        }
+        return DeviceBytes(
+            weights=weights + tables.weights,
+            gradients=self._top.gradients.nbytes + self._bottom.gradients.nbytes,
+            optimizer=state + tables.optimizer,
+        )
 
     def sent_bytes_per_step(self) -> dict[str, float]:
         """Bytes that this rank sent to others in training, by what they were, mean over steps."""
@@ -338,7 +339,7 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
     return predict
 
 
-def evaluate(trainer: DlrmTrainer, data: ClickData) -> dict[str, float | None]:
+def evaluate(trainer: DlrmTrainer, data: Data[ClickBatch]) -> dict[str, float | None]:
     """AUC, log loss, accuracy and calibration over all rows of a split."""
     pieces = []
     for batch in data:

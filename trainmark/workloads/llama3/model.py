@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from trainmark.kernels.linear_cross_entropy import linear_cross_entropy
@@ -178,7 +179,6 @@ def build_model(cfg: LlamaRun) -> Llama:
 def init_weights(parts: list[nn.Module], cfg: LlamaRun, device: torch.device) -> None:
     """Allocate on `device` and fill in place, from the weights folder or by name from the seed."""
     from trainmark.workloads.llama3 import huggingface
-    from trainmark.workloads.llama3.parallelize import fill
 
     for part in parts:
         part.to_empty(device=device)
@@ -186,6 +186,24 @@ def init_weights(parts: list[nn.Module], cfg: LlamaRun, device: torch.device) ->
     for name, parameter in named_parameters(parts):
         full = stored.read(name, device) if stored else initial(name, parameter, cfg, device)
         fill(parameter, full)
+
+
+def fill(parameter: Tensor, full: Tensor) -> None:
+    """Copy this rank's part of a whole parameter into it."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(full)
+        return
+    mesh = parameter.device_mesh
+    part = full
+    # Innermost axis first: tensor parallel was applied before the data-parallel sharding.
+    for axis in reversed(range(mesh.ndim)):
+        placement: Any = parameter.placements[axis]
+        if placement.is_replicate():
+            continue
+        pieces = part.chunk(mesh.size(axis), dim=placement.dim)
+        rank = mesh.get_local_rank(axis)
+        part = pieces[rank] if rank < len(pieces) else part[:0]
+    parameter.to_local().copy_(part)
 
 
 def initial(name: str, parameter: Tensor, cfg: LlamaRun, device: torch.device) -> Tensor:

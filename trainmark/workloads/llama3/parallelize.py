@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -187,24 +187,3 @@ def _share_out(part: Llama, mesh: Any, cfg: LlamaRun) -> None:
         if module is not None:
             fully_shard(module, **options)
     fully_shard(part, **options)
-
-
-# --- filling parameters
-
-
-def fill(parameter: Tensor, full: Tensor) -> None:
-    """Copy this rank's part of a whole parameter into it."""
-    if not isinstance(parameter, DTensor):
-        parameter.copy_(full)
-        return
-    mesh = parameter.device_mesh
-    part = full
-    # Innermost axis first: tensor parallel was applied before the data-parallel sharding.
-    for axis in reversed(range(mesh.ndim)):
-        placement: Any = parameter.placements[axis]
-        if placement.is_replicate():
-            continue
-        pieces = part.chunk(mesh.size(axis), dim=placement.dim)
-        rank = mesh.get_local_rank(axis)
-        part = pieces[rank] if rank < len(pieces) else part[:0]
-    parameter.to_local().copy_(part)

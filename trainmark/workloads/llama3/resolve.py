@@ -3,10 +3,11 @@
 import dataclasses
 from pathlib import Path
 
-from trainmark.config import SYNTHETIC, filled, resolve_batches
+from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
+from trainmark.resolve import resolve_batches
 from trainmark.workloads.llama3 import chain, huggingface
 from trainmark.workloads.llama3.runs import (
     NOTHING_HELD_OUT,

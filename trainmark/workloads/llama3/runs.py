@@ -12,7 +12,8 @@ from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
 from trainmark.schedule import Schedule
 
-METRIC, BETTER = "loss", "lower"
+METRIC = "loss"
+BETTER: Literal["lower"] = "lower"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 NOTHING_HELD_OUT = "100,0,0"
 
@@ -234,7 +235,12 @@ def sizes(cfg: LlamaRun) -> dict[str, int]:
     }
 
 
-# --- less memory
+# --- other devices, less memory
+
+
+def for_prediction(cfg: LlamaRun) -> LlamaRun:
+    """Split over the devices here, not over those that trained it."""
+    return dataclasses.replace(cfg, parallel=None)
 
 
 def smaller(cfg: LlamaRun) -> Iterator[tuple[str, LlamaRun]]:

@@ -14,11 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainmark.config import filled
+from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.adamw import AdamW, local
 from trainmark.training.optimizers import LossScale
 from trainmark.training.transfer import Copier, wait_for
-from trainmark.workloads.llama3.data import TokenBatch, TokenData
+from trainmark.workloads.llama3.data import TokenBatch
 from trainmark.workloads.llama3.flops import gradients_beside_activations
 from trainmark.workloads.llama3.model import named_parameters
 from trainmark.workloads.llama3.pipeline import Pipeline
@@ -225,7 +226,7 @@ class LlamaTrainer:
     def load_state_dict(self, host_state: dict[str, Any]) -> None:
         """The checkpoint has filled the tensors already."""
 
-    def device_bytes(self) -> dict[str, int]:
+    def device_bytes(self) -> DeviceBytes:
         """Bytes at a step's fullest moment: weights that compute, gradients, masters, moments."""
         computing = 2 if self.cfg.precision in ("bf16", "fp16", "fp8") else 4
         modules = self._gathered_modules()
@@ -240,11 +241,11 @@ class LlamaTrainer:
         else:
             gradients = gradients_beside_activations(self.cfg, gathered * computing)
         states = [*self._optimizer.masters.values(), *self._optimizer.tensors().values()]
-        return {
-            "weights": weights,
-            "gradients": gradients,
-            "optimizer": sum(map(_bytes, states)) + (shards if self.mesh.dp_size > 1 else 0),
-        }
+        return DeviceBytes(
+            weights=weights,
+            gradients=gradients,
+            optimizer=sum(map(_bytes, states)) + (shards if self.mesh.dp_size > 1 else 0),
+        )
 
     @property
     def _reshards(self) -> bool:
@@ -315,7 +316,7 @@ def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: LlamaRun) -> LlamaTra
     return LlamaTrainer(parts, mesh, cfg)
 
 
-def evaluate(trainer: LlamaTrainer, data: TokenData) -> dict[str, float | None]:
+def evaluate(trainer: LlamaTrainer, data: Data[TokenBatch]) -> dict[str, float | None]:
     """The mean loss per token over a split."""
     loss, samples = 0.0, 0
     for batch in data:

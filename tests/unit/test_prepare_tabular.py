@@ -19,8 +19,8 @@ from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clicklog import csv_data, parquet_data
 from trainmark.clicklog.sources import text_files
-from trainmark.clicklog.sources.columnar import CsvSource
-from trainmark.clicklog.sources.columns import parse
+from trainmark.clicklog.sources.column_spec import parse
+from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.clicklog.sources.source import Position
 from trainmark.errors import InputError
 

@@ -14,7 +14,7 @@ from trainmark.clicklog.engine.phases import MANIFEST, Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources.recipes import RECIPES
-from trainmark.clicklog.sources.source import BadRows, Source
+from trainmark.clicklog.sources.source import BadRows, Source, find_days
 from trainmark.errors import InputError
 
 # Ids by falling count, 0 for what is rare or missing. Numbers are as --columns says.
@@ -22,7 +22,7 @@ RECIPE = RECIPES["nvidia"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribedOptions:
+class TabularOptions:
     """Options for data of any columns."""
 
     output: Path
@@ -60,7 +60,7 @@ class DescribedOptions:
 
 
 def prepare(
-    options: DescribedOptions,
+    options: TabularOptions,
     transcode: Callable[[Path], dict[str, Any]],
     open_source: Callable[[list[Path], str], Source],
 ) -> None:
@@ -75,14 +75,14 @@ def prepare(
         return
     if options.input is None or options.columns is None:
         raise InputError("Give --input with --columns, or --spec.")
-    source = open_source(criteo.find_days(options.input, options.bad_rows), options.columns)
+    source = open_source(find_days(options.input, options.bad_rows), options.columns)
     engine.prepare(make_job(options, source), Limits.of(options.memory))
     summary.show(options.output, files.read_json(options.output / MANIFEST))
     if options.to == "npy":
         to_npy.write(options.output, days=max(len(source.files), 2))
 
 
-def make_job(options: DescribedOptions, source: Source) -> Job:
+def make_job(options: TabularOptions, source: Source) -> Job:
     """What the options ask of the engine."""
     if options.seed < 0:
         raise InputError(f"--seed is {options.seed}; 0 or more is expected.")

@@ -21,7 +21,7 @@ import fnmatch
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from trainmark.clicklog.sources.rows import Column, Kind, Schema
 from trainmark.errors import InputError, raise_all, unknown
@@ -38,7 +38,7 @@ NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)")
 
 
 @dataclass(frozen=True)
-class Use:
+class ColumnUse:
     """What becomes of one column of the input."""
 
     column: str
@@ -49,7 +49,7 @@ class Use:
     """Of a label: it is 1 where the column compares so; a text can only be equal."""
 
 
-def parse(text: str, columns: Sequence[str], source: str) -> list[Use]:
+def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
     """The uses that `text` describes, in the order in which it names them.
 
     Args:
@@ -64,7 +64,7 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[Use]:
             f"--columns is {text!r}; expected roles with their columns, such as "
             "'label=clicked numerical=age,price categorical=user,city'."
         )
-    uses: list[Use] = []
+    uses: list[ColumnUse] = []
     for role, names in zip(parts[1::2], parts[2::2], strict=True):
         for name in names.split(","):
             uses += _uses(role, name.strip(), columns, source)  # type: ignore[arg-type]
@@ -72,17 +72,17 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[Use]:
     return uses
 
 
-def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[Use]:
+def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
     if role == "label" and name not in columns and (match := COMPARISON.fullmatch(name)):
         column, operator, value = match.groups()
         compared = (operator, _compared_with(operator, value, name))
-        return [Use(c, role, comparison=compared) for c in _find(column, columns, source)]
+        return [ColumnUse(c, role, comparison=compared) for c in _find(column, columns, source)]
     head, _, reading = name.rpartition(":")
     if name not in columns and head and reading in READINGS[role]:
-        return [Use(column, role, reading) for column in _find(head, columns, source)]
+        return [ColumnUse(column, role, reading) for column in _find(head, columns, source)]
     if name not in columns and head and head in columns:
         raise unknown(f"way to read the {role} column {head}", reading, READINGS[role])
-    return [Use(column, role) for column in _find(name, columns, source)]
+    return [ColumnUse(column, role) for column in _find(name, columns, source)]
 
 
 def _compared_with(operator: str, value: str, name: str) -> float | str:
@@ -110,7 +110,7 @@ def _find(name: str, columns: Sequence[str], source: str) -> list[str]:
     return matching
 
 
-def _problems(uses: Sequence[Use]) -> list[str]:
+def _problems(uses: Sequence[ColumnUse]) -> list[str]:
     problems = []
     labels = [use.column for use in uses if use.role == "label"]
     if len(labels) != 1:
@@ -125,7 +125,7 @@ def _problems(uses: Sequence[Use]) -> list[str]:
     return problems
 
 
-def schema(uses: Sequence[Use]) -> Schema:
+def schema(uses: Sequence[ColumnUse]) -> Schema:
     """The columns that the uses give. Every reading must be known."""
     kinds: dict[str, Kind] = {
         "string": "string",
@@ -141,3 +141,13 @@ def schema(uses: Sequence[Use]) -> Schema:
         elif use.role == "timestamp":
             categorical += [Column(f"{use.column}.hour"), Column(f"{use.column}.weekday")]
     return Schema(sum(use.role == "numerical" for use in uses), tuple(categorical))
+
+
+def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
+    """How the columns besides the label are read, for vocabulary.json."""
+    columns = [
+        {"column": use.column, "role": use.role, "reading": use.reading}
+        for use in uses
+        if use.role != "label"
+    ]
+    return {"missing": missing, "columns": columns}

@@ -1,6 +1,5 @@
-"""Sources of one's own rows, for the engine: CSV and Parquet files with any columns."""
+"""CSV files with any columns, as a source."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources import columns as description
-from trainmark.clicklog.sources import text_files
-from trainmark.clicklog.sources.columns import Use
-from trainmark.clicklog.sources.convert import Converted, convert, resolve
-from trainmark.clicklog.sources.rows import BadRow, Block, Values
-from trainmark.clicklog.sources.source import BadRows, Piece, Position
+from trainmark.clicklog.sources import column_spec, text_files
+from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.rows import BadRow, ParsedRows
+from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
 from trainmark.errors import InputError
 
 HEADER_BYTES = text_files.MAX_LINE_BYTES
@@ -30,7 +26,7 @@ class CsvSource:
 
     Args:
         files: in the order of their rows.
-        columns: what the columns are (description.py).
+        columns: what the columns are (column_spec.py).
         delimiter: one character.
         header: whether every file starts with a line of names.
         missing: what stands for a missing value, besides nothing.
@@ -54,15 +50,15 @@ class CsvSource:
         self.bad_rows = bad_rows
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self._names = self._check_headers()
-        uses = description.parse(columns, self._names, str(self.files[0]))
+        uses = column_spec.parse(columns, self._names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
         self.uses = resolve(uses, [pa.string()] * len(uses))
-        self.schema = description.schema(self.uses)
+        self.schema = column_spec.schema(self.uses)
         self._columns = columns
 
     def settings(self) -> Mapping[str, Any]:
         return {
-            "input": [[path.name, path.stat().st_size] for path in self.files],
+            "input": names_and_sizes(self.files),
             "columns": self._columns,
             "delimiter": self._delimiter,
             "header": self._header,
@@ -70,7 +66,7 @@ class CsvSource:
         }
 
     def inputs(self) -> Mapping[str, Any]:
-        return _inputs(self.uses, missing=["", *self._missing])
+        return column_spec.inputs(self.uses, missing=["", *self._missing])
 
     def sizes(self) -> list[int]:
         return [path.stat().st_size for path in self.files]
@@ -173,7 +169,7 @@ class CsvSource:
     def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
         return text_files.pieces(self.files, start, piece_bytes)
 
-    def parse(self, piece: Piece) -> Block:
+    def parse(self, piece: Piece) -> ParsedRows:
         text = bytes(piece.raw)
         line = piece.start.line
         if self._header and piece.start.offset == 0:
@@ -185,110 +181,8 @@ class CsvSource:
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]
         if piece.raw.damage:
-            reason = f"the compressed data is damaged from here on ({piece.raw.damage})"
-            bad.append(BadRow(path, piece.start.line + piece.raw.lines, reason))
-        return _block(converted, path, lines, bad, self.bad_rows)
-
-
-class ParquetSource:
-    """Parquet files. A position in a file is a row.
-
-    Args:
-        files: in the order of their rows.
-        columns: what the columns are (description.py).
-        bad_rows: as for `CsvSource`.
-    """
-
-    def __init__(self, files: Sequence[Path], columns: str, *, bad_rows: BadRows = "stop") -> None:
-        self.files = list(files)
-        self.bad_rows = bad_rows
-        self._columns = columns
-        schemas = [_open_parquet(path).schema_arrow for path in self.files]
-        uses = description.parse(columns, schemas[0].names, str(self.files[0]))
-        self.uses = resolve(uses, [schemas[0].field(use.column).type for use in uses])
-        for path, schema in zip(self.files, schemas, strict=True):
-            types = [
-                schema.field(u.column).type if u.column in schema.names else None for u in uses
-            ]
-            if types != [schemas[0].field(use.column).type for use in uses]:
-                raise InputError(f"{path} has other columns or types than {self.files[0]}.")
-        self.schema = description.schema(self.uses)
-
-    def settings(self) -> Mapping[str, Any]:
-        return {
-            "input": [[path.name, path.stat().st_size] for path in self.files],
-            "columns": self._columns,
-        }
-
-    def inputs(self) -> Mapping[str, Any]:
-        return _inputs(self.uses, missing=[])
-
-    def sizes(self) -> list[int]:
-        return [path.stat().st_size for path in self.files]
-
-    def bytes_per_row(self) -> float:
-        rows = sum(_open_parquet(path).metadata.num_rows for path in self.files)
-        return sum(self.sizes()) / max(rows, 1)
-
-    def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
-        # In memory a row takes about this much, whatever it takes in the file.
-        batch_rows = max(piece_bytes // (16 * max(len(self.uses), 1)), 1)
-        for number in range(start.file, len(self.files)):
-            first = start.offset if number == start.file else 0
-            yield from self._pieces_of(number, first, batch_rows)
-
-    def _pieces_of(self, number: int, first: int, batch_rows: int) -> Iterator[Piece]:
-        file = _open_parquet(self.files[number])
-        total, size = file.metadata.num_rows, self.files[number].stat().st_size
-        row = 0
-        groups: list[int] = []
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if row + rows > first or groups:
-                groups.append(group)
-            else:
-                row += rows
-        names = [use.column for use in self.uses]
-        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names):
-            begin, row = row, row + batch.num_rows
-            if row <= first:
-                continue
-            batch = batch.slice(max(first - begin, 0))
-            begin = max(begin, first)
-            ended = row == total
-            stop = Position(number + 1) if ended else Position(number, row, row + 1)
-            num_bytes = size * row // total - size * begin // total
-            yield Piece(Position(number, begin, begin + 1), stop, batch, num_bytes)
-        if total == 0:
-            yield Piece(Position(number), Position(number + 1), None, size)
-
-    def parse(self, piece: Piece) -> Block:
-        path = str(self.files[piece.start.file])
-        if piece.raw is None:
-            bad = [BadRow(path, 1, "the file is empty")]
-            types = [_open_parquet(Path(path)).schema_arrow.field(u.column).type for u in self.uses]
-            empty = convert([pa.array([], kind) for kind in types], self.uses)
-            return _block(empty, path, np.empty(0, np.int64), bad, self.bad_rows)
-        converted = convert([piece.raw.column(use.column) for use in self.uses], self.uses)
-        lines = np.arange(piece.raw.num_rows) + piece.start.line
-        return _block(converted, path, lines, [], self.bad_rows)
-
-
-def _inputs(uses: Sequence[Use], *, missing: list[str]) -> dict[str, Any]:
-    columns = [
-        {"column": use.column, "role": use.role, "reading": use.reading}
-        for use in uses
-        if use.role != "label"
-    ]
-    return {"missing": missing, "columns": columns}
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        return pa.parquet.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).rstrip(".")
-        raise InputError(f"{path} is not readable as Parquet: {reason}.") from None
+            bad.append(BadRow(path, piece.start.line + piece.raw.lines, piece.raw.damage))
+        return parsed_rows(converted, path, lines, bad, self.bad_rows)
 
 
 def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:
@@ -317,43 +211,3 @@ def _decoded(text: bytes) -> str:
         return text.decode()
     except UnicodeDecodeError:
         return text.decode("latin-1")
-
-
-def _block(
-    converted: Converted,
-    path: str,
-    lines: NDArray[np.int64],
-    bad: list[BadRow],
-    bad_rows: BadRows,
-) -> Block:
-    """Leave out what cannot be kept, and list what is bad."""
-    bad = bad + [
-        BadRow(path, int(lines[row]), reason) for row, reason in converted.problems.items()
-    ]
-    bad.sort(key=lambda row: row.line)
-    if bad and bad_rows == "stop":
-        raise InputError(
-            f"{bad[0]}. With --bad-rows skip such lines are left out and listed, "
-            "with --bad-rows keep their bad fields count as missing."
-        )
-    keep = ~converted.unlabelled
-    if bad_rows == "skip":
-        keep[list(converted.problems)] = False
-    if not keep.all():
-        converted = _select(converted, keep)
-    return Block(converted.labels, converted.numerical, converted.categorical, tuple(bad))
-
-
-def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
-    def chosen(column: Any) -> Any:
-        if isinstance(column, Values):
-            missing = None if column.missing is None else column.missing[keep]
-            return Values(column.numbers[keep], missing)
-        return column.filter(pa.array(keep))
-
-    return dataclasses.replace(
-        converted,
-        labels=converted.labels[keep],
-        numerical=converted.numerical[keep],
-        categorical=[chosen(column) for column in converted.categorical],
-    )

@@ -1,0 +1,107 @@
+"""Parquet files with any columns, as a source."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.rows import BadRow, ParsedRows
+from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
+from trainmark.errors import InputError
+
+
+class ParquetSource:
+    """Parquet files. A position in a file is a row.
+
+    Args:
+        files: in the order of their rows.
+        columns: what the columns are (column_spec.py).
+        bad_rows: as for `CsvSource`.
+    """
+
+    def __init__(self, files: Sequence[Path], columns: str, *, bad_rows: BadRows = "stop") -> None:
+        self.files = list(files)
+        self.bad_rows = bad_rows
+        self._columns = columns
+        schemas = [_open_parquet(path).schema_arrow for path in self.files]
+        uses = column_spec.parse(columns, schemas[0].names, str(self.files[0]))
+        self.uses = resolve(uses, [schemas[0].field(use.column).type for use in uses])
+        for path, schema in zip(self.files, schemas, strict=True):
+            types = [
+                schema.field(u.column).type if u.column in schema.names else None for u in uses
+            ]
+            if types != [schemas[0].field(use.column).type for use in uses]:
+                raise InputError(f"{path} has other columns or types than {self.files[0]}.")
+        self.schema = column_spec.schema(self.uses)
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "input": names_and_sizes(self.files),
+            "columns": self._columns,
+        }
+
+    def inputs(self) -> Mapping[str, Any]:
+        return column_spec.inputs(self.uses, missing=[])
+
+    def sizes(self) -> list[int]:
+        return [path.stat().st_size for path in self.files]
+
+    def bytes_per_row(self) -> float:
+        rows = sum(_open_parquet(path).metadata.num_rows for path in self.files)
+        return sum(self.sizes()) / max(rows, 1)
+
+    def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
+        # In memory a row takes about this much, whatever it takes in the file.
+        batch_rows = max(piece_bytes // (16 * max(len(self.uses), 1)), 1)
+        for number in range(start.file, len(self.files)):
+            first = start.offset if number == start.file else 0
+            yield from self._pieces_of(number, first, batch_rows)
+
+    def _pieces_of(self, number: int, first: int, batch_rows: int) -> Iterator[Piece]:
+        file = _open_parquet(self.files[number])
+        total, size = file.metadata.num_rows, self.files[number].stat().st_size
+        row = 0
+        groups: list[int] = []
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if row + rows > first or groups:
+                groups.append(group)
+            else:
+                row += rows
+        names = [use.column for use in self.uses]
+        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names):
+            begin, row = row, row + batch.num_rows
+            if row <= first:
+                continue
+            batch = batch.slice(max(first - begin, 0))
+            begin = max(begin, first)
+            ended = row == total
+            stop = Position(number + 1) if ended else Position(number, row, row + 1)
+            num_bytes = size * row // total - size * begin // total
+            yield Piece(Position(number, begin, begin + 1), stop, batch, num_bytes)
+        if total == 0:
+            yield Piece(Position(number), Position(number + 1), None, size)
+
+    def parse(self, piece: Piece) -> ParsedRows:
+        path = str(self.files[piece.start.file])
+        if piece.raw is None:
+            bad = [BadRow(path, 1, "the file is empty")]
+            types = [_open_parquet(Path(path)).schema_arrow.field(u.column).type for u in self.uses]
+            empty = convert([pa.array([], kind) for kind in types], self.uses)
+            return parsed_rows(empty, path, np.empty(0, np.int64), bad, self.bad_rows)
+        converted = convert([piece.raw.column(use.column) for use in self.uses], self.uses)
+        lines = np.arange(piece.raw.num_rows) + piece.start.line
+        return parsed_rows(converted, path, lines, [], self.bad_rows)
+
+
+def _open_parquet(path: Path) -> Any:
+    try:
+        return pa.parquet.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).rstrip(".")
+        raise InputError(f"{path} is not readable as Parquet: {reason}.") from None

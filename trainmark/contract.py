@@ -1,0 +1,329 @@
+"""What shared code and a workload promise each other.
+
+A workload tells of itself in two objects. `Definition` is what can be known without torch: its
+named runs, how they are resolved, what `list`, `show` and `plan` print. `Workload` is what the
+training loop calls. Both are plain functions, gathered; optional ones have their default here.
+`Batch`, `Prepared`, `Data`, `Trainer` and `Scorer` are the objects that these functions hand over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+
+from trainmark.config import PRECISIONS, Run
+
+if TYPE_CHECKING:  # torch is not loaded for `trainmark list`
+    import torch
+    from torch import Tensor, nn
+
+    from trainmark.distributed.mesh import Mesh
+    from trainmark.hardware.devices import Cluster
+    from trainmark.hardware.memory import MemoryPlan
+
+# --- what a step is fed
+
+
+class Batch(Protocol):
+    """One optimiser step's samples of one data-parallel rank, in host memory."""
+
+    @property
+    def samples(self) -> int: ...
+
+
+class Prepared(Protocol):
+    """A batch on its way to the step."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def tokens(self) -> int:
+        """0 where a workload has none."""
+        ...
+
+    @property
+    def partial(self) -> bool:
+        """Whether the global batch is smaller than the others."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Global samples up to its end."""
+        ...
+
+    @property
+    def ready(self) -> torch.Event | None:
+        """The event after which it lies on the device; None on a CPU."""
+        ...
+
+
+RunT = TypeVar("RunT", bound=Run)
+RunT_contra = TypeVar("RunT_contra", bound=Run, contravariant=True)
+BatchT = TypeVar("BatchT", bound=Batch)
+BatchT_co = TypeVar("BatchT_co", bound=Batch, covariant=True)
+BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
+PreparedT = TypeVar("PreparedT", bound=Prepared)
+ModelT = TypeVar("ModelT")
+PartT = TypeVar("PartT", bound="nn.Module")
+TrainerT = TypeVar("TrainerT", bound="Trainer[Any, Any]")
+
+
+class Data(Protocol[BatchT_co]):
+    """The batches of one split for one data-parallel rank, epoch after epoch."""
+
+    @property
+    def split(self) -> str: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    def __iter__(self) -> Iterator[BatchT_co]: ...
+    def restore(self, state: dict[str, int]) -> None:
+        """Begin after `state["samples"]` global samples; called before the first batch."""
+        ...
+
+    def describe(self, position: int) -> str:
+        """Which samples the global batch that ends at `position` holds, for a message."""
+        ...
+
+
+Metrics = dict[str, float | None]
+"""By name; None where one is undefined."""
+
+
+class Trainer(Protocol[BatchT_contra, PreparedT]):
+    """A model on this rank's device, with its optimiser."""
+
+    def prepare(self, batch: BatchT_contra) -> PreparedT:
+        """Copy (sort, exchange) a batch, one or more ahead of its step."""
+        ...
+
+    def step(self, prepared: PreparedT, lr: float) -> tuple[Tensor, Tensor]:
+        """One optimiser step, micro-batches and all. Returns (loss, skipped).
+
+        Both stay on the device, so that the host never waits, and are the same on all ranks. A
+        loss or gradient that is not finite leaves the weights as they were, and `skipped` is 1.
+        """
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """By global name; a checkpoint fills them in place."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Optimiser, loss scale and random state, likewise."""
+        ...
+
+    def host_state(self) -> dict[str, Any]:
+        """What is no tensor, as JSON."""
+        ...
+
+    def load_state_dict(self, host_state: dict[str, Any]) -> None:
+        """A checkpoint has filled the tensors; this is the rest."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBytes:
+    """Bytes of a model on one device, without activations."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+# --- what the training loop calls
+
+MODEL_FOLDER = "model"
+"""In the folder of a run: what `save_model` writes."""
+
+
+def _nothing(cfg: Any) -> list[Any]:
+    return []
+
+
+def _none_counted(trainer: Any) -> dict[str, float]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
+    """What a run needs of a workload; importing it loads torch."""
+
+    build_model: Callable[[RunT], ModelT]
+    """The model, on the meta device, written for one device."""
+    parallelize: Callable[[ModelT, Mesh, RunT], list[PartT]]
+    """The modules that this rank owns, still on the meta device."""
+    init_weights: Callable[[list[PartT], RunT, torch.device], None]
+    """Allocate and fill in place from (seed, parameter name, global row)."""
+    build_data: Callable[[RunT, str, int, int], Data[BatchT]]
+    """(cfg, split, dp_rank, dp_size) -> the batches of this rank."""
+    build_trainer: Callable[[list[PartT], Mesh, RunT], TrainerT]
+    evaluate: Callable[[TrainerT, Data[BatchT]], Metrics]
+    """On all ranks, each sample once."""
+    held_out_splits: Callable[[RunT], tuple[str, ...]]
+    """The splits that are evaluated at the end."""
+    metric: str
+    """The metric that the target is set for."""
+    better: Literal["higher", "lower"]
+    flops: Callable[[RunT, int, int], dict[str, float]]
+    """(cfg, samples, tokens) -> floating-point operations of training, per convention."""
+    activation_bytes: Callable[[RunT], int]
+    """Estimated, on one device."""
+    plan_devices: Callable[[RunT], list[MemoryPlan]] = _nothing
+    """Bytes on each device, where they differ."""
+    host_bytes: Callable[[RunT], list[int]] = _nothing
+    """Bytes that each device keeps in its host's memory."""
+    device_bytes: Callable[[TrainerT], DeviceBytes] | None = None
+    """What the fullest device holds, where it is not the trainer's tensors and a gradient for each
+    parameter (masters, gathered shards)."""
+    sent_bytes_per_step: Callable[[TrainerT], dict[str, float]] = _none_counted
+    """Bytes that this rank sends to others, by what they are."""
+    build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
+    """A function from a batch in host memory to its samples' scores, there too. From then on the
+    trainer can only predict."""
+    save_model: Callable[[TrainerT, Path], None] | None = None
+    """Write the trained model for other software, at the end of a run."""
+
+
+AnyWorkload = Workload[Any, Any, Any, Any, Any]
+
+# --- scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Generic[RunT]):
+    """What is to be served."""
+
+    folder: Path
+    """Of a run, or of an exported model."""
+    run: RunT | None = None
+    """The run's configuration; None for an exported model."""
+    checkpoint: Path | None = None
+    """The run's checkpoint; None for an exported model."""
+    device: str
+    """As PyTorch names it."""
+    data: str | None = None
+    """Dataset whose preparation encodes raw values; None: the run's own."""
+    values: Literal["auto", "raw", "prepared"] = "auto"
+    """What requests hold."""
+
+
+class Scorer(Protocol):
+    """A model, loaded. `read` and `score` are called in one thread at a time."""
+
+    facts: dict[str, Any]
+    """What `GET /model` tells."""
+    answer: str
+    """What the list of scores is called."""
+    example: dict[str, Any]
+    """A body that `read` takes."""
+
+    def read(self, body: dict[str, Any]) -> list[Any]:
+        """The rows of a request.
+
+        Raises:
+            InputError: one sentence that names the row (from 0) and what is wrong with it.
+        """
+        ...
+
+    def score(self, rows: list[Any]) -> list[Any]:
+        """A score for each row; the rows may be those of several requests. Raises as `read`."""
+        ...
+
+
+# --- what is known without torch
+
+
+class Exporter(Protocol[RunT_contra]):
+    """Writes a checkpoint in the layout of other software."""
+
+    def __call__(self, cfg: RunT_contra, checkpoint_path: Path, folder: Path, /) -> None: ...
+
+
+def _same(cfg: RunT) -> RunT:
+    return cfg
+
+
+def _same_on_other_data(cfg: RunT, data: str) -> RunT:
+    return cfg
+
+
+def _no_fields(cfg: Any) -> frozenset[str]:
+    return frozenset()
+
+
+def _unknown(cfg: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition(Generic[RunT]):
+    """A workload before anything heavy is loaded; none of its functions but the last imports torch.
+
+    `trainmark list`, `show`, `plan` and `--help` read it.
+    """
+
+    name: str
+    """Of its folder under `trainmark/workloads/`."""
+    run_type: type[RunT]
+    """The dataclass that configures it."""
+    runs: Mapping[str, Callable[[], RunT]]
+    """Named runs; the docstring of each is what `list` prints."""
+    metric: str
+    """The metric that targets are set for."""
+    resolve: Callable[[RunT, Cluster], tuple[RunT, list[str]]]
+    """The configuration filled in for a cluster, and all that is wrong with it."""
+    mesh_axes: Callable[[RunT, int], dict[str, int]]
+    """The named degrees of parallelism over so many devices."""
+    closed: Callable[[RunT], frozenset[str]]
+    """Fields that may change while a result stays comparable with the named run's."""
+    sizes: Callable[[RunT], dict[str, int]]
+    """What `list` and `show` print about the model: `parameters`, and others."""
+    precisions: tuple[str, ...] = PRECISIONS
+    layout_fields: frozenset[str] = frozenset()
+    """Fields that lay the same arithmetic out over devices: a run may be continued with others."""
+    fitted_fields: Callable[[RunT], frozenset[str]] = _no_fields
+    """Fields that nobody chose and that follow from how far the run goes."""
+    notes: Callable[[RunT], list[str]] = _nothing
+    """Sentences that a reader of the result must know."""
+    smaller: Callable[[RunT], Iterable[tuple[str, RunT]]] = _nothing
+    """Flags with which a run takes less memory, each with the run that it makes; what costs the
+    least quality comes first. `resolve` may refuse some of them."""
+    for_prediction: Callable[[RunT], RunT] = _same
+    """Without what only training needs, for whatever devices are here."""
+    on_other_data: Callable[[RunT, str], RunT] = _same_on_other_data
+    """A finished run's settings without what `resolve` took from its own data."""
+    best_possible: Callable[[RunT], float | None] = _unknown
+    """The best value of the metric that any model can have on this data, where it is known."""
+    plan: Callable[[RunT, Cluster], Plan] | None = None
+    """Memory and predicted time of a resolved run; without it, memory alone is planned."""
+    inference_batches: tuple[int, ...] = ()
+    """Batch sizes that `infer` times by default."""
+    exported_types: tuple[str, ...] = ()
+    """What config.json of an exported model calls it (`model_type`)."""
+    exporters: Callable[[], Mapping[str, Exporter[RunT]]] = dict
+    """Layouts of other software -> what writes them."""
+    load_scorer: Callable[[Served[RunT]], Scorer] | None = None
+    """The model of a run or of an export, ready to score rows."""
+    load: Callable[[], Workload[RunT, Any, Any, Any, Any]]
+    """What the training loop calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is known of a run on a cluster before it is started."""
+
+    memory: Sequence[MemoryPlan]
+    """Of each device; one, if they are all alike."""
+    host_bytes: Sequence[int] = ()
+    """That each device keeps in its host's memory."""
+    seconds: Sequence[Mapping[str, float | None]] = ()
+    """Of the parts of a step, and of the step, on each device; None where they are not known."""
+    tables: Sequence[Mapping[str, str]] = ()
+    """Where each embedding table lies: rows of cells by their headers."""
+    sentences: Sequence[str] = ()
+    too_large: str | None = None
+    """What to say of a run that does not fit."""
+    placement: str | None = None
+    """The placement of tables as JSON, for `--json`."""

@@ -1,0 +1,121 @@
+"""Bytes that a run needs of a device, against what the device has."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from trainmark.errors import InputError
+from trainmark.formatting import readable_size
+from trainmark.hardware.datasheets import ACCELERATORS
+from trainmark.hardware.devices import Cluster
+
+T = TypeVar("T")
+
+# What a device has beside tables, weights and activations: driver and library contexts, buffers of
+# the collectives, fragments between allocations, and the 2 % that a driver reports less.
+RESERVED = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one device at a step's fullest moment. Exact, except for the activations."""
+
+    weights: int
+    gradients: int
+    """Those of that moment: none yet, where the backward pass then frees more than it makes."""
+    optimizer: int
+    activations: int
+    """Estimated."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
+    """What several devices need together."""
+    plans = list(plans)
+    kinds = [field.name for field in fields(MemoryPlan)]
+    return MemoryPlan(**{kind: sum(getattr(plan, kind) for plan in plans) for kind in kinds})
+
+
+# --- what does not fit
+
+
+def card_bytes(cluster: Cluster) -> int | None:
+    """Memory of one device of a cluster, nominal; None where it is not known beforehand."""
+    device = ACCELERATORS.get(cluster.hardware)
+    return device.memory_bytes if device else None
+
+
+def what_fits(
+    smaller: Iterable[tuple[str, T]], needed: Callable[[T], MemoryPlan], available: float
+) -> str:
+    """A sentence (after a space) with the flags that make a run fit; none, if there are none.
+
+    Args:
+        smaller: flags, each with the run that they make.
+        needed: the plan of a run as the caller would make it; `InputError` for what cannot be.
+    """
+    for flags, run in smaller:
+        try:
+            total = needed(run).total
+        except InputError:
+            continue
+        if total <= available:
+            return f" With {flags} it would fit ({readable_size(total)})."
+    return ""
+
+
+def misfit(
+    name: str, plan: MemoryPlan, cluster: Cluster, advice: Callable[[float], str]
+) -> str | None:
+    """What to say of a run that a cluster's devices are too small for; None if they are not.
+
+    Args:
+        advice: what else to say of a run that may take so many bytes.
+    """
+    card = card_bytes(cluster)
+    if card is None or plan.total <= card:
+        return None
+    return (
+        f"{name} does not fit {cluster}: a device needs {readable_size(plan.total)} of "
+        f"{readable_size(card)}. Use more devices or a smaller micro_batch."
+        f"{advice(card * (1 - RESERVED))}"
+    )
+
+
+def check_fits(
+    plan: MemoryPlan,
+    available: int,
+    name: str,
+    where: str,
+    *,
+    ranks: int = 1,
+    advice: Callable[[float], str],
+) -> None:
+    """Refuse, before anything is allocated, a run that cannot fit.
+
+    Args:
+        advice: what else to say of a run that has so many bytes.
+    """
+    if plan.total > available:
+        who = "it needs" if ranks == 1 else f"its {ranks} ranks need"
+        parts = ", ".join(
+            f"{part.name} {readable_size(getattr(plan, part.name))}" for part in fields(plan)
+        )
+        raise InputError(
+            f"{name} does not fit: {who} {readable_size(plan.total)} ({parts}, the last estimated),"
+            f" and {where} has {readable_size(available)} free. Use more or larger devices, a "
+            f"smaller micro_batch or a smaller model.{advice(available)}"
+        )
+
+
+def check_host_fits(needed: int, available: int, name: str) -> None:
+    """Likewise for tables in host memory, of all devices of this machine."""
+    if needed > available:
+        raise InputError(
+            f"{name} does not fit: its tables in host memory need {readable_size(needed)} on this "
+            f"machine, which has {readable_size(max(available, 0))} free for them. Use fewer "
+            "--host-tables, more machines or smaller tables (a higher frequency threshold)."
+        )

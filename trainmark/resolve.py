@@ -1,0 +1,121 @@
+"""From a run as it was asked for to one with everything filled in; all problems at once."""
+
+import dataclasses
+import math
+
+from trainmark.config import Interval, Run, parse_profile
+from trainmark.contract import Definition, RunT
+from trainmark.errors import InputError, raise_all
+from trainmark.hardware.devices import Cluster, lacks
+
+
+def resolve(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT:
+    """Fill in and check everything, for one kind of machine."""
+    problems = _common_problems(run, cluster)
+    if run.precision not in workload.precisions:
+        problems.append(
+            f"{workload.name} has no precision {run.precision}; it has "
+            f"{', '.join(workload.precisions)}."
+        )
+    run = dataclasses.replace(run, compile=_compiles(run, cluster))
+    axes = workload.mesh_axes(run, cluster.world)
+    resolved, more = workload.resolve(run, cluster)
+    problems += more + resolved.schedule.problems()
+    resolved, more = resolve_batches(resolved, axes.get("dp", 1))
+    raise_all(problems + more)
+    return resolved
+
+
+def _compiles(run: Run, cluster: Cluster) -> bool:
+    if run.eager:
+        return False
+    return cluster.hardware != "cpu" if run.compile is None else run.compile
+
+
+def _common_problems(run: Run, cluster: Cluster) -> list[str]:
+    problems = []
+    if not (math.isfinite(run.lr) and run.lr >= 0):
+        problems.append(f"lr must be a finite number of at least 0. Received: {run.lr}.")
+    for name, least in (
+        ("epochs", 1), ("max_steps", 1), ("evals_per_epoch", 0), ("warmup_clock", 0),
+        ("log_every", 1), ("keep_checkpoints", 1), ("eval_batch", 1), ("seed", 0),
+    ):  # fmt: skip
+        value = getattr(run, name)
+        if value is not None and value < least:
+            problems.append(f"{name} must be at least {least}. Received: {value}.")
+    if run.target is not None and not math.isfinite(run.target):
+        problems.append(f"target must be a finite number. Received: {run.target}.")
+    if run.loss_scale != "dynamic" and not 0 < run.loss_scale < math.inf:
+        problems.append(
+            f"loss_scale must be 'dynamic' or a positive number. Received: {run.loss_scale}."
+        )
+    if run.precision == "tf32" and cluster.hardware == "cpu":
+        problems.append("precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16.")
+    if run.precision == "fp8" and lacks(cluster.hardware, "fp8"):
+        problems.append(
+            f"precision fp8 needs a GPU that multiplies fp8 numbers, such as an H100. "
+            f"Received: {cluster}. Use bf16 or fp16."
+        )
+    for text, parser in ((run.profile, parse_profile), (run.checkpoint_every, Interval.parse)):
+        try:
+            if text is not None:
+                parser(text)
+        except InputError as error:
+            problems.append(str(error))
+    return problems
+
+
+def target_problems(run: Run, metric: str) -> list[str]:
+    """Of a target for a metric between 0 and 1; that it is a number is checked for all."""
+    if run.target is None or not math.isfinite(run.target) or 0 <= run.target <= 1:
+        return []
+    return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
+
+
+# --- batches
+
+
+def resolve_batches(run: RunT, data_parallel: int) -> tuple[RunT, list[str]]:
+    """global_batch = micro_batch x accumulate x data-parallel size: any two give the third."""
+    total, micro, accumulate = run.global_batch, run.micro_batch, run.accumulate
+    for name in ("global_batch", "micro_batch", "accumulate"):
+        value = getattr(run, name)
+        if value is not None and value < 1:
+            return run, [f"{name} must be at least 1. Received: {value}."]
+    if total is None:
+        if micro is None:
+            return run, ["Give global_batch, or micro_batch (and accumulate)."]
+        accumulate = accumulate or 1
+        total = micro * accumulate * data_parallel
+    elif micro is None:
+        accumulate = accumulate or 1
+        micro = total // (accumulate * data_parallel)
+    elif accumulate is None:
+        accumulate = total // (micro * data_parallel)
+    if micro * accumulate * data_parallel != total:
+        return run, [
+            f"global_batch {total} must equal micro_batch x accumulate x data-parallel size; "
+            f"received {_given_factors(run)}data-parallel size {data_parallel}."
+            f"{_nearest_batches(run, data_parallel)}"
+        ]
+    return dataclasses.replace(
+        run,
+        global_batch=total,
+        micro_batch=micro,
+        accumulate=accumulate,
+        eval_batch=run.eval_batch or micro,
+    ), []
+
+
+def _given_factors(run: Run) -> str:
+    given = {"micro_batch": run.micro_batch, "accumulate": run.accumulate}
+    return "".join(f"{name} {value}, " for name, value in given.items() if value is not None)
+
+
+def _nearest_batches(run: Run, data_parallel: int) -> str:
+    """The next global batches that divide, unless all three factors are fixed."""
+    if run.global_batch is None or (run.micro_batch and run.accumulate):
+        return ""
+    unit = (run.micro_batch or run.accumulate or 1) * data_parallel
+    below = run.global_batch // unit * unit
+    return f" Nearest: {f'{below} or ' if below else ''}{below + unit}."

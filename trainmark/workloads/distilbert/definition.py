@@ -1,0 +1,45 @@
+"""DistilBERT as the registry knows it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainmark.contract import Definition, Exporter, Scorer, Served, Workload
+from trainmark.workloads.distilbert import runs
+from trainmark.workloads.distilbert.resolve import resolve
+from trainmark.workloads.distilbert.runs import DistilbertRun
+
+
+def _exporters() -> Mapping[str, Exporter[DistilbertRun]]:
+    from trainmark.workloads.distilbert.export import LAYOUTS
+
+    return LAYOUTS
+
+
+def _load_scorer(served: Served[DistilbertRun]) -> Scorer:
+    from trainmark.workloads.distilbert.serving import load
+
+    return load(served)
+
+
+def _load() -> Workload[DistilbertRun, Any, Any, Any, Any]:
+    from trainmark.workloads.distilbert.workload import DISTILBERT
+
+    return DISTILBERT
+
+
+DISTILBERT = Definition(
+    name="distilbert",
+    run_type=DistilbertRun,
+    runs=runs.RUNS,
+    metric=runs.METRIC,
+    resolve=resolve,
+    mesh_axes=runs.mesh_axes,
+    closed=runs.closed,
+    sizes=runs.sizes,
+    notes=runs.notes,
+    inference_batches=runs.INFERENCE_BATCHES,
+    exported_types=("distilbert", "bert"),
+    exporters=_exporters,
+    load_scorer=_load_scorer,
+    load=_load,
+)

@@ -1,0 +1,33 @@
+"""What the training loop calls of DistilBERT."""
+
+from trainmark.contract import Workload
+from trainmark.workloads.distilbert.data import SentenceBatch, build_data, held_out_splits
+from trainmark.workloads.distilbert.flops import activation_bytes, flops
+from trainmark.workloads.distilbert.model import SentenceClassifier, build_model, init_weights
+from trainmark.workloads.distilbert.parallelize import parallelize
+from trainmark.workloads.distilbert.runs import BETTER, METRIC, DistilbertRun
+from trainmark.workloads.distilbert.step import (
+    SentenceTrainer,
+    build_predictor,
+    build_trainer,
+    evaluate,
+    save_model,
+)
+
+DISTILBERT = Workload[
+    DistilbertRun, SentenceClassifier, SentenceClassifier, SentenceBatch, SentenceTrainer
+](
+    build_model=build_model,
+    parallelize=parallelize,
+    init_weights=init_weights,
+    build_data=build_data,
+    build_trainer=build_trainer,
+    evaluate=evaluate,
+    held_out_splits=held_out_splits,
+    metric=METRIC,
+    better=BETTER,
+    flops=flops,
+    activation_bytes=activation_bytes,
+    build_predictor=build_predictor,
+    save_model=save_model,
+)

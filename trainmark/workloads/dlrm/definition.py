@@ -1,0 +1,59 @@
+"""DLRM as the registry knows it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainmark.contract import Definition, Exporter, Plan, Scorer, Served, Workload
+from trainmark.hardware.devices import Cluster
+from trainmark.workloads.dlrm import runs
+from trainmark.workloads.dlrm.resolve import on_other_data, resolve
+from trainmark.workloads.dlrm.runs import DlrmRun
+
+
+def _plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
+    from trainmark.workloads.dlrm.plan import plan
+
+    return plan(cfg, cluster)
+
+
+def _exporters() -> Mapping[str, Exporter[DlrmRun]]:
+    from trainmark.workloads.dlrm.export import LAYOUTS
+
+    return LAYOUTS
+
+
+def _load_scorer(served: Served[DlrmRun]) -> Scorer:
+    from trainmark.workloads.dlrm.serving import load
+
+    return load(served)
+
+
+def _load() -> Workload[DlrmRun, Any, Any, Any, Any]:
+    from trainmark.workloads.dlrm.workload import DLRM
+
+    return DLRM
+
+
+DLRM = Definition(
+    name="dlrm",
+    run_type=DlrmRun,
+    runs=runs.RUNS,
+    metric=runs.METRIC,
+    resolve=resolve,
+    mesh_axes=runs.mesh_axes,
+    closed=runs.closed,
+    sizes=runs.sizes,
+    precisions=runs.PRECISIONS,
+    layout_fields=frozenset({"sharding", "page_cache"}),
+    fitted_fields=runs.fitted_fields,
+    smaller=runs.smaller,
+    for_prediction=runs.for_prediction,
+    on_other_data=on_other_data,
+    best_possible=lambda cfg: cfg.best_auc,
+    plan=_plan,
+    inference_batches=runs.INFERENCE_BATCHES,
+    exported_types=("dlrm",),
+    exporters=_exporters,
+    load_scorer=_load_scorer,
+    load=_load,
+)

@@ -1,0 +1,90 @@
+"""What `trainmark plan` tells of a DLRM: memory, predicted time, and where each table lies."""
+
+from collections.abc import Mapping
+
+from trainmark.config import SYNTHETIC
+from trainmark.contract import Plan
+from trainmark.embeddings.placement.placement import TablePlacement, to_json
+from trainmark.formatting import gib_cell, human, ranges, readable_size
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.memory import card_bytes
+from trainmark.workloads.dlrm import sharding
+from trainmark.workloads.dlrm.prediction import Prediction, predict
+from trainmark.workloads.dlrm.runs import DlrmRun
+
+
+def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
+    """Of a resolved run, on the cluster that it was resolved for."""
+    prediction = predict(cfg)
+    return Plan(
+        memory=prediction.memory,
+        host_bytes=prediction.host_bytes,
+        seconds=[_seconds(prediction, device) for device in range(cluster.world)],
+        tables=[
+            _table(cfg, placed)
+            for placed in sorted(prediction.placement.tables, key=lambda t: t.table)
+        ],
+        sentences=_sentences(cfg, prediction),
+        too_large=_too_large(cfg, cluster, prediction),
+        placement=to_json(prediction.placement),
+    )
+
+
+def _seconds(prediction: Prediction, device: int) -> Mapping[str, float | None]:
+    known, tables = prediction.dense_s is not None, prediction.tables[device]
+    return {
+        "gather": tables.gather if known else None,
+        "exchange": tables.exchange if known else None,
+        "dense": prediction.dense_s,
+        "update": tables.update if known else None,
+        "step": prediction.device_s(device),
+    }
+
+
+def _table(cfg: DlrmRun, placed: TablePlacement) -> Mapping[str, str]:
+    rows = cfg.model.table_rows[placed.table]
+    host = ", host" if placed.memory == "host" else ""
+    return {
+        "table": str(placed.table),
+        "rows": f"{rows:,}",
+        "GiB, fp32": gib_cell(rows * cfg.model.embedding_dim * 4),
+        "sharding": placed.sharding + host,
+        "devices": ranges(sorted({shard.device for shard in placed.shards})),
+        "why": placed.reason,
+    }
+
+
+def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
+    lookups = (
+        "as often as preparation counted them"
+        if sharding.counted(cfg)
+        else "by a power law"
+        if cfg.synthetic_ids == "planted" and cfg.data == SYNTHETIC
+        else "all equally often, because no counts are known (give --data)"
+    )
+    lines = [
+        f"Placement: {cfg.sharding.placement}. Rows of a table are taken to be used {lookups}."
+    ]
+    if cfg.sharding.engine == "torchrec" and cfg.sharding.placement == "auto":
+        lines.append("TorchRec's own planner will place the tables; this is what ours would do.")
+    if prediction.step_s is None:
+        return [*lines, f"No time is predicted: {prediction.unknown}."]
+    return [
+        *lines,
+        f"Predicted, not measured: {1e3 * prediction.step_s:.2f} ms for {prediction.batch:,} "
+        f"samples, {human(prediction.samples_per_s)} samples/s (the formulas: "
+        "docs/parallelism.md).",
+    ]
+
+
+def _too_large(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> str | None:
+    card = card_bytes(cluster)
+    fullest = max(range(cluster.world), key=lambda d: prediction.memory[d].total)
+    needed = prediction.memory[fullest].total
+    if card is None or needed <= card:
+        return None
+    costs = sharding.table_costs(cfg, cluster.world)
+    return (
+        f"Device {fullest} needs {readable_size(needed)} of {readable_size(card)}. "
+        + sharding.what_would_fit(cfg, costs)
+    )
