@@ -5,7 +5,9 @@ import io
 import re
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +82,9 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.report",
             "trainmark.report.compare",
             "trainmark.verbs.suite.suite",
+            "trainmark.verbs.sweep.sweep",
+            "trainmark.verbs.sweep.dry_runs",
+            "trainmark.run.alignment.sentence",
             *(
                 f"trainmark.distributed.launch.{verb}"
                 for verb in ("launch", "status", "logs", "stop")
@@ -87,6 +92,9 @@ def parses(words: Sequence[str]) -> int:
             *(f"{module}.prepare" for module in cli.PREPARATIONS.values()),
         ):
             patch.setattr(target, nothing)
+        agreed = SimpleNamespace(passed=True)
+        patch.setattr("trainmark.run.alignment.align", lambda *_: agreed)
+        patch.setattr(import_module("trainmark.report.alignment"), "write_page", nothing)
         try:
             return cli.main(list(words))
         except SystemExit as stop:
