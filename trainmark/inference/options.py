@@ -43,7 +43,7 @@ class ServeOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to score."""
     values: Literal["auto", "raw", "prepared"] = "auto"
-    """What requests for a recommender hold: raw values, as in the log that was prepared, or the numbers
-    and ids of the dataset. auto: raw, unless the dataset has no vocabularies."""
+    """What requests for a recommender hold: raw values, as in the log that was prepared, or the
+    numbers and ids of the dataset. auto: raw, unless the dataset has no vocabularies."""
     data: str | None = None
     """Dataset whose vocabularies encode raw values; default: the run's own."""
