@@ -199,7 +199,7 @@ def test_an_id_out_of_range_ends_the_run(
         ("result.json", "{"),
         ("result.json", "[]"),
         ("result.json", '{"schema": "other/1"}'),
-        ("result.json", '{"schema": "trainmark.run.result/1"}'),
+        ("result.json", '{"schema": "trainmark.result/1"}'),
     ],
 )
 def test_damaged_run_folders(

@@ -92,7 +92,7 @@ def test_a_results_schedule_is_fitted_again(dataset: Path, tmp_path: Path) -> No
     named = workloads.named_run("dlrm-demo")
     cfg = resolve(dataclasses.replace(named, data=str(dataset), global_batch=6), ONE_CPU)
     result = tmp_path / "result.json"
-    result.write_text(json.dumps({"schema": "trainmark.run.result/1", "config": to_plain(cfg)}))
+    result.write_text(json.dumps({"schema": "trainmark.result/1", "config": to_plain(cfg)}))
     assert repeated().schedule.decay_start == 20  # a fifth of 100 steps
     assert repeated("--epochs", "2").schedule.decay_start == 40
     assert repeated("--data", "synthetic").schedule == workloads.named_run("dlrm-demo").schedule
@@ -167,7 +167,7 @@ def test_the_target_of_planted_rows_stays_with_them(
     planted = dlrm(resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU))
     assert planted.best_auc is not None
     result = tmp_path / "result.json"
-    result.write_text(json.dumps({"schema": "trainmark.run.result/1", "config": to_plain(planted)}))
+    result.write_text(json.dumps({"schema": "trainmark.result/1", "config": to_plain(planted)}))
     words = ["dlrm-demo", "--config", str(result), "--data", str(dataset)]
     run = dlrm(resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU))
     assert run.best_auc is None

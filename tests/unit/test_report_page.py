@@ -244,7 +244,7 @@ def test_a_folder_of_repeats_stands_for_its_runs(tmp_path: Path) -> None:
 # --- nothing to show
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"schema": "trainmark.run.result/1"}'])
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"schema": "trainmark.result/1"}'])
 def test_a_bad_folder_is_one_clear_sentence(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "result.json").write_text(content)
@@ -260,7 +260,7 @@ def test_of_several_those_without_a_result_are_left_out_and_named(
     run = write_run(tmp_path / "run", make_result(), [0.6, 0.4])
     write_run(tmp_path / "repeats" / "0", make_result(), [0.6, 0.4])
     (tmp_path / "failed").mkdir()
-    (tmp_path / "sweep.json").write_text('{"schema": "trainmark.verbs.sweep/1"}')
+    (tmp_path / "sweep.json").write_text('{"schema": "trainmark.sweep/1"}')
     page = report.report(sorted(tmp_path.iterdir()), tmp_path / "all.html")
     said = capsys.readouterr().err
     assert said == f"Left out, without a result: {tmp_path}/failed, {tmp_path}/sweep.json.\n"

@@ -15,7 +15,7 @@ from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.validation import parse
 
-SCHEMA = "trainmark.run.result/1"
+SCHEMA = "trainmark.result/1"
 FILE_NAME = "result.json"
 
 _STRICT = {"extra": "forbid"}
