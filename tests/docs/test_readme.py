@@ -12,6 +12,8 @@ import pytest
 from tests.docs.commands import HELP, PAGES, ROOT, flags, parses, verb_of
 from trainmark import cli, workloads
 from trainmark.clickdata import feature_spec
+from trainmark.inference import figures
+from trainmark.run import result as results
 from trainmark.run.result import read
 
 
@@ -148,6 +150,12 @@ def test_the_specification_in_the_docs_is_valid(tmp_path: Path) -> None:
     spec = feature_spec.read(tmp_path)
     feature_spec.check(spec)
     assert spec.cardinalities == (7912889,)
+
+
+def test_the_schemas_are_those_of_the_files() -> None:
+    """They outlive any renaming of modules."""
+    assert f"schema `{results.SCHEMA}`" in (ROOT / "docs/metrics.md").read_text()
+    assert f"schema `{figures.SCHEMA}`" in (ROOT / "docs/inference.md").read_text()
 
 
 def test_cheap_commands_run(
