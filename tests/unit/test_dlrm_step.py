@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.small import CPU, config, copies, same_bits, trainer
 from trainmark.distributed.gradients import FlatGradients
@@ -21,6 +22,14 @@ from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, Sharding, TableFor
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """An exchange with oneself makes one."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def batches(cfg: DlrmRun, count: int = 3) -> Iterator[ClickBatch]:
