@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.small import CPU, config, copies, same_bits, trainer
 from trainmark.distributed.gradients import FlatGradients
@@ -22,6 +23,14 @@ from trainmark.workloads.dlrm.step import DlrmTrainer
 
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 OPTIMIZERS: list[OptimizerName] = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """An exchange with oneself makes one."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def batches(cfg: DlrmRun, count: int = 3) -> Iterator[ClickBatch]:

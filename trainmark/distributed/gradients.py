@@ -36,7 +36,8 @@ class FlatGradients:
     @property
     def loss(self) -> Tensor:
         """The last of the extra elements; without any there is no loss, and asking is an error."""
-        return self.extra[-1]
+        loss: Tensor = self.extra[-1]
+        return loss
 
     def zero(self) -> None:
         """Begin a step: the backward passes add to zeros."""

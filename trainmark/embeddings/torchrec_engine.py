@@ -178,7 +178,8 @@ class TorchRecEngine(nn.Module):
         if self._places is None and keyed.keys() != names:
             places = [keyed.keys().index(name) for name in names]
             self._places = torch.tensor(places, device=self.mesh.device)
-        pooled, samples = keyed.values(), prepared.samples[self.mesh.rank]
+        pooled: Tensor = keyed.values()
+        samples = prepared.samples[self.mesh.rank]
         rows_BFD = pooled.detach()[:samples].view(samples, len(names), self.specs.dim)
         if self._places is not None:
             rows_BFD = _in_order(rows_BFD, self._places)

@@ -251,7 +251,8 @@ def library() -> ctypes.CDLL | None:
 def _function(name: str) -> Callable[..., int]:
     function = getattr(library(), f"cublasLt{name}")
     function.argtypes, function.restype = _ARGUMENTS[name], c_int
-    return function
+    typed: Callable[..., int] = function
+    return typed
 
 
 @functools.cache

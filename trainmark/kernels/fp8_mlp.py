@@ -70,7 +70,9 @@ def fp8_relu_layers(
         encoded: what `encode_weights` made of these weights, if it was called already.
     """
     x_BM = _filled_up(x_BM)
-    return _Fp8Layers.apply(x_BM, encoded or encode_weights(weights), *weights, *biases)
+    factors = encoded or encode_weights(weights)
+    result: Tensor = _Fp8Layers.apply(x_BM, factors, *weights, *biases)
+    return result
 
 
 class Fp8Weight:
@@ -142,7 +144,7 @@ def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
     rows = _sampled(x_BM)
     if not rows.numel():
         return torch.ones((), device=x_BM.device)
-    largest = torch.linalg.vector_norm(rows, ord=float("inf"), dtype=torch.float32)
+    largest: Tensor = torch.linalg.vector_norm(rows, ord=float("inf"), dtype=torch.float32)
     # One sample that is not finite must not make all others so: then nobody could name it.
     largest.nan_to_num_(nan=1.0, posinf=1.0)
     return largest.clamp(min=_MIN_SCALED) * (room / torch.finfo(dtype).max)

@@ -23,6 +23,7 @@ from trainmark.kernels.interaction import (
     gradients_reference,
     has_kernel,
     launch_forward,
+    uncompiled,
 )
 from trainmark.kernels.interaction import launch_backward as backward_triton
 from trainmark.kernels.table_formats import Tables
@@ -151,7 +152,7 @@ def _forward(
     return forward_reference(x_BD, ids_BF, tables), backward_reference
 
 
-@torch.compiler.disable
+@uncompiled
 def gather_interaction(
     x_BD: Tensor,
     ids_BF: Tensor,
@@ -177,4 +178,7 @@ def gather_interaction(
     """
     if not torch.is_grad_enabled():  # to predict, without the work of autograd around it
         return _forward(x_BD, ids_BF, tables)[0]
-    return _GatherInteraction.apply(x_BD, ids_BF, tables, grad_rows_BFD, finite, at_rows)
+    result_BW: Tensor = _GatherInteraction.apply(
+        x_BD, ids_BF, tables, grad_rows_BFD, finite, at_rows
+    )
+    return result_BW

@@ -7,8 +7,9 @@ Shapes: B samples, F embedding rows per sample, D their width, V = F + 1 vectors
 of the output.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ def gradients_reference(grad_BW: Tensor, vectors_BVD: Tensor) -> tuple[Tensor, T
 
 def _lower_triangle(size: int, device: torch.device) -> Tensor:
     """Positions, in a flattened [size, size] matrix, of its strictly lower triangle by rows."""
-    row, column = torch.tril_indices(size, size, offset=-1, device=device)
+    row, column = torch.tril_indices(size, size, offset=-1, device=device).unbind()
     return row * size + column
 
 
@@ -361,6 +362,14 @@ class _CompiledInteraction(torch.autograd.Function):
 
 # --- dispatch
 
+Function = TypeVar("Function", bound=Callable[..., Tensor])
+
+
+def uncompiled(function: Function) -> Function:
+    """`torch.compile` calls it as it is."""
+    kept: Function = torch.compiler.disable(function)
+    return kept
+
 
 def dot_interaction(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
     """[B, D] and [B, F, D] -> [B, output_width(F, D)]; once differentiable."""
@@ -368,18 +377,21 @@ def dot_interaction(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         return _on_the_gpu(x_BD, rows_BFD)
     if has_compiled(x_BD, rows_BFD):
         return _compiled(x_BD, rows_BFD)
-    return _DotInteraction.apply(x_BD, rows_BFD)
+    result_BW: Tensor = _DotInteraction.apply(x_BD, rows_BFD)
+    return result_BW
 
 
 def has_kernel(x_BD: Tensor) -> bool:
     return x_BD.is_cuda and triton is not None and x_BD.dtype != torch.float64
 
 
-@torch.compiler.disable
+@uncompiled
 def _on_the_gpu(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
-    return _TritonInteraction.apply(x_BD, rows_BFD)
+    result_BW: Tensor = _TritonInteraction.apply(x_BD, rows_BFD)
+    return result_BW
 
 
-@torch.compiler.disable
+@uncompiled
 def _compiled(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
-    return _CompiledInteraction.apply(x_BD, rows_BFD)
+    result_BW: Tensor = _CompiledInteraction.apply(x_BD, rows_BFD)
+    return result_BW

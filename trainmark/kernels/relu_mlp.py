@@ -70,7 +70,8 @@ def relu_mlp(
         return relu_mlp_reference(x_BM, weights, biases, last_relu)
     if not torch.is_grad_enabled():  # to predict, without the work of autograd around it
         return _forward(x_BM, last_relu, [*weights, *biases])[0][-1]
-    return _ReluMlp.apply(x_BM, last_relu, comes_masked, *weights, *biases)
+    result: Tensor = _ReluMlp.apply(x_BM, last_relu, comes_masked, *weights, *biases)
+    return result
 
 
 class _ReluMlp(torch.autograd.Function):

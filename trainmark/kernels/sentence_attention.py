@@ -96,6 +96,8 @@ def row_bounds(bounds: Tensor, row_length: int) -> Tensor:
 def _flash(qkv_N3HD: Tensor, queries: Tensor, keys: Tensor, longest: int, dropout: float) -> Tensor:
     """FlashAttention, by the operator behind `torch.nn.attention.varlen`, which has no dropout."""
     q, k, v = qkv_N3HD.unbind(1)
-    return torch.ops.aten._flash_attention_forward(
+    output, *_ = torch.ops.aten._flash_attention_forward(
         q, k, v, queries, keys, longest, longest, dropout, False, False
-    )[0]
+    )
+    attended: Tensor = output
+    return attended

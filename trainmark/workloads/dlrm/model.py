@@ -42,7 +42,8 @@ class Dlrm(nn.Module):
 
     def forward(self, numerical_BN: Tensor, prepared: Any) -> Tensor:
         """[B] logits. `prepared` is what the engine made of these samples' ids."""
-        return self.top(self._interacted(numerical_BN, prepared)).squeeze(-1)
+        logits_B1: Tensor = self.top(self._interacted(numerical_BN, prepared))
+        return logits_B1.squeeze(-1)
 
     def loss(self, numerical_BN: Tensor, prepared: Any, labels_B: Tensor, scale: Tensor) -> Tensor:
         """Cross entropy, added up over the samples; its backward pass is that of `scale` x loss."""
@@ -55,7 +56,7 @@ class Dlrm(nn.Module):
     def _interacted(self, numerical_BN: Tensor, prepared: Any) -> Tensor:
         """[B, M] what the top MLP reads."""
         x_BD = self.bottom(numerical_BN)
-        x_BM = self.interaction(self.tables, prepared, x_BD)
+        x_BM: Tensor = self.interaction(self.tables, prepared, x_BD)
         done = self.top_gradients_done
         if done is not None and x_BD.requires_grad:  # after the tables' own hooks
             x_BD.register_hook(lambda _: done())
@@ -108,7 +109,8 @@ class Mlp(nn.Sequential):
 
     def forward(self, x_BM: Tensor) -> Tensor:
         if self.fused_dtype is None:
-            return super().forward(x_BM)
+            y_BN: Tensor = super().forward(x_BM)
+            return y_BN
         return self._fused(x_BM, self._linears(), last_relu=isinstance(self[-1], nn.ReLU))
 
     def hidden(self, x_BM: Tensor, codes: list[Fp8Weight] | None = None) -> Tensor:
@@ -220,7 +222,8 @@ def _init_torchrec(linear: nn.Linear, random: torch.Generator, is_output: bool) 
 
 
 def _glorot_sigma(linear: nn.Linear) -> float:
-    return (2.0 / (linear.in_features + linear.out_features)) ** 0.5
+    sigma: float = (2.0 / (linear.in_features + linear.out_features)) ** 0.5
+    return sigma
 
 
 def _init_nvidia_bias(linear: nn.Linear, random: torch.Generator) -> None:

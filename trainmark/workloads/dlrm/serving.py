@@ -161,7 +161,8 @@ class ClickScorer:
         clicks = self._model(
             torch.from_numpy(numbers).to(self._device), torch.from_numpy(ids).to(self._device)
         )
-        return clicks.cpu().tolist()
+        scores: list[float] = clicks.cpu().tolist()
+        return scores
 
     def read(self, body: dict[str, Any]) -> list[Any]:
         """Each row as its numerical values and its categorical ones, in order."""

@@ -51,10 +51,11 @@ class Dlrm(nn.Module):
         return x
 
     def _rows(self, table: int, ids_B: Tensor) -> Tensor:
-        scales = getattr(self, f"tables_{table}_scales", None)
+        scales: Tensor | None = getattr(self, f"tables_{table}_scales", None)
         if scales is None:
-            return getattr(self, f"tables_{table}_weight").index_select(0, ids_B).float()
-        codes = getattr(self, f"tables_{table}_codes")
+            weight: Tensor = getattr(self, f"tables_{table}_weight")
+            return weight.index_select(0, ids_B).float()
+        codes: Tensor = getattr(self, f"tables_{table}_codes")
         # As bytes, because not every device selects among 8-bit floating-point numbers.
         codes_BD = codes.view(torch.int8).index_select(0, ids_B).view(codes.dtype)
         return codes_BD.float() * scales.index_select(0, ids_B)[:, None]

@@ -200,7 +200,7 @@ class DlrmTrainer:
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         with autocast(self.cfg.precision, self.mesh.device):
-            logits = self.model(batch.numerical_BN, batch.lookup)
+            logits: Tensor = self.model(batch.numerical_BN, batch.lookup)
         return logits.float()
 
     def _scaled(self, loss: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ class Llama(nn.Module):
             x_BSD = block(x_BSD, *rotation)
         if self.norm is None or self.lm_head is None:
             return x_BSD
-        return self.lm_head(self.norm(x_BSD), targets_BS)
+        result: Tensor = self.lm_head(self.norm(x_BSD), targets_BS)
+        return result
 
     def set_length(self, positions: int) -> None:
         """Compute the rotary angles for sequences of this many positions."""
@@ -70,7 +71,8 @@ class Block(nn.Module):
 
     def forward(self, x_BSD: Tensor, cos_SE: Tensor, sin_SE: Tensor) -> Tensor:
         x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_SE, sin_SE)
-        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+        x_BSD = x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+        return x_BSD
 
 
 class Attention(nn.Module):
@@ -90,11 +92,13 @@ class Attention(nn.Module):
         y_BHSE = functional.scaled_dot_product_attention(
             q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=True
         )
-        return self.o_proj(y_BHSE.transpose(1, 2).flatten(2))
+        y_BSD: Tensor = self.o_proj(y_BHSE.transpose(1, 2).flatten(2))
+        return y_BSD
 
     def _heads(self, x_BSQ: Tensor) -> Tensor:
         """[B, S, heads x E] to [B, heads, S, E], with as many heads as this rank has."""
-        return x_BSQ.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        x_BSHE: Tensor = x_BSQ.unflatten(2, (-1, self.head_dim))
+        return x_BSHE.transpose(1, 2)
 
 
 class SwiGLU(nn.Module):
@@ -105,7 +109,8 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(model.ffn, model.hidden, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
+        y_BSD: Tensor = self.down_proj(functional.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
+        return y_BSD
 
 
 class RMSNorm(nn.Module):

@@ -200,7 +200,8 @@ class LlamaTrainer:
             if self._pipeline is not None:
                 return self._pipeline.loss(prepared.tokens_BS, prepared.targets_BS)
             (part,) = self.parts
-            return part(prepared.tokens_BS, prepared.targets_BS).sum()
+            losses: Tensor = part(prepared.tokens_BS, prepared.targets_BS)
+            return losses.sum()
 
     # --- state
 
