@@ -115,7 +115,7 @@ def run_here(made: "AppDef") -> int:
             status = session.wait(handle, wait_interval=1)
         except SignalException as stop:
             session.cancel(handle)
-            return 128 + stop.sigval
+            return 128 + int(stop.sigval)
         finally:
             for printer in printers:
                 printer.join(timeout=5)
