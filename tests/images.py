@@ -100,7 +100,7 @@ class ImageTrainer:
             self.mesh.add_over_dp(tensor)
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter -= torch.where(loss.isfinite(), lr * filled(parameter.grad), 0.0)
+                parameter.sub_(torch.where(loss.isfinite(), lr * filled(parameter.grad), 0.0))
         return loss, ~loss.isfinite()
 
     def weights(self) -> dict[str, Tensor]:

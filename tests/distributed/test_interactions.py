@@ -66,7 +66,7 @@ def test_a_gradient_of_rows_that_is_not_finite_is_not_applied(
         rows_BFD.register_hook(lambda grads: grads.index_fill(0, torch.tensor(3), torch.inf))
         return rows_BFD
 
-    built.model.tables.lookup = poisoned  # type: ignore[method-assign]
+    built.model.tables.lookup = poisoned  # type: ignore[method-assign, assignment]
     (batch,) = batches(built)[:1]
     _, skipped = built.step(built.prepare(batch), 0.1)
     assert skipped

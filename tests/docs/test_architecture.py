@@ -138,5 +138,5 @@ def test_shared_code_names_no_workload() -> None:
                 name = "" if id(node) in prose else node.value
             elif isinstance(node, ast.ImportFrom):
                 name = node.module or ""
-            assert not word.search(name), f"{path}, line {node.lineno}: {name}"
+            assert not word.search(name), f"{path}, line {getattr(node, 'lineno', 0)}: {name}"
     assert checked > 60

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests import small
 from trainmark.cli import main
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import Engine, LocalEngine
+from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.tables.batch import IdGroup
@@ -53,7 +53,9 @@ def _ready(engine: AnyEngine) -> AnyEngine:
     return engine
 
 
-def train(engine: Engine, steps: range, lr: float = 0.1, micro_batches: int = 1) -> list[Tensor]:
+def train(
+    engine: EmbeddingEngine, steps: range, lr: float = 0.1, micro_batches: int = 1
+) -> list[Tensor]:
     """Steps towards a target; the outputs of each."""
     outputs = []
     for step in steps:

@@ -23,6 +23,8 @@ class FlatGradients:
         self._mesh, self._parameters = mesh, list(parameters)
         sizes = [parameter.numel() for parameter in self._parameters]
         self.buffer = torch.zeros(sum(sizes) + extra, device=mesh.device)
+        self.gradients: Tensor
+        self.extra: Tensor
         self.gradients, self.extra = self.buffer.split([sum(sizes), extra])
         self._work: Any = None
         self._started = False

@@ -43,4 +43,4 @@ def use_huge_pages(tensor: Any) -> bool:
     if tensor.device.type != "cpu" or advice is None or end <= begin:
         return False
     arguments = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_int(advice)
-    return ctypes.CDLL(None).madvise(*arguments) == 0
+    return bool(ctypes.CDLL(None).madvise(*arguments) == 0)

@@ -59,9 +59,10 @@ def parse(
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(
+            parsed: T = tyro.cli(
                 kind, args=arguments, prog=f"trainmark {prog}", description=description, **options
             )
+            return parsed
     except SystemExit as stop:
         if not stop.code:
             raise
