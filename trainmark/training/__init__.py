@@ -1,10 +1,10 @@
 """Owns what the training steps of several workloads share.
 
-    optimizers.py   PyTorch's optimisers under a gate, loss scaling
-    adamw.py        AdamW for weights in any type, sharded or not
-    precision.py    what a precision means for GEMMs and activations
-    batches.py      samples to global batches, and those to ranks
-    background.py   work done by threads ahead of its use
-    transfer.py     copies to the device, ahead of the step
-    seeding.py      random streams by name
+optimizers.py   PyTorch's optimisers under a gate, loss scaling
+adamw.py        AdamW for weights in any type, sharded or not
+precision.py    what a precision means for GEMMs and activations
+batches.py      samples to global batches, and those to ranks
+background.py   work done by threads ahead of its use
+transfer.py     copies to the device, ahead of the step
+seeding.py      random streams by name
 """
