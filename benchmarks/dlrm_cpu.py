@@ -237,8 +237,10 @@ def trainmark_system(cfg: DlrmRun) -> System:
     model = build_model(cfg)
     tables = model.tables
     assert isinstance(tables, LocalEngine)
-    fill = tables.store.weight.fill_
-    tables.init_weights = lambda _: fill(TABLE_VALUE)  # type: ignore[method-assign, assignment]
+    store = tables.store  # whose weight is allocated later
+    tables.init_weights = (  # type: ignore[method-assign]
+        lambda _: store.weight.fill_(TABLE_VALUE)  # type: ignore[assignment]
+    )
     init_weights([model], cfg, mesh.device)
     trainer = build_trainer([model], mesh, cfg)
     parts = {

@@ -191,7 +191,7 @@ def _compare(arguments: list[str], started: float) -> None:
 
 def _align(arguments: list[str], started: float) -> int:
     """Whether a run's loss curve agrees with a reference."""
-    from trainmark.report.alignment import write_page
+    from trainmark.report.alignment_page import write_page
     from trainmark.run import alignment
 
     options = parse(AlignOptions, arguments, "align")

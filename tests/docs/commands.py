@@ -94,7 +94,7 @@ def parses(words: Sequence[str]) -> int:
             patch.setattr(target, nothing)
         agreed = SimpleNamespace(passed=True)
         patch.setattr("trainmark.run.alignment.align", lambda *_: agreed)
-        patch.setattr(import_module("trainmark.report.alignment"), "write_page", nothing)
+        patch.setattr(import_module("trainmark.report.alignment_page"), "write_page", nothing)
         try:
             return cli.main(list(words))
         except SystemExit as stop:

@@ -88,8 +88,11 @@ def test_make_demo_parses() -> None:
 
 def in_backticks(page: str) -> list[str]:
     """The spans of code in a page's text, outside of its blocks."""
-    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.M | re.S)
-    return re.findall(r"`([^`\n]+)`", text)
+    return re.findall(r"`([^`\n]+)`", without_code((ROOT / page).read_text()))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
 
 
 # docs/coming_from.md names the flags of others, and has tests of its own for ours.
@@ -133,7 +136,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_named_files_exist(page: str) -> None:
-    text = (ROOT / page).read_text()
+    text = without_code((ROOT / page).read_text())
     home = (ROOT / page).parent
     for target, section in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
         if "://" not in target:

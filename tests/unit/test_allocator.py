@@ -14,7 +14,7 @@ from trainmark.hardware.allocator import use_huge_pages
 
 FAULTS = """
 import resource, torch
-from trainmark.allocator import keep_freed_memory
+from trainmark.hardware.allocator import keep_freed_memory
 
 def faults(steps):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -11,7 +11,7 @@ import pytest
 
 from tests.small import STEPS, config, curve, result, snapshot, train
 from trainmark.cli import main
-from trainmark.report.alignment import read_curve
+from trainmark.report.alignment_page import read_curve
 from trainmark.run import result as results
 from trainmark.run.result import Evaluation
 from trainmark.run.runlog import RunLog

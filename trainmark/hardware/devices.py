@@ -167,7 +167,7 @@ def accelerators() -> list[str]:
     is in use there, as a run does, would count it.
     """
     code = (
-        "import torch; from trainmark.hardware import identify; "
+        "import torch; from trainmark.hardware.devices import identify; "
         "print(*(identify(f'cuda:{n}').key for n in range(torch.cuda.device_count())))"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
