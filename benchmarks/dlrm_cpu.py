@@ -237,8 +237,12 @@ def trainmark_system(cfg: DlrmRun) -> System:
     model = build_model(cfg)
     tables = model.tables
     assert isinstance(tables, LocalEngine)
-    fill = tables.store.weight.fill_
-    tables.init_weights = lambda _: fill(TABLE_VALUE)  # type: ignore[method-assign, assignment]
+    store = tables.store  # whose weights are allocated anew before they are filled
+
+    def fill(seed: int) -> None:
+        store.weight.fill_(TABLE_VALUE)
+
+    tables.init_weights = fill  # type: ignore[method-assign]
     init_weights([model], cfg, mesh.device)
     trainer = build_trainer([model], mesh, cfg)
     parts = {
