@@ -1,7 +1,7 @@
-"""Tensors of which each rank holds some boxes: how DCP sees the parts of a table.
+"""Tensors of which each rank holds some boxes, such as embedding tables, for DCP.
 
-A checkpoint knows such a tensor by its global name and shape, and its chunks by their offsets; who
-wrote them does not matter to whoever reads them.
+A checkpoint knows a tensor by its global name and shape, and its chunks by their offsets. Any rank
+may read what another wrote.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Box:
 
 
 class Boxes:
-    """What this rank holds of one tensor. Looks like it where checkpoints look: shape and type."""
+    """This rank's boxes of one tensor. It has the attributes of a tensor that DCP asks for."""
 
     def __init__(self, shape: Sequence[int], boxes: Sequence[Box]) -> None:
         self.shape, self.boxes = torch.Size(shape), list(boxes)
@@ -107,7 +107,7 @@ class LoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        # DCP's would look for tensors on the meta device, and at boxes with surprise.
+        # DCP's own looks for tensors on the meta device, and fails on boxes.
         self.original_state_dict = self.state_dict = state_dict
         self.metadata, self.is_coordinator = metadata, is_coordinator
 

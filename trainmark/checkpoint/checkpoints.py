@@ -9,9 +9,9 @@
     path = checkpoint.save(root, step, {"weight": weight}, {"samples": 4096}, keep=2)
     state = checkpoint.load(checkpoint.latest(root), {"weight": weight})
 
-PyTorch's distributed-checkpoint (DCP) planners decide which rank writes and reads what, and
-`checkpoint_writer` and `checkpoint_reader` do it. Names and offsets are global: a checkpoint does
-not say how many ranks wrote it or how they shared the tensors, and any other number may load it.
+PyTorch's distributed-checkpoint (DCP) planners decide which rank writes and reads what; writer.py
+and reader.py do it. Names and offsets are global: a checkpoint does not say how many ranks wrote it
+or how they sharded the tensors, and any number of ranks may load it.
 """
 
 import json

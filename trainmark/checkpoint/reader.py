@@ -1,6 +1,6 @@
 """The data files of a checkpoint, read for DCP; no byte leaves unchecked.
 
-As in `checkpoint_writer`, DCP plans and calls, and tensors are read a few chunks at a time.
+DCP plans and calls. Tensors are read a few chunks at a time, as writer.py writes them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What writing and reading of a checkpoint share: memory for chunks, and where a chunk lies."""
+"""What the writer and the reader of checkpoints share."""
 
 import math
 import threading

@@ -183,18 +183,18 @@ def _pieces(items: Iterable[WriteItem], planner: SavePlanner, byte_offset: int) 
             byte_offset += part.nbytes
 
 
-def _split(sizes: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cut a box into (offsets, sizes) of at most `most` elements each, in row-major order."""
+def _split(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cut a box into (offsets, sizes) of at most `limit` elements each, in row-major order."""
     if 0 in sizes:
         return
-    if math.prod(sizes) <= most:
+    if math.prod(sizes) <= limit:
         yield (0,) * len(sizes), sizes
         return
     num_rows, row_sizes = sizes[0], sizes[1:]
-    rows_at_once = most // math.prod(row_sizes)
+    rows_at_once = limit // math.prod(row_sizes)
     if rows_at_once == 0:  # one row is too large: cut each
         for row in range(num_rows):
-            for offsets, part in _split(row_sizes, most):
+            for offsets, part in _split(row_sizes, limit):
                 yield (row, *offsets), (1, *part)
         return
     for row in range(0, num_rows, rows_at_once):

@@ -1,6 +1,6 @@
 """Owns what preparation and training both know of click logs.
 
-feature_spec.py   the description of a dataset on disk
+feature_spec.py   the specification of a dataset on disk
 planted.py        a generated log whose best possible AUC is known
 numerical.py      the transform of integers
 """

@@ -1,4 +1,4 @@
-"""The description of a click-log dataset: the `feature_spec.yaml` of NVIDIA's DLRM.
+"""The specification of a click-log dataset: the `feature_spec.yaml` of NVIDIA's DLRM.
 
 Preparation writes it and training reads it. It names the features with their dtypes, says which
 channel each belongs to (label, numerical, categorical), and lists for every mapping (`train`,
@@ -41,7 +41,7 @@ class Feature:
     dtype: str | None = None
     """A numpy dtype."""
     cardinality: int | str | None = None
-    """Number of ids of a categorical feature, 0 to cardinality - 1. `auto` in a CSV description."""
+    """Number of ids of a categorical feature, 0 to cardinality - 1. `auto` in that of CSV files."""
     hotness: int = 1
     """Ids per example."""
 
@@ -94,8 +94,7 @@ class FeatureSpec:
 
 def dtype_for(cardinality: int) -> str:
     """The narrowest integer type that the published systems use for `cardinality` ids."""
-    limits = zip((127, 32767, 2147483647), CATEGORICAL_DTYPES, strict=True)
-    for limit, dtype in limits:
+    for limit, dtype in zip((127, 32767, 2147483647), CATEGORICAL_DTYPES, strict=True):
         if cardinality < limit:
             return dtype
     raise InputError(

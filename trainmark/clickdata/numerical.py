@@ -1,7 +1,4 @@
-"""How an integer column of a click log becomes an input of the model: ln(x + 3).
-
-Its own module because preparation and the in-memory dataset of training must not differ here.
-"""
+"""The transform of a click log's integers: ln(x + 3), the same in preparation and in training."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -154,8 +154,8 @@ def _rules(options: Options, recipe: Recipe) -> list[Rules]:
             "torchrec."
         )
     return [
-        Rules(recipe=recipe, threshold=threshold, max_rows=most)
-        for threshold, most in zip(thresholds, max_rows, strict=True)
+        Rules(recipe=recipe, threshold=threshold, max_rows=cap)
+        for threshold, cap in zip(thresholds, max_rows, strict=True)
     ]
 
 

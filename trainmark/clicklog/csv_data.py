@@ -1,4 +1,4 @@
-"""`trainmark prepare csv`: one's own rows, as text -> the dataset that `trainmark train` reads.
+"""`trainmark prepare csv`: CSV files of any columns -> the dataset that `trainmark train` reads.
 
 Either `--columns` says what the columns of `--input` are (column_spec.py), and the engine gives ids
 to their values; or `--spec` names a feature specification of data that have ids (transcode.py).

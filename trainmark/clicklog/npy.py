@@ -140,22 +140,22 @@ def _cardinalities(
     splits: list[Iterator[NpyRows]], caps: list[int | None], source: Path
 ) -> list[int]:
     """Number of ids of each feature after folding; an `InputError` if that cannot be."""
-    least, most = [0] * len(caps), [-1] * len(caps)
+    lowest, highest = [0] * len(caps), [-1] * len(caps)
     for split in splits:
         for block in split:
             for number, ids in enumerate(block.ids):
-                least[number] = min(least[number], int(ids.min()))
-                most[number] = max(most[number], int(ids.max()))
+                lowest[number] = min(lowest[number], int(ids.min()))
+                highest[number] = max(highest[number], int(ids.max()))
     raise_all(
         f"{source}: categorical column {number + 1} has ids from {low} to {high}: hashes, not "
         "rows of a table. Give --max-rows to fold them."
-        for number, (low, high, cap) in enumerate(zip(least, most, caps, strict=True))
+        for number, (low, high, cap) in enumerate(zip(lowest, highest, caps, strict=True))
         if cap is None and (low < 0 or high >= MAX_IDS)
     )
     return [
         # Folding changes nothing where all ids are below the cap.
         high + 1 if cap is None or (low >= 0 and high < cap) else cap
-        for low, high, cap in zip(least, most, caps, strict=True)
+        for low, high, cap in zip(lowest, highest, caps, strict=True)
     ]
 
 

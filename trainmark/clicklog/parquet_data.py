@@ -1,4 +1,4 @@
-"""`trainmark prepare parquet`: one's own rows in Parquet -> a dataset for `trainmark train`.
+"""`trainmark prepare parquet`: Parquet files of any columns -> a dataset for `trainmark train`.
 
 As `prepare csv`, but the types of the columns come from the files.
 """

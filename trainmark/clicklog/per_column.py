@@ -16,7 +16,7 @@ def parse(
             `name=number`, in any order. None: nothing is given.
         flag: the flag's name, for messages.
         num_columns: number of categorical columns.
-        minimum: the least value allowed.
+        minimum: the smallest value allowed.
         names: of the columns, where they have any.
 
     Example:

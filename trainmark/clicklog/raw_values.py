@@ -1,4 +1,4 @@
-"""Raw values to what the model gets, by the rules with which a dataset was prepared: for scoring.
+"""Encodes raw values as inputs of the model, by the rules of a prepared dataset: for scoring.
 
 A dataset that `prepare criteo`, `csv` or `parquet` wrote keeps its vocabularies, and how its
 columns were read. `open_dataset` gives an encoder of new rows; None for a dataset from elsewhere,
@@ -170,7 +170,7 @@ class CriteoValues:
         return [1] * len(self.numerical), hexadecimals
 
 
-# --- one's own columns
+# --- any columns
 
 
 class TabularValues:

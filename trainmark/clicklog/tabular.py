@@ -99,8 +99,8 @@ def make_job(options: TabularOptions, source: Source) -> Job:
     )
     max_rows = per_column.parse(options.max_rows, "--max-rows", len(names), minimum=1, names=names)
     rules = [
-        Rules(recipe=RECIPE, threshold=threshold or 0, max_rows=most)
-        for threshold, most in zip(thresholds, max_rows, strict=True)
+        Rules(recipe=RECIPE, threshold=threshold or 0, max_rows=cap)
+        for threshold, cap in zip(thresholds, max_rows, strict=True)
     ]
     return Job(
         source=source,

@@ -36,12 +36,12 @@ _CODES = {
     1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32,
     8: np.uint16,
 }  # fmt: skip
-LARGEST_UINT16_VOCAB = 65_500
+MAX_UINT16_VOCAB = 65_500
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """Megatron's choice: two bytes a token where the ids fit, else four."""
-    return np.dtype(np.uint16 if vocab_size < LARGEST_UINT16_VOCAB else np.int32)
+    return np.dtype(np.uint16 if vocab_size < MAX_UINT16_VOCAB else np.int32)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the folders of Hugging Face's models have in common. No torch here."""
+"""Reads Hugging Face's model folders. No torch here."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from trainmark.errors import InputError
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The description of the network."""
+    """Its config.json."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """AdamW for weights in any type and on any share of them, with fp32 masters or without.
 
-PyTorch's own keeps its states in the weights' type and rounds to nearest: in bf16, updates smaller
-than 1/256 of a weight are lost. Here either an fp32 master takes them up, or eight more bits of the
-weight, rounded stochastically, so that what is lost even there is made up for on average.
+PyTorch's AdamW keeps its states in the weights' type and rounds to nearest: in bf16, updates below
+1/256 of a weight are lost. Here each weight has either an fp32 master, or eight more bits with
+stochastic rounding, which is right on average.
 """
 
 from collections.abc import Mapping

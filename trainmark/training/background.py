@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """The latest few values of a function that several threads ask for: each is made once."""
+    """A cache of the latest few values. Several threads may ask; each value is made once."""
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()

@@ -1,6 +1,6 @@
-"""Dense optimisers: PyTorch's own, stepped only where the gradients are finite, without asking.
+"""PyTorch's optimisers for dense weights, which skip a step whose gradients are not finite.
 
-`gated_step` never makes the host wait for a GPU: whether a step counts is a flag on the device.
+`gated_step` never makes the host wait for a GPU: the flag that skips a step stays on the device.
 """
 
 from collections.abc import Iterable, Mapping

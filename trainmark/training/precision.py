@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-# fp8 is for products of large layers; everything else is bf16 then.
+# fp8 is for the GEMMs of large layers; everything else is bf16 then.
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 

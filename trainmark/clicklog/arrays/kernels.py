@@ -140,7 +140,7 @@ def encode(values: Any, table: Any, codes: Any, dictionary: Any, counts: Any) ->
         values: [rows], 0 included.
         table: uint32 [slots], zeros; at least twice as many slots as distinct values are wanted.
         codes: uint16 [rows], filled.
-        dictionary, counts: filled; their length is the most distinct values that are wanted.
+        dictionary, counts: filled; their length is the maximum number of distinct values.
 
     Returns:
         How many distinct values there are, or -1 if too many.

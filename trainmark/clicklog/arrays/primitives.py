@@ -1,6 +1,6 @@
-"""What the engine does with whole arrays, compiled where numba is installed, in numpy elsewhere.
+"""Operations on whole arrays, compiled where numba is installed, in numpy elsewhere.
 
-Both ways give the same bytes.
+Both give the same bytes.
 """
 
 import importlib.util
@@ -68,29 +68,29 @@ def join(source: Array, starts: Array, sizes: Array) -> Array:
     return out
 
 
-def encode(values: Array, most: int) -> tuple[Array, Array, Array] | None:
-    """Codes, dictionary in order of appearance, and counts; None if more than `most` are distinct.
+def encode(values: Array, limit: int) -> tuple[Array, Array, Array] | None:
+    """Codes, dictionary in order of appearance, and counts; None if more than `limit` are distinct.
 
     What is returned holds until the next call in this thread.
     """
-    most = min(most, 1 << 16)
+    limit = min(limit, 1 << 16)
     if not FAST:
-        return _encode_slowly(values, most)
-    table = _scratch.array("table", 2 << most.bit_length(), np.uint32)
+        return _encode_slowly(values, limit)
+    table = _scratch.array("table", 2 << limit.bit_length(), np.uint32)
     table.fill(0)
     codes = _scratch.array("codes", len(values), np.uint16)
-    dictionary = _scratch.array("dictionary", most, values.dtype)
-    counts = _scratch.array("counts", most, np.uint32)
+    dictionary = _scratch.array("dictionary", limit, values.dtype)
+    counts = _scratch.array("counts", limit, np.uint32)
     size = _kernels().encode(values, table, codes, dictionary, counts)
     return None if size < 0 else (codes, dictionary[:size], counts[:size])
 
 
-def _encode_slowly(values: Array, most: int) -> tuple[Array, Array, Array] | None:
+def _encode_slowly(values: Array, limit: int) -> tuple[Array, Array, Array] | None:
     import pyarrow as pa
 
     # Arrow numbers distinct values in order of appearance, too.
     encoded = pa.array(values).dictionary_encode()
-    if len(encoded.dictionary) > most:
+    if len(encoded.dictionary) > limit:
         return None
     codes = encoded.indices.to_numpy()
     counts = np.bincount(codes, minlength=len(encoded.dictionary)).astype(np.uint32)

@@ -63,7 +63,7 @@ def intern(folder: Path, indices: Sequence[int], column: int) -> None:
     count = 0
     with _Writer(all_strings_path(folder, column)) as writer:
         while ends := [block.end() for block in blocks if len(block.strings)]:
-            # No block has strings up to the least of these ends besides those in memory.
+            # No block has strings up to the smallest of these ends besides those in memory.
             bound = min(ends)
             parts = [block.take(bound) for block in blocks]
             distinct = pc.unique(pa.concat_arrays(parts))

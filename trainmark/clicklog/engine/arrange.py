@@ -34,7 +34,7 @@ class Part:
 
 
 class Field(Protocol):
-    """A column, or several, on its way from the store to a file."""
+    """One or more columns, from the store to a file."""
 
     dtype: Any
     """Of the file."""
@@ -45,7 +45,7 @@ class Field(Protocol):
         """Rows of the parts, one part after the other."""
 
     def finish(self, rows: Array) -> Array:
-        """A last look at rows that are about to be written."""
+        """The rows as they are written, after counting what is to be counted."""
 
 
 @dataclass(frozen=True)

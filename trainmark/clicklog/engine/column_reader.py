@@ -1,4 +1,4 @@
-"""A categorical column of the store, as the vocabulary and the encoder want to see it."""
+"""Reads a categorical column of the store, for counting and encoding."""
 
 from collections.abc import Iterator
 from functools import lru_cache

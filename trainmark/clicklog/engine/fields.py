@@ -1,4 +1,4 @@
-"""The columns of a dataset on their way from the store to their files."""
+"""What each column of a dataset reads from the store and writes to its file."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a preparation may use of the machine. It never changes the result."""
+"""Memory and threads of a preparation. They never change the result."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a finished preparation tells: prepare.json, and the table on the terminal."""
+"""The report of a finished preparation: prepare.json, and tables on the terminal."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

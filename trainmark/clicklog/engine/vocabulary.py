@@ -1,4 +1,4 @@
-"""Which categorical values get an id of their own, and which: built, written and read again.
+"""Vocabularies: which categorical values have an id, and which one. Built, written and read.
 
 A vocabulary is a Parquet file with the columns value, id and count, by rising value. The number 0
 of a column is among the values if it is one; the missing value is not.

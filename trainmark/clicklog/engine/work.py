@@ -1,4 +1,4 @@
-"""The work folder of an unfinished preparation: what is done, and that nobody else works there."""
+"""The work folder of an unfinished preparation: its finished pieces, and a lock."""
 
 import fcntl
 import json
@@ -33,7 +33,7 @@ class Work:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Create the folder and hold its lock. An empty-handed run leaves no folder behind."""
+        """Create the folder and hold its lock. A run without a finished block leaves none."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("w")

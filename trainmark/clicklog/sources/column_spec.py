@@ -1,4 +1,4 @@
-"""What the columns of one's own data are, in one line.
+"""The language of --columns: what the columns of a file are.
 
     label=clicked numerical=age,price:log categorical=user:int64,city timestamp=seen_at
 
@@ -53,7 +53,7 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
     """The uses that `text` describes, in the order in which it names them.
 
     Args:
-        text: as in this module's description.
+        text: as in this module's docstring.
         columns: the columns that there are; "1", "2", ... where there is no header.
         source: where they were found, for messages.
     """

@@ -1,4 +1,4 @@
-"""Columns of one's own data, as Arrow read them, to what the engine stores."""
+"""Converts Arrow columns to what the engine stores, as --columns says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from trainmark.errors import InputError
 
 Mask = NDArray[np.bool_]
 
-LARGEST = float(np.finfo(np.float16).max)
+MAX_FLOAT16 = float(np.finfo(np.float16).max)
 HOUR_S, DAY_S = 3600, 86_400
 THURSDAY = 3
 """Day of the week of 1 January 1970, Monday being 0."""
@@ -73,8 +73,8 @@ def expected(use: ColumnUse) -> str:
     if use.role == "numerical":
         if use.reading == "log":
             return "a finite number"
-        most = f"{LARGEST:,.0f} at most ({use.column}:log takes larger ones)"
-        return f"a number within float16, {most}"
+        limit = f"{MAX_FLOAT16:,.0f} at most ({use.column}:log takes larger ones)"
+        return f"a number within float16, {limit}"
     if use.role == "timestamp":
         if use.reading in ("unix", "unix_ms"):
             return "seconds since 1970" if use.reading == "unix" else "milliseconds since 1970"
@@ -228,7 +228,7 @@ def _number(column: pa.Array, use: ColumnUse) -> tuple[NDArray[np.float16], Mask
         bad |= ~np.isfinite(values)
         shifted = np.maximum(np.where(bad | missing, -2.0, values) + 3, 1.0)
         return np.log(shifted).astype(np.float16), bad
-    bad |= ~(np.abs(values) <= LARGEST)
+    bad |= ~(np.abs(values) <= MAX_FLOAT16)
     return np.where(bad, 0.0, values).astype(np.float16), bad
 
 

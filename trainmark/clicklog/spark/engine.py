@@ -11,8 +11,8 @@ leaving its result in a work folder beside the output, so that a run that was st
     files        joins give ids, a range sort the order; blocks of bytes, one per task and file
     output       the JVM joins the blocks to `train/cat_0.bin` and so on, through Hadoop's streams
 
-spark_frames.py holds the plans. What the driver collects is a row per input block, per partition of
-a vocabulary and per column, and the vocabularies themselves, piece by piece, to write them.
+frames.py holds the plans. The driver collects a row per input block, per partition of a vocabulary
+and per column, and the vocabularies, piece by piece, to write them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
