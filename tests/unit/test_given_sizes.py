@@ -44,7 +44,7 @@ def test_show_says_how_large_its_tables_are(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "dlrm-demo", "--data", str(dataset)]) == 0
-    assert re.search(r"tables +3\.75 KiB", capsys.readouterr().out)  # 60 rows of 16 numbers
+    assert re.search(r"tables +3\.8 KiB", capsys.readouterr().out)  # 60 rows of 16 numbers
 
 
 def test_the_demo_learns_from_the_first_row_to_the_last(dataset: Path) -> None:

@@ -51,7 +51,7 @@ def test_tables_in_host_memory_must_fit_the_host(
     rows = free // table_bytes + 1
     words = ("--model.table-rows", str(rows), "7", "3", "--host-tables", "0")
     assert train(tmp_path / "run", *words) == 2
-    assert "tables in host memory need 0.1 GiB on this machine" in capsys.readouterr().err
+    assert "tables in host memory need 64.0 MiB on this machine" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
