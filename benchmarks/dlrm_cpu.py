@@ -237,10 +237,12 @@ def trainmark_system(cfg: DlrmRun) -> System:
     model = build_model(cfg)
     tables = model.tables
     assert isinstance(tables, LocalEngine)
-    store = tables.store  # whose weight is allocated later
-    tables.init_weights = (  # type: ignore[method-assign]
-        lambda _: store.weight.fill_(TABLE_VALUE)  # type: ignore[assignment]
-    )
+    store = tables.store  # whose weights are allocated anew before they are filled
+
+    def fill(seed: int) -> None:
+        store.weight.fill_(TABLE_VALUE)
+
+    tables.init_weights = fill  # type: ignore[method-assign]
     init_weights([model], cfg, mesh.device)
     trainer = build_trainer([model], mesh, cfg)
     parts = {

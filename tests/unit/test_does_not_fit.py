@@ -72,9 +72,9 @@ def test_evaluate_names_no_other_precision(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint has the precision that it was trained in."""
-    flags = ("--fp32-up-to-rows", "5", "--model.table-rows", "90000", "--global-batch", "64")
-    more = ("--optimizer.name", "sgd", "--max-steps", "1")
-    assert small.train(tmp_path / "run", *flags, *more) == 0
+    flags: tuple[str, ...] = ("--fp32-up-to-rows", "5", "--model.table-rows", "90000")
+    flags += ("--global-batch", "64", "--optimizer.name", "sgd", "--max-steps", "1")
+    assert small.train(tmp_path / "run", *flags) == 0
     machine_of(2e-3, monkeypatch)  # fp32 tables take 2.7e-3 GiB, bf16 1.3e-3
     again = ["train", "dlrm-demo", *small.FLAGS, *flags, "--output", str(tmp_path / "other")]
     refused(capsys, again, "With --table-precision bf16")

@@ -23,7 +23,7 @@ from trainmark.inference import figures, latency
 from trainmark.metrics import binary_metrics
 from trainmark.report import report
 from trainmark.report.tables import milliseconds
-from trainmark.run import run_folder, runner
+from trainmark.run import memory, run_folder, runner
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import Sharding, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -215,7 +215,7 @@ def test_activations_of_training_need_no_room(
     sentences: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     huge = MemoryPlan(weights=1, gradients=1, optimizer=1, activations=2**60)
-    monkeypatch.setattr(runner, "plan_memory", lambda *arguments: huge)
+    monkeypatch.setattr(memory, "plan_memory", lambda *arguments: huge)
     assert main(["infer", str(sentences), "--steps", "1", "--batches", "1"]) == 0
     flags = [*small_distilbert.FLAGS, "--output", "/nonexistent/never"]
     refused(capsys, ["train", "distilbert-demo", *flags], "does not fit")

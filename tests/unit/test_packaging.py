@@ -35,8 +35,8 @@ def test_the_version_needs_no_installation_and_no_torch(tmp_path: Path) -> None:
 
 def test_every_data_file_is_shipped() -> None:
     package = ROOT / "trainmark"
-    others = {p for p in package.rglob("*") if p.is_file() and p.suffix != ".py"}
-    others = {p for p in others if p.parent.name != "__pycache__"}
+    present = {p for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    others = {path for path in present if path.suffix != ".py"}
     globs = PYPROJECT["tool"]["setuptools"]["package-data"]["trainmark"]
     shipped = {path for pattern in globs for path in package.glob(pattern)}
     assert {"py.typed", "style.css", "published_results.json"} <= {p.name for p in others}
