@@ -21,7 +21,7 @@ from trainmark.validation import parse
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-"""What every workload computes in; one that can do more says so in its `runs.PRECISIONS`."""
+"""What every workload computes in; one that can do more says so in `Definition.precisions`."""
 SYNTHETIC = "synthetic"
 Hidden = Annotated[str, tyro.conf.Suppress]
 """A field that is no flag."""
@@ -226,7 +226,7 @@ def _differences(
 def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
     """Fields that keep `run` from being comparable with the published results of `named`."""
     changed = differences(named, run, ignore=closed)
-    # Rows that nobody clicked on say nothing about quality.
+    # Generated data says nothing about quality.
     if run.data == SYNTHETIC and named.data != SYNTHETIC:
         changed.append("data")
     return changed

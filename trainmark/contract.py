@@ -259,7 +259,8 @@ def _unknown(cfg: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Definition(Generic[RunT]):
-    """A workload before anything heavy is loaded; none of its functions but the last imports torch.
+    """A workload before anything heavy is loaded: only `exporters`, `load_scorer` and `load` may
+    import torch.
 
     `trainmark list`, `show`, `plan` and `--help` read it.
     """
@@ -279,7 +280,8 @@ class Definition(Generic[RunT]):
     closed: Callable[[RunT], frozenset[str]]
     """Fields that may change while a result stays comparable with the named run's."""
     sizes: Callable[[RunT], dict[str, int]]
-    """What `list` and `show` print about the model: `parameters`, and others."""
+    """What `list` and `show` print about the model: `parameters`, and others; a name that ends in
+    " bytes" is printed as a size."""
     precisions: tuple[str, ...] = PRECISIONS
     layout_fields: frozenset[str] = frozenset()
     """Fields that lay the same arithmetic out over devices: a run may be continued with others."""

@@ -9,7 +9,7 @@ from trainmark.errors import InputError, raise_all
 from trainmark.hardware.devices import Cluster, lacks
 
 
-def resolve(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT:
+def resolve_run(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT:
     """Fill in and check everything, for one kind of machine."""
     problems = _common_problems(run, cluster)
     if run.precision not in workload.precisions:

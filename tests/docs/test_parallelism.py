@@ -14,8 +14,7 @@ from trainmark.cli import main
 from trainmark.embeddings.placement import costs, placement
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import resolve
-from trainmark.workloads.dlrm import prediction
-from trainmark.workloads.dlrm import sharding as placing
+from trainmark.workloads.dlrm import prediction, sharding
 from trainmark.workloads.dlrm.runs import THRESHOLD_3, Optimizer, TableFormat, table_bytes
 
 PAGE = (ROOT / "docs" / "parallelism.md").read_text()
@@ -78,7 +77,7 @@ def test_the_sizes_of_8_bit_tables_are_todays() -> None:
     assert f"{stored} tables are stored in 8 bits, and {len(kept)}, of {sum(kept):,} rows" in prose
     rowwise = dataclasses.replace(run, optimizer=Optimizer(name="rowwise_adagrad"))
     sgd, adagrad = (
-        placing.plan_devices(resolve(each, Cluster.parse("h200x1x1")))[0].total / 2**30
+        sharding.plan_devices(resolve(each, Cluster.parse("h200x1x1")))[0].total / 2**30
         for each in (run, rowwise)
     )
     assert f"on one H200, in {sgd:.0f} GiB" in prose

@@ -48,6 +48,7 @@ def make_result(**changes: Any) -> Result:
             reached=True,
             at_sample=900_000,
             at_s=47.0,
+            best_possible=0.8021,
         ),
         evaluations=make_evaluations(),
         memory=Memory(

@@ -18,7 +18,7 @@ from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster, Device
 from trainmark.run import memory
 from trainmark.workloads import resolve
-from trainmark.workloads.dlrm import sharding as placing
+from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, TableFormat
 
 GIB = 2**30
@@ -142,7 +142,7 @@ def test_several_devices_are_offered_no_format() -> None:
         cluster = Cluster.parse(f"a100-80gx1x{count}")
         run = DlrmRun(name="dlrm-xlarge", data="synthetic", model=rows, global_batch=2)
         cfg = resolve(run, cluster)
-        said = placing.what_would_fit(cfg, placing.table_costs(cfg, count))
+        said = sharding.what_would_fit(cfg, sharding.table_costs(cfg, count))
         assert "does not fit" in said
         assert "--table-precision" not in said
 
@@ -152,7 +152,7 @@ def test_several_devices_are_offered_no_format() -> None:
 def test_plan_and_dry_run_count_the_same_bytes(optimizer: str, precision: str) -> None:
     cfg = xlarge(optimizer, precision)
     _, built = memory.dry_run(cfg, Cluster.parse("h200x1x1"))
-    (planned,) = placing.plan_devices(cfg)
+    (planned,) = sharding.plan_devices(cfg)
     assert planned.total == pytest.approx(built.total, abs=64)  # the count of updates
 
 

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from trainmark.hardware.devices import (
     peak_flops,
 )
 from trainmark.hardware.environment import environment
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -191,3 +194,12 @@ def test_importing_hardware_is_cheap() -> None:
     code = f"import sys, trainmark.hardware.devices; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_commit_is_that_of_the_checkout() -> None:
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    _, software = environment()
+    assert head
+    assert str(software["commit"]).removesuffix("-dirty") == head

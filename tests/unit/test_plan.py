@@ -19,9 +19,10 @@ from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
 from trainmark.run import memory
 from trainmark.workloads import resolve
-from trainmark.workloads.dlrm import sharding as placing
+from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.prediction import predict
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
+from trainmark.workloads.dlrm.sharding import place, plan_devices
 
 GIB = 2**30
 
@@ -85,14 +86,14 @@ def test_prepared_data_brings_its_counts(tmp_path: Path) -> None:
     assert main([*prepare, "--frequency-threshold", "2"]) == 0
     run = dataclasses.replace(workloads.named_run("dlrm-demo"), data=str(data))
     cfg = resolve(run, Cluster.parse("cpux1x4"))
-    assert placing.counted(cfg)
-    found = placing.profiles(cfg)
+    assert sharding.counted(cfg)
+    found = sharding.profiles(cfg)
     ids = np.fromfile(data / "train" / "cat_0.bin", dtype=np.int16)
     assert found[0].rows == cfg.model.table_rows[0]
     # The counts are those of all days, and so only close to the training days'.
     assert found[0].share((0, 1)) == pytest.approx((ids == 0).mean(), abs=0.01)
     assert found[0].share((1, 9)) == pytest.approx(((ids > 0) & (ids < 9)).mean(), abs=0.01)
-    placing.place(cfg, 4)
+    place(cfg, 4)
 
 
 # --- memory
@@ -110,7 +111,7 @@ def test_memory_is_a_dry_runs(optimizer: Any, precision: Any) -> None:
     )
     cfg, built = memory.dry_run(run, Cluster.parse("cpux1x1"))
     assert isinstance(cfg, DlrmRun)
-    (planned,) = placing.plan_devices(cfg)
+    (planned,) = plan_devices(cfg)
     assert planned == built
 
 
@@ -118,7 +119,7 @@ def test_all_tables_are_somewhere() -> None:
     cfg = resolved("dlrm-large", "a100-80gx1x8", sharding=Sharding(placement="memory_balanced"))
     tables = sum(cfg.model.table_rows) * 128 * 4
     dense = 2_369_921 * 4
-    weights = [plan.weights for plan in placing.plan_devices(cfg)]
+    weights = [plan.weights for plan in plan_devices(cfg)]
     assert sum(weights) - 8 * dense == tables
 
 
@@ -160,14 +161,14 @@ IDS = [
 @pytest.mark.parametrize(("name", "cluster", "changes"), CLUSTERS, ids=IDS)
 def test_published_clusters_fit(name: str, cluster: str, changes: dict[str, Any]) -> None:
     cfg = resolved(name, cluster, **changes)
-    plans = placing.plan_devices(cfg)
+    plans = plan_devices(cfg)
     card = devices.ACCELERATORS[Cluster.parse(cluster).hardware].memory_bytes
     assert len(plans) == Cluster.parse(cluster).world
     assert max(plan.total for plan in plans) < 0.95 * card
     held = sum(plan.weights for plan in plans)
     assert held >= sum(cfg.model.table_rows) * cfg.model.embedding_dim * 4
     if "sharding" in changes:
-        placed = placing.place(cfg, len(plans))
+        placed = place(cfg, len(plans))
         # 5.87e9, 6.26e9 and 5.13e9 elements.
         sliced = [t.table for t in placed.tables if t.sharding == "column_wise"]
         assert sliced == [0, 19, 21]
@@ -179,7 +180,7 @@ def test_published_clusters_dry_run(name: str, cluster: str, changes: dict[str, 
     run = dataclasses.replace(workloads.named_run(name), data="synthetic", device="cpu", **changes)
     cfg, built = memory.dry_run(run, Cluster.parse(cluster))
     assert isinstance(cfg, DlrmRun)
-    plans = placing.plan_devices(cfg)
+    plans = plan_devices(cfg)
     fullest = max(plans, key=lambda plan: plan.weights + plan.optimizer)
     assert built.weights == fullest.weights
     assert built.gradients == fullest.gradients
@@ -207,13 +208,13 @@ def test_a_mixture_of_shardings_dry_runs(optimizer: Any, sharding: Sharding) -> 
     )
     cfg, built = memory.dry_run(run, Cluster.parse("a100-40gx1x4"))
     assert isinstance(cfg, DlrmRun)
-    fullest = max(placing.plan_devices(cfg), key=lambda plan: plan.weights + plan.optimizer)
+    fullest = max(plan_devices(cfg), key=lambda plan: plan.weights + plan.optimizer)
     assert built.weights == fullest.weights
     assert built.gradients == fullest.gradients
     # Adam's count of steps: one number for each of an engine's stores.
     slack = 32 if optimizer == "adam" else 0
     assert abs(built.optimizer - fullest.optimizer) <= slack
-    assert len({table.sharding for table in placing.place(cfg, 4).tables}) == 3
+    assert len({table.sharding for table in place(cfg, 4).tables}) == 3
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_a_mixture_of_shardings_dry_runs(optimizer: Any, sharding: Sharding) -> 
 def test_published_strategies_with_slices_fit(strategy: str) -> None:
     sharding = Sharding(placement=strategy, column_slice_threshold=5e9)
     for cluster in ("v100-32gx1x8", "v100-32gx1x16"):
-        plans = placing.plan_devices(resolved("dlrm-large", cluster, sharding=sharding))
+        plans = plan_devices(resolved("dlrm-large", cluster, sharding=sharding))
         assert max(plan.total for plan in plans) < 0.95 * 32 * GIB
 
 
@@ -230,30 +231,30 @@ def test_what_does_not_fit_says_what_would() -> None:
     """And that is true."""
     cfg = resolved("dlrm-xlarge", "a100-40gx1x8")
     with pytest.raises(InputError) as error:
-        placing.place(cfg, 8)
+        place(cfg, 8)
     message = str(error.value)
     assert "It would fit 12 such devices, or these with --host-tables 19 (140 GiB" in message
-    placing.place(resolved("dlrm-xlarge", "a100-40gx1x12", global_batch=12 * 5461), 12)
+    place(resolved("dlrm-xlarge", "a100-40gx1x12", global_batch=12 * 5461), 12)
     on_host = resolved("dlrm-xlarge", "a100-40gx1x8", sharding=Sharding(host_tables=(19,)))
-    placing.place(on_host, 8)
+    place(on_host, 8)
     with pytest.raises(InputError, match="does not fit"):
-        placing.place(resolved("dlrm-xlarge", "a100-40gx1x11", global_batch=11 * 5958), 11)
+        place(resolved("dlrm-xlarge", "a100-40gx1x11", global_batch=11 * 5958), 11)
 
 
 def test_rows_on_their_way_count_in_what_would_fit() -> None:
     small = resolved("dlrm-large", "a100-40gx1x4", model=Model())
-    each = placing.room(small, placing.table_costs(small, 4))
+    each = sharding.room(small, sharding.table_costs(small, 4))
     rows = int(0.998 * 4 * each / 26 / (128 * 4))  # the tables alone would fit four
     model = Model(table_rows=(rows,) * 26)
     with pytest.raises(InputError, match="It would fit 5 such devices"):
-        placing.place(resolved("dlrm-large", "a100-40gx1x4", model=model), 4)
-    placing.place(resolved("dlrm-large", "a100-40gx1x5", model=model, global_batch=65535), 5)
+        place(resolved("dlrm-large", "a100-40gx1x4", model=model), 4)
+    place(resolved("dlrm-large", "a100-40gx1x5", model=model, global_batch=65535), 5)
 
 
 def test_a_600_gb_table_on_smaller_cards_says_what_would() -> None:
     cfg = resolved("dlrm-xlarge", "a100-40gx1x8", model=ONE_TABLE)
     with pytest.raises(InputError, match=r"fit 15 such devices, or these with --host-tables 0 \("):
-        placing.place(cfg, 8)
+        place(cfg, 8)
 
 
 # --- configuration

@@ -1,1 +1,9 @@
-"""What devices and machines are: peaks with their sources, links, memory, power, environment."""
+"""What devices and machines are: peaks with their sources, links, memory, power, environment.
+
+devices.py       what a device is, clusters, peaks; datasheets.py: vendors' figures
+links.py         how fast devices talk; machine.py: what a plan needs of both
+memory.py        bytes that a run needs against bytes that a device has
+environment.py   this machine and its software, for a result
+monitor.py       power, utilisation and memory while a run trains
+allocator.py     settings of malloc for training on a CPU
+"""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import trainmark
 from trainmark.hardware.devices import (
     cpu_name,
     host_memory_bytes,
@@ -20,8 +21,6 @@ from trainmark.hardware.devices import (
 def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
     """The `hardware` and `software` of a result; null where something cannot be read."""
     import torch
-
-    import trainmark
 
     device = torch.device(device)
     on_accelerator = device.type != "cpu"
@@ -143,12 +142,12 @@ def _container() -> str:
 
 def _commit() -> str | None:
     """The commit of the checkout that trainmark runs from; `-dirty` when files differ from it."""
-    package = Path(__file__).resolve().parent
+    checkout = Path(trainmark.__file__).resolve().parent.parent
     # An installed copy may lie inside the checkout of another project; that commit is not ours.
-    if not (package.parent / ".git").exists():
+    if not (checkout / ".git").exists():
         return None
-    commit = _git(package, "rev-parse", "HEAD")
-    changed = _git(package, "status", "--porcelain", "--untracked-files=no")
+    commit = _git(checkout, "rev-parse", "HEAD")
+    changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
     return f"{commit}-dirty" if commit and changed else commit
 
 

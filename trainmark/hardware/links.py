@@ -1,8 +1,8 @@
 """How fast devices talk: to each other within a node, between nodes, and to their host.
 
 Bytes per second and device, in one direction, as the vendor states them. What a collective gets of
-that is the planner's business (`planner/costs.py`). The network belongs to the cluster rather than
-to the device: given here is that of the vendor's own system, and another is given by flag.
+that, `embeddings/placement/costs.py` estimates. The network belongs to the cluster rather than to
+the device: given here is that of the vendor's own system, and another is given by flag.
 """
 
 from dataclasses import dataclass

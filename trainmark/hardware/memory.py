@@ -22,21 +22,23 @@ class MemoryPlan:
 
     weights: int
     gradients: int
-    """Those of that moment: none yet, where the backward pass then frees more than it makes."""
+    """0 if memory peaks before the backward pass."""
     optimizer: int
     activations: int
     """Estimated."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return sum(getattr(self, part) for part in MEMORY_PARTS)
+
+
+MEMORY_PARTS = tuple(part.name for part in fields(MemoryPlan))
 
 
 def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
     """What several devices need together."""
     plans = list(plans)
-    kinds = [field.name for field in fields(MemoryPlan)]
-    return MemoryPlan(**{kind: sum(getattr(plan, kind) for plan in plans) for kind in kinds})
+    return MemoryPlan(**{part: sum(getattr(p, part) for p in plans) for part in MEMORY_PARTS})
 
 
 # --- what does not fit
@@ -101,9 +103,7 @@ def check_fits(
     """
     if plan.total > available:
         who = "it needs" if ranks == 1 else f"its {ranks} ranks need"
-        parts = ", ".join(
-            f"{part.name} {readable_size(getattr(plan, part.name))}" for part in fields(plan)
-        )
+        parts = ", ".join(f"{name} {readable_size(getattr(plan, name))}" for name in MEMORY_PARTS)
         raise InputError(
             f"{name} does not fit: {who} {readable_size(plan.total)} ({parts}, the last estimated),"
             f" and {where} has {readable_size(available)} free. Use more or larger devices, a "

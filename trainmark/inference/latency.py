@@ -27,7 +27,7 @@ from trainmark.run import runner
 from trainmark.run.runner import Loaded
 
 DROPPED = 10  # requests of each size, as published: they pay for compilation and cold caches
-MOST_SAMPLES = 2**20  # in memory, of each size; requests that need more come again
+MAX_SAMPLES = 2**20  # in memory, of each size; requests that need more come again
 WORTH_TELLING_S = 10.0
 
 
@@ -102,7 +102,7 @@ def _batches(cfg: Any, workload: AnyWorkload, size: int, count: int) -> list[Any
     data = workload.build_data(
         dataclasses.replace(cfg, eval_batch=size), _split(cfg, workload), 0, 1
     )
-    most = max(1, min(count, MOST_SAMPLES // size))
+    most = max(1, min(count, MAX_SAMPLES // size))
     return list(islice(data, most))
 
 

@@ -1,4 +1,10 @@
-"""Results for people: the HTML page, the comparison of two runs, the published tables."""
+"""Results for people: the HTML page, the comparison of two runs, the published tables.
+
+html.py             the page; sections.py: its parts; charts.py and markup.py: SVG and HTML
+tables.py           the published form; published.py: rows of published systems
+comparison.py       two results side by side; fields.py: their configurations
+alignment_page.py   the page of `trainmark align`
+"""
 
 import dataclasses
 import sys

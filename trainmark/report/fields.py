@@ -22,12 +22,3 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         name = f"{prefix}{key}"
         pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
     return pairs
-
-
-def best_possible(result: Result) -> float | None:
-    """The best value that any model can reach, where the data's generator knows it."""
-    name = f"best_{result.quality.metric}"
-    for key, value in [*flatten(result.config), *flatten(result.hardware)]:
-        if key.split(".")[-1] == name and isinstance(value, int | float):
-            return float(value)
-    return None

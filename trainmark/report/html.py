@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from importlib import resources
 
 from trainmark.formatting import DASH, duration, human, readable_size
-from trainmark.report.fields import best_possible
 from trainmark.report.markup import Markup, join, tag
 from trainmark.report.sections import (
     Run,
@@ -168,7 +167,7 @@ def _quality_remark(result: Result) -> str:
     if outcome.target is not None:
         when = f" reached after {duration(outcome.at_s)}" if outcome.at_s is not None else ""
         parts.append(f"target {outcome.target:.4g}{when}")
-    best = best_possible(result)
+    best = result.quality.best_possible
     if best is not None:
         parts.append(f"best possible {best:.4g}")
     return ", ".join(parts)

@@ -9,7 +9,7 @@ from trainmark.formatting import GIB, percent, readable_size, with_unit
 from trainmark.inference.figures import Inference
 from trainmark.report import published
 from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
-from trainmark.report.fields import best_possible, different_fields, flatten
+from trainmark.report.fields import different_fields, flatten
 from trainmark.report.markup import Child, Markup, join, tag
 from trainmark.report.tables import (
     NOT_APPLICABLE,
@@ -201,7 +201,7 @@ def _nan_for_none(value: float | None) -> float:
 def _levels(runs: Sequence[Run]) -> list[Level]:
     """Targets and best possible values, each once."""
     targets = {run.result.quality.target for run in runs}
-    best = {best_possible(run.result) for run in runs}
+    best = {run.result.quality.best_possible for run in runs}
     return [
         Level(label, y, style)
         for label, style, values in (("target", "target", targets), ("best possible", "best", best))

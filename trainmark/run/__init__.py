@@ -1,1 +1,11 @@
-"""One run: the training loop, its clocks, its folder, its result."""
+"""One run: the training loop, its clocks, its folder, its result.
+
+runner.py       from a configuration to a finished run, or to a loaded model
+loop.py         THE training loop; feed.py prepares its batches ahead
+clocks.py       whole, train and core time; the sample counter
+memory.py       what a run needs of a device, and whether it is there
+run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
+runlog.py       progress, loss.csv and log lines while it runs
+outcome.py      from a finished training to its result; result.py: result.json
+curves.py       loss curves from files; alignment.py: whether two of them agree
+"""

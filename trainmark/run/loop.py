@@ -143,9 +143,7 @@ class Training:
     def set_up(self) -> None:
         """Allocate the model; take up the run where its newest checkpoint left it, or begin it."""
         if self.cfg.device == "cpu" and self.cfg.precision == "fp16":
-            self.log.say(
-                "Most CPUs have no fp16 products, and take very long: try --precision fp32."
-            )
+            self.log.say("Most CPUs have no fast fp16 GEMMs: try --precision fp32.")
         self.trainer = build_trainer(self.cfg, self.workload, self.mesh)
         path = checkpoints.latest(self.output / CHECKPOINTS)
         self._unsaved = path is None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainmark import metrics, workloads
-from trainmark.config import changed_fields, to_plain
+from trainmark.config import SYNTHETIC, changed_fields, to_plain
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware import devices
@@ -152,6 +152,7 @@ def _quality(training: Training) -> result.Quality:
         reached=None if cfg.target is None else at_sample is not None,
         at_sample=at_sample,
         at_s=at_s,
+        best_possible=workloads.definition(cfg).best_possible(cfg),
     )
 
 
@@ -198,7 +199,7 @@ def _notes(training: Training) -> list[str]:
             f"Continued {totals.sessions - 1} time(s) from a checkpoint; time between the "
             "checkpoint and the stop is not counted."
         )
-    if cfg.data == "synthetic":
+    if cfg.data == SYNTHETIC:
         notes.append("Synthetic data: the quality says nothing about real data.")
     if torch.is_anomaly_enabled():
         notes.append("torch.autograd anomaly detection was on.")

@@ -79,6 +79,8 @@ class Quality:
     """Null where the run has no target."""
     at_sample: int | None = None
     at_s: float | None = None
+    best_possible: float | None = None
+    """What no model can beat on this data, where it is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Besides what `runlog.py` writes into it, and what the verbs leave in it afterwards, it holds
 
     config.json               the resolved configuration that it was made with
-    checkpoints/step-*        see `checkpoint.py`
+    checkpoints/step-*        see `checkpoint/`
     model/                    the trained model for other software, where a workload saves one
     .lock                     held by the process that trains
 """

@@ -144,7 +144,7 @@ class RunLog:
         return progress, task
 
     def _pause_ends(self) -> None:
-        """Samples per second are those of steps: a look went before, and what followed is none."""
+        """Pauses do not count towards samples per second."""
         self._last_look = (time.perf_counter(), self._last_look[1])
 
     def _speed(self, samples: int) -> str:

@@ -197,9 +197,9 @@ def loaded(
         accumulate=None,
     )
     with _joined(cfg) as mesh:
-        if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # nor their share of the batch
+        if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # its share may not divide
             cfg = dataclasses.replace(cfg, micro_batch=None)
-        if mesh.device.type != trained_on:  # nor whether compiling pays there
+        if mesh.device.type != trained_on:  # whether compiling pays differs by device
             cfg = dataclasses.replace(cfg, compile=None)
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)

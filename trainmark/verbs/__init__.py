@@ -1,1 +1,10 @@
-"""What the command line's verbs do around a run; `cli.py` only names them."""
+"""What the command line's verbs do around a run; `cli.py` only names them.
+
+flags.py            from words to a run and its options; flag_errors.py: wrong words as a sentence
+runs.py             list, show, train, evaluate, infer
+plan.py             memory and predicted time before a run
+export.py           a checkpoint in the layout of other software
+suite.py            a list of cases; suite_cases.py reads and checks it
+sweep.py            one run per value of a field
+attempt.py          one run in a process of its own; attempt_tables.py: the tables of many
+"""

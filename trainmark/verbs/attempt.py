@@ -1,6 +1,6 @@
 """One `train` in a process of its own, as `sweep` and `suite` start many: how it ended, in words.
 
-What one leaves behind, no other sees; an out-of-memory ends it, and not those that come after it.
+Each run has its own process: no state leaks, and running out of memory ends only that run.
 """
 
 import signal

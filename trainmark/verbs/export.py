@@ -71,7 +71,7 @@ def _check_memory(run: str, sizes: list[int]) -> None:
         raise InputError(
             f"{run} is too large for --format torch here: PyTorch holds such a program in memory, "
             f"which takes {readable_size(needed)}, and {readable_size(free)} are free. Use "
-            "--format onnx or safetensors, which write one table at a time, or a larger machine."
+            "--format onnx or safetensors, which write one tensor at a time, or a larger machine."
         )
 
 

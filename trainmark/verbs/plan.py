@@ -15,9 +15,8 @@ from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.formatting import DASH, GIB, gib_cell, ranges
 from trainmark.hardware.devices import Cluster
-from trainmark.hardware.memory import MemoryPlan, card_bytes, misfit
+from trainmark.hardware.memory import MEMORY_PARTS, MemoryPlan, card_bytes, misfit
 
-MEMORY = ("weights", "gradients", "optimizer", "activations")
 MIN_WIDTH = 140
 """Columns of the widest table: what a file or another program gets, whatever the screen."""
 RIGHT_ALIGNED = ("table", "rows", "GiB, fp32")
@@ -66,10 +65,10 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
     on_host = any(found.host_bytes)
     times = list(found.seconds[0]) if found.seconds else []
     what = "GiB and predicted ms of a step" if times else "GiB, activations estimated"
-    headers = [*MEMORY, "total", *(["host"] if on_host else []), *times]
+    headers = [*MEMORY_PARTS, "total", *(["host"] if on_host else []), *times]
     rows = [
         [
-            *(gib_cell(getattr(memory, part)) for part in MEMORY),
+            *(gib_cell(getattr(memory, part)) for part in MEMORY_PARTS),
             _total(memory, cluster),
             *([gib_cell(found.host_bytes[device])] if on_host else []),
             *(_milliseconds(found.seconds[device]) if times else []),

@@ -14,9 +14,10 @@ from trainmark.config import SYNTHETIC, Run, TrainOptions, to_plain
 from trainmark.errors import InputError
 from trainmark.formatting import gib_cell, readable_size
 from trainmark.hardware.devices import Cluster
-from trainmark.hardware.memory import misfit
+from trainmark.hardware.memory import MEMORY_PARTS, misfit
 from trainmark.inference.options import InferOptions
 from trainmark.report.fields import flatten
+from trainmark.run.result import FILE_NAME as RESULT_FILE
 
 
 def runs_table() -> Table:
@@ -65,7 +66,7 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
 
 
 def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
-    """Resolve; a run whose data is still to be given is shown with its own table sizes."""
+    """Resolve; a run whose data is still to be given is shown with its own sizes."""
     resolved = workloads.resolve(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
     return dataclasses.replace(resolved, data=cfg.data)
 
@@ -85,7 +86,7 @@ def dry_run(cfg: Run, cluster: str) -> None:
     )
     table.add_column("what")
     table.add_column("memory", justify="right")
-    for name in ("weights", "gradients", "optimizer", "activations"):
+    for name in MEMORY_PARTS:
         note = " (estimated)" if name == "activations" else ""
         table.add_row(name + note, readable_size(getattr(plan, name)))
     table.add_row("total", readable_size(plan.total), style="bold")
@@ -122,7 +123,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
         console.print(outcome.spread(results))
     for result, folder in finished:
         headline = {
-            "result": str(folder / "result.json"),
+            "result": str(folder / RESULT_FILE),
             "run": result.run,
             "case": result.case,
             "p_train": result.throughput.p_train,

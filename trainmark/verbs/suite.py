@@ -18,7 +18,7 @@ from trainmark.config import SYNTHETIC
 from trainmark.hardware import devices
 from trainmark.run import result
 from trainmark.verbs.attempt import DONE, FAILED, arguments, attempt
-from trainmark.verbs.attempts import Attempt, Plan, attempts_table, plans_table
+from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
 from trainmark.verbs.suite_cases import Case, read_cases
 
 SKIPPED = "skipped"
@@ -87,7 +87,7 @@ def _plans(cases: Sequence[Case]) -> RenderableType:
     return plans_table(["name", "run", "case", "here"], list(map(_plan, cases)), title, parts=())
 
 
-def _plan(case: Case) -> Plan:
+def _plan(case: Case) -> PlannedRun:
     cluster, run = case.cluster, case.cfg
     state = "done" if case.is_done else "skip" if case.skipped else "run"
     words = ["trainmark", *arguments(case.words, cluster.devices)]
@@ -96,7 +96,7 @@ def _plan(case: Case) -> Plan:
         remarks.append(f"mem is of the run's own sizes, because {run.data} is not here.")
         run = dataclasses.replace(run, data=None)
     shared = cluster.hardware == "cpu" and cluster.nodes == 1
-    return Plan(
+    return PlannedRun(
         name=f"case {case.name}",
         cells=[case.name, run.name, str(cluster), state],
         run=run,

@@ -17,7 +17,7 @@ from trainmark.files import write_atomically
 from trainmark.hardware.devices import Cluster
 from trainmark.run import result
 from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, attempt
-from trainmark.verbs.attempts import Attempt, Plan, attempts_table, plans_table
+from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
 
 FILE_NAME = "sweep.json"
 
@@ -124,7 +124,7 @@ def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> RenderableTyp
     """Bytes per device for every value, without running."""
     parsed = Cluster.parse(cluster)
     plans = [
-        Plan(name=f"{field} {value}", cells=[value], run=run, cluster=parsed)
+        PlannedRun(name=f"{field} {value}", cells=[value], run=run, cluster=parsed)
         for value, run in runs.items()
     ]
     return plans_table([field], plans, f"{cluster}: GiB per device, activations estimated")

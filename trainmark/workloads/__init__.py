@@ -6,10 +6,10 @@ The only place that names them all. Nothing here, nor in what it imports, loads 
 from collections.abc import Callable
 from typing import Any
 
-from trainmark import resolve as resolving
 from trainmark.contract import AnyWorkload, Definition, RunT
 from trainmark.errors import unknown
 from trainmark.hardware.devices import Cluster
+from trainmark.resolve import resolve_run
 from trainmark.workloads.distilbert.definition import DISTILBERT
 from trainmark.workloads.dlrm.definition import DLRM
 from trainmark.workloads.llama3.definition import LLAMA3
@@ -44,4 +44,4 @@ def named_run(name: str) -> Any:
 
 def resolve(run: RunT, cluster: Cluster) -> RunT:
     """Fill in and check everything, for one kind of machine; all problems are told at once."""
-    return resolving.resolve(run, cluster, definition(run))
+    return resolve_run(run, cluster, definition(run))

@@ -19,7 +19,7 @@ from trainmark.embeddings.placement.costs import DeviceTime, TableCosts, exchang
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.hardware.devices import Unknown, peak_flops
 from trainmark.hardware.memory import MemoryPlan
-from trainmark.workloads.dlrm import sharding as placing
+from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, mlp_parameters
 
@@ -59,15 +59,15 @@ class Prediction:
 
 def predict(cfg: DlrmRun) -> Prediction:
     """Memory and time of a resolved run on the cluster that it was resolved for."""
-    devices = placing.cluster(cfg).world
-    costs = placing.table_costs(cfg, devices)
-    placed = placing.place(cfg, devices)
-    loads = costs.loads(placed, placing.profiles(cfg))
+    devices = sharding.cluster(cfg).world
+    costs = sharding.table_costs(cfg, devices)
+    placed = sharding.place(cfg, devices)
+    loads = costs.loads(placed, sharding.profiles(cfg))
     received = costs.received(exchanged_tables(placed))
     dense = _dense_s(cfg, costs)
     return Prediction(
         placement=placed,
-        memory=placing.plan_devices(cfg),
+        memory=sharding.plan_devices(cfg),
         host_bytes=[load.host for load in loads],
         tables=[costs.time(load, received) for load in loads],
         dense_s=None if isinstance(dense, str) else dense,
@@ -79,7 +79,7 @@ def predict(cfg: DlrmRun) -> Prediction:
 def _dense_s(cfg: DlrmRun, costs: TableCosts) -> float | str:
     """Seconds of MLPs and interaction on one device; or why they are not known."""
     machine = costs.machine
-    peak = peak_flops(placing.cluster(cfg).hardware, cfg.precision)
+    peak = peak_flops(sharding.cluster(cfg).hardware, cfg.precision)
     if machine.unknown or isinstance(peak, Unknown):
         return machine.unknown or getattr(peak, "reason", "")
     local = filled(cfg.global_batch) // machine.devices

@@ -11,12 +11,10 @@ from trainmark.config import SYNTHETIC, Run
 from trainmark.errors import InputError
 from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
-from trainmark.hardware.memory import card_bytes
+from trainmark.hardware.memory import MEMORY_PARTS, card_bytes
 from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, result_grid
 from trainmark.run.result import Result
 from trainmark.verbs.attempt import OUT_OF_MEMORY
-
-PARTS = ("weights", "gradients", "optimizer", "activations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ def attempts_table(header: str, attempts: Sequence[Attempt], title: str) -> Rend
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PlannedRun:
     """A row of the table."""
 
     name: str
@@ -69,7 +67,10 @@ class Plan:
 
 
 def plans_table(
-    headers: Sequence[str], plans: Sequence[Plan], title: str, parts: Sequence[str] = PARTS
+    headers: Sequence[str],
+    plans: Sequence[PlannedRun],
+    title: str,
+    parts: Sequence[str] = MEMORY_PARTS,
 ) -> RenderableType:
     """GiB per device of every run; more than the device has is marked OOM."""
     rows, remarks = [], []
@@ -90,7 +91,7 @@ def plans_table(
     return Group(grid_table(table, title), *map(Text, remarks))
 
 
-def _bytes_cells(plan: Plan, parts: Sequence[str]) -> list[str]:
+def _bytes_cells(plan: PlannedRun, parts: Sequence[str]) -> list[str]:
     from trainmark.run import memory  # loads torch
 
     synthetic = dataclasses.replace(plan.run, data=plan.run.data or SYNTHETIC, device="cpu")
