@@ -16,8 +16,8 @@ PACKAGE = ROOT / "trainmark"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 MAX_TOP_MODULES = 12
 WORKLOAD_ROOMS = ("workloads", "embeddings", "clicklog", "clickdata", "corpus", "kernels")
-"""Where workloads may be named: `clickdata` is the part of `clicklog` that training reads, `kernels`
-say what they were measured with."""
+"""Where workloads may be named: `clickdata` is the part of `clicklog` that training reads,
+`kernels` say what they were measured with."""
 
 Modules = dict[str, Path]
 

@@ -32,21 +32,15 @@ def is_compiled_for(device: torch.device, dtype: torch.dtype) -> bool:
 def in_threads(kernel: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
     """Call `kernel(*arguments, begin, end)` for ranges that make up 0 ... count - 1.
 
-    Tensors, which are contiguous, become arrays, flat but for those of integers. What the calls
-    return comes in order.
+    Tensors, which are contiguous, become arrays. What the calls return comes in order.
     """
-    arrays = [_array(a) if isinstance(a, Tensor) else a for a in arguments]
+    arrays = [a.detach().numpy() if isinstance(a, Tensor) else a for a in arguments]
     threads = max(1, min(torch.get_num_threads(), count))
     if threads == 1:
         return [kernel(*arrays, 0, count)]
     bounds = [count * thread // threads for thread in range(threads + 1)]
     pool = _threads(os.getpid(), threads)
     return list(pool.map(lambda i: kernel(*arrays, bounds[i], bounds[i + 1]), range(threads)))
-
-
-def _array(tensor: Tensor) -> Any:
-    tensor = tensor.detach()
-    return (tensor.view(-1) if tensor.is_floating_point() else tensor).numpy()
 
 
 @functools.cache

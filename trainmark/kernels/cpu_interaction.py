@@ -18,30 +18,19 @@ from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
 from trainmark.kernels.cpu_rows import gather_rows
-from trainmark.kernels.interaction import output_width
-from trainmark.kernels.simd import (
-    LANES,
-    add,
-    ask_for,
-    copy,
-    fma,
-    get,
-    load,
-    put,
-    scratch,
-    splat,
-    store,
-    store_square,
-    sum_of_lanes,
-    sums_of_lanes,
-)
+from trainmark.kernels.interaction_layout import output_width
 
-TILE = 4  # vectors by vectors whose products are summed up in registers at a time
-AHEAD = 2  # samples: rows are asked for before they are needed, as memory takes its time
+GROUP = 14  # vectors whose products are added at a time in the backward pass
+PITCH = 64
+"""Columns that are taken at a time there, and how far apart the vectors lie: a number that the
+compiler knows, or it would make sure each time that none of them overlaps with the sums."""
 _ZERO = np.float32(0)
 
-_compiled = numba.njit(nogil=True, cache=True)
-_inlined = numba.njit(nogil=True, cache=True, forceinline=True)
+# Sums may be taken in any order, or a register could not hold several of their terms.
+_FASTMATH = {"reassoc", "nsz", "contract"}
+_options = {"nogil": True, "cache": True, "fastmath": _FASTMATH, "error_model": "numpy"}
+_compiled = numba.njit(**_options)
+_inlined = numba.njit(**_options, forceinline=True)
 
 
 def forward(
@@ -62,8 +51,7 @@ def forward(
     places = _places(places_BQ, pieces)
     W = output_width(places[0].shape[1] * pieces.shape[-1] // D, D)
     out_BW = x_BD.new_empty(B, W)
-    arguments = (x_BD.contiguous(), *places, _flat(pieces), out_BW)
-    in_threads(_forward, B, *arguments, D, pieces.shape[-1], W)
+    in_threads(_forward, B, x_BD.contiguous(), *places, _flat(pieces), out_BW)
     return out_BW
 
 
@@ -78,10 +66,9 @@ def backward(
             belongs to two samples.
     """
     B, D = x_BD.shape
-    W, U = grad_BW.shape[1], pieces.shape[-1]
     grad_x_BD = x_BD.new_empty(B, D)
     inputs = (grad_BW.contiguous(), x_BD.contiguous(), *_places(places_BQ, pieces), _flat(pieces))
-    finite = in_threads(_backward, B, *inputs, _flat(grads), grad_x_BD, D, U, W)
+    finite = in_threads(_backward, B, *inputs, _flat(grads), grad_x_BD)
     return grad_x_BD, all(finite)
 
 
@@ -92,166 +79,173 @@ def _places(places_BQ: Tensor | None, pieces: Tensor) -> tuple[Tensor, int, int]
     """
     if places_BQ is not None:
         return places_BQ.contiguous(), 0, 0
-    return torch.empty(0, pieces.shape[1], dtype=torch.int64), pieces.stride(0), pieces.stride(1)
+    _, Q, U = pieces.shape
+    return torch.empty(0, Q, dtype=torch.int64), pieces.stride(0) // U, pieces.stride(1) // U
 
 
 def _flat(pieces: Tensor) -> Tensor:
-    """As the pieces lie in memory."""
-    return (pieces if pieces.is_contiguous() else pieces.transpose(0, 1)).view(-1)
+    """[., U], as the pieces lie in memory."""
+    return (pieces if pieces.is_contiguous() else pieces.transpose(0, 1)).view(-1, pieces.shape[-1])
 
 
-# --- kernels; arrays of floats are flat
+# --- kernels
 
 
 @_compiled
-def _forward(x, places_BQ, sample_step, piece_step, pieces, out, D, U, W, begin, end):
-    Q = places_BQ.shape[1]
-    V, width = Q * U // D + 1, _rounded_up(D, LANES)
-    padded, pitch = _rounded_up(V, TILE), _rounded_up(V, LANES)
-    vectors, dots, joined = scratch(padded * width), scratch(padded * pitch), scratch(W + pitch)
+def _forward(x_BD, places_BQ, sample_step, piece_step, pieces, out_BW, begin, end):
+    D = x_BD.shape[1]
+    V = places_BQ.shape[1] * pieces.shape[1] // D + 1
+    brought = _scratch(V * D)
+    vectors = brought.reshape(V, D)
     for b in range(begin, end):
-        _bring(vectors, width, x, places_BQ, sample_step, piece_step, pieces, D, U, b)
-        for i in range(0, padded, TILE):
-            _ask_for_next(sample_step, piece_step, pieces, U, b, i, min(i + TILE, Q))
-            for j in range(0, i + 1, TILE):
-                tile = _dots_of_tile(vectors, i * width, j * width, width)
-                store_square(dots, i * pitch + j, pitch, tile)
-        copy(joined, 0, x, b * D, D)
-        place = D
+        _bring(brought, D, x_BD, places_BQ, sample_step, piece_step, pieces, b, 0, D)
+        _copy(out_BW[b, :D], vectors[0])
+        dots = out_BW[b, D:]
         for i in range(1, V):
-            for j in range(0, i, LANES):  # the next row overwrites what this one has not
-                store(joined, place + j, load(dots, i * pitch + j))
-            place += i
-        for k in range(place, W):
-            put(joined, k, _ZERO)
-        copy(out, b * W, joined, 0, W)
+            row = dots[i * (i - 1) // 2 :]
+            for j in range(i):
+                row[j] = _dot(vectors[i], vectors[j])
+        dots[V * (V - 1) // 2 :] = _ZERO
+
+
+@_inlined
+def _dot(a, b):
+    total = _ZERO
+    for k in range(len(a)):
+        total += a[k] * b[k]
+    return total
 
 
 @_compiled
 def _backward(
-    grad, x, places_BQ, sample_step, piece_step, pieces, grads, grad_x, D, U, W, begin, end
+    grad_BW, x_BD, places_BQ, sample_step, piece_step, pieces, grads, grad_x_BD, begin, end
 ):
-    Q = places_BQ.shape[1]
-    V, width = Q * U // D + 1, _rounded_up(D, 2 * LANES)
-    padded, pitch = _rounded_up(V, TILE), _rounded_up(V, LANES)
-    vectors, found = scratch(padded * width), scratch(padded * width)
-    pairs, given, zero = scratch(padded * pitch), scratch(W + width + pitch), splat(_ZERO)
-    nothing = zero  # 0 as long as all is finite, for 0 times anything else is not a number
+    D = x_BD.shape[1]
+    V = places_BQ.shape[1] * pieces.shape[1] // D + 1
+    padded = -(-V // GROUP) * GROUP
+    vectors, sums = _scratch(padded * PITCH), _scratch(padded * PITCH)
+    pairs = np.zeros((padded, padded), np.float32)
+    nothing = _ZERO  # stays so as long as all is finite, for 0 times anything else is not a number
     for b in range(begin, end):
-        _bring(vectors, width, x, places_BQ, sample_step, piece_step, pieces, D, U, b)
-        copy(given, 0, grad, b * W, W)
-        _arrange(pairs, pitch, given, D, V)
-        for i in range(0, padded, TILE):
-            _ask_for_next(sample_step, piece_step, pieces, U, b, i, min(i + TILE, Q))
-            tile_end = min(i + TILE, V)
-            for k in range(0, width, 2 * LANES):
-                sums = (zero, zero, zero, zero, zero, zero, zero, zero)
-                for j in range(tile_end):
-                    sums = _add_products(sums, vectors, j * width + k, pairs, i * pitch + j, pitch)
-                for j in range(tile_end, V):
-                    sums = _add_products(sums, vectors, j * width + k, pairs, j * pitch + i, 1)
-                _store_tile(found, i * width + k, width, sums)
-        for k in range(0, width, LANES):  # the dense vector is also passed on as it is
-            store(found, k, add(load(found, k), load(given, k)))
-        for k in range(0, V * width, LANES):
-            nothing = fma(zero, load(found, k), nothing)
-        copy(grad_x, b * D, found, 0, D)
-        for q in range(Q):
-            row, column = q * U // D, q * U % D
-            place = _begin_of(places_BQ, sample_step, piece_step, U, b, q)
-            copy(grads, place, found, (row + 1) * width + column, U)
-    return sum_of_lanes(nothing) == 0
+        _arrange(pairs, grad_BW[b, D:], V)
+        for start in range(0, D, PITCH):
+            stop = min(start + PITCH, D)
+            _bring(vectors, PITCH, x_BD, places_BQ, sample_step, piece_step, pieces, b, start, stop)
+            _multiply(sums, pairs, vectors, V, stop - start)
+            _add(sums, grad_BW[b, start:stop])  # the dense vector is also passed on as it is
+            nothing += _copied_times_0(grad_x_BD[b, start:stop], sums)
+            nothing += _leave(sums, places_BQ, sample_step, piece_step, grads, b, D, start, stop)
+    return nothing == 0
 
 
 @_inlined
-def _arrange(pairs, pitch, given, place, V):
-    """The gradients of products as a matrix, of which the lower triangle and the tiles on the
-    diagonal are right: the others are read at their mirror image."""
+def _arrange(pairs, given, V):
+    """The gradients of products as a symmetric matrix."""
+    for i in range(1, V):
+        row = given[i * (i - 1) // 2 :]
+        for j in range(i):
+            pairs[i, j] = pairs[j, i] = row[j]
+
+
+@_compiled
+def _multiply(sums, pairs, vectors, V, count):
+    """sums = pairs vectors."""
+    sums[:] = _ZERO
     for i in range(V):
-        for j in range(0, i, LANES):
-            store(pairs, i * pitch + j, load(given, place + j))
-        put(pairs, i * pitch + i, _ZERO)
-        for j in range(i // TILE * TILE, i):
-            put(pairs, j * pitch + i, get(given, place + j))
-        place += i
+        for j in range(0, len(pairs), GROUP):
+            group = vectors[j * PITCH : (j + GROUP) * PITCH]
+            _add_products(sums[i * PITCH : (i + 1) * PITCH], pairs[i, j : j + GROUP], group, count)
 
 
 @_inlined
-def _add_products(sums, vectors, at, pairs, pair, step):
-    """Two registers of a vector times four gradients, `step` apart, added to the tile's sums."""
-    s00, s01, s10, s11, s20, s21, s30, s31 = sums
-    a0, a1 = load(vectors, at), load(vectors, at + LANES)
-    p0, p1 = splat(get(pairs, pair)), splat(get(pairs, pair + step))
-    p2, p3 = splat(get(pairs, pair + 2 * step)), splat(get(pairs, pair + 3 * step))
-    s00, s01, s10, s11 = fma(p0, a0, s00), fma(p0, a1, s01), fma(p1, a0, s10), fma(p1, a1, s11)
-    s20, s21, s30, s31 = fma(p2, a0, s20), fma(p2, a1, s21), fma(p3, a0, s30), fma(p3, a1, s31)
-    return s00, s01, s10, s11, s20, s21, s30, s31
+def _add_products(sums, pairs, vectors, count):
+    """Written out, as only so a sum stays in a register."""
+    p0, p1, p2, p3, p4, p5, p6 = _seven(pairs, 0, 1)
+    p7, p8, p9, p10, p11, p12, p13 = _seven(pairs, 7, 1)
+    for k in range(count):
+        v0, v1, v2, v3, v4, v5, v6 = _seven(vectors, k, PITCH)
+        v7, v8, v9, v10, v11, v12, v13 = _seven(vectors, 7 * PITCH + k, PITCH)
+        low = p0 * v0 + p1 * v1 + p2 * v2 + p3 * v3 + p4 * v4 + p5 * v5 + p6 * v6
+        high = p7 * v7 + p8 * v8 + p9 * v9 + p10 * v10 + p11 * v11 + p12 * v12 + p13 * v13
+        sums[k] += low + high
 
 
 @_inlined
-def _store_tile(found, at, width, sums):
-    s00, s01, s10, s11, s20, s21, s30, s31 = sums
-    store(found, at, s00)
-    store(found, at + LANES, s01)
-    store(found, at + width, s10)
-    store(found, at + width + LANES, s11)
-    store(found, at + 2 * width, s20)
-    store(found, at + 2 * width + LANES, s21)
-    store(found, at + 3 * width, s30)
-    store(found, at + 3 * width + LANES, s31)
+def _seven(values, at, step):
+    a, b, c = values[at], values[at + step], values[at + 2 * step]
+    d, e, f = values[at + 3 * step], values[at + 4 * step], values[at + 5 * step]
+    return a, b, c, d, e, f, values[at + 6 * step]
 
 
 @_inlined
-def _bring(vectors, width, x, places_BQ, sample_step, piece_step, pieces, D, U, b):
-    """The vectors of sample b, each in `width` floats; and ask for those of a later one."""
-    Q = places_BQ.shape[1]
-    if b + AHEAD < len(places_BQ):
-        for q in range(Q):
-            ask_for(pieces, places_BQ[b + AHEAD, q] * U, U)
-    copy(vectors, 0, x, b * D, D)
-    for q in range(Q):
-        row, column = q * U // D, q * U % D
-        place = _begin_of(places_BQ, sample_step, piece_step, U, b, q)
-        copy(vectors, (row + 1) * width + column, pieces, place, U)
+def _bring(vectors, pitch, x_BD, places_BQ, sample_step, piece_step, pieces, b, start, stop):
+    """Columns of the vectors of sample b, which then lie `pitch` floats apart."""
+    D, U = x_BD.shape[1], pieces.shape[1]
+    _copy(vectors[: stop - start], x_BD[b, start:stop])
+    row, column = 1, 0
+    for q in range(places_BQ.shape[1]):
+        first, last = max(start, column), min(stop, column + U)
+        if first < last:
+            place = _place_of(places_BQ, sample_step, piece_step, b, q)
+            at = row * pitch + first - start
+            _copy(vectors[at : at + last - first], pieces[place, first - column : last - column])
+        row, column = _next_piece(row, column, U, D)
 
 
 @_inlined
-def _ask_for_next(sample_step, piece_step, pieces, U, b, begin, end):
-    """Some pieces of the sample behind b, while this one is being computed.
-
-    Not of those that lie anywhere: memory takes longer for each, and they are better asked for
-    many at a time.
-    """
-    if sample_step:
-        for q in range(begin, end):
-            ask_for(pieces, (b + 1) * sample_step + q * piece_step, U)
-
-
-@_inlined
-def _begin_of(places_BQ, sample_step, piece_step, U, b, q):
-    """Where piece q of sample b begins."""
-    return places_BQ[b, q] * U if len(places_BQ) else b * sample_step + q * piece_step
+def _leave(sums, places_BQ, sample_step, piece_step, grads, b, D, start, stop):
+    """Write columns of the gradients of sample b to their places; 0 if all are finite."""
+    U, nothing = grads.shape[1], _ZERO
+    row, column = 1, 0
+    for q in range(places_BQ.shape[1]):
+        first, last = max(start, column), min(stop, column + U)
+        if first < last:
+            place = _place_of(places_BQ, sample_step, piece_step, b, q)
+            target = grads[place, first - column : last - column]
+            nothing += _copied_times_0(target, sums[row * PITCH + first - start :])
+        row, column = _next_piece(row, column, U, D)
+    return nothing
 
 
 @_inlined
-def _dots_of_tile(vectors, i, j, width):
-    """The products of four vectors from `i` on with four from `j` on, in a vector."""
-    s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = splat(_ZERO)
-    s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = splat(_ZERO)
-    for k in range(0, width, LANES):
-        a0, a1 = load(vectors, i + k), load(vectors, i + width + k)
-        a2, a3 = load(vectors, i + 2 * width + k), load(vectors, i + 3 * width + k)
-        b0, b1 = load(vectors, j + k), load(vectors, j + width + k)
-        b2, b3 = load(vectors, j + 2 * width + k), load(vectors, j + 3 * width + k)
-        s00, s01, s02, s03 = fma(a0, b0, s00), fma(a0, b1, s01), fma(a0, b2, s02), fma(a0, b3, s03)
-        s10, s11, s12, s13 = fma(a1, b0, s10), fma(a1, b1, s11), fma(a1, b2, s12), fma(a1, b3, s13)
-        s20, s21, s22, s23 = fma(a2, b0, s20), fma(a2, b1, s21), fma(a2, b2, s22), fma(a2, b3, s23)
-        s30, s31, s32, s33 = fma(a3, b0, s30), fma(a3, b1, s31), fma(a3, b2, s32), fma(a3, b3, s33)
-    return sums_of_lanes(
-        (s00, s01, s02, s03, s10, s11, s12, s13, s20, s21, s22, s23, s30, s31, s32, s33)
-    )
+def _next_piece(row, column, U, D):
+    """Where the piece behind this one belongs."""
+    column += U
+    return (row + 1, 0) if column == D else (row, column)
 
 
 @_inlined
-def _rounded_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def _copy(target, source):
+    for k in range(len(target)):
+        target[k] = source[k]
+
+
+@_inlined
+def _copied_times_0(target, source):
+    """Copy, and return the sum of 0 times each: 0 if all is finite."""
+    total = _ZERO
+    for k in range(len(target)):
+        target[k] = source[k]
+        total += _ZERO * source[k]
+    return total
+
+
+@_inlined
+def _add(target, source):
+    for k in range(len(source)):
+        target[k] += source[k]
+
+
+@_inlined
+def _place_of(places_BQ, sample_step, piece_step, b, q):
+    """Which piece is piece q of sample b."""
+    return places_BQ[b, q] if len(places_BQ) else b * sample_step + q * piece_step
+
+
+@_compiled
+def _scratch(size):
+    """Zeros that begin at a cache line: registers that lie in two of them take twice as long."""
+    line = 16
+    made = np.zeros(size + line, np.float32)
+    first = -(made.ctypes.data // 4) % line
+    return made[first : first + size]

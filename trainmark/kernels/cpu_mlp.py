@@ -15,30 +15,20 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
-from trainmark.kernels.simd import (
-    LANES,
-    add,
-    fma,
-    get,
-    load,
-    multiply,
-    put,
-    splat,
-    store,
-    where_positive,
-)
 
 BLOCK = 256  # samples
 _ZERO = np.float32(0)
 
-_compiled = numba.njit(nogil=True, cache=True)
+_compiled = numba.njit(nogil=True, cache=True, fastmath={"contract"})
 
 
 def masked_sums(gradient_BN: Tensor, output_BN: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor]:
     """The gradient where the ReLU's output is positive, and [N]: its sum over the batch."""
-    gradient_BN = gradient_BN.contiguous()
-    masked_BN = gradient_BN if in_place else torch.empty_like(gradient_BN)
-    sums_N = _by_blocks(_masked_sums, gradient_BN, output_BN.contiguous(), masked_BN)
+    # The kernel gets one array: had it two, which may overlap, it would take floats one by one.
+    masked_BN = gradient_BN.contiguous()
+    if masked_BN is gradient_BN and not in_place:
+        masked_BN = gradient_BN.clone()
+    sums_N = _by_blocks(_masked_sums, masked_BN, output_BN.contiguous())
     return masked_BN, sums_N
 
 
@@ -58,39 +48,29 @@ def _by_blocks(kernel: Any, *arguments: Tensor) -> Tensor:
     B, N = arguments[0].shape
     blocks = -(-B // BLOCK)
     sums = arguments[0].new_zeros(blocks, N)
-    in_threads(kernel, blocks, *arguments, sums, B, N)
+    in_threads(kernel, blocks, *arguments, sums)
     return sums.sum(0)
 
 
-# --- kernels; arrays of floats are flat
+# --- kernels
 
 
 @_compiled
-def _masked_sums(gradient, output, masked, sums, B, N, begin, end):
-    whole = N // LANES * LANES
+def _masked_sums(gradient_BN, output_BN, sums, begin, end):
+    B, N = output_BN.shape
     for b in range(begin * BLOCK, min(end * BLOCK, B)):
-        at, total = b * N, b // BLOCK * N
-        for k in range(0, whole, LANES):
-            value = where_positive(load(output, at + k), load(gradient, at + k))
-            store(masked, at + k, value)
-            store(sums, total + k, add(load(sums, total + k), value))
-        for k in range(whole, N):
-            value = get(gradient, at + k) if get(output, at + k) > 0 else _ZERO
-            put(masked, at + k, value)
-            put(sums, total + k, get(sums, total + k) + value)
+        gradient, output, total = gradient_BN[b], output_BN[b], sums[b // BLOCK]
+        for k in range(N):
+            value = gradient[k] if output[k] > 0 else _ZERO
+            gradient[k] = value
+            total[k] += value
 
 
 @_compiled
-def _last_layer(x, grad, grad_outputs, weight, sums, B, N, begin, end):
-    whole = N // LANES * LANES
+def _last_layer(x_BN, grad_BN, grad_B, weight_N, sums, begin, end):
+    B, N = x_BN.shape
     for b in range(begin * BLOCK, min(end * BLOCK, B)):
-        at, total, factor = b * N, b // BLOCK * N, get(grad_outputs, b)
-        factors = splat(factor)
-        for k in range(0, whole, LANES):
-            value = load(x, at + k)
-            store(grad, at + k, where_positive(value, multiply(factors, load(weight, k))))
-            store(sums, total + k, fma(factors, value, load(sums, total + k)))
-        for k in range(whole, N):
-            value = get(x, at + k)
-            put(grad, at + k, factor * get(weight, k) if value > 0 else _ZERO)
-            put(sums, total + k, get(sums, total + k) + factor * value)
+        x, grad, total, factor = x_BN[b], grad_BN[b], sums[b // BLOCK], grad_B[b]
+        for k in range(N):
+            grad[k] = factor * weight_N[k] if x[k] > 0 else _ZERO
+            total[k] += factor * x[k]

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from trainmark.kernels.compiled import has_compiled
+from trainmark.kernels.interaction_layout import output_width
 from trainmark.kernels.table_formats import Rows, Tables, kernel_arguments, next_power_of_2
 
 try:
@@ -25,15 +26,8 @@ try:
 except ImportError:  # a machine without a GPU
     triton = None
 
-PAD_TO = 8  # widths that tensor cores like
 INFINITE = {torch.float32: 0x7F800000, torch.float16: 0x477FF000, torch.bfloat16: 0x7F7F8000}
 """The smallest fp32 number, by its bits, that is infinite when rounded to that type."""
-
-
-def output_width(num_rows: int, dim: int) -> int:
-    """Width of the interaction of `num_rows` embedding rows and one dense vector of width `dim`."""
-    dots = num_rows * (num_rows + 1) // 2
-    return -(-(dim + dots) // PAD_TO) * PAD_TO
 
 
 # --- plain torch

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
 from trainmark.kernels.compiled import has_compiled
-from trainmark.kernels.interaction import PAD_TO
+from trainmark.kernels.interaction_layout import PAD_TO
 
 try:
     import triton

@@ -1,4 +1,4 @@
-"""What the command line's verbs do around a run; `cli.py` only names them.
+"""What the verbs do around a run; the command line only names them.
 
 flags.py            from words to a run and its options; flag_errors.py: wrong words as a sentence
 runs.py             list, show, train, evaluate, infer
