@@ -249,6 +249,10 @@ def _same_on_other_data(cfg: RunT, data: str) -> RunT:
     return cfg
 
 
+def _any_data(cfg: Any, data: str) -> None:
+    return None
+
+
 def _no_fields(cfg: Any) -> frozenset[str]:
     return frozenset()
 
@@ -286,7 +290,7 @@ class Definition(Generic[RunT]):
     layout_fields: frozenset[str] = frozenset()
     """Fields that lay the same arithmetic out over devices: a run may be continued with others."""
     fitted_fields: Callable[[RunT], frozenset[str]] = _no_fields
-    """Fields that nobody chose and that follow from how far the run goes."""
+    """Fields that nobody chose and that follow from the data, or from how far the run goes."""
     notes: Callable[[RunT], list[str]] = _nothing
     """Sentences that a reader of the result must know."""
     smaller: Callable[[RunT], Iterable[tuple[str, RunT]]] = _nothing
@@ -296,6 +300,9 @@ class Definition(Generic[RunT]):
     """Without what only training needs, for whatever devices are here."""
     on_other_data: Callable[[RunT, str], RunT] = _same_on_other_data
     """A finished run's settings without what `resolve` took from its own data."""
+    check_data: Callable[[RunT, str], None] = _any_data
+    """Refuse, by an `InputError`, a dataset that a model of a finished run cannot be used with;
+    asked before that dataset is resolved."""
     best_possible: Callable[[RunT], float | None] = _unknown
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None

@@ -137,7 +137,9 @@ def test_a_finished_run_is_evaluated_and_continued_on_its_data(
     assert main(["evaluate", str(output)]) == 0
     other = write_dataset(tmp_path / "other", train_rows=600, cardinalities=(60, 7, 3))
     assert main(["evaluate", str(output), "--data", str(other)]) == 2
-    assert f"is 50 7 3, but {other} has 60 7 3. Give data of" in capsys.readouterr().err
+    (*_, line) = capsys.readouterr().err.splitlines()
+    how = "its categorical column 'cat_0.bin' has 60 ids, not 50"
+    assert f"{other} is not what the model was trained on: {how}. Give {dataset}, or" in line
 
 
 def test_a_finished_run_is_repeated_on_other_data(dataset: Path, tmp_path: Path) -> None:

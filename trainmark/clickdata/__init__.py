@@ -1,6 +1,7 @@
 """Owns what preparation and training both know of click logs.
 
 feature_spec.py   the specification of a dataset on disk
+identity.py       which dataset a model belongs to
 planted.py        a generated log whose best possible AUC is known
 numerical.py      the transform of integers
 """

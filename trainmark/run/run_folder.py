@@ -48,12 +48,31 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
             f"--from starts a new run, but {output} has a checkpoint to continue. "
             "Give another --output."
         )
+    if started_from:
+        _check_same_data(started_from, cfg)
+
+
+def _check_same_data(checkpoint: Path, cfg: Run) -> None:
+    """Refuse weights that were trained on data with which these do not go together."""
+    data = checkpoints.read_state(checkpoint).get("config")
+    if cfg.data is None or not isinstance(data, dict) or data.get("workload") != cfg.workload:
+        return
+    earlier = _parse_config(data, checkpoint)
+    workloads.definition(cfg).check_data(earlier, cfg.data)
 
 
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     if earlier.name != cfg.name:
         raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
     workload = workloads.definition(cfg)
+    if cfg.data is not None:
+        try:
+            workload.check_data(earlier, cfg.data)
+        except InputError as error:
+            raise InputError(
+                f"The run in {output} cannot be continued: {error} To train on these data, give "
+                "another --output."
+            ) from None
     fitted = workload.fitted_fields(earlier) & workload.fitted_fields(cfg)
     may_differ = OBSERVATION | EXTENSION | LAYOUT | workload.layout_fields | fitted
     changed = differences(earlier, cfg, ignore=may_differ)
@@ -103,8 +122,15 @@ def read_config(folder: Path) -> Any:
         raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}).") from None
+    return _parse_config(data, path)
+
+
+def _parse_config(data: Any, path: Path) -> Any:
+    try:
         kind = type(workloads.named_run(str(data["name"])))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged ({error}).") from None
     return parse(kind, data, str(path))
 

@@ -187,7 +187,10 @@ def loaded(
         check: refuses the resolved configuration before anything is read or allocated.
     """
     cfg = read_config(folder)
-    cfg = workloads.definition(cfg).for_prediction(cfg)
+    definition = workloads.definition(cfg)
+    if data or cfg.data:
+        definition.check_data(cfg, data or cfg.data)
+    cfg = definition.for_prediction(cfg)
     trained_on = cfg.device
     cfg = dataclasses.replace(
         cfg,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmark import files, progress
+from trainmark.clickdata import identity
 from trainmark.clicklog.arrays import checksum, shuffle
 from trainmark.clicklog.engine import parse_phase, split_binary, summary, vocabulary
 from trainmark.clicklog.engine.arrange import Field, TrainRows, write_in_order, write_train
@@ -268,6 +269,7 @@ class EmbeddedEngine:
                 "cardinality": cardinality,
                 "missing": reader.missing(),
                 "rare": field.rare,
+                "digest": identity.digest(path),
             }
             return {"files": files | {name: check.value()}, "facts": facts}
 
@@ -303,7 +305,10 @@ class EmbeddedEngine:
         split_binary.write_specs(dataset, cardinalities, store.schema.num_numerical, job.metadata)
         files.write_json(
             dataset / VOCABULARY / "vocabulary.json",
-            summary.vocabulary_facts(job.rules, names, job.source.inputs()),
+            # A column that an earlier version encoded, before it was killed, has no digest.
+            summary.vocabulary_facts(
+                job.rules, names, job.source.inputs(), [fact.get("digest") for fact in facts]
+            ),
         )
         manifest = summary.manifest(
             settings=job.settings,

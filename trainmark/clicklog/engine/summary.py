@@ -54,19 +54,28 @@ def manifest(
 
 
 def vocabulary_facts(
-    rules: Sequence[Rules], names: Sequence[str], inputs: Mapping[str, Any] | None
+    rules: Sequence[Rules],
+    names: Sequence[str],
+    inputs: Mapping[str, Any] | None,
+    digests: Sequence[str | None],
 ) -> dict[str, Any]:
     """What one must know besides the files to encode new data in the same way.
 
     Args:
         inputs: how the columns were read, where the format does not say it.
+        digests: of the vocabularies, see `clickdata.identity`.
     """
     return {
         "schema": "trainmark.vocabulary/1",
         "recipe": rules[0].recipe.name if rules else None,
         "columns": {
-            name: {"threshold": rule.threshold, "max_rows": rule.max_rows, "rare_id": rule.rare_id}
-            for name, rule in zip(names, rules, strict=True)
+            name: {
+                "threshold": rule.threshold,
+                "max_rows": rule.max_rows,
+                "rare_id": rule.rare_id,
+                "digest": digest,
+            }
+            for name, rule, digest in zip(names, rules, digests, strict=True)
         },
         **({} if inputs is None else {"inputs": inputs}),
     }

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainmark import files
-from trainmark.clickdata import planted
+from trainmark.clickdata import identity, planted
 from trainmark.clicklog.engine import split_binary, summary, vocabulary
 from trainmark.clicklog.engine.phases import BAD_ROWS, VOCABULARY, Job
 from trainmark.clicklog.engine.summary import MANIFEST
@@ -179,14 +179,21 @@ class _Run:
             if bad:
                 with (here / BAD_ROWS).open("w") as report:
                     report.writelines(f"{row}\n" for row in self._bad_rows(engine))
+            digests = {}
             for number, tables in engine.vocabulary_tables():
                 path = here / VOCABULARY / f"cat_{number}.parquet"
                 with vocabulary.Writer(path, pa.uint32()) as writer:
                     for table in tables:
                         writer.write(table["value"].cast(pa.uint32()), table["id"], table["count"])
+                digests[number] = identity.digest(path)
             files.write_json(
                 here / VOCABULARY / "vocabulary.json",
-                summary.vocabulary_facts(self.job.rules, NAMES, self.job.source.inputs()),
+                summary.vocabulary_facts(
+                    self.job.rules,
+                    NAMES,
+                    self.job.source.inputs(),
+                    [digests[number] for number in range(len(NAMES))],
+                ),
             )
             split_binary.write_specs(here, engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
             manifest = summary.manifest(

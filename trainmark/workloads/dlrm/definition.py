@@ -6,7 +6,7 @@ from typing import Any
 from trainmark.contract import Definition, Exporter, Plan, Scorer, Served, Workload
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads.dlrm import runs
-from trainmark.workloads.dlrm.resolve import on_other_data, resolve
+from trainmark.workloads.dlrm.resolve import check_data, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
@@ -49,6 +49,7 @@ DLRM = Definition(
     smaller=runs.smaller,
     for_prediction=runs.for_prediction,
     on_other_data=on_other_data,
+    check_data=check_data,
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,
     inference_batches=runs.INFERENCE_BATCHES,

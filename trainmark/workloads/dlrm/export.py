@@ -120,7 +120,7 @@ def _describe(cfg: DlrmRun, folder: Path, how_to_run: str = "") -> None:
 
 
 def description(cfg: DlrmRun) -> dict[str, Any]:
-    """The network, and its features in the order in which it takes them."""
+    """The network, its features in the order in which it takes them, and what they stand for."""
     model = cfg.model
     return {
         "model_type": "dlrm",
@@ -129,6 +129,7 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "embedding_dim": model.embedding_dim,
         "bottom_mlp": list(model.bottom_mlp),
         "top_mlp": list(model.top_mlp),
+        "dataset": list(cfg.dataset),
     } | _names(cfg)
 
 

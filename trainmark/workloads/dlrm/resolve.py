@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, identity
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware.devices import Cluster, lacks
@@ -35,6 +35,7 @@ MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     """Take features, table rows and the best AUC from the data, and check the network's shape."""
     problems: list[str] = []
+    cfg = dataclasses.replace(cfg, dataset=())
     if cfg.data is None:
         problems.append(
             f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
@@ -70,7 +71,8 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
     raise_all(_disagreements(cfg, model, folder))
-    cfg = _with_schedule(dataclasses.replace(cfg, model=model), spec, folder)
+    cfg = dataclasses.replace(cfg, model=model, dataset=identity.of_dataset(folder))
+    cfg = _with_schedule(cfg, spec, folder)
     best = spec.metadata.get("best_auc")
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
 
@@ -116,6 +118,7 @@ def _with_best_auc(cfg: DlrmRun, best: float) -> DlrmRun:
 def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
     """A finished run's settings for other data: without what its own gave it."""
     named = RUNS[cfg.name]()
+    cfg = dataclasses.replace(cfg, dataset=())
     if "schedule" in fitted_fields(cfg):
         cfg = dataclasses.replace(cfg, schedule=named.schedule, schedule_steps=None)
     if SYNTHETIC not in (cfg.data, data):  # synthetic rows have the sizes that a run asks for
@@ -129,6 +132,12 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
         return cfg
     from_best = cfg.target == share_of_excess(cfg.best_auc, PLANTED_TARGET)
     return dataclasses.replace(cfg, best_auc=None, target=None if from_best else cfg.target)
+
+
+def check_data(cfg: DlrmRun, data: str) -> None:
+    """Refuse a dataset whose ids stand for other values than those that a run has learned."""
+    if data != SYNTHETIC:
+        identity.check(cfg.dataset, Path(data), cfg.data)
 
 
 # --- checks

@@ -127,6 +127,8 @@ class DlrmRun(Run):
     """Best possible AUC on this data, where it is known (set from planted data)."""
     schedule_steps: Annotated[int | None, tyro.conf.Suppress] = None
     """Steps that the demo's schedule was made for (set from a dataset's rows, and the epochs)."""
+    dataset: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+    """The dataset's columns, a line each (set from it; see `clickdata.identity`)."""
 
 
 # --- named runs
@@ -277,13 +279,14 @@ def closed(cfg: DlrmRun) -> frozenset[str]:
 
 def fitted_fields(cfg: DlrmRun) -> frozenset[str]:
     """Top-level fields that nobody chose: `resolve` fits them to the log and the epochs. Only the
-    demo has any; the published runs keep their schedules."""
+    demo has a schedule among them; the published runs keep theirs."""
     if cfg.name != "dlrm-demo":
-        return frozenset()
+        return frozenset({"dataset"})
     unchosen = [dlrm_demo().schedule]
     if cfg.schedule_steps is not None:
         unchosen.append(demo_schedule(cfg.schedule_steps))
-    return frozenset({"schedule", "schedule_steps"} if cfg.schedule in unchosen else ())
+    fitted = cfg.schedule in unchosen
+    return frozenset({"dataset", "schedule", "schedule_steps"} if fitted else {"dataset"})
 
 
 # --- sizes

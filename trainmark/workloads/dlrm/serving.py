@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import SYNTHETIC, filled
 from trainmark.contract import Served
@@ -98,6 +98,7 @@ def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | Non
         if served.values == "raw":
             raise InputError(f"--values raw: {data} has no vocabularies to encode them with.")
         return _prepared(config)
+    identity.check(config.get("dataset", []), Path(data), run_data)
     _check_same_tables(Path(data), config)
     return values
 
@@ -110,6 +111,7 @@ def _prepared(config: dict[str, Any]) -> PreparedValues:
 
 
 def _check_same_tables(data: Path, config: dict[str, Any]) -> None:
+    """For models of an earlier version, which do not say more about their dataset."""
     spec = feature_spec.read(data)
     found = (len(spec.numerical), list(spec.cardinalities))
     if found != (config["numerical_features"], config["table_rows"]):

@@ -1,0 +1,233 @@
+"""Which dataset a model belongs to: others are refused, other rows of the same columns are not."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import small
+from tests.unit.criteo_oracle import random_lines, write_day
+from tests.unit.refusals import refused
+from tests.unit.test_prepare_engine import ROOMY, TIGHT
+from tests.unit.test_prepare_engine import prepare as prepare_criteo
+from trainmark.cli import main
+from trainmark.clickdata import identity
+from trainmark.clicklog.engine.limits import Limits
+from trainmark.run.run_folder import find_checkpoint, read_config
+
+COLUMNS = "label=clicked numerical=age,price categorical=user:int64,city"
+CITIES = ("Bern", "Chur", "Genf")
+NETWORK = (
+    *("--model.embedding-dim", "8", "--model.bottom-mlp", "16", "8", "--model.top-mlp", "16", "1"),
+    *("--global-batch", "64", "--device", "cpu", "--warmup-clock", "2"),
+)
+
+
+def write_log(
+    path: Path, *, cities: tuple[str, ...] = CITIES, repeats: int = 14, seed: int = 0
+) -> None:
+    """Every value occurs equally often, and in every log: tables have the same sizes."""
+    rng = random.Random(seed)
+    rows = [
+        (rng.randrange(2), rng.randrange(90), rng.random(), i % 11, cities[i % len(cities)])
+        for i in range(11 * 3 * repeats)
+    ]
+    rng.shuffle(rows)
+    lines = [",".join(map(str, row)) for row in rows]
+    path.write_text("\n".join(["clicked,age,price,user,city", *lines]) + "\n")
+
+
+def prepare(folder: Path, *flags: str, columns: str = COLUMNS, **log: Any) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    csv = folder.with_suffix(".csv")
+    write_log(csv, **log)
+    arguments = ["--input", str(csv), "--output", str(folder), "--columns", columns, *flags]
+    assert main(["prepare", "csv", *arguments]) == 0
+    return folder
+
+
+def train_flags(data: Path, output: Path, *flags: str) -> list[str]:
+    return ["train", "dlrm-demo", "--data", str(data), "--output", str(output), *NETWORK, *flags]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `data`, and `run`, which was trained on it, and its `export`."""
+    folder = tmp_path_factory.mktemp("identity")
+    data = prepare(folder / "data")
+    assert main(train_flags(data, folder / "run", "--max-steps", "2")) == 0
+    assert main(["export", str(folder / "run")]) == 0
+    return folder
+
+
+def verbs(trained: Path, data: Path, output: Path) -> list[list[str]]:
+    """Every way to use the model with a dataset."""
+    run, there = str(trained / "run"), ["--data", str(data)]
+    return [
+        ["evaluate", run, *there, "--device", "cpu"],
+        ["infer", run, *there, "--device", "cpu"],
+        ["serve", run, *there, "--device", "cpu"],
+        ["serve", str(trained / "run" / "export"), *there, "--device", "cpu"],
+        train_flags(data, output, "--from", run),
+        train_flags(data, trained / "run", "--max-steps", "3"),
+    ]
+
+
+# --- what is carried
+
+
+def test_a_run_its_checkpoints_and_its_export_carry_it(trained: Path) -> None:
+    lines = identity.of_dataset(trained / "data")
+    price, user, city = lines[1:]
+    assert price == "numerical plain - - price"
+    assert user.startswith("categorical int64 12 ")
+    assert user.endswith(" user")
+    assert city.startswith("categorical string 4 ")
+    assert city.endswith(" city")
+    run = trained / "run"
+    state = json.loads((find_checkpoint(run) / "manifest.json").read_text())["state"]
+    result = json.loads((run / "result.json").read_text())
+    exported = json.loads((run / "export" / "config.json").read_text())
+    assert read_config(run).dataset == lines
+    assert [state["config"]["dataset"], result["config"]["dataset"], exported["dataset"]] == [
+        list(lines)
+    ] * 3
+    assert "dataset" not in result["changed"]
+
+
+def test_rows_dates_and_counts_are_no_part_of_it(trained: Path, tmp_path: Path) -> None:
+    """Nor how the file of a vocabulary is laid out: other rows give other counts here."""
+    lines = identity.of_dataset(trained / "data")
+    other = prepare(tmp_path / "other", repeats=20, seed=1)
+    assert identity.of_dataset(other) == lines
+    facts = json.loads((other / "vocabulary" / "vocabulary.json").read_text())
+    for column in facts["columns"].values():  # as an earlier version wrote it
+        del column["digest"]
+    (other / "vocabulary" / "vocabulary.json").write_text(json.dumps(facts))
+    assert identity.of_dataset(other) == lines
+
+
+def test_it_does_not_depend_on_memory_and_threads(tmp_path: Path) -> None:
+    lines = random_lines(random.Random(2), 3000)
+    write_day(tmp_path / "day_0", lines[:2000])
+    write_day(tmp_path / "day_1", lines[2000:])
+    found = set()
+    one = Limits(memory=4096, threads=1, piece_bytes=20_000)
+    for number, limits in enumerate([ROOMY, TIGHT, one]):
+        data = prepare_criteo(tmp_path / "day_*", tmp_path / str(number), limits)
+        found.add(identity.of_dataset(data))
+    (columns,) = found
+    assert columns[0] == "numerical nvidia - - num_0"
+    assert len(columns) == 39
+
+
+# --- what is refused
+
+
+CHANGES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "values": (
+        lambda folder: prepare(folder, cities=("Bern", "Chur", "Zug")),
+        "its categorical column 'city' has another vocabulary",
+    ),
+    "name": (
+        lambda folder: prepare(folder, columns=COLUMNS.replace("age,price", "price,age")),
+        "it has the numerical column 'price' where the model has the numerical column 'age'",
+    ),
+    "transform": (
+        lambda folder: prepare(folder, columns=COLUMNS.replace("price", "price:log")),
+        "its numerical column 'price' was read as log, not as plain",
+    ),
+    "type": (
+        lambda folder: prepare(folder, columns=COLUMNS.replace(":int64", "")),
+        "its categorical column 'user' was read as string, not as int64",
+    ),
+    "fewer": (
+        lambda folder: prepare(folder, columns=COLUMNS.replace(",city", "")),
+        "it has no categorical column 'city'",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_data_are_refused_by_every_verb(
+    change: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, how = CHANGES[change]
+    data, before = make(tmp_path / "other"), small.snapshot(trained / "run")
+    for arguments in verbs(trained, data, tmp_path / "run"):
+        remedy = f"--vocabulary {trained / 'data'}"
+        if arguments[1].endswith("export"):
+            remedy = "--vocabulary"
+        refused(capsys, arguments, f"{data} is not what the model was trained on: {how}", remedy)
+    assert small.snapshot(trained / "run") == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dataset_that_was_prepared_anew_is_another(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(trained / "data", data)
+    assert main(train_flags(data, run, "--max-steps", "2")) == 0
+    shutil.rmtree(data)
+    prepare(data, cities=("Bern", "Chur", "Zug"))
+    how = f"{data} has changed since the model was trained on it: its categorical column 'city'"
+    refused(capsys, ["evaluate", str(run), "--device", "cpu"], how, "train a new run")
+    continuing = train_flags(data, run, "--max-steps", "3")
+    refused(capsys, continuing, f"The run in {run} cannot be continued", how, "another --output")
+
+
+# --- what is accepted
+
+
+def test_other_days_of_the_same_vocabulary(trained: Path, tmp_path: Path) -> None:
+    """Also where they have values that the vocabulary does not know, and lack some that it does."""
+    old = ["--vocabulary", str(trained / "data")]
+    data = prepare(tmp_path / "new", *old, cities=("Bern", "Zug"), seed=3)
+    assert identity.of_dataset(data) == identity.of_dataset(trained / "data")
+    run = str(trained / "run")
+    assert main(["evaluate", run, "--data", str(data), "--device", "cpu"]) == 0
+    assert main(train_flags(data, tmp_path / "run", "--from", run, "--max-steps", "1")) == 0
+
+
+def test_a_run_of_an_earlier_version(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not say what it was trained on: it is taken at its table sizes, and continued."""
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    config = json.loads((run / "config.json").read_text())
+    del config["dataset"]
+    (run / "config.json").write_text(json.dumps(config))
+    other = prepare(tmp_path / "other", cities=("Bern", "Chur", "Zug"))
+    assert main(["evaluate", str(run), "--data", str(other), "--device", "cpu"]) == 0
+    assert main(train_flags(trained / "data", run, "--max-steps", "3")) == 0
+    assert read_config(run).dataset == identity.of_dataset(trained / "data")
+
+
+def test_datasets_without_vocabularies(tmp_path: Path) -> None:
+    """They are known by their sizes alone, to whoever knows more."""
+    plain = small.write_dataset(tmp_path / "plain", cardinalities=(12, 4))
+    assert identity.of_dataset(plain)[-1] == "categorical - 4 - cat_1.bin"
+    numerical = ["numerical - - - num_0"]
+    known = ["numerical log - - age"]
+    ids, learned = ["categorical - 4 - cat_0.bin"], ["categorical int64 4 0123456789abcdef user"]
+    assert identity.difference(known + learned, numerical + ids) is None
+    assert identity.difference(numerical + ids, known + learned) is None
+    larger = ["categorical - 5 - cat_0.bin"]
+    assert identity.difference(known + learned, numerical + larger) == (
+        "its categorical column 'user' has 5 ids, not 4"
+    )
+    more = identity.difference(known, known + larger)
+    assert more == "it has a categorical column 'cat_0.bin' more"
+
+
+def test_texts_are_told_apart_by_where_they_end(tmp_path: Path) -> None:
+    found = set()
+    for number, cities in enumerate((("ab", "c", "d"), ("a", "bc", "d"))):
+        found.add(identity.of_dataset(prepare(tmp_path / str(number), cities=cities))[-1])
+    assert len(found) == 2

@@ -1,0 +1,253 @@
+"""Which dataset a model belongs to: its columns, in order, and what their ids stand for.
+
+Two datasets of equal table sizes may give one id to different values. A model that learned one of
+them scores the other without an error, and wrongly. So a run keeps a line for each column:
+
+    numerical log - - price
+    categorical int64 57 8f3c21aa90b1c4de user
+
+These are the kind, how the column was read (the transform of a number, the type of a value), the
+rows of its table, a digest of its vocabulary, and its name; a hyphen stands for what is not known
+(NVIDIA's datasets have no vocabularies), and only what two datasets both know is compared. Rows,
+dates and paths are no part of it: other days that were prepared with `--vocabulary` are equal.
+"""
+
+import functools
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmark.clickdata import feature_spec
+from trainmark.errors import InputError
+from trainmark.files import read_json
+
+VOCABULARIES = "vocabulary"
+DIGITS = 16  # of a digest: 64 bits
+UNKNOWN = "-"
+# The published names tell a column's place and nothing else.
+NUMBERED = re.compile(r"num_\d+|cat_\d+\.bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What is known of a column that a model learns from."""
+
+    kind: str
+    name: str
+    reading: str | None = None
+    """The transform of a number, the type of a categorical value."""
+    rows: int | None = None
+    """Of the column's table."""
+    vocabulary: str | None = None
+    """Digest of its values and their ids."""
+
+    def line(self) -> str:
+        known = (self.reading, self.rows, self.vocabulary)
+        return " ".join([self.kind, *(str(x or UNKNOWN) for x in known), self.name])
+
+
+def of_dataset(folder: Path) -> tuple[str, ...]:
+    """The lines of a dataset's columns."""
+    return tuple(column.line() for column in _columns(folder))
+
+
+def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
+    """In words: the first column of `others` that is not what it is in `lines`, and how.
+
+    None if all are; also if either is empty, as those of an earlier version are.
+    """
+    if not lines or not others:
+        return None
+    columns, found = (list(map(_parse, each)) for each in (lines, others))
+    for column, other in itertools.zip_longest(columns, found):
+        if other is None:
+            return f"it has no {column.kind} column {column.name!r}"
+        if column is None:
+            return f"it has a {other.kind} column {other.name!r} more"
+        if how := _how(column, other):
+            return how
+    return None
+
+
+def check(lines: Sequence[str], data: Path, trained_on: str | None) -> None:
+    """Refuse a dataset other than the one that a model was trained on.
+
+    Args:
+        lines: of the one that it was trained on.
+        data: the folder of the one that it is given.
+        trained_on: the folder of the first, if it is known.
+    """
+    if not lines or not data.is_dir():
+        return
+    how = difference(lines, of_dataset(data))
+    if how is None:
+        return
+    if trained_on and data.resolve() == Path(trained_on).resolve():
+        raise InputError(
+            f"{data} has changed since the model was trained on it: {how}. Prepare it again as "
+            "it was, or train a new run."
+        )
+    raise InputError(
+        f"{data} is not what the model was trained on: {how}. {_remedy(lines, trained_on)}"
+    )
+
+
+def _remedy(lines: Sequence[str], trained_on: str | None) -> str:
+    if not any(_parse(line).vocabulary for line in lines):  # there is none to prepare rows with
+        return f"Give {trained_on or 'the dataset that it was trained on'}, or one of its columns."
+    return (
+        f"Prepare these rows with --vocabulary {trained_on or 'and the dataset that it is of'}, "
+        "so that ids stand for the values that it learned, or give that dataset."
+    )
+
+
+# --- comparing
+
+
+def _parse(line: str) -> Column:
+    try:
+        kind, reading, rows, vocabulary, name = line.split(" ", 4)
+        return Column(
+            kind=kind,
+            name=name,
+            reading=None if reading == UNKNOWN else reading,
+            rows=None if rows == UNKNOWN else int(rows),
+            vocabulary=None if vocabulary == UNKNOWN else vocabulary,
+        )
+    except ValueError:
+        raise InputError(
+            f"{line!r} does not describe a column; expected its kind, reading, table rows, "
+            "vocabulary and name. The configuration that it is from is damaged."
+        ) from None
+
+
+def _how(column: Column, other: Column) -> str | None:
+    """In words, what sets `other` apart; None if nothing does."""
+    named = not (NUMBERED.fullmatch(column.name) or NUMBERED.fullmatch(other.name))
+    if column.kind != other.kind or (named and column.name != other.name):
+        return (
+            f"it has the {other.kind} column {other.name!r} where the model has the {column.kind} "
+            f"column {column.name!r}"
+        )
+    subject = f"its {column.kind} column {(other if named else column).name!r}"
+    if _differ(column.reading, other.reading):
+        return f"{subject} was read as {other.reading}, not as {column.reading}"
+    if _differ(column.vocabulary, other.vocabulary):
+        return f"{subject} has another vocabulary"
+    if _differ(column.rows, other.rows):
+        return f"{subject} has {other.rows:,} ids, not {column.rows:,}"
+    return None
+
+
+def _differ(a: object, b: object) -> bool:
+    return a is not None and b is not None and a != b
+
+
+# --- reading
+
+
+def _columns(folder: Path) -> Iterator[Column]:
+    spec = feature_spec.read(folder)
+    feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
+    facts = read_json(folder / VOCABULARIES / "vocabulary.json")
+    rules = facts.get("columns", {})
+    inputs = facts.get("inputs", {}).get("columns", [])
+    recipe = read_json(folder / "prepare.json").get("settings", {}).get("recipe")
+    yield from _numerical(spec.numerical, inputs, recipe)
+    readings = _categorical_readings(inputs)
+    ours = len(rules) == len(spec.categorical)  # else the vocabularies are of other data
+    names = list(rules) if ours else list(spec.categorical)
+    for number, (name, rows) in enumerate(zip(names, spec.cardinalities, strict=True)):
+        vocabulary = folder / VOCABULARIES / f"cat_{number}.parquet"
+        yield Column(
+            kind="categorical",
+            name=name,
+            reading=readings.get(name),
+            rows=rows,
+            vocabulary=_recorded_digest(rules[name], vocabulary) if ours else None,
+        )
+
+
+def _numerical(
+    names: Sequence[str], inputs: Sequence[Mapping[str, Any]], recipe: str | None
+) -> Iterator[Column]:
+    """Numbers under their own names where `prepare csv` or `parquet` recorded them; those of
+    Criteo's logs are transformed as the recipe says."""
+    read = [use for use in inputs if use["role"] == "numerical"]
+    for number, name in enumerate(names):
+        if len(read) == len(names):
+            use = read[number]
+            yield Column(kind="numerical", name=use["column"], reading=use["reading"] or "plain")
+        else:
+            yield Column(kind="numerical", name=name, reading=recipe)
+
+
+def _categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By name. Whatever a timestamp was written as, its parts are the same numbers."""
+    readings = {}
+    for use in inputs:
+        if use["role"] == "categorical":
+            readings[use["column"]] = use["reading"] or "string"
+        elif use["role"] == "timestamp":
+            readings |= {f"{use['column']}.{part}": "timestamp" for part in ("hour", "weekday")}
+    return readings
+
+
+# --- vocabularies
+
+
+def _recorded_digest(rule: Mapping[str, Any], path: Path) -> str | None:
+    """Of a vocabulary. Datasets of an earlier version have none recorded: the file is read."""
+    recorded = rule.get("digest")
+    if recorded is not None:
+        return str(recorded)
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return _digest_of_file(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _digest_of_file(path: Path, changed: int, size: int) -> str:
+    """The digest of a file as it was at a time: a process resolves its run several times."""
+    return digest(path)
+
+
+def digest(path: Path) -> str:
+    """Of the values of a vocabulary and their ids, however its file is laid out.
+
+    Counts are left out: they say how often a value occurred, not what its id stands for.
+    """
+    import pyarrow.parquet as pq
+
+    values, lengths, ids = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["value", "id"], use_threads=False):
+                _add_values(batch.column("value"), values, lengths)
+                ids.update(batch.column("id").to_numpy())
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} cannot be read as a vocabulary: {error}.") from None
+    whole = hashlib.sha256(values.digest() + lengths.digest() + ids.digest())
+    return whole.hexdigest()[:DIGITS]
+
+
+def _add_values(column: Any, values: Any, lengths: Any) -> None:
+    """Numbers by their bytes; texts by theirs, one after the other, and by how many each has."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        values.update(np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
+        return
+    texts = column.cast(pa.large_binary())
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    lengths.update(np.diff(ends))
+    if data is not None:
+        values.update(memoryview(data)[ends[0] : ends[-1]])
