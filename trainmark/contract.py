@@ -261,6 +261,10 @@ def _unknown(cfg: Any) -> None:
     return None
 
 
+def _no_warnings(cfg: Any, metrics: Any) -> list[str]:
+    return []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Definition(Generic[RunT]):
     """A workload before anything heavy is loaded: only `exporters`, `load_scorer` and `load` may
@@ -293,6 +297,9 @@ class Definition(Generic[RunT]):
     """Fields that nobody chose and that follow from the data, or from how far the run goes."""
     notes: Callable[[RunT], list[str]] = _nothing
     """Sentences that a reader of the result must know."""
+    warnings: Callable[[RunT, Mapping[str, Metrics]], list[str]] = _no_warnings
+    """(cfg, last metrics of each held-out split) -> sentences: why the result should not be trusted
+    as it is, and what to do. Those on steps and on the loss come from `run/warnings.py`."""
     smaller: Callable[[RunT], Iterable[tuple[str, RunT]]] = _nothing
     """Flags with which a run takes less memory, each with the run that it makes; what costs the
     least quality comes first. `resolve` may refuse some of them."""

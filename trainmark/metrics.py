@@ -5,7 +5,9 @@ No torch at the top: `metrics` is read by verbs that must answer at once.
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -107,6 +109,11 @@ def auc(scores: Tensor, labels: Tensor) -> float | None:
     return half_pairs / (2 * positives * negatives)
 
 
+def guessing_error(positives: int, negatives: int) -> float:
+    """The standard error of an AUC around 0.5, where scores say nothing (Mann and Whitney's)."""
+    return math.sqrt((positives + negatives + 1) / (12 * positives * negatives))
+
+
 def share_of_excess(best_auc: float, share: float) -> float:
     """The AUC that has this share of the best possible model's excess over guessing (0.5)."""
     return 0.5 + share * (best_auc - 0.5)
@@ -119,6 +126,34 @@ def reached(value: float | None, target: float | None, better: str) -> bool | No
     if value is None or math.isnan(value):
         return False
     return value >= target if better == "higher" else value <= target
+
+
+PARTS_OF_CURVE = 10
+CLEAR_RISE_ERRORS = 4  # standard errors: the lowest of nine means lies below the others by chance
+CLEAR_RISE_SHARE = 0.05  # of the lowest mean
+CLEAR_RISE_FALL = 0.02  # of what the loss fell before: losses near 0 vary by more than they are
+
+
+def risen_loss(losses: Sequence[float]) -> tuple[float, float] | None:
+    """(lowest, last) of the means of a curve's tenths, where the last is clearly the higher one.
+
+    None for a loss that did not rise, or of too few steps to tell.
+    """
+    count = len(losses)
+    if count < 2 * PARTS_OF_CURVE:
+        return None
+    cuts = [count * part // PARTS_OF_CURVE for part in range(PARTS_OF_CURVE + 1)]
+    parts = [losses[start:stop] for start, stop in itertools.pairwise(cuts)]
+    first, *_, last = means = [statistics.fmean(part) for part in parts]
+    lowest = min(means)
+    low_part = parts[means.index(lowest)]
+    errors = [statistics.variance(part) / len(part) for part in (low_part, parts[-1])]
+    clear = max(
+        CLEAR_RISE_ERRORS * math.sqrt(sum(errors)),
+        CLEAR_RISE_SHARE * abs(lowest),
+        CLEAR_RISE_FALL * (first - lowest),
+    )
+    return (lowest, last) if last - lowest > clear else None
 
 
 def mean_relative_error(values: Sequence[float], references: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import importlib
 import inspect
 import os
 import re
@@ -15,11 +16,14 @@ import pytest
 
 from tests.small import snapshot, train, write_dataset
 from tests.unit.refusals import refused, small
-from trainmark.cli import VERBS, main
+from trainmark import workloads
+from trainmark.cli import PREPARATIONS, VERBS, ExportOptions, main
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import in_words
 from trainmark.files import write_atomically
 from trainmark.schedule import Schedule
+from trainmark.verbs import aliases
+from trainmark.verbs.flags import flags_of
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
 
 # --- words
@@ -108,6 +112,50 @@ def test_flags(
         flags = [str(write_dataset(tmp_path / "data")) if f == "DATA" else f for f in flags]
     refused(capsys, small(*flags, output=tmp_path / "run"), *parts)  # the last --output counts
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "dlrm-demo", "--learning-rate", "1"], "Did you mean --lr? See"),
+        (["train", "dlrm-demo", "--learning_rate=1"], "Did you mean --lr? See"),
+        (["sweep", "llama3-demo", "--learning-rate", "1"], "Did you mean --lr? See"),
+        (
+            ["train", "dlrm-demo", "--batch-size", "64"],
+            "Did you mean --global-batch or --micro-batch? See",
+        ),
+        (["train", "dlrm-demo", "--num-epochs", "2"], "Did you mean --epochs? See"),
+        (["show", "distilbert-demo", "--eval-batch-size", "2"], "Did you mean --eval-batch? See"),
+        (["train", "dlrm-demo", "--output-dir", "x"], "Did you mean --output? See"),
+        (["train", "dlrm-demo", "--resume", "x"], "Did you mean --from? See"),
+        (["export", "x", "--output-dir", "x"], "Did you mean --output? See"),
+        (
+            ["train", "dlrm-demo", "--learning-rate", "1", "--batch-size=64", "--lrr", "3"],
+            "For --learning-rate say --lr. For --batch-size say --global-batch or --micro-batch. ",
+        ),
+    ],
+)
+def test_flags_of_other_systems(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
+) -> None:
+    refused(capsys, arguments, hint)
+
+
+def test_no_hint_at_a_flag_that_the_verb_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, ["evaluate", "x", "--learning-rate", "1"], "--learning-rate")
+    assert "--lr" not in message
+
+
+def test_every_hint_is_at_a_flag_of_some_verb() -> None:
+    """So that the table cannot grow stale."""
+    prepare = [importlib.import_module(name).Options for name in set(PREPARATIONS.values())]
+    flags = frozenset().union(*(flags_of(kind, {}) for kind in (*prepare, ExportOptions)))
+    for run in (workloads.named_run("dlrm-demo"), TrainOptions()):
+        flags |= flags_of(type(run), {"default": run})
+    assert len(aliases.NAMES) > 10
+    for name, theirs in aliases.NAMES.items():
+        assert f"--{name}" in flags
+        assert theirs.split()
 
 
 def test_all_problems_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:

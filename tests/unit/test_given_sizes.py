@@ -174,3 +174,62 @@ def test_the_target_of_planted_rows_stays_with_them(
     run = dlrm(resolve(parse_run("train", words, TrainOptions)[0], ONE_CPU))
     assert run.best_auc is None
     assert run.target == (0.6 if flags else None)
+
+
+# --- the embedding width
+
+
+def widths(*flags: str, name: str = "dlrm-demo") -> tuple[int, tuple[int, ...]]:
+    """(embedding_dim, bottom_mlp) of `train NAME FLAGS`, resolved."""
+    run, _ = parse_run("train", [name, *flags], TrainOptions)
+    model = dlrm(resolve(dataclasses.replace(run, data="synthetic"), ONE_CPU)).model
+    return model.embedding_dim, model.bottom_mlp
+
+
+def test_an_embedding_width_alone() -> None:
+    """The named run's own bottom MLP follows it; without it, all is as published."""
+    assert widths() == (16, (64, 16))
+    assert widths("--model.embedding-dim", "32") == (32, (64, 32))
+    for name in workloads.named_runs():
+        if name.startswith("dlrm-") and name != "dlrm-demo":
+            own = dlrm(workloads.named_run(name)).model.bottom_mlp
+            assert widths(name=name) == (128, own) == (128, (512, 256, 128))
+            assert widths("--model.embedding-dim", "64", name=name) == (64, (512, 256, 64))
+
+
+def test_an_embedding_width_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nembedding_dim = 32\n")
+    assert widths("--config", str(path)) == (32, (64, 32))
+    assert widths("--config", str(path), "--model.embedding-dim", "8") == (8, (64, 8))
+    path.write_text("[model]\nembedding_dim = 32\nbottom_mlp = [5, 32]\n")
+    assert widths("--config", str(path)) == (32, (5, 32))
+
+
+def test_a_bottom_mlp_that_is_given_is_not_changed(tmp_path: Path) -> None:
+    both = ("--model.embedding-dim", "32", "--model.bottom-mlp")
+    assert widths(*both, "100", "32") == (32, (100, 32))
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nbottom_mlp = [100, 50]\n")
+    for flags in (
+        (*both, "100", "16"),
+        ("--model.bottom-mlp", "64", "32"),
+        ("--config", str(path)),
+        ("--config", str(path), "--model.embedding-dim", "32"),
+    ):
+        with pytest.raises(InputError, match=r"last width of model\.bottom_mlp must equal"):
+            widths(*flags)
+
+
+def test_a_run_of_another_embedding_width(tmp_path: Path, dataset: Path) -> None:
+    """It trains, can be repeated from its result, and says what was changed."""
+    flags = ["--data", str(dataset), "--device", "cpu", "--max-steps", "2"]
+    words = ["train", "dlrm-small", *flags, "--precision", "fp32", "--global-batch", "256"]
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert main([*words, "--model.embedding-dim", "8", "--output", str(first)]) == 0
+    found = json.loads((first / "result.json").read_text())
+    assert found["config"]["model"]["bottom_mlp"] == [512, 256, 8]
+    assert {"model.embedding_dim", "model.bottom_mlp"} <= set(found["changed"])
+    config = ["--config", str(first / "result.json"), "--output", str(again)]
+    assert main(["train", "dlrm-small", *config]) == 0
+    assert json.loads((again / "result.json").read_text())["config"] == found["config"]

@@ -48,6 +48,7 @@ def page(runs: Sequence[Run]) -> str:
 def _one_run(run: Run) -> Markup:
     return join(
         _headline(run),
+        _warnings(run.result.warnings),
         _notes(run.result),
         section("Result", table(result_grid([run.result])), _reading_help(run.result)),
         section("Learning", tag("div", loss_charts([run]), quality_charts([run]), class_="pair")),
@@ -66,6 +67,7 @@ def _several_runs(runs: Sequence[Run]) -> Markup:
         tag(
             "header", tag("p", "Trainmark report", class_="eyebrow"), tag("h1", f"{len(runs)} runs")
         ),
+        _warnings([f"{run.label}: {text}" for run in runs for text in run.result.warnings]),
         section("Results", several_table(runs), _reading_help(results[0])),
         section("Learning", tag("div", loss_charts(runs), quality_charts(runs), class_="pair")),
         section("Time", time_split(runs)),
@@ -171,6 +173,13 @@ def _quality_remark(result: Result) -> str:
     if best is not None:
         parts.append(f"best possible {best:.4g}")
     return ", ".join(parts)
+
+
+def _warnings(sentences: Sequence[str]) -> Markup | None:
+    if not sentences:
+        return None
+    items = (tag("li", sentence) for sentence in sentences)
+    return tag("aside", tag("b", "Warnings"), tag("ul", *items), class_="notes warnings")
 
 
 def _notes(result: Result) -> Markup | None:

@@ -7,5 +7,6 @@ memory.py       what a run needs of a device, and whether it is there
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
 runlog.py       progress, loss.csv and log lines while it runs
 outcome.py      from a finished training to its result; result.py: result.json
+warnings.py     what makes a result one not to trust
 curves.py       loss curves from files; alignment.py: whether two of them agree
 """

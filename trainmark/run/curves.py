@@ -38,12 +38,22 @@ class Curve:
 
 def read_loss(path: Path) -> Curve:
     """Loss over samples; empty where the run has no curve."""
+    return thin([(samples, loss) for _, samples, loss in _rows_of(path)])
+
+
+def read_losses(path: Path) -> list[float]:
+    """The loss of every step; empty where the run has no curve."""
+    return [loss for _, _, loss in _rows_of(path)]
+
+
+def _rows_of(path: Path) -> Iterator[tuple[int, int, float]]:
+    """(step, samples, loss) of a file; none where there is no file."""
     if not path.is_file():
-        return Curve([], 0)
+        return
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         if next(file, "").strip() != ",".join(HEADER):
             raise InputError(f"{path}: expected the header {','.join(HEADER)}.")
-        return thin([(samples, loss) for _, samples, loss in loss_rows(file, path)])
+        yield from loss_rows(file, path)
 
 
 def loss_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, int, float]]:

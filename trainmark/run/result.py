@@ -148,6 +148,8 @@ class Result:
     loss: Loss
     notes: list[str] = field(default_factory=list)
     """What a reader must know to trust the numbers: partial batches, resumes, debug modes."""
+    warnings: list[str] = field(default_factory=list)
+    """Why the result should not be trusted as it is, and what to do. Older results have none."""
     config: dict[str, Any]
     hardware: dict[str, Any]
     software: dict[str, Any]

@@ -30,6 +30,7 @@ from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
 from trainmark.run.result import Result
 from trainmark.run.run_folder import find_checkpoint, read_config
+from trainmark.run.warnings import warnings
 from trainmark.training.precision import set_matmul_precision
 
 EVALUATION_FILE = "evaluation.json"
@@ -86,6 +87,8 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     if mesh.is_main:
         if workload.save_model:
             workload.save_model(training.trainer, output / MODEL_FOLDER)
+        found = warnings(cfg, finished, output)
+        finished = dataclasses.replace(finished, warnings=found)
         if options.reference:
             finished = with_verdict(finished, output, options.reference)
         finished.write(output)

@@ -1,6 +1,7 @@
 """What the verbs do around a run; the command line only names them.
 
-flags.py            from words to a run and its options; flag_errors.py: wrong words as a sentence
+flags.py            from words to a run and its options; flag_errors.py: wrong words as a sentence;
+                    aliases.py: what other systems call our flags
 runs.py             list, show, train, evaluate, infer
 plan.py             memory and predicted time before a run
 export.py           a checkpoint in the layout of other software

@@ -2,9 +2,13 @@
 
 import re
 
+from trainmark.verbs.aliases import ours
 
-def sentence(box: str, prog: str) -> str:
+
+def sentence(box: str, prog: str, known: frozenset[str] = frozenset()) -> str:
     """The text of tyro's error box: its first section, and the nearest flag if it names one.
+
+    Names that other systems have for a flag in `known`, all of the verb's, are told first.
 
     The box has a frame where the terminal can show one, and rules of hyphens where it cannot.
     """
@@ -19,9 +23,27 @@ def sentence(box: str, prog: str) -> str:
         sections[0] = ""  # the title
     message, *others = [" ".join(section.split()) for section in sections if section.strip()]
     message = _missing(box) or _number_expected(message)
+    hint = _hint_of_aliases(message, known)
     near = re.search(r"(?:similar to .*?|Perhaps you meant): (--[\w.-]+)", " ".join(others))
-    hint = f" Did you mean {near.group(1)}?" if near else ""
+    if near and not hint:
+        hint = f" Did you mean {near.group(1)}?"
     return f"{message.rstrip('.')}.{hint} See 'trainmark {prog} --help'."
+
+
+def flags_in(help_text: str) -> frozenset[str]:
+    """The flags that tyro's help lists, each at the beginning of a line."""
+    return frozenset(re.findall(r"^[│\s]*(--[\w.-]+)", help_text, re.MULTILINE))
+
+
+def _hint_of_aliases(message: str, known: frozenset[str]) -> str:
+    if not message.startswith("Unrecognized"):
+        return ""
+    received = dict.fromkeys(re.findall(r"(?<!\S)--[\w.-]+", message))
+    meant = {flag: found for flag in received if (found := ours(flag, known))}
+    if len(meant) == 1:
+        (names,) = meant.values()
+        return f" Did you mean {' or '.join(names)}?"
+    return "".join(f" For {flag} say {' or '.join(names)}." for flag, names in meant.items())
 
 
 def _missing(box: str) -> str | None:

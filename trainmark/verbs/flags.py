@@ -14,7 +14,7 @@ import tyro
 from trainmark import workloads
 from trainmark.config import AnyRun, Run, with_file
 from trainmark.errors import InputError
-from trainmark.verbs.flag_errors import sentence
+from trainmark.verbs.flag_errors import flags_in, sentence
 
 T = TypeVar("T")
 
@@ -66,7 +66,16 @@ def parse(
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise InputError(sentence(errors.getvalue(), prog)) from None
+        known = flags_of(kind, options)
+        raise InputError(sentence(errors.getvalue(), prog, known)) from None
+
+
+def flags_of(kind: type[Any], options: dict[str, Any]) -> frozenset[str]:
+    """The flags of a verb, as its help lists them."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        tyro.cli(kind, args=["--help"], **options)
+    return flags_in(text.getvalue())
 
 
 def first_word(

@@ -18,6 +18,7 @@ from trainmark.hardware.memory import MEMORY_PARTS, misfit
 from trainmark.inference.options import InferOptions
 from trainmark.report.fields import flatten
 from trainmark.run.result import FILE_NAME as RESULT_FILE
+from trainmark.run.result import Result
 
 
 def runs_table() -> Table:
@@ -121,6 +122,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     console.print(result_table(results))
     if len(results) > 1:
         console.print(outcome.spread(results))
+    _print_warnings(console, finished)
     for result, folder in finished:
         headline = {
             "result": str(folder / RESULT_FILE),
@@ -133,6 +135,15 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
         }
         print(json.dumps(headline))
     return 0
+
+
+def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> None:
+    """One line each; of several repeats, with the folder of the one that it is about."""
+    for result, folder in finished:
+        where = f" ({folder})" if len(finished) > 1 else ""
+        for warning in result.warnings:
+            line = f"Warning{where}: {warning}"
+            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def evaluate(folder: Path, *, data: str | None, device: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainmark.contract import Definition, Exporter, Plan, Scorer, Served, Workload
+from trainmark.contract import Definition, Exporter, Metrics, Plan, Scorer, Served, Workload
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads.dlrm import runs
 from trainmark.workloads.dlrm.resolve import check_data, on_other_data, resolve
@@ -14,6 +14,12 @@ def _plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
     from trainmark.workloads.dlrm.plan import plan
 
     return plan(cfg, cluster)
+
+
+def _warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
+    from trainmark.workloads.dlrm.warnings import warnings
+
+    return warnings(cfg, metrics)
 
 
 def _exporters() -> Mapping[str, Exporter[DlrmRun]]:
@@ -46,6 +52,7 @@ DLRM = Definition(
     precisions=runs.PRECISIONS,
     layout_fields=frozenset({"sharding", "page_cache"}),
     fitted_fields=runs.fitted_fields,
+    warnings=_warnings,
     smaller=runs.smaller,
     for_prediction=runs.for_prediction,
     on_other_data=on_other_data,

@@ -35,7 +35,7 @@ MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     """Take features, table rows and the best AUC from the data, and check the network's shape."""
     problems: list[str] = []
-    cfg = dataclasses.replace(cfg, dataset=())
+    cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=()))
     if cfg.data is None:
         problems.append(
             f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
@@ -54,6 +54,15 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
         best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
         cfg = _with_best_auc(cfg, best)
     return cfg, problems
+
+
+def _with_matching_widths(cfg: DlrmRun) -> DlrmRun:
+    """The named run's own bottom MLP ends at the embedding width, whatever that is now."""
+    own, width = RUNS[cfg.name]().model.bottom_mlp, cfg.model.embedding_dim
+    if cfg.model.bottom_mlp != own:  # the user's: checked, never changed
+        return cfg
+    model = dataclasses.replace(cfg.model, bottom_mlp=(*own[:-1], width))
+    return dataclasses.replace(cfg, model=model)
 
 
 def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
@@ -162,7 +171,8 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
     if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
             f"The last width of model.bottom_mlp must equal model.embedding_dim "
-            f"({model.embedding_dim}). Received: {model.bottom_mlp}."
+            f"({model.embedding_dim}). Received: {model.bottom_mlp}. Change one of them, or leave "
+            "model.bottom_mlp out: the named run's own follows model.embedding_dim."
         )
     if not model.top_mlp or model.top_mlp[-1] != 1:
         problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")

@@ -39,7 +39,8 @@ class Model:
     """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
     its own."""
     embedding_dim: int = 128
-    """Width of an embedding row, and of the bottom MLP's output."""
+    """Width of an embedding row, and of the bottom MLP's output, which follows it unless
+    --model.bottom-mlp is given."""
     bottom_mlp: tuple[int, ...] = (512, 256, 128)
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
     top_mlp: tuple[int, ...] = (1024, 1024, 512, 256, 1)

@@ -1,0 +1,54 @@
+"""What makes a result one not to trust as it is: few steps, a loss that rose, what a workload adds.
+
+Notes tell how a result came about; warnings say that something is probably wrong, and what to do.
+"""
+
+import math
+from pathlib import Path
+
+from trainmark import metrics, workloads
+from trainmark.config import Run
+from trainmark.run.curves import read_losses
+from trainmark.run.result import Result
+
+FEW_STEPS = 200
+
+
+def warnings(cfg: Run, finished: Result, output: Path) -> list[str]:
+    """One sentence or two for each thing to be warned about.
+
+    Args:
+        cfg: the resolved configuration.
+        finished: its result.
+        output: the run's folder, which holds the loss curve.
+    """
+    last = {evaluation.split: evaluation.metrics for evaluation in finished.evaluations}
+    return [
+        *_few_steps(cfg, finished),
+        *_risen_loss(cfg, output / finished.loss.curve),
+        *workloads.definition(cfg).warnings(cfg, last),
+    ]
+
+
+def _few_steps(cfg: Run, finished: Result) -> list[str]:
+    steps = finished.steps.all - finished.steps.skipped
+    if steps >= FEW_STEPS or finished.quality.reached:  # what it was for was reached
+        return []
+    taken = f"{steps} step{'' if steps == 1 else 's'}"
+    limited = cfg.max_steps is not None and finished.steps.all >= cfg.max_steps
+    advice = "raise --max-steps" if limited else "lower --global-batch, or raise --epochs"
+    return [
+        f"The weights were updated in {taken} only; fewer than {FEW_STEPS} seldom teach a model "
+        f"what is in the data. To train one, {advice}."
+    ]
+
+
+def _risen_loss(cfg: Run, curve: Path) -> list[str]:
+    found = metrics.risen_loss([loss for loss in read_losses(curve) if math.isfinite(loss)])
+    if found is None:
+        return []
+    lowest, last = found
+    return [
+        f"The training loss rose: its mean was {lowest:.4g} in the best tenth of the steps, and "
+        f"{last:.4g} in the last one. Lower --lr (now {cfg.lr:g})."
+    ]

@@ -1,0 +1,114 @@
+"""What makes a trained model one not to trust: an AUC near guessing, ids that say nothing."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainmark.clickdata import feature_spec
+from trainmark.clicklog.engine.summary import MANIFEST
+from trainmark.config import SYNTHETIC, filled
+from trainmark.contract import Metrics
+from trainmark.errors import InputError
+from trainmark.files import read_json
+from trainmark.metrics import guessing_error
+from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
+from trainmark.workloads.dlrm.runs import METRIC, DlrmRun
+
+NEAR_GUESSING = 0.01  # above 0.5, however many rows show it
+ERRORS = 2  # standard errors: what guessing exceeds once in forty times
+RARE_SHARE = 0.1
+MAX_NAMED = 5  # columns
+READ_ROWS = 1 << 24
+
+
+def warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
+    """Sentences on a run with these last metrics of each split."""
+    return _near_guessing(cfg, metrics.get(cfg.quality_split, {})) + _rare_ids(cfg)
+
+
+# --- AUC
+
+
+def _near_guessing(cfg: DlrmRun, metrics: Metrics) -> list[str]:
+    auc = metrics.get(METRIC)
+    if auc is None or (cfg.data == SYNTHETIC and cfg.synthetic_ids == "uniform"):
+        return []  # uniform ids are for speed, and a note says so
+    clicks, others = _counted(cfg)
+    error = guessing_error(clicks, others) if clicks and others else 0.0
+    if auc >= 0.5 + max(ERRORS * error, NEAR_GUESSING):
+        return []
+    rows = f" ({clicks:,} clicks among {clicks + others:,} rows)" if error else ""
+    told = f"The AUC on {cfg.quality_split} is {auc:.4f}"
+    if auc < 0.5 - max(ERRORS * error, NEAR_GUESSING):
+        return [
+            f"{told}, worse than guessing (0.5){rows}. Check the label, and whether the held-out "
+            "rows are like the training rows; then lower --lr."
+        ]
+    if ERRORS * error > NEAR_GUESSING:
+        told += f", and guessing reaches up to {0.5 + ERRORS * error:.4f} there{rows}"
+        return [f"{told}. Hold more rows out to tell, take more or smaller steps, or lower --lr."]
+    return [f"{told}, near guessing (0.5){rows}. Take more or smaller steps, or lower --lr."]
+
+
+def _counted(cfg: DlrmRun) -> tuple[int, int]:
+    """Clicks and other rows of the quality split; zeros where the data is gone by now."""
+    split = cfg.quality_split
+    if cfg.data == SYNTHETIC:
+        blocks = planted_clicks(cfg).blocks(*synthetic_range(cfg, split))
+        counts = [(int(np.count_nonzero(block.labels)), len(block)) for block in blocks]
+    else:
+        try:
+            counts = _counted_in(Path(filled(cfg.data)), split)
+        except (InputError, OSError):  # a result is not lost for want of a bound
+            return 0, 0
+    clicks, rows = (sum(column) for column in zip(*counts, strict=True))
+    return clicks, rows - clicks
+
+
+def _counted_in(folder: Path, split: str) -> list[tuple[int, int]]:
+    """(clicks, rows) of each piece of a dataset's label file, in bounded memory."""
+    spec = feature_spec.read(feature_spec.path_of(folder, split))
+    labels = np.memmap(folder / spec.files(split)[spec.label], np.bool_, mode="r")
+    pieces = (labels[start : start + READ_ROWS] for start in range(0, len(labels), READ_ROWS))
+    return [(int(np.count_nonzero(piece)), len(piece)) for piece in pieces]
+
+
+# --- ids
+
+
+def _rare_ids(cfg: DlrmRun) -> list[str]:
+    if cfg.data == SYNTHETIC:
+        return []
+    shares = _rare_shares(Path(filled(cfg.data)) / MANIFEST)
+    many = sorted((name for name in shares if shares[name] > RARE_SHARE), key=lambda n: -shares[n])
+    if not many:
+        return []
+    named = ", ".join(f"{name} ({shares[name]:.0%})" for name in many[:MAX_NAMED])
+    others = f" and {len(many) - MAX_NAMED} more" if len(many) > MAX_NAMED else ""
+    columns = "1 column" if len(many) == 1 else f"{len(many)} columns"
+    return [
+        f"The id of rare values has more than {RARE_SHARE:.0%} of the rows in {columns}: {named}"
+        f"{others}. Prepare the data with a lower --frequency-threshold or, with --vocabulary, "
+        "with one that knows these values."
+    ]
+
+
+def _rare_shares(manifest: Path) -> dict[str, float]:
+    """By column, where the dataset's preparation is known and tells of them."""
+    try:
+        features: Any = read_json(manifest).get("features") if manifest.is_file() else None
+    except (InputError, OSError):  # written by something else
+        return {}
+    shares = {
+        name: feature.get("rare_share")
+        for name, feature in (features.items() if isinstance(features, dict) else ())
+        if isinstance(feature, dict)
+    }
+    return {
+        name: share
+        for name, share in shares.items()
+        if isinstance(share, float) and math.isfinite(share)
+    }
