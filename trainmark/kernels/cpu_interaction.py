@@ -11,6 +11,8 @@ Shapes: B samples, F rows of a sample, Q pieces of them, D width of a row, U wid
 V = F + 1 vectors, W width of the output.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ _ZERO = np.float32(0)
 
 # Sums may be taken in any order, or a register could not hold several of their terms.
 _FASTMATH = {"reassoc", "nsz", "contract"}
-_options = {"nogil": True, "cache": True, "fastmath": _FASTMATH, "error_model": "numpy"}
+_options: Any = {"nogil": True, "cache": True, "fastmath": _FASTMATH, "error_model": "numpy"}
 _compiled = numba.njit(**_options)
 _inlined = numba.njit(**_options, forceinline=True)
 
