@@ -44,13 +44,13 @@ def _near_guessing(cfg: DlrmRun, metrics: Metrics) -> list[str]:
     told = f"The AUC on {cfg.quality_split} is {auc:.4f}"
     if auc < 0.5 - max(ERRORS * error, NEAR_GUESSING):
         return [
-            f"{told}, worse than guessing (0.5){rows}. Check the label, and whether the held-out "
+            f"{told}: worse than guessing{rows}. Check the label, and whether the held-out "
             "rows are like the training rows; then lower --lr."
         ]
     if ERRORS * error > NEAR_GUESSING:
         told += f", and guessing reaches up to {0.5 + ERRORS * error:.4f} there{rows}"
         return [f"{told}. Hold more rows out to tell, take more or smaller steps, or lower --lr."]
-    return [f"{told}, near guessing (0.5){rows}. Take more or smaller steps, or lower --lr."]
+    return [f"{told}: near guessing{rows}. Take more or smaller steps, or lower --lr."]
 
 
 def _counted(cfg: DlrmRun) -> tuple[int, int]:
