@@ -58,6 +58,8 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
 
 def _with_matching_widths(cfg: DlrmRun) -> DlrmRun:
     """The named run's own bottom MLP ends at the embedding width, whatever that is now."""
+    if cfg.name not in RUNS:  # made by code, as benchmarks do
+        return cfg
     own, width = RUNS[cfg.name]().model.bottom_mlp, cfg.model.embedding_dim
     if cfg.model.bottom_mlp != own:  # the user's: checked, never changed
         return cfg
