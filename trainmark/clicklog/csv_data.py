@@ -37,6 +37,7 @@ def prepare(options: Options) -> None:
             delimiter=delimiter,
             header=options.header,
             missing=options.missing,
+            numerical=options.numerical,
             bad_rows=options.bad_rows,
         )
 

@@ -22,6 +22,6 @@ def prepare(options: Options) -> None:
     def source(files: list[Path], columns: str) -> Source:
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        return ParquetSource(files, columns, bad_rows=options.bad_rows)
+        return ParquetSource(files, columns, numerical=options.numerical, bad_rows=options.bad_rows)
 
     tabular.prepare(options, "parquet", source)

@@ -36,6 +36,9 @@ class TabularOptions:
     columns: str | None = None
     """What the columns are: 'label=clicked numerical=age,price:log categorical=user,city
     timestamp=seen_at'. See docs/data.md."""
+    numerical: str = "auto"
+    """How to read the numbers of which --columns does not say it: auto (chosen by the training
+    rows), plain, log, signed_log, standard, quantile, bins, or several: quantile+bins+missing."""
     frequency_threshold: str = "0"
     """Categorical values seen less often share id 0; 0 keeps all. For single columns: 15,user=3."""
     max_rows: str | None = None

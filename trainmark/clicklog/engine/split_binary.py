@@ -78,9 +78,12 @@ def write_specs(
     num_numerical: int,
     metadata: Mapping[str, Any],
     hotness: Sequence[int] = (),
+    numerical_dtype: str = "float16",
 ) -> None:
     """Write `feature_spec.yaml` (train, test) and `feature_spec_validation.yaml` (validation)."""
     for mappings in (("train", "test"), ("validation",)):
-        spec = feature_spec.default_spec(cardinalities, num_numerical, metadata, mappings, hotness)
+        spec = feature_spec.default_spec(
+            cardinalities, num_numerical, metadata, mappings, hotness, numerical_dtype
+        )
         feature_spec.check(spec, mappings)
         feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources import column_spec, text_files
+from trainmark.clicklog.sources import column_spec, number_readings, text_files
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
@@ -30,6 +30,7 @@ class CsvSource:
         delimiter: one character.
         header: whether every file starts with a line of names.
         missing: what stands for a missing value, besides nothing.
+        numerical: how to read the numbers of which `columns` does not say it.
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong in it for
             missing; without a label, or with the wrong number of fields, it has to skip the line.
     """
@@ -42,17 +43,19 @@ class CsvSource:
         delimiter: str = ",",
         header: bool = True,
         missing: Sequence[str] = (),
+        numerical: str = number_readings.AUTO,
         bad_rows: BadRows = "stop",
     ) -> None:
         if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
         self.files = list(files)
         self.bad_rows = bad_rows
+        self._numerical = number_readings.check_default(numerical)
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self._names = self._check_headers()
         uses = column_spec.parse(columns, self._names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
-        self.uses = resolve(uses, [pa.string()] * len(uses))
+        self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
         self.schema = column_spec.schema(self.uses)
         self._columns = columns
 
@@ -60,6 +63,7 @@ class CsvSource:
         return {
             "input": names_and_sizes(self.files),
             "columns": self._columns,
+            **({"numerical": self._numerical} if self.schema.numbers else {}),
             "delimiter": self._delimiter,
             "header": self._header,
             **({"missing": self._missing} if self._missing else {}),

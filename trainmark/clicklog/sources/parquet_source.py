@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources import column_spec, number_readings
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
@@ -21,16 +21,25 @@ class ParquetSource:
     Args:
         files: in the order of their rows.
         columns: what the columns are (column_spec.py).
-        bad_rows: as for `CsvSource`.
+        numerical, bad_rows: as for `CsvSource`.
     """
 
-    def __init__(self, files: Sequence[Path], columns: str, *, bad_rows: BadRows = "stop") -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        columns: str,
+        *,
+        numerical: str = number_readings.AUTO,
+        bad_rows: BadRows = "stop",
+    ) -> None:
         self.files = list(files)
         self.bad_rows = bad_rows
+        self._numerical = number_readings.check_default(numerical)
         self._columns = columns
         schemas = [_open_parquet(path).schema_arrow for path in self.files]
         uses = column_spec.parse(columns, schemas[0].names, str(self.files[0]))
-        self.uses = resolve(uses, [schemas[0].field(use.column).type for use in uses])
+        types = [schemas[0].field(use.column).type for use in uses]
+        self.uses = resolve(uses, types, self._numerical)
         for path, schema in zip(self.files, schemas, strict=True):
             types = [
                 schema.field(u.column).type if u.column in schema.names else None for u in uses
@@ -43,6 +52,7 @@ class ParquetSource:
         return {
             "input": names_and_sizes(self.files),
             "columns": self._columns,
+            **({"numerical": self._numerical} if self.schema.numbers else {}),
         }
 
     def inputs(self) -> Mapping[str, Any]:
