@@ -188,6 +188,11 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
             f"Planted rows have at most {MAX_PLANTED:,} features. Received: {_features(model):,}. "
             "Ask for fewer, or for --synthetic-ids uniform."
         )
+    problems += [
+        f"model.{name} must be at least 0 and below 1: a share of the numbers. Received: {share}."
+        for name in ("dropout", "interaction_dropout")
+        if not 0 <= (share := getattr(model, name)) < 1
+    ]
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
         problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
     if not 0 < cfg.optimizer.eps < math.inf:

@@ -47,6 +47,10 @@ class Model:
     """Widths of the top MLP; the last one must be 1."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
     """Whose documented initialisation to use for the MLPs; tables are uniform +-sqrt(1/rows)."""
+    dropout: float = 0.0
+    """Share of what the MLPs' hidden layers pass on that is dropped in training."""
+    interaction_dropout: float = 0.0
+    """The same of what the top MLP reads: bottom MLP's output and dot products."""
 
 
 @dataclass(frozen=True, kw_only=True)
