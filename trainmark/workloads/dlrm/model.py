@@ -202,7 +202,11 @@ def table_rule(cfg: DlrmRun) -> UpdateRule:
     """How the rows of tables are updated."""
     optimizer = cfg.optimizer
     return make_rule(
-        optimizer.name, eps=optimizer.eps, beta1=optimizer.beta1, beta2=optimizer.beta2
+        optimizer.name,
+        eps=optimizer.eps,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        weight_decay=optimizer.weight_decay,
     )
 
 

@@ -65,6 +65,9 @@ class Optimizer:
     """Adam's decay of the first moment."""
     beta2: float = 0.999
     """Adam's decay of the second moment."""
+    weight_decay: float = 0.0
+    """Share, times the learning rate, that a step takes off MLP weights (not biases) and off the
+    table rows that its batch looked up, before it updates them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +368,7 @@ def for_prediction(cfg: DlrmRun) -> DlrmRun:
     much memory as they do: SGD has none."""
     return dataclasses.replace(
         cfg,
-        optimizer=dataclasses.replace(cfg.optimizer, name="sgd"),
+        optimizer=dataclasses.replace(cfg.optimizer, name="sgd", weight_decay=0.0),
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
     )
 

@@ -20,6 +20,7 @@ from trainmark.training.batches import rank_shares
 from trainmark.training.optimizers import (
     LossScale,
     all_finite,
+    decay_weights,
     gated_step,
     make_optimizer,
     optimizer_tensors,
@@ -252,6 +253,8 @@ class DlrmTrainer:
             torch._foreach_mul_(self._dense_gradients(), unscale)
             self._loss_scale.update(gate)
         self.model.tables.apply_gradients(lr, gate, unscale)
+        matrices = [parameter for parameter in self._names if parameter.dim() > 1]
+        decay_weights(matrices, self.cfg.optimizer.weight_decay, lr, gate)
         gated_step(self._optimizer, lr, gate)
 
     # --- prediction
