@@ -1,6 +1,7 @@
 """`prepare --vocabulary`: new rows by the columns, ids and rules of an earlier dataset."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,6 @@ def test_what_contradicts_is_refused(
 
 
 def test_vocabularies_of_other_formats_are_refused(old: Path, tmp_path: Path) -> None:
-    import random
-
     write_day(tmp_path / "day_0", random_lines(random.Random(3), 90))
     with pytest.raises(InputError, match="has the columns user, city, which are not those of Cri"):
         prepare_criteo(tmp_path / "day_0", tmp_path / "out", vocabulary=old)
@@ -143,10 +142,8 @@ def test_vocabularies_of_other_formats_are_refused(old: Path, tmp_path: Path) ->
 
 
 def test_criteo_inherits_recipe_thresholds_and_caps(tmp_path: Path) -> None:
-    import random
-
     write_day(tmp_path / "day_0", random_lines(random.Random(3), 90))
-    rules = {"recipe": "torchrec", "frequency_threshold": "2,C3=4", "max_rows": "9,C4=5"}
+    rules: Any = {"recipe": "torchrec", "frequency_threshold": "2,C3=4", "max_rows": "9,C4=5"}
     first = prepare_criteo(tmp_path / "day_0", tmp_path / "first", **rules)
     second = prepare_criteo(tmp_path / "day_0", tmp_path / "second", vocabulary=first)
     for path in first.glob("t*/*.bin"):

@@ -9,7 +9,7 @@ seventh is the last day.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -27,7 +27,7 @@ from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.criteo_format import NAMES
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES, Name, Recipe
-from trainmark.clicklog.sources.source import BadRows, find_days
+from trainmark.clicklog.sources.source import BadRows, Patterns, find_days
 from trainmark.errors import InputError, raise_all
 
 DEFAULT: Name = "nvidia"
@@ -37,9 +37,9 @@ DEFAULT: Name = "nvidia"
 class Options:
     """Turn raw click logs in Criteo's format into a dataset for training."""
 
-    input: str
-    """Raw files: a pattern such as 'raw/day_*' (in quotes), or one file; plain, .gz or .zst. Days
-    in number order."""
+    input: Annotated[Patterns, tyro.conf.arg(metavar="FILES")]
+    """Raw files: any number of files and patterns such as 'raw/day_*'; plain, .gz or .zst. Days in
+    number order."""
     output: str | Path
     """Folder to write; it appears when everything is written."""
     frequency_threshold: str | None = None
@@ -168,17 +168,16 @@ def _rules(options: Options, recipe: Recipe) -> list[Rules]:
 
 def _old(options: Options) -> Inherited | None:
     """The dataset of --vocabulary, which must be of Criteo's columns."""
-    old = inherit.open_dataset(options.vocabulary)
-    if old is None:
+    if options.vocabulary is None:
         return None
+    old = inherit.open_dataset(options.vocabulary)
     if tuple(old.facts["columns"]) != NAMES:
         raise InputError(
-            f"--vocabulary {old.name} has the columns {', '.join(old.facts['columns'])}, which are "
+            f"{old.name} has the columns {', '.join(old.facts['columns'])}, which are "
             "not those of Criteo's format. `trainmark prepare csv` and `parquet` take it."
         )
     if options.recipe not in (None, old.recipe.name):
         raise InputError(
-            f"--vocabulary {old.name} was made by the recipe {old.recipe.name}, not "
-            f"{options.recipe}."
+            f"{old.name} was made by the recipe {old.recipe.name}, not {options.recipe}."
         )
     return old

@@ -47,8 +47,7 @@ class Inherited:
         """How its columns were read."""
         if self.is_criteo:
             raise InputError(
-                f"--vocabulary {self.name} is of Criteo's format, which `trainmark prepare criteo` "
-                "reads."
+                f"{self.name} is of Criteo's format, which `trainmark prepare criteo` reads."
             )
         inputs = self._inputs()
         features = column_spec.from_inputs(inputs["columns"])
@@ -58,7 +57,7 @@ class Inherited:
         inputs: Mapping[str, Any] | None = self.facts.get("inputs")
         if inputs is None:
             raise InputError(
-                f"--vocabulary {self.name} does not say how its columns were read: it is from an "
+                f"{self.name} does not say how its columns were read: it is from an "
                 "earlier version. Prepare it again."
             )
         return inputs
@@ -74,20 +73,28 @@ class Inherited:
         """What separates the fields of its files; a comma, if they were no text."""
         return str(self.settings.get("delimiter", ","))
 
-    def missing(self, given: Sequence[str]) -> Sequence[str]:
+    @property
+    def header(self) -> bool:
+        """Whether its files start with the names of the columns."""
+        return bool(self.settings.get("header", True))
+
+    def missing(self, given: Sequence[str] = ()) -> Sequence[str]:
         """What stands for a missing value in its files. --missing must say the same."""
         if "delimiter" not in self.settings:  # Parquet files know what is missing
             return given
         there = [sign for sign in self._inputs()["missing"] if sign]
         if given and set(given) != set(there):
             raise InputError(
-                f"--missing is {' '.join(given)}, but --vocabulary {self.name} was prepared with "
+                f"--missing is {' '.join(given)}, but {self.name} was prepared with "
                 f"{' '.join(there) or 'none'}. Leave the flag out."
             )
         return there
 
     def rules(
-        self, names: Sequence[str], frequency_threshold: str | None, max_rows: str | None
+        self,
+        names: Sequence[str],
+        frequency_threshold: str | None = None,
+        max_rows: str | None = None,
     ) -> list[Rules]:
         """Of its columns. The flags, where they are given, must say the same."""
         self._agree(names, "--frequency-threshold", frequency_threshold, "threshold")
@@ -105,28 +112,26 @@ class Inherited:
             there = self.facts["columns"][name][key]
             if value not in (None, there):
                 raise InputError(
-                    f"{flag} is {value} for {name}, but the ids of --vocabulary {self.name} were "
+                    f"{flag} is {value} for {name}, but the ids of {self.name} were "
                     f"made with {'none' if there is None else there}. Leave the flag out."
                 )
 
 
-def open_dataset(path: Path | None) -> Inherited | None:
-    """The dataset of --vocabulary, or its folder `vocabulary`; None if there is none."""
-    if path is None:
-        return None
+def open_dataset(path: Path) -> Inherited:
+    """A dataset that `prepare` wrote, by its folder or its folder `vocabulary`."""
     for vocabularies in (path, path / VOCABULARY):
         facts = files.read_json(vocabularies / "vocabulary.json")
         if facts:
             break
     else:
         raise InputError(
-            f"--vocabulary {path}: there is no vocabulary.json. Expected a dataset that "
+            f"{path}: there is no vocabulary.json. Expected a dataset that "
             "`trainmark prepare` wrote, or its folder `vocabulary`."
         )
     if facts.get("recipe") not in RECIPES or not isinstance(facts.get("columns"), dict):
         raise InputError(f"{vocabularies / 'vocabulary.json'} is not what `prepare` writes.")
     for number, name in enumerate(facts["columns"]):
         if not (vocabularies / f"cat_{number}.parquet").is_file():
-            raise InputError(f"--vocabulary {path}: the vocabulary of its column {name} is gone.")
+            raise InputError(f"{path}: the vocabulary of its column {name} is gone.")
     manifest = files.read_json(vocabularies.absolute().parent / MANIFEST)
     return Inherited(str(path), vocabularies.absolute(), facts, manifest.get("settings", {}))

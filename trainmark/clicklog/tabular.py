@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from trainmark import files
 from trainmark.clicklog import inherit, per_column, to_npy
@@ -16,7 +18,7 @@ from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.recipes import RECIPES
-from trainmark.clicklog.sources.source import BadRows, Source, find_days
+from trainmark.clicklog.sources.source import BadRows, Patterns, Source, find_days
 from trainmark.errors import InputError
 
 # Ids by falling count, 0 for what is rare or missing. Numbers are as --columns says.
@@ -32,8 +34,8 @@ class TabularOptions:
     spec: Path | None = None
     """A feature_spec.yaml that describes data with ids in splits, to be brought into another form.
     Instead of --input and --columns."""
-    input: str | None = None
-    """Files: a pattern in quotes, or one file; in number order. With --columns."""
+    input: Annotated[Patterns, tyro.conf.arg(metavar="FILES")] = ()
+    """Any number of files and patterns such as 'logs/*.csv'; in number order. With --columns."""
     columns: str | None = None
     """What the columns are: 'label=clicked numerical=age,price:log categorical=user,city
     timestamp=seen_at'. See docs/data.md. Default with --vocabulary: as in that dataset."""
@@ -76,7 +78,7 @@ def prepare(
         open_source: the rows of files; columns as in an earlier dataset, where one is given.
     """
     if options.spec is not None:
-        if options.input is not None or options.columns is not None:
+        if options.input or options.columns is not None:
             raise InputError("--spec says where the data are; --input and --columns go without it.")
         if options.to == "npy":
             raise InputError("--to npy needs a validation split, which data of --spec lack.")
@@ -85,9 +87,9 @@ def prepare(
         manifest = transcode.prepare(options.spec, options.output, kind, **reading)
         summary.show_splits(options.output, manifest)
         return
-    if options.input is None or (options.columns is None and options.vocabulary is None):
+    if not options.input or (options.columns is None and options.vocabulary is None):
         raise InputError("Give --input with --columns, or --spec.")
-    old = inherit.open_dataset(options.vocabulary)
+    old = inherit.open_dataset(options.vocabulary) if options.vocabulary else None
     source = open_source(find_days(options.input, options.bad_rows), old)
     engine.prepare(make_job(options, source, old), Limits.of(options.memory))
     summary.show(options.output, files.read_json(options.output / MANIFEST))

@@ -33,9 +33,11 @@ def manifest(
     return {
         "schema": SCHEMA,
         "settings": settings,
-        "rows": {split.name: split.rows for split in splits},
+        "rows": {split.name: split.rows for split in splits if split.rows},
         "bad_rows": bad,
-        "click_rate": {split.name: clicks[split.name] / split.rows for split in splits},
+        "click_rate": {
+            split.name: clicks[split.name] / split.rows for split in splits if split.rows
+        },
         "cardinalities": cardinalities,
         "features": {
             name: {

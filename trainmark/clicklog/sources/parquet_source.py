@@ -120,8 +120,8 @@ class ParquetSource:
 
 def _has_text(kind: Any) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
-    return texts or pa.types.is_integer(kind)
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_integer)
+    return any(is_text(kind) for is_text in texts)
 
 
 def _open_parquet(path: Path) -> Any:
