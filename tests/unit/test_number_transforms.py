@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
 
-from trainmark.clicklog.arrays import number_transforms
+from trainmark.clicklog.arrays import number_choice, number_transforms
 from trainmark.clicklog.arrays.number_transforms import Losses, apply, fit, fit_bins, losses
 
 HUGE = 1.7e308
@@ -38,9 +38,46 @@ def test_standard_is_scikit_learns(sample: NDArray[np.float64]) -> None:
     np.testing.assert_allclose(apply("standard", parameters, sample), expected, atol=1e-9)
 
 
+def test_standard_of_logarithms() -> None:
+    numbers = np.concatenate([SKEWED, -SKEWED[:100]])
+    logs = np.sign(numbers) * np.log1p(np.abs(numbers))
+    expected = StandardScaler().fit_transform(logs[:, None])[:, 0]
+    found = apply("standard_log", fit("standard_log", numbers), numbers)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_scores_end_where_those_of_the_training_rows_do() -> None:
+    sample = np.append(np.zeros(9_999), 1.0)
+    parameters = fit("standard", sample)
+    assert apply("standard", parameters, sample).max() == pytest.approx(math.sqrt(9_999))
+    assert apply("standard", parameters, np.array([2.0])) == pytest.approx(math.sqrt(9_999))
+    assert apply("standard", fit("standard", np.array([0.0, 2.0])), np.array([9.0])) == 8
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        (RANDOM.normal(50, 10, 5000), "standard+bins"),
+        (RANDOM.uniform(0, 1e9, 5000), "standard+bins"),
+        (SKEWED, "standard_log+bins"),
+        (np.repeat([0.0, 5000.0, 99_999.0], [9200, 790, 10]), "standard_log+bins"),
+        (RANDOM.standard_cauchy(5000), "standard_log+bins"),
+        (np.array([0.0, 1.0]), "standard+bins"),
+        (np.array([-HUGE, 1.0, HUGE]), "standard+bins"),
+        (np.full(3, 7.0), "standard"),
+        (np.empty(0), "standard"),
+    ],
+)
+def test_auto_takes_logarithms_where_tails_are_heavy(
+    sample: NDArray[np.float64], expected: str
+) -> None:
+    assert number_choice.choose(sample, has_missing=False) == expected
+    assert number_choice.choose(sample, has_missing=True) == f"{expected}+missing"
+
+
 def test_standard_of_constants_and_of_the_largest_numbers() -> None:
     assert apply("standard", fit("standard", np.full(5, 7e9)), np.array([7e9])).tolist() == [0]
-    assert fit("standard", np.empty(0)) == {"mean": 0.0, "deviation": 1.0}
+    assert fit("standard", np.empty(0)) == {"mean": 0.0, "deviation": 1.0, "limit": 10.0}
     ends = np.array([-HUGE, HUGE])
     np.testing.assert_allclose(apply("standard", fit("standard", ends), ends), [-1, 1])
     tiny = np.array([1.0, 1.0 + 2**-52])
@@ -130,8 +167,9 @@ def test_what_is_lost_is_counted() -> None:
     assert losses("quantile", parameters, beyond) == Losses(cut_off=3)
     assert number_transforms.may_lose("quantile", parameters, -1, 5)
     assert not number_transforms.may_lose("quantile", parameters, 0, 99)
-    narrow = {"mean": 0.0, "deviation": 1e-300}
-    assert losses("standard", narrow, np.array([1.0, 0.0])) == Losses(cut_off=1)
+    standard = fit("standard", np.arange(100.0))
+    assert losses("standard", standard, np.array([-HUGE, 0.0, 400.0])) == Losses(cut_off=2)
+    assert apply("standard", standard, np.array([HUGE])).tolist() == [10.0]
     stored = number_transforms.narrowed(apply("plain", {}, np.array([HUGE])), np.float32)
     assert np.isfinite(stored).all()
 

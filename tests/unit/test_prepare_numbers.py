@@ -16,6 +16,7 @@ from trainmark import cli
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import csv_data, raw_values
 from trainmark.clicklog.arrays import primitives
+from trainmark.clicklog.encode import encode
 from trainmark.clicklog.engine import numbers
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine.limits import Limits
@@ -63,7 +64,7 @@ def filled(values: list[float | None], missing: float = math.nan) -> NDArray[np.
 
 def test_standard_is_fitted_to_training_rows_alone(tmp_path: Path) -> None:
     values = skewed()
-    values[TRAIN:] = [None if value is None else value * 1e6 for value in values[TRAIN:]]
+    values[TRAIN:] = [None if value is None else value / 2 - 1 for value in values[TRAIN:]]
     write_csv(tmp_path / "log.csv", x=values)
     data = prepare(tmp_path, "x:standard+missing")
     x = filled(values)
@@ -176,7 +177,7 @@ def test_auto_takes_every_finite_number_and_says_what_it_chose(
     assert facts["x"]["reading"].endswith("missing")
     assert "missing" not in facts["few"]["reading"]
     for split in ("train", *HELD_OUT):
-        assert np.abs(read(data, split)["numerical"].astype(np.float64)).max() < 10
+        assert np.abs(read(data, split)["numerical"].astype(np.float64)).max() < 30
     recorded = json.loads((data / "vocabulary" / "vocabulary.json").read_text())["inputs"]
     found = {use["column"]: use["reading"] for use in recorded["columns"]}
     assert {name: found[name] for name in facts} == {n: f["reading"] for n, f in facts.items()}
@@ -292,3 +293,24 @@ def test_what_was_fitted_is_part_of_the_identity(tmp_path: Path) -> None:
     ]
     assert first == same
     assert identity.difference(first, other) == "its numerical column 'x' was fitted to others"
+
+
+def test_other_days_are_read_with_what_was_fitted(tmp_path: Path) -> None:
+    names = [column.split(":")[0] for column in READINGS.split(",")]
+    columns = {name: skewed(seed, missing=0.3) for seed, name in enumerate(names)}
+    write_csv(tmp_path / "log.csv", **columns)
+    first = prepare(tmp_path, READINGS)
+    later = tmp_path / "later"
+    later.mkdir()
+    last = {name: column[TRAIN:] for name, column in columns.items()}
+    write_csv(later / "log.csv", **dict(reversed(last.items())))
+    again = prepare(later, "", columns=None, vocabulary=first, holdout="0.5")
+    whole = encode([str(later / "log.csv")], first, tmp_path / "whole")
+    np.testing.assert_array_equal(read(whole, "test")["numerical"], held_out(first))
+    np.testing.assert_array_equal(held_out(again), held_out(first)[50:])
+    for data in (again, whole):
+        assert identity.of_dataset(data) == identity.of_dataset(first)
+    with pytest.raises(InputError, match=r"--numerical is log, but numbers are read as in"):
+        prepare(later, "", columns=None, vocabulary=first, numerical="log")
+    with pytest.raises(InputError, match=r"reads 'f' as log; .* has it as quantile"):
+        prepare(later, READINGS.replace("f:quantile+bins+missing", "f:log"), vocabulary=first)

@@ -4,10 +4,13 @@
     log           ln(x + 3), as of Criteo's integers; 0.0 where x is not above -3
     signed_log    sign(x) ln(1 + |x|)
     standard      (x - mean) / standard deviation
+    standard_log  the same of the signed logarithm
     quantile      its rank among the training rows, as a normal score (0.0 is the median)
 
 A missing number, a NaN here, becomes 0.0. All is computed in float64, and kept as float32, or as
 float16 where that keeps every number exactly. Fitted parameters are plain numbers and lists.
+Fitted transforms do not go on far beyond the training rows: a score ends at the largest of theirs
+(a standard one at 10 at least).
 """
 
 import math
@@ -24,6 +27,8 @@ Parameters = Mapping[str, Any]
 
 LOG_SHIFT = 3.0
 MAX_QUANTILES = 256
+FAR = 10.0
+"""A standard score that may be reached by other rows, whatever the training rows reach."""
 MAX_BINS = 64
 MAX_FREQUENT = MAX_BINS // 4
 """Numbers that have bins of their own beside those that others share."""
@@ -39,15 +44,17 @@ def fit(transform: str, sample: Numbers) -> dict[str, Any]:
     """The parameters of a transform, from numbers of training rows, none of them missing."""
     if transform == "standard":
         return _fit_standard(sample)
+    if transform == "standard_log":
+        return _fit_standard(_signed_log(sample))
     if transform == "quantile":
         return _fit_quantile(sample)
     return {}
 
 
 def _fit_standard(sample: Numbers) -> dict[str, Any]:
-    """Mean and standard deviation; 1 for that of a constant, as scikit-learn has it."""
+    """Mean, standard deviation (1 for that of a constant, as scikit-learn has it), and limit."""
     if not len(sample):
-        return {"mean": 0.0, "deviation": 1.0}
+        return {"mean": 0.0, "deviation": 1.0, "limit": FAR}
     # In a unit in which no square is beyond float64. Exact sums do not depend on their order.
     unit = math.ldexp(1.0, math.frexp(float(np.abs(sample).max()))[1] - 1)
     scaled = sample / unit
@@ -55,7 +62,8 @@ def _fit_standard(sample: Numbers) -> dict[str, Any]:
     variance = math.fsum((scaled - mean) ** 2) / len(scaled)
     deviation = math.sqrt(variance) * unit
     is_constant = sample.min() == sample.max()
-    return {"mean": mean * unit, "deviation": 1.0 if is_constant else deviation or 1.0}
+    fitted = {"mean": mean * unit, "deviation": 1.0 if is_constant else deviation or 1.0}
+    return fitted | {"limit": max(FAR, float(np.abs(_standard(fitted, sample)).max()))}
 
 
 def _fit_quantile(sample: Numbers) -> dict[str, Any]:
@@ -122,19 +130,29 @@ def apply(transform: str, parameters: Parameters, numbers: Numbers) -> Numbers:
     return np.where(np.isnan(numbers), 0.0, transformed)
 
 
+def _signed_log(numbers: Numbers) -> Numbers:
+    return np.copysign(np.log1p(np.abs(numbers)), numbers)
+
+
+def _standard(parameters: Parameters, numbers: Numbers) -> Numbers:
+    # Of halves: float64 holds the difference of any two.
+    mean, deviation = float(parameters["mean"]), float(parameters["deviation"])
+    return 2 * ((numbers / 2 - mean / 2) / deviation)
+
+
 def _transformed(transform: str, parameters: Parameters, numbers: Numbers) -> Numbers:
-    # Differences are those of halves, which float64 holds for any two numbers.
     if transform == "log":
         above = numbers > -LOG_SHIFT
         return np.log(np.where(above, numbers + LOG_SHIFT, 1.0))
     if transform == "signed_log":
-        return np.copysign(np.log1p(np.abs(numbers)), numbers)
+        return _signed_log(numbers)
     if transform == "standard":
-        mean, deviation = float(parameters["mean"]), float(parameters["deviation"])
-        return 2 * ((numbers / 2 - mean / 2) / deviation)
+        return np.clip(_standard(parameters, numbers), -parameters["limit"], parameters["limit"])
+    if transform == "standard_log":
+        return _transformed("standard", parameters, _signed_log(numbers))
     if transform == "quantile":
         values, scores = (np.asarray(parameters[key], np.float64) for key in ("values", "scores"))
-        return np.interp(numbers / 2, values / 2, scores)
+        return np.interp(numbers / 2, values / 2, scores)  # as in `_standard`
     return numbers
 
 
@@ -158,7 +176,7 @@ class Losses:
     """How many numbers were cut off, became 0, or lost digits."""
 
     cut_off: int = 0
-    """Beyond the range of float32, or (quantile) of the training rows: taken for its end."""
+    """Beyond the range of float32, or (fitted) too far beyond the training rows."""
     became_zero: int = 0
     """Not above -3 (log), or too small for float32."""
     lost_digits: int = 0
@@ -189,6 +207,11 @@ def losses(transform: str, parameters: Parameters, numbers: Numbers) -> Losses:
         return Losses(cut_off=int(np.count_nonzero((numbers < first) | (numbers > last))))
     if transform == "log":
         return Losses(became_zero=int(np.count_nonzero(numbers <= -LOG_SHIFT)))
+    if transform in ("standard", "standard_log"):
+        numbers = _signed_log(numbers) if transform == "standard_log" else numbers
+        with np.errstate(over="ignore"):
+            scores = np.abs(_standard(parameters, numbers))
+        return Losses(cut_off=int(np.count_nonzero(scores > parameters["limit"])))
     exact = apply(transform, parameters, numbers)
     stored = narrowed(exact, np.float32)
     too_small = (exact != 0) & (stored == 0)

@@ -77,7 +77,7 @@ class FittedNumbers:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "FittedNumbers":
-        return cls([FittedNumber(**column) for column in data["columns"]])
+        return cls([FittedNumber(**column) for column in data.get("columns", [])])
 
     @property
     def dtype(self) -> str:
@@ -167,6 +167,8 @@ def _reading(column: Number, present: Array, *, has_missing: bool) -> NumberRead
 
 def _sample(store: Store, train: TrainRows, number: int, memory: int) -> Array:
     """The numbers of the first training rows, NaN where missing."""
+    if not train.records:
+        return np.empty(0)
     field = _RawField(store, number)
     most_rows = min(memory // field.row_bytes, SAMPLE_ROWS)
     found: list[Array] = []

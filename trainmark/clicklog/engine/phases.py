@@ -63,8 +63,7 @@ class Job:
             **self.source.settings(),
             "frequency_threshold": _one_if_all_alike([rule.threshold for rule in self.rules]),
             "max_rows": _one_if_all_alike([rule.max_rows for rule in self.rules]),
-            "holdout": self.split.holdout,
-            "test_half": self.split.test_half,
+            **self.split.settings(),
             "vocabulary_from": self.vocabulary_from,
             "vocabulary": str(self.vocabulary) if self.vocabulary else None,
             "bad_rows": self.bad_rows,
@@ -204,13 +203,19 @@ class EmbeddedEngine:
         memory = self.limits.memory // self.limits.threads
         train = TrainRows(store, splits[0].stop, self.work.folder / "order.bin")
         finished = {record["name"]: record for record in self.work.column_log.keep(self._intact)}
-        fitted = self._fit(store, train, memory, finished.pop(NUMBERS, None))
+        if store.schema.numbers and NUMBERS not in finished:
+            if splits[0].rows:
+                train.write_order(memory)
+            finished[NUMBERS] = self._fit(store, train, memory)
+        fitted = FittedNumbers.from_json(
+            finished.pop(NUMBERS)["facts"] if store.schema.numbers else {}
+        )
         tasks = self._tasks(store, splits, train, memory, fitted)
         left = [name for name in tasks if name not in finished]
         total = store.rows * len(tasks)
         with progress.rows_bar("Writing", total) as advance:
             advance(store.rows * len(finished))
-            if left:
+            if left and splits[0].rows:
                 train.write_order(memory)
 
             def work(name: str) -> dict[str, Any]:
@@ -224,15 +229,8 @@ class EmbeddedEngine:
         finished |= {record["name"]: record for record in records}
         return fitted, {name: finished[name]["facts"] for name in tasks}
 
-    def _fit(
-        self, store: Store, train: TrainRows, memory: int, record: dict[str, Any] | None
-    ) -> FittedNumbers:
-        """What becomes of the numerical columns; `record`: of an earlier run that was killed."""
-        if record is not None:
-            return FittedNumbers.from_json(record["facts"])
-        if not store.schema.numbers:
-            return FittedNumbers([])
-        train.write_order(memory)
+    def _fit(self, store: Store, train: TrainRows, memory: int) -> dict[str, Any]:
+        """Find out what becomes of the numerical columns; the record of that."""
 
         def fit(number: int) -> FittedNumber:
             return numbers.fit(store, train, number, memory)
@@ -240,8 +238,9 @@ class EmbeddedEngine:
         with ThreadPoolExecutor(self.limits.threads) as pool:
             fitted = FittedNumbers(list(pool.map(fit, range(len(store.schema.numbers)))))
         fitted.check_names([column.name for column in store.schema.categorical])
-        self.work.column_log.append({"name": NUMBERS, "files": {}, "facts": fitted.to_json()})
-        return fitted
+        record = {"name": NUMBERS, "files": {}, "facts": fitted.to_json()}
+        self.work.column_log.append(record)
+        return record
 
     def _intact(self, record: dict[str, Any]) -> bool:
         files = record["files"].items()
@@ -261,7 +260,10 @@ class EmbeddedEngine:
             files = {}
             for split in of_splits:
                 path = self.work.dataset / split.name / file
-                if split.name == "train":
+                if not split.rows:
+                    path.touch()
+                    check = checksum.Checksum()
+                elif split.name == "train":
                     check = write_train(train, field, path, memory * 2 // 5)
                 else:
                     check = write_in_order(store, split, field, path, memory * 2 // 5)
@@ -292,7 +294,7 @@ class EmbeddedEngine:
             return {"files": files | {name: checksum.of_file(path)}, "facts": facts}
 
         def label() -> dict[str, Any]:
-            files, clicks = dict[str, Any](), {}
+            files, clicks = dict[str, Any](), dict[str, int]()
             for split in splits:
                 field = LabelField(store)
                 files |= write(field, "label.bin", [split])
@@ -369,6 +371,7 @@ class EmbeddedEngine:
             cardinalities,
             self._numerical_features(store, fitted),
             job.metadata,
+            validation=any(split.name == "validation" for split in splits),
             numerical_dtype=fitted.dtype,
         )
         inputs = job.source.inputs()

@@ -9,5 +9,6 @@ csv_source.py, parquet_source.py
                    files with any columns
 column_spec.py     --columns: what these columns are; convert.py makes numbers of them;
                    number_readings.py: what is to become of numbers
+column_match.py    --vocabulary: what they were in an earlier dataset
 text_files.py      pieces of whole lines, compressed or not
 """

@@ -2,9 +2,10 @@
 
 A column may give several inputs of the model, joined by `+`:
 
-    plain, log, signed_log, standard, quantile    the number, transformed so (at most one of these)
-    bins                                          the bin that it lies in, a categorical feature
-    missing                                       1.0 where it is missing, else 0.0
+    plain, log, signed_log, standard, standard_log, quantile
+               the number, transformed so (at most one of these)
+    bins       the bin that it lies in, a categorical feature
+    missing    1.0 where it is missing, else 0.0
 
 `quantile+bins+missing` of `age` is the numerical features `age` and `age.missing` and the
 categorical feature `age.bin`. `auto` leaves the choice to the column's training rows.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from trainmark.errors import InputError
 
 AUTO = "auto"
-TRANSFORMS = ("plain", "log", "signed_log", "standard", "quantile")
+TRANSFORMS = ("plain", "log", "signed_log", "standard", "standard_log", "quantile")
 BINS, MISSING = "bins", "missing"
 WORDS = (AUTO, *TRANSFORMS, BINS)
 """What a column may be read as, for messages; `+` joins more than one."""
@@ -58,6 +59,11 @@ def parse(text: str) -> NumberReading:
     )
 
 
+def in_order(text: str) -> str:
+    """A reading with its words in the usual order."""
+    return text if text == AUTO else str(parse(text))
+
+
 def check_default(text: str) -> str:
     """The reading of --numerical."""
     if not is_reading(text):
@@ -65,4 +71,4 @@ def check_default(text: str) -> str:
             f"--numerical is {text!r}; expected {', '.join(WORDS[:-1])} or {WORDS[-1]}, or several "
             "with a plus between them, such as quantile+bins+missing."
         )
-    return text if text == AUTO else str(parse(text))
+    return in_order(text)
