@@ -15,6 +15,7 @@ from trainmark.interop import shards
 from trainmark.run import run_folder, runner
 from trainmark.workloads.dlrm.data import build_data
 
+FEW = ("--fp32-up-to-rows", "5")
 SCORE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -39,8 +40,8 @@ def scored_by_itself(folder: Path, numerical: torch.Tensor, ids: torch.Tensor) -
     [
         ((), 10**9),
         (("--model.numerical-features", "0"), 10**9),
-        (("--table-precision", "int8", "--fp32-up-to-rows", "5"), 10**9),
-        (("--table-precision", "bf16", "--fp32-up-to-rows", "5"), 700),
+        (("--table-precision", "int8", *FEW, "--positive-weight", "5"), 10**9),
+        (("--table-precision", "bf16", *FEW), 700),
     ],
     ids=["fp32", "no numerical features", "int8", "bf16 in several files"],
 )

@@ -42,6 +42,8 @@ def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Graph:
     padded = graph.add("Pad", joined, graph.constant([0, 0, 0, zeros])) if zeros else joined
     logits_B1 = _perceptron(graph, config, tensors, "top", padded)
     logits_B = graph.add("Squeeze", logits_B1, graph.constant([1]))
+    if offset := config["logit_offset"]:
+        logits_B = graph.add("Add", logits_B, graph.constant(torch.tensor(offset)))
     graph.add("Sigmoid", logits_B, output="clicks")
     return graph
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmark.clickdata import feature_spec, identity
+from trainmark.clickdata import feature_spec, identity, negatives
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware.devices import Cluster, lacks
@@ -34,7 +34,7 @@ MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     """Take features, table rows and the best AUC from the data, and check the network's shape."""
     problems: list[str] = []
-    cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=()))
+    cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=(), negative_rate=1.0))
     if cfg.data is None:
         problems.append(
             f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
@@ -81,7 +81,12 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
     raise_all(_disagreements(cfg, model, folder))
-    cfg = dataclasses.replace(cfg, model=model, dataset=identity.of_dataset(folder))
+    cfg = dataclasses.replace(
+        cfg,
+        model=model,
+        dataset=identity.of_dataset(folder),
+        negative_rate=negatives.negative_rate(folder),
+    )
     cfg = _with_schedule(cfg, spec, folder)
     best = spec.metadata.get("best_auc")
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
@@ -192,6 +197,10 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         for name in ("dropout", "interaction_dropout")
         if not 0 <= (share := getattr(model, name)) < 1
     ]
+    if not 0 < cfg.positive_weight < math.inf:
+        problems.append(
+            f"positive_weight must be a finite number above 0. Received: {cfg.positive_weight}."
+        )
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
         problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
     decay = cfg.optimizer.weight_decay

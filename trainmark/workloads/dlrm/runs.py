@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -120,6 +121,8 @@ class DlrmRun(Run):
     optimizer: Optimizer = Optimizer()
     table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
+    positive_weight: float = 1.0
+    """How many times a click counts in the training loss. Predictions take it back."""
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: int = 262_144
@@ -135,6 +138,10 @@ class DlrmRun(Run):
     """Best possible AUC on this data, where it is known (set from planted data)."""
     schedule_steps: Annotated[int | None, tyro.conf.Suppress] = None
     """Steps that the demo's schedule was made for (set from a dataset's rows, and the epochs)."""
+    negative_rate: Annotated[float, tyro.conf.Suppress] = 1.0
+    """Share of the training rows without a click that preparation kept (set from the dataset)."""
+    score_offset: Annotated[float | None, tyro.conf.Suppress] = None
+    """What predictions add to the logit, whatever data they are for (set of a trained run)."""
     dataset: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
     """The dataset's columns, a line each (set from it; see `clickdata.identity`)."""
 
@@ -360,16 +367,31 @@ def sizes(cfg: DlrmRun) -> dict[str, int]:
     }
 
 
+# --- predictions
+
+
+def score_offset(cfg: DlrmRun) -> float:
+    """What to add to a logit, so that it is of the log's own click rate.
+
+    Where negatives are kept at a rate r, and clicks count w times, a model learns odds that are
+    w / r times too high.
+    """
+    if cfg.score_offset is not None:
+        return cfg.score_offset
+    return math.log(cfg.negative_rate) - math.log(cfg.positive_weight)
+
+
 # --- less memory
 
 
 def for_prediction(cfg: DlrmRun) -> DlrmRun:
     """Tables placed on whatever devices are here, without an optimiser's state, which may take as
-    much memory as they do: SGD has none."""
+    much memory as they do: SGD has none. Scores stay those of the data that it was trained on."""
     return dataclasses.replace(
         cfg,
         optimizer=dataclasses.replace(cfg.optimizer, name="sgd", weight_decay=0.0),
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
+        score_offset=score_offset(cfg),
     )
 
 

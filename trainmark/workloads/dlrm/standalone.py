@@ -39,7 +39,8 @@ class Dlrm(nn.Module):
         high, low = torch.tril_indices(V, V, offset=-1, device=x_BD.device)
         pairs_BP = dots_BVV.flatten(1).index_select(1, high * V + low)
         joined = torch.cat([x_BD, pairs_BP], dim=1)
-        return self._perceptron("top", joined, last_relu=False).squeeze(1).sigmoid()
+        logits_B = self._perceptron("top", joined, last_relu=False).squeeze(1)
+        return (logits_B + self.config.get("logit_offset", 0.0)).sigmoid()
 
     def _perceptron(self, name: str, x: Tensor, *, last_relu: bool) -> Tensor:
         layers = len(self.config[f"{name}_mlp"])
