@@ -355,9 +355,9 @@ class ShardedEngine(nn.Module):
 
     # --- state
 
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
         for store in self._all_stores():
-            store.init_weights(seed)
+            store.init_weights(seed, bound)
 
     def create_state(self) -> None:
         for store in self._all_stores():

@@ -225,7 +225,7 @@ def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> 
     """Allocate on `device` and fill in place, each parameter from its own random stream."""
     model = whole(parts)
     model.to_empty(device=device)
-    model.tables.init_weights(cfg.seed)
+    model.tables.init_weights(cfg.seed, cfg.model.table_init)
     linears = _linears(model)
     for name, linear in linears.items():
         random = generator(device, cfg.seed, name)

@@ -197,6 +197,10 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         for name in ("dropout", "interaction_dropout")
         if not 0 <= (share := getattr(model, name)) < 1
     ]
+    if model.table_init is not None and not 0 <= model.table_init < math.inf:
+        problems.append(
+            f"model.table_init must be a finite number of at least 0. Received: {model.table_init}."
+        )
     if not 0 < cfg.positive_weight < math.inf:
         problems.append(
             f"positive_weight must be a finite number above 0. Received: {cfg.positive_weight}."

@@ -47,7 +47,10 @@ class Model:
     top_mlp: tuple[int, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the top MLP; the last one must be 1."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
-    """Whose documented initialisation to use for the MLPs; tables are uniform +-sqrt(1/rows)."""
+    """Whose documented initialisation to use for the MLPs."""
+    table_init: float | None = None
+    """Tables begin with uniform numbers up to this size; by default, as published, up to
+    sqrt(1 / rows of the table)."""
     dropout: float = 0.0
     """Share of what the MLPs' hidden layers pass on that is dropped in training."""
     interaction_dropout: float = 0.0
