@@ -19,6 +19,7 @@ from trainmark.workloads.dlrm.runs import (
     Model,
     demo_schedule,
     fitted_fields,
+    has_narrow_tables,
     in_other_formats,
     mlp_parameters,
     table_parameters,
@@ -47,6 +48,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
             problems.append(str(error))
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
+    problems += _width_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems and cfg.seed >= 0:
@@ -269,6 +271,39 @@ def _torchrec_problems(cfg: DlrmRun) -> list[str]:
             f"Received: {cfg.optimizer.weight_decay}. Leave one of them out."
         )
     return problems
+
+
+def _width_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+    """Of tables that are narrower than others."""
+    model, chosen = cfg.model, cfg.model.table_widths
+    if chosen is None:
+        return []
+    if chosen != "auto":
+        found = f"Received: {_words(chosen)}."
+        if len(chosen) != len(model.table_rows):
+            return [
+                f"model.table_widths must have a width for each of the {len(model.table_rows)} "
+                f"tables. {found}"
+            ]
+        if not all(1 <= width <= model.embedding_dim for width in chosen):
+            return [
+                "model.table_widths must lie between 1 and model.embedding_dim "
+                f"({model.embedding_dim}). {found}"
+            ]
+    if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
+        return []
+    reasons = {
+        f"several devices ({cluster})": cluster.world > 1,
+        "--engine torchrec": cfg.sharding.engine == "torchrec",
+        f"--table-precision {cfg.table_format.table_precision}": in_other_formats(cfg),
+        f"--placement {cfg.sharding.placement}": cfg.sharding.placement.endswith(".json"),
+    }
+    return [
+        "Tables of several widths lie on one device, in fp32, in this version. Received: "
+        f"model.table_widths with {reason}. Leave one of them out."
+        for reason, is_so in reasons.items()
+        if is_so
+    ]
 
 
 def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -42,6 +43,9 @@ class Model:
     embedding_dim: int = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
+    table_widths: tuple[int, ...] | Literal["auto"] | None = None
+    """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
+    a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
     bottom_mlp: tuple[int, ...] = (512, 256, 128)
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
     top_mlp: tuple[int, ...] = (1024, 1024, 512, 256, 1)
@@ -332,8 +336,25 @@ def width_without_zeros(model: Model) -> int:
     return model.embedding_dim + vectors * (vectors - 1) // 2
 
 
+def widths(model: Model) -> tuple[int, ...]:
+    """Of each table."""
+    if model.table_widths is None:
+        return (model.embedding_dim,) * len(model.table_rows)
+    if model.table_widths != "auto":
+        return model.table_widths
+    # As many numbers as tell so many values apart, and some room; powers of 2 lie well in memory.
+    return tuple(
+        min(model.embedding_dim, 1 << math.ceil(math.log2(6 * rows**0.25)))
+        for rows in model.table_rows
+    )
+
+
+def has_narrow_tables(model: Model) -> bool:
+    return any(width < model.embedding_dim for width in widths(model))
+
+
 def table_parameters(model: Model) -> int:
-    return sum(model.table_rows) * model.embedding_dim
+    return sum(map(operator.mul, model.table_rows, widths(model)))
 
 
 def table_formats(cfg: DlrmRun) -> list[str]:
@@ -349,9 +370,10 @@ def table_formats(cfg: DlrmRun) -> list[str]:
 
 def table_bytes(cfg: DlrmRun) -> int:
     """Bytes of all tables as they are stored, without the optimiser's state."""
+    tables = zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
     return sum(
-        rows * (cfg.model.embedding_dim * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
-        for rows, kind in zip(cfg.model.table_rows, table_formats(cfg), strict=True)
+        rows * (width * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
+        for rows, width, kind in tables
     )
 
 

@@ -33,6 +33,7 @@ class Dlrm(nn.Module):
         """The probability of a click for each sample."""
         x_BD = self._perceptron("bottom", numerical_BN.float(), last_relu=True)
         rows = [self._rows(table, ids_B) for table, ids_B in enumerate(ids_BF.long().unbind(1))]
+        rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
         vectors_BVD = torch.stack([x_BD, *rows], dim=1)
         dots_BVV = vectors_BVD @ vectors_BVD.mT
         V = vectors_BVD.shape[1]
