@@ -1,7 +1,7 @@
 """What a run says about itself: `result.json`, and the log lines of the published systems.
 
 `docs/metrics.md` defines every number here. Nothing in this file computes one: formulas live in
-`metrics.py`, times and counts come from `clocks.py`.
+`metrics/`, times and counts come from `clocks.py`.
 """
 
 import dataclasses
