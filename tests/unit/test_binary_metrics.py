@@ -232,7 +232,7 @@ def test_equal_scores_do_not_differ() -> None:
 
 
 def test_importance_is_the_mean_drop_with_its_error() -> None:
-    found = binary.importance("user", 0.8, [0.7, 0.72, 0.71])
+    found = binary.importance_of("user", 0.8, [0.7, 0.72, 0.71])
     assert found.drop == pytest.approx(0.09)
     assert found.error == pytest.approx(np.std([0.7, 0.72, 0.71], ddof=1) / 3**0.5)
-    assert binary.importance("user", 0.8, [0.7]).error is None
+    assert binary.importance_of("user", 0.8, [0.7]).error is None

@@ -200,7 +200,7 @@ class Importance:
     """Standard error of that mean."""
 
 
-def importance(column: str, auc: float, permuted: list[float]) -> Importance:
+def importance_of(column: str, auc: float, permuted: list[float]) -> Importance:
     """Of the AUC of the rows as they are, and of those with the column permuted."""
     drops = [auc - value for value in permuted]
     mean = sum(drops) / len(drops)

@@ -19,9 +19,10 @@ from trainmark import metrics
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.room import check_room
 from trainmark.config import Interval, Run, parse_profile, to_plain
-from trainmark.contract import AnyWorkload, Data, Prepared, Trainer
+from trainmark.contract import AnyWorkload, Data, Predictions, Prepared, Trainer
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
+from trainmark.run.assessment import evaluated
 from trainmark.run.clocks import Clocks
 from trainmark.run.feed import Feed
 from trainmark.run.result import Evaluation
@@ -86,6 +87,7 @@ class Training:
         self.data = self._data("train")
         splits = (*workload.held_out_splits(cfg), cfg.quality_split)
         self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
+        self._predictions: dict[str, tuple[int, Predictions]] = {}
         self._pending: list[_Pending] = []
         self._interval = Interval.parse(cfg.checkpoint_every)
         self._saved_at = time.perf_counter()
@@ -242,7 +244,7 @@ class Training:
 
     def _evaluate(self, split: str) -> None:
         began = time.perf_counter()
-        found = self.workload.evaluate(self.trainer, self._held_out[split])
+        found, predictions = evaluated(self.workload, self.trainer, self._held_out[split])
         evaluation = Evaluation(
             at_sample=self._global_samples(),
             split=split,
@@ -252,6 +254,19 @@ class Training:
         self.progress.evaluations.append(evaluation)
         self.progress.evaluated_at_s.append(self.clocks.e2e_so_far)
         self.log.evaluated(evaluation, self.progress.step)
+        if predictions is not None and self.has_finished:  # they are assessed after the last step
+            self._predictions[split] = (evaluation.at_sample, predictions)
+
+    def final_predictions(self) -> dict[str, Predictions]:
+        """For every held-out split, by the weights as they are now; all ranks must call this."""
+        found = {}
+        for split in self.workload.held_out_splits(self.cfg):
+            at_sample, kept = self._predictions.get(split, (None, None))
+            if at_sample != self._global_samples():  # of other weights, or of an earlier session
+                _, kept = evaluated(self.workload, self.trainer, self._held_out[split])
+            if kept is not None:
+                found[split] = kept
+        return found
 
     def reaches_target(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation is on the quality split and as good as the target."""

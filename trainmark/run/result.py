@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
+from trainmark.metrics.binary import Assessment
 from trainmark.validation import parse
 
 SCHEMA = "trainmark.result/1"
@@ -143,6 +144,9 @@ class Result:
     """Why `mfu` is empty."""
     quality: Quality
     evaluations: list[Evaluation]
+    assessments: dict[str, Assessment] = field(default_factory=dict)
+    """Where labels are yes or no: all metrics of the final weights on each held-out split, with
+    their uncertainty. Older results have none."""
     aligned: Aligned | None = None
     memory: Memory
     loss: Loss
