@@ -90,7 +90,8 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
         if workload.save_model:
             workload.save_model(training.trainer, output / MODEL_FOLDER)
         assessed = assessments(cfg, workload, predictions)
-        write_scores(output, predictions, samples=finished.samples, data=cfg.data)
+        samples = finished.best.at_sample if finished.best else finished.samples
+        write_scores(output, predictions, samples=samples, data=cfg.data)
         found = warnings(cfg, finished, output)
         finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
         if options.reference:
@@ -161,7 +162,7 @@ def _forget_peaks(mesh: Mesh) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The newest checkpoint of a run on the devices of this machine, ready to predict."""
+    """A checkpoint of a run on the devices of this machine, ready to predict."""
 
     cfg: Any
     """The run's configuration, resolved for these devices."""
@@ -179,6 +180,7 @@ class Loaded:
 def loaded(
     folder: Path,
     *,
+    checkpoint: str | None = None,
     device: str = "auto",
     data: str | None = None,
     precision: Precision | None = None,
@@ -188,6 +190,7 @@ def loaded(
 
     Args:
         folder: the run's output folder.
+        checkpoint: which of the run's (see `find_checkpoint`).
         device: auto, cpu or cuda.
         data: another dataset than the run's own.
         precision: another than the run's own.
@@ -214,7 +217,7 @@ def loaded(
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)
         check(cfg, workload)
-        path = find_checkpoint(folder)
+        path = find_checkpoint(folder, checkpoint)
         check_memory(cfg, workload, mesh, training=False)
         _settle(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
@@ -233,14 +236,20 @@ def loaded(
 
 
 def evaluate(
-    folder: Path, *, data: str | None, device: str, importance_rows: int = 0
+    folder: Path,
+    *,
+    data: str | None,
+    device: str,
+    checkpoint: str | None = None,
+    importance_rows: int = 0,
 ) -> dict[str, Any]:
-    """The newest checkpoint of a run on its held-out data.
+    """A checkpoint of a run on its held-out data.
 
     Args:
         folder: the run's output folder, which keeps the scores for its own data.
         data: another dataset than the run's own.
         device: auto, cpu or cuda.
+        checkpoint: see `find_checkpoint`.
         importance_rows: how many rows at most to find out on what each column is worth; 0: do not.
     """
 
@@ -254,7 +263,7 @@ def evaluate(
                 f"--importance is for models of columns; the run in {folder} is of {cfg.workload}."
             )
 
-    with loaded(folder, device=device, data=data, check=check) as model:
+    with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
         cfg, workload, mesh = model.cfg, model.workload, model.mesh
         found, predictions = {}, {}
         for split in workload.held_out_splits(cfg):
@@ -272,6 +281,7 @@ def evaluate(
         "schema": "trainmark.evaluation/1",
         "run": cfg.name,
         "checkpoint": str(model.path),
+        "role": run_folder.role(model.path),
         "step": model.step,
         "samples": model.samples,
         "data": cfg.data,
