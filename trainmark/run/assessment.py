@@ -11,7 +11,7 @@ them with another run's:
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from trainmark.config import Run
 from trainmark.contract import AnyWorkload, Data, Metrics, Predictions, Trainer
 from trainmark.errors import InputError
 from trainmark.files import read_json, write_atomically
-from trainmark.metrics.binary import Assessment, assess, binary_metrics
+from trainmark.metrics.binary import Assessment, Importance, assess, binary_metrics
+from trainmark.validation import parse
 
 SCORES = "scores"
 MAX_SCORES = 20_000_000  # rows of a split: 100 MB
@@ -59,6 +60,31 @@ def assessments(
         if assessed is not None:
             found[split] = assessed
     return found
+
+
+# --- what `trainmark evaluate` found out
+
+EVALUATION_FILE = "evaluation.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """The part of `evaluation.json` that a page shows. Files of earlier versions have no more than
+    the metrics."""
+
+    step: int
+    samples: int
+    """That the checkpoint was trained on."""
+    data: str | None
+    splits: dict[str, Metrics]
+    assessments: dict[str, Assessment] = field(default_factory=dict)
+    importance: list[Importance] = field(default_factory=list)
+
+
+def read_evaluation(folder: Path) -> Evaluated | None:
+    """Of a run's folder; None if there was no evaluation."""
+    data = read_json(folder / EVALUATION_FILE)
+    return parse(Evaluated, data, str(folder / EVALUATION_FILE)) if data else None
 
 
 # --- scores

@@ -25,7 +25,7 @@ from trainmark.files import write_atomically
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.monitor import Monitor
 from trainmark.run import alignment, result, run_folder
-from trainmark.run.assessment import assessments, evaluated, write_scores
+from trainmark.run.assessment import EVALUATION_FILE, assessments, evaluated, write_scores
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
@@ -33,9 +33,6 @@ from trainmark.run.result import Result
 from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.run.warnings import warnings
 from trainmark.training.precision import set_matmul_precision
-
-EVALUATION_FILE = "evaluation.json"
-
 
 # --- train
 
@@ -241,7 +238,7 @@ def evaluate(
     data: str | None,
     device: str,
     checkpoint: str | None = None,
-    importance_rows: int = 0,
+    importance_rows: int | None = None,
 ) -> dict[str, Any]:
     """A checkpoint of a run on its held-out data.
 
@@ -250,7 +247,7 @@ def evaluate(
         data: another dataset than the run's own.
         device: auto, cpu or cuda.
         checkpoint: see `find_checkpoint`.
-        importance_rows: how many rows at most to find out on what each column is worth; 0: do not.
+        importance_rows: find out on so many rows at most what each column is worth.
     """
 
     def check(cfg: Any, workload: AnyWorkload) -> None:
