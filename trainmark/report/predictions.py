@@ -48,7 +48,7 @@ def _predictions(
 ) -> Markup:
     rows = [tag("p", remarks(split, found), class_="help") for split, found in assessed.items()]
     parts = tag("div", table(metrics_grid(splits, assessed)), *rows)
-    return section(title, tag("div", parts, _reliability_diagram(assessed), class_="pair"))
+    return section(title, tag("div", parts, _reliability_diagram(assessed), class_="beside"))
 
 
 def _reliability_diagram(assessed: Mapping[str, Assessment]) -> Markup:
