@@ -37,6 +37,8 @@ def _compiles(run: Run, cluster: Cluster) -> bool:
 
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     problems = []
+    if run.patience and run.evals_per_epoch == 0:
+        problems.append("patience counts evaluations: evals_per_epoch must be at least 1, not 0.")
     if run.precision == "tf32" and cluster.hardware == "cpu":
         problems.append("precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16.")
     if run.precision == "fp8" and lacks(cluster.hardware, "fp8"):

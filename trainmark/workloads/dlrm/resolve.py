@@ -17,7 +17,6 @@ from trainmark.workloads.dlrm.runs import (
     RUNS,
     DlrmRun,
     Model,
-    Sharding,
     demo_schedule,
     fitted_fields,
     in_other_formats,
@@ -174,6 +173,12 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
             f"Planted rows have at most {MAX_PLANTED:,} features. Received: {_features(model):,}. "
             "Ask for fewer, or for --synthetic-ids uniform."
         )
+    decay = cfg.optimizer.weight_decay
+    if decay * cfg.lr >= 1:
+        problems.append(
+            f"lr {cfg.lr} times optimizer.weight_decay {decay} is the share that a step takes off "
+            "the weights: it must be below 1. Lower one of them."
+        )
     return problems
 
 
@@ -193,11 +198,12 @@ def _sharding_problems(cfg: DlrmRun) -> list[str]:
         if not 0 <= table < tables
     ]
     if sharding.engine == "torchrec":
-        problems += _torchrec_problems(sharding)
+        problems += _torchrec_problems(cfg)
     return problems
 
 
-def _torchrec_problems(sharding: Sharding) -> list[str]:
+def _torchrec_problems(cfg: DlrmRun) -> list[str]:
+    sharding = cfg.sharding
     problems = [
         f"{name} is for --engine native: TorchRec's engine has no such tables. Leave it out."
         for name in ("host_tables", "data_parallel_threshold")
@@ -207,6 +213,11 @@ def _torchrec_problems(sharding: Sharding) -> list[str]:
         problems.append(
             "column_slice_threshold does nothing with --engine torchrec --placement auto, which is "
             "TorchRec's own planner. Choose another placement, or leave it out."
+        )
+    if cfg.optimizer.weight_decay:
+        problems.append(
+            "optimizer.weight_decay is for --engine native: TorchRec's engine decays no rows. "
+            f"Received: {cfg.optimizer.weight_decay}. Leave one of them out."
         )
     return problems
 
