@@ -42,6 +42,7 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
         raise InputError(
             f"Output {output} is not empty and is not the folder of a run. Give another --output."
         )
+    _check_checkpoints(output)
     if started_from and checkpoints.latest(output / CHECKPOINTS):
         raise InputError(
             f"--from starts a new run, but {output} has a checkpoint to continue. "
@@ -49,6 +50,18 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
         )
     if started_from:
         _check_same_data(started_from, cfg)
+
+
+def _check_checkpoints(output: Path) -> None:
+    """Refuse to begin again, and to cut the loss curve, where a run has lost its checkpoints."""
+    log, root = output / "perf.log", output / CHECKPOINTS
+    if checkpoints.latest(root) or not log.is_file():
+        return
+    if '"event": "CHECKPOINT"' in log.read_text(encoding="utf-8", errors="replace"):
+        raise InputError(
+            f"{root} holds no checkpoint, but {log} says that the run has saved some. If they lie "
+            "on a disk that is not mounted now, mount it; else start again with another --output."
+        )
 
 
 def _check_same_data(checkpoint: Path, cfg: Run) -> None:
