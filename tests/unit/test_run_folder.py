@@ -57,9 +57,9 @@ def test_data_that_are_newer_than_the_checkpoint_are_mentioned(
     assert main([*flags, "2"]) == 0
     assert main([*flags, "3"]) == 0
     assert "is newer than" not in capsys.readouterr().err
-    os.utime(data / "feature_spec.yaml", (time.time() + 60,) * 2)
+    os.utime(data / "train" / "label.bin", (time.time() + 60,) * 2)
     assert main([*flags, "4"]) == 0
-    assert "feature_spec.yaml is newer than" in capsys.readouterr().err
+    assert "label.bin is newer than" in capsys.readouterr().err
 
 
 def test_an_evaluation_that_fails_costs_no_step(

@@ -110,13 +110,19 @@ def newer_data(output: Path, cfg: Run) -> str:
     if saved is None or cfg.data in (None, SYNTHETIC) or not Path(str(cfg.data)).is_dir():
         return ""
     made = saved.stat().st_mtime
-    newer = [path for path in Path(str(cfg.data)).iterdir() if path.stat().st_mtime > made]
+    newer = [path for path in _data_files(Path(str(cfg.data))) if path.stat().st_mtime > made]
     if not newer:
         return ""
     return (
         f"{newer[0]} is newer than {saved}: if the data have changed, stop, and start a new run "
         "with another --output."
     )
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """All that is in a dataset's folder, but for what runs themselves keep there."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if "cache" not in path.relative_to(folder).parts)
 
 
 def read_config(folder: Path) -> Any:

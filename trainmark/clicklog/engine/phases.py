@@ -131,7 +131,7 @@ class EmbeddedEngine:
         rows = int(sum(sizes) / source.bytes_per_row())
         # Another way with bad rows may go on with the blocks that have none.
         settings = {key: value for key, value in job.settings.items() if key != "bad_rows"}
-        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)})
+        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)}, source.files)
         self._check_disk(rows)
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
         with progress.bytes_bar("Reading", sum(sizes)) as advance:
