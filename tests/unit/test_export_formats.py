@@ -235,7 +235,8 @@ def test_classes_are_those_of_the_evaluation(
 
     in_onnx = exported(run, "onnx") / "model.onnx"
     said = capsys.readouterr().err  # and nothing of what the exporter warns about
-    assert said.startswith("Exported ") and said.count("\n") == 1
+    assert said.startswith("Exported ")
+    assert said.count("\n") == 1
     logits = run_onnx(in_onnx, input_ids=tokens, attention_mask=mask)
     expected = runner.evaluate(run, data=None, device="cpu")["splits"]["validation"]
     right = (logits.argmax(1) == labels).double().mean().item()
