@@ -1,8 +1,8 @@
 """The planted Terabyte: a click log of the size and shape of Criteo's, as a function of the row.
 
-4.4 billion rows of 13 integers, 26 categorical values and a label. Nothing is stored: a row is made
-from its number by counter-based random numbers and integer arithmetic alone, so that a CPU (here, in
-numpy) and a GPU (`kernels/terabyte_rows.py`) make the same bits, in any order.
+4.4 billion rows of 13 integers, 26 categorical values and a label. Nothing is stored: a row is
+made from its number by counter-based random numbers and integer arithmetic alone, so that a CPU
+(here, in numpy) and a GPU (`kernels/terabyte_rows.py`) make the same bits, in any order.
 
     ids        a random number chooses a bucket of a table, and a place in the bucket: the buckets
                are equally likely and follow the column's power law, id 1 being the most frequent
@@ -16,13 +16,12 @@ docs/terabyte.md says what is like Criteo's log, and what is not.
 """
 
 import functools
+import itertools
 import os
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,11 +75,9 @@ INTERACTING = (2, 3, 4, 6, 7, 13, 17, 23)
 """Columns whose values interact in pairs: mid-sized ones."""
 RANK = 4
 """Length of the hidden vectors, of signs, whose dot products the interactions are."""
-BIAS = 0
+BIAS = -2989
 """Of the level, below the middle one: it gives 3.3 % clicks."""
 SEED = 20140101
-_TABLES_CRC = 0
-"""Of all tables. They are made with logarithms, which other libraries may round otherwise."""
 
 _CHUNK_ROWS = 1 << 15
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -179,7 +176,7 @@ def _ids(t: Tables, column: int, numbers: NDArray[np.uint64]) -> NDArray[np.int3
     fine = (random >> np.uint64(64 - 2 * BUCKET_BITS)).astype(np.int64) & (BUCKETS - 1)
     bucket = np.where(coarse == BUCKETS - 1, BUCKETS + fine, coarse)
     place = (random & np.uint64(0xFFFFFFFF)) * t.widths[column][bucket].astype(np.uint64)
-    return t.starts[column][bucket] + (place >> np.uint64(32)).astype(np.int32)
+    return np.asarray(t.starts[column][bucket] + (place >> np.uint64(32)).astype(np.int32))
 
 
 def _bins(t: Tables, column: int, numbers: NDArray[np.uint64]) -> NDArray[np.int32]:
@@ -266,10 +263,9 @@ def _frequencies(column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
     present = ROWS * (1 - MISSING_SHARES[column % len(MISSING_SHARES)])
     has_tail = last > t15 + 1
     lowest = 15.0 if has_tail else present / (100 * t15)
-    singles = np.arange(1, min(last, 4096) + 1)
-    steps = int(16 * np.log2(max(last / 4096, 1))) + 1
-    beyond = np.geomspace(4097, last + 1, steps + 1) if last > 4096 else np.array([last + 1])
-    ranks = np.concatenate([singles, np.floor(beyond)]) if last > 4096 else np.append(singles, last + 1)
+    singles = min(last, 4096)  # then 16 steps an octave
+    beyond = np.geomspace(singles + 1, last + 1, int(16 * np.log2(last / singles)) + 2)[1:]
+    ranks = np.unique(np.floor(np.append(np.arange(1, singles + 2), beyond)))
     width = np.diff(ranks)
     log_rank = np.log((ranks[:-1] + ranks[1:] - 1) / 2)
     log_15 = np.log(t15)
@@ -277,7 +273,8 @@ def _frequencies(column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
     def expected(curvature: float) -> NDArray[np.float64]:
         body = HEAD_SLOPE * (log_15 - log_rank) + curvature * (log_15**2 - log_rank**2)
-        return width * np.exp(np.where(log_rank <= log_15, np.log(lowest) + body, tail))
+        logarithm = np.where(log_rank <= log_15, np.log(lowest) + body, tail)
+        return np.asarray(width * np.exp(np.minimum(logarithm, 100)))
 
     low, high = -1.0, 30.0
     for _ in range(60):
@@ -288,7 +285,7 @@ def _frequencies(column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 def _tail(t15: float, t3: float, last: float) -> tuple[list[float], list[float]]:
     points = [(t15, 15.0), (t3, 3.0), (last, 1.0)]
-    kept = [points[0]] + [b for a, b in zip(points, points[1:], strict=False) if b[0] > a[0]]
+    kept = [points[0]] + [b for a, b in itertools.pairwise(points) if b[0] > a[0]]
     return [float(np.log(rank)) for rank, _ in kept], [float(np.log(n)) for _, n in kept]
 
 
@@ -334,7 +331,7 @@ def _inputs(counts: NDArray[np.int32]) -> NDArray[np.int32]:
     score[::4] *= -1
     size = STRENGTH * np.sqrt(SHARES["numerical"] / NUM_NUMERICAL) * LEVELS_PER_LOGIT
     added = np.rint(size * score).astype(np.int32)
-    return (added << 16) | seen.view(np.uint16).astype(np.int32)
+    return np.asarray((added << 16) | seen.view(np.uint16).astype(np.int32))
 
 
 def _amplitudes(

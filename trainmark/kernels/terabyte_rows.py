@@ -47,11 +47,12 @@ class RowsOnDevice:
     """[B] bool"""
     ids: Tensor
     """[columns, B] int32"""
-    levels: Tensor
-    """[B] int32"""
+    levels: Tensor | None = None
+    """[B] int32, where the hidden model's are wanted."""
 
     @staticmethod
     def empty(num_rows: int, tables: RowTables) -> "RowsOnDevice":
+        """Room for rows and their levels."""
         device, columns = tables.starts.device, len(tables.starts)
         shape = (num_rows, len(tables.inputs))
         return RowsOnDevice(
@@ -84,13 +85,14 @@ def make_rows(tables: RowTables, first: int, into: RowsOnDevice) -> None:
         into.numerical.view(torch.int16),
         into.labels.view(torch.int8),
         into.ids,
-        into.levels,
+        into.labels if into.levels is None else into.levels,
         COLUMNS=len(tables.starts),
         NUMERICAL=len(tables.inputs),
         BUCKET_BITS=(tables.starts.shape[1] // 2).bit_length() - 1,
         LEVELS=len(tables.thresholds),
         PAIR_WEIGHT=tables.pair_weight,
         LOWEST=tables.lowest_level,
+        WITH_LEVELS=into.levels is not None,
         ROWS=ROWS_PER_PROGRAM,
     )
 
@@ -120,7 +122,8 @@ if triton is not None:
         starts, widths, inputs, streams, salts, amplitudes, thresholds, interacting, table_rows,
         numerical, labels, ids, levels,
         COLUMNS: tl.constexpr, NUMERICAL: tl.constexpr, BUCKET_BITS: tl.constexpr,
-        LEVELS: tl.constexpr, PAIR_WEIGHT: tl.constexpr, LOWEST: tl.constexpr, ROWS: tl.constexpr,
+        LEVELS: tl.constexpr, PAIR_WEIGHT: tl.constexpr, LOWEST: tl.constexpr,
+        WITH_LEVELS: tl.constexpr, ROWS: tl.constexpr,
     ):  # fmt: skip
         BUCKETS: tl.constexpr = 1 << BUCKET_BITS
         place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -172,4 +175,5 @@ if triton is not None:
         stream = tl.load(streams + COLUMNS + (NUMERICAL + 1) // 2).to(tl.uint64, bitcast=True)
         draw = (_random(numbers, stream) >> 32).to(tl.uint32)
         tl.store(labels + place, (draw < threshold).to(tl.int8), wanted)
-        tl.store(levels + place, level, wanted)
+        if WITH_LEVELS:
+            tl.store(levels + place, level, wanted)

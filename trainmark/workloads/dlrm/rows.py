@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trainmark.clickdata import feature_spec
 from trainmark.clickdata.numerical import log_transform
 from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
+from trainmark.config import filled
 from trainmark.errors import InputError
 from trainmark.hardware.devices import host_memory_bytes
 from trainmark.workloads.dlrm.runs import DlrmRun, PageCache
@@ -239,6 +240,7 @@ def planted_clicks(cfg: DlrmRun) -> PlantedClicks:
 
 def synthetic_range(cfg: DlrmRun, split: str) -> tuple[int, int]:
     """The rows of a synthetic split: train first, then test and validation, equally long."""
-    train, held_out = cfg.synthetic_rows, min(cfg.synthetic_rows, SYNTHETIC_HELD_OUT)
+    train = filled(cfg.synthetic_rows)
+    held_out = min(train, SYNTHETIC_HELD_OUT)
     start = {"train": 0, "test": train, "validation": train + held_out}[split]
     return start, start + (train if split == "train" else held_out)
