@@ -305,7 +305,7 @@ def test_other_days_are_read_with_what_was_fitted(tmp_path: Path) -> None:
     last = {name: column[TRAIN:] for name, column in columns.items()}
     write_csv(later / "log.csv", **dict(reversed(last.items())))
     again = prepare(later, "", columns=None, vocabulary=first, holdout="0.5")
-    whole = encode([str(later / "log.csv")], first, tmp_path / "whole")
+    whole = encode(str(later / "log.csv"), first, tmp_path / "whole")
     np.testing.assert_array_equal(read(whole, "test")["numerical"], held_out(first))
     np.testing.assert_array_equal(held_out(again), held_out(first)[50:])
     for data in (again, whole):
