@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from trainmark.config import SYNTHETIC, filled
+from trainmark.config import filled
 from trainmark.embeddings.placement import access
 from trainmark.embeddings.placement import placement as placements
 from trainmark.embeddings.placement.access import AccessProfile
@@ -27,7 +27,9 @@ from trainmark.workloads.dlrm.runs import (
     DlrmRun,
     TableFormat,
     has_narrow_tables,
+    has_power_law,
     in_other_formats,
+    is_generated,
     mlp_parameters,
     smaller,
     table_bytes,
@@ -129,7 +131,7 @@ def room(cfg: DlrmRun, costs: TableCosts) -> float:
 def profiles(cfg: DlrmRun) -> list[AccessProfile]:
     """How often the rows of each table are looked up, as far as it is known."""
     rows = cfg.model.table_rows
-    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted":
+    if has_power_law(cfg):
         return [access.power_law(count) for count in rows]
     if not counted(cfg):
         return [access.uniform(count) for count in rows]
@@ -152,7 +154,7 @@ def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
 
 def counted(cfg: DlrmRun) -> bool:
     """Whether preparation left the counts of all values with the data."""
-    if cfg.data in (None, SYNTHETIC):
+    if cfg.data is None or is_generated(cfg.data):
         return False
     folder = Path(cfg.data or "")
     tables = range(len(cfg.model.table_rows))

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.config import filled
-from trainmark.contract import Data, DeviceBytes
+from trainmark.contract import Data, DeviceBytes, Predictions
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.kernels.click_loss import click_loss_of_logits
-from trainmark.metrics import binary_metrics
 from trainmark.training.batches import rank_shares
 from trainmark.training.optimizers import (
     LossScale,
@@ -111,9 +110,10 @@ class DlrmTrainer:
         tensors = [batch.numerical, batch.labels, *(group.ids for group in batch.groups)]
         features = [group.features for group in batch.groups]
         if self._slots and max_samples is None and batch.samples == self.cfg.micro_batch:
-            slot = self._slots.fill(tensors, partial(self._only_micro_batch, features))
+            prepare = partial(self._only_micro_batch, features)
+            slot = self._slots.fill(tensors, prepare, batch.make)
             return _prepared(batch, [], slot.ready, slot.prepared, slot)
-        (numerical, labels, *ids), ready = self._copy(tensors, _widened)
+        (numerical, labels, *ids), ready = self._copy(tensors, _widened, batch.make)
         parts = self._parts(batch, max_samples or filled(self.cfg.micro_batch))
         lookups, lookups_ready = self._copy.then(
             lambda: self._lookups(_groups(features, ids), parts)
@@ -360,8 +360,8 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
     return predict
 
 
-def evaluate(trainer: DlrmTrainer, data: Data[ClickBatch]) -> dict[str, float | None]:
-    """AUC, log loss, accuracy and calibration over all rows of a split."""
+def predict(trainer: DlrmTrainer, data: Data[ClickBatch]) -> Predictions:
+    """Click logits and labels of all rows of a split."""
     pieces = []
     for batch in data:
         prepared = trainer.prepare_to_predict(batch, filled(trainer.cfg.eval_batch))
@@ -378,4 +378,4 @@ def evaluate(trainer: DlrmTrainer, data: Data[ClickBatch]) -> dict[str, float | 
             f"finite, the first for row {int(bad[0])}. Check the values of that row; if all rows "
             "are affected, the weights have grown without bound: lower lr."
         )
-    return binary_metrics(joined, labels > 0)
+    return Predictions(logits=joined.contiguous(), labels=labels > 0)
