@@ -379,8 +379,7 @@ def widths(model: Model) -> tuple[int, ...]:
         return model.table_widths
     # As many numbers as tell so many values apart, and some room; powers of 2 lie well in memory.
     return tuple(
-        min(model.embedding_dim, 1 << math.ceil(math.log2(6 * rows**0.25)))
-        for rows in model.table_rows
+        min(model.embedding_dim, 1 << round(math.log2(6 * rows**0.25))) for rows in model.table_rows
     )
 
 
