@@ -225,7 +225,7 @@ def test_killed_twenty_times(log: Path, tmp_path: Path, undisturbed: dict[str, b
 def test_a_finished_phase_is_not_done_again(
     log: Path, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*args: object) -> None:
+    def stop(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

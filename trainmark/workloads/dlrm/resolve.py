@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmark.clickdata import feature_spec, identity
+from trainmark.clickdata import feature_spec, identity, negatives
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware.devices import Cluster, lacks
@@ -19,6 +19,7 @@ from trainmark.workloads.dlrm.runs import (
     Model,
     demo_schedule,
     fitted_fields,
+    has_narrow_tables,
     in_other_formats,
     mlp_parameters,
     table_parameters,
@@ -34,7 +35,7 @@ MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     """Take features, table rows and the best AUC from the data, and check the network's shape."""
     problems: list[str] = []
-    cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=()))
+    cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=(), negative_rate=1.0))
     if cfg.data is None:
         problems.append(
             f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
@@ -47,6 +48,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
             problems.append(str(error))
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
+    problems += _width_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
@@ -81,7 +83,12 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
     raise_all(_disagreements(cfg, model, folder))
-    cfg = dataclasses.replace(cfg, model=model, dataset=identity.of_dataset(folder))
+    cfg = dataclasses.replace(
+        cfg,
+        model=model,
+        dataset=identity.of_dataset(folder),
+        negative_rate=negatives.negative_rate(folder),
+    )
     cfg = _with_schedule(cfg, spec, folder)
     best = spec.metadata.get("best_auc")
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
@@ -220,6 +227,39 @@ def _torchrec_problems(cfg: DlrmRun) -> list[str]:
             f"Received: {cfg.optimizer.weight_decay}. Leave one of them out."
         )
     return problems
+
+
+def _width_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+    """Of tables that are narrower than others."""
+    model, chosen = cfg.model, cfg.model.table_widths
+    if chosen is None:
+        return []
+    if chosen != "auto":
+        found = f"Received: {_words(chosen)}."
+        if len(chosen) != len(model.table_rows):
+            return [
+                f"model.table_widths must have a width for each of the {len(model.table_rows)} "
+                f"tables. {found}"
+            ]
+        if not all(1 <= width <= model.embedding_dim for width in chosen):
+            return [
+                "model.table_widths must lie between 1 and model.embedding_dim "
+                f"({model.embedding_dim}). {found}"
+            ]
+    if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
+        return []
+    reasons = {
+        f"several devices ({cluster})": cluster.world > 1,
+        "--engine torchrec": cfg.sharding.engine == "torchrec",
+        f"--table-precision {cfg.table_format.table_precision}": in_other_formats(cfg),
+        f"--placement {cfg.sharding.placement}": cfg.sharding.placement.endswith(".json"),
+    }
+    return [
+        "Tables of several widths lie on one device, in fp32, in this version. Received: "
+        f"model.table_widths with {reason}. Leave one of them out."
+        for reason, is_so in reasons.items()
+        if is_so
+    ]
 
 
 def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -46,12 +48,18 @@ class Model:
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
+    table_widths: tuple[Width, ...] | Literal["auto"] | None = None
+    """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
+    a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
     top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the top MLP; the last one must be 1."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
-    """Whose documented initialisation to use for the MLPs; tables are uniform +-sqrt(1/rows)."""
+    """Whose documented initialisation to use for the MLPs."""
+    table_init: NotNegative | None = None
+    """Tables begin with uniform numbers up to this size; by default, as published, up to
+    sqrt(1 / rows of the table)."""
     dropout: Share = 0.0
     """Share of what the MLPs' hidden layers pass on that is dropped in training."""
     interaction_dropout: Share = 0.0
@@ -125,6 +133,8 @@ class DlrmRun(Run):
     optimizer: Optimizer = Optimizer()
     table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
+    positive_weight: Positive = 1.0
+    """How many times a click counts in the training loss. Predictions take it back."""
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: Count = 262_144
@@ -140,6 +150,10 @@ class DlrmRun(Run):
     """Best possible AUC on this data, where it is known (set from planted data)."""
     schedule_steps: Annotated[Count | None, tyro.conf.Suppress] = None
     """Steps that the demo's schedule was made for (set from a dataset's rows, and the epochs)."""
+    negative_rate: Annotated[Positive, tyro.conf.Suppress] = 1.0
+    """Share of the training rows without a click that preparation kept (set from the dataset)."""
+    score_offset: Annotated[Finite | None, tyro.conf.Suppress] = None
+    """What predictions add to the logit, whatever data they are for (set of a trained run)."""
     dataset: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
     """The dataset's columns, a line each (set from it; see `clickdata.identity`)."""
 
@@ -327,8 +341,25 @@ def width_without_zeros(model: Model) -> int:
     return model.embedding_dim + vectors * (vectors - 1) // 2
 
 
+def widths(model: Model) -> tuple[int, ...]:
+    """Of each table."""
+    if model.table_widths is None:
+        return (model.embedding_dim,) * len(model.table_rows)
+    if model.table_widths != "auto":
+        return model.table_widths
+    # As many numbers as tell so many values apart, and some room; powers of 2 lie well in memory.
+    return tuple(
+        min(model.embedding_dim, 1 << math.ceil(math.log2(6 * rows**0.25)))
+        for rows in model.table_rows
+    )
+
+
+def has_narrow_tables(model: Model) -> bool:
+    return any(width < model.embedding_dim for width in widths(model))
+
+
 def table_parameters(model: Model) -> int:
-    return sum(model.table_rows) * model.embedding_dim
+    return sum(map(operator.mul, model.table_rows, widths(model)))
 
 
 def table_formats(cfg: DlrmRun) -> list[str]:
@@ -344,9 +375,10 @@ def table_formats(cfg: DlrmRun) -> list[str]:
 
 def table_bytes(cfg: DlrmRun) -> int:
     """Bytes of all tables as they are stored, without the optimiser's state."""
+    tables = zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
     return sum(
-        rows * (cfg.model.embedding_dim * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
-        for rows, kind in zip(cfg.model.table_rows, table_formats(cfg), strict=True)
+        rows * (width * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
+        for rows, width, kind in tables
     )
 
 
@@ -365,16 +397,31 @@ def sizes(cfg: DlrmRun) -> dict[str, int]:
     }
 
 
+# --- predictions
+
+
+def score_offset(cfg: DlrmRun) -> float:
+    """What to add to a logit, so that it is of the log's own click rate.
+
+    Where negatives are kept at a rate r, and clicks count w times, a model learns odds that are
+    w / r times too high.
+    """
+    if cfg.score_offset is not None:
+        return cfg.score_offset
+    return math.log(cfg.negative_rate) - math.log(cfg.positive_weight)
+
+
 # --- less memory
 
 
 def for_prediction(cfg: DlrmRun) -> DlrmRun:
     """Tables placed on whatever devices are here, without an optimiser's state, which may take as
-    much memory as they do: SGD has none."""
+    much memory as they do: SGD has none. Scores stay those of the data that it was trained on."""
     return dataclasses.replace(
         cfg,
         optimizer=dataclasses.replace(cfg.optimizer, name="sgd", weight_decay=0.0),
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
+        score_offset=score_offset(cfg),
     )
 
 
