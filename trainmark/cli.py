@@ -19,6 +19,7 @@ import tyro
 from trainmark import __version__
 from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, unknown
+from trainmark.inference.options import Checkpoint
 from trainmark.verbs.flags import first_line, first_word, parse, parse_run, split_at, without_flags
 
 SPIN_COUNT = "10000"
@@ -156,15 +157,17 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 
 def _evaluate(arguments: list[str], started: float) -> None:
-    """The newest checkpoint of a run on its held-out data."""
+    """A checkpoint of a run on its held-out data."""
     from trainmark.verbs.runs import evaluate
 
     options = parse(EvaluateOptions, arguments, "evaluate")
-    evaluate(options.folder, data=options.data, device=options.device)
+    evaluate(
+        options.folder, data=options.data, device=options.device, checkpoint=options.checkpoint
+    )
 
 
 def _infer(arguments: list[str], started: float) -> None:
-    """Latency and throughput of a run's newest checkpoint, by batch size."""
+    """Latency and throughput of a run's checkpoint, by batch size."""
     from trainmark.inference.options import InferOptions
     from trainmark.verbs.runs import infer
 
@@ -202,15 +205,15 @@ def _align(arguments: list[str], started: float) -> int:
 
 
 def _export(arguments: list[str], started: float) -> None:
-    """A run's newest checkpoint in the layout of other software."""
+    """A run's checkpoint in the layout of other software."""
     options = parse(ExportOptions, arguments, "export")
     from trainmark.verbs.export import export
 
-    print(export(options.folder, options.format, options.output))
+    print(export(options.folder, options.format, options.output, options.checkpoint))
 
 
 def _serve(arguments: list[str], started: float) -> None:
-    """Scores over HTTP, of a run's newest checkpoint or of an exported model."""
+    """Scores over HTTP, of a run's checkpoint or of an exported model."""
     from trainmark.inference.options import ServeOptions
 
     options = parse(ServeOptions, arguments, "serve")
@@ -333,10 +336,12 @@ class PlanOptions(ShowOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """Evaluate the newest checkpoint in a run's folder."""
+    """Evaluate a checkpoint in a run's folder."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run."""
+    checkpoint: Checkpoint = None
+    """Which one; default: the best if the run had --patience, else the last."""
     data: str | None = None
     """Another dataset to evaluate on; default: the run's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -375,10 +380,12 @@ class AlignOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Export the newest checkpoint in a run's folder."""
+    """Export a checkpoint in a run's folder."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run."""
+    checkpoint: Checkpoint = None
+    """Which one; default: the best if the run had --patience, else the last."""
     format: Literal["onnx", "torch", "safetensors"] = "safetensors"
     """safetensors: weights in the layout of Hugging Face's transformers or, for a recommender, with
     a few lines of plain PyTorch that load them. onnx (extra `export`) and torch, a program of

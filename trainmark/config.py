@@ -81,6 +81,9 @@ class Run:
     """End the run at the first evaluation that reaches the target."""
     quality_split: Literal["test", "validation"] = "test"
     """Held-out data that the target is judged on."""
+    patience: int | None = None
+    """End the run after so many evaluations without a better one, and keep the best checkpoint. The
+    validation split is evaluated for it, if there is one, and the others with the best weights."""
 
     warmup_clock: int = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
@@ -191,7 +194,7 @@ OBSERVATION = frozenset(
     {"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tensorboard"}
 )
 # What a continued run may change besides: how far it goes.
-EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target"})
+EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target", "patience"})
 # How the same arithmetic is laid out over devices: it may be continued on others. Workloads have
 # more such fields (`contract.Definition.layout_fields`).
 LAYOUT = frozenset({"micro_batch", "accumulate"})

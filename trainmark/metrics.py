@@ -128,6 +128,15 @@ def reached(value: float | None, target: float | None, better: str) -> bool | No
     return value >= target if better == "higher" else value <= target
 
 
+def improves(value: float | None, best: float | None, better: str) -> bool:
+    """Whether a value is better than the best one before it; an undefined one never is."""
+    if value is None or not math.isfinite(value):
+        return False
+    if best is None:
+        return True
+    return value > best if better == "higher" else value < best
+
+
 PARTS_OF_CURVE = 10
 CLEAR_RISE_ERRORS = 4  # standard errors: the lowest of nine means lies below the others by chance
 CLEAR_RISE_SHARE = 0.05  # of the lowest mean

@@ -47,4 +47,4 @@ def rows_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], No
 
 
 def say(text: str) -> None:
-    Console(stderr=True).print(text, highlight=False)
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)

@@ -39,10 +39,13 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     for name, least in (
         ("epochs", 1), ("max_steps", 1), ("evals_per_epoch", 0), ("warmup_clock", 0),
         ("log_every", 1), ("keep_checkpoints", 1), ("eval_batch", 1), ("seed", 0),
+        ("patience", 1),
     ):  # fmt: skip
         value = getattr(run, name)
         if value is not None and value < least:
             problems.append(f"{name} must be at least {least}. Received: {value}.")
+    if run.patience and run.evals_per_epoch == 0:
+        problems.append("patience counts evaluations: evals_per_epoch must be at least 1, not 0.")
     if run.target is not None and not math.isfinite(run.target):
         problems.append(f"target must be a finite number. Received: {run.target}.")
     if run.loss_scale != "dynamic" and not 0 < run.loss_scale < math.inf:

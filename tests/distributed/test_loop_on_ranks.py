@@ -34,6 +34,7 @@ BASE = ToyRun(
     evals_per_epoch=2,
     checkpoint_every="never",
 )
+RISING_LR = 2.0
 STEPS = 20  # 230 rows in 10 batches, twice
 
 SCENARIOS: dict[str, tuple[ToyRun, dict[str, int]]] = {
@@ -58,7 +59,9 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
     except InputError as error:
         ended = str(error)
     totals = training.clocks.totals
+    at_end = training.workload.evaluate(training.trainer, training._data("test"))
     return {
+        "error_at_end": at_end["error"],
         "ended": ended,
         "counts": training.global_counts(),
         "local_samples": totals.samples,
@@ -86,6 +89,11 @@ def _on_a_rank(rank: int, folder: Path) -> None:
         found[f"{name}, saving"] = run(
             dataclasses.replace(cfg, max_steps=7, checkpoint_every="3 steps"), mesh,
             folder / f"{name}, saving",
+        )  # fmt: skip
+        # A rate so high that the error soon rises for good.
+        found[f"{name}, patient"] = run(
+            dataclasses.replace(cfg, patience=1, lr=RISING_LR, evals_per_epoch=10), mesh,
+            folder / f"{name}, patient",
         )  # fmt: skip
         found[f"{name}, poisoned"] = run(
             dataclasses.replace(cfg, poisoned_row=71), mesh, folder / f"{name}, poisoned"
@@ -189,6 +197,29 @@ def test_two_ranks_count_the_samples_of_one(
 def test_ranks_save_together_at_any_step(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         assert rank[f"{name}, saving"]["saved"] == ["step-00000006", "step-00000007"]
+
+
+@pytest.mark.parametrize("name", ["pipeline", "data parallel"])
+def test_ranks_run_out_of_patience_together(
+    folder: Path, ranks: list[dict[str, Any]], name: str
+) -> None:
+    output = folder / f"{name}, patient"
+    cfg = dataclasses.replace(BASE, patience=1, lr=RISING_LR, evals_per_epoch=10)
+    alone = run(cfg, meshes.single(CPU), folder / f"alone, patient, {name}")
+    best = min(range(len(alone["evaluations"])), key=lambda i: alone["evaluations"][i][1])
+    assert best == len(alone["evaluations"]) - 2
+    for rank in ranks:
+        found = rank[f"{name}, patient"]
+        assert (found["step"], found["saved"]) == (alone["step"], alone["saved"])
+        assert found["saved"][-1] == f"step-{found['step'] - 1:08d}"
+        expected = [error for _, error in alone["evaluations"]]
+        assert [error for _, error in found["evaluations"]] == pytest.approx(expected, rel=1e-3)
+        # The weights that the ranks ended with are the best ones.
+        assert found["error_at_end"] == pytest.approx(expected[best], rel=1e-3)
+    for key, tensor in weights(output).items():
+        torch.testing.assert_close(
+            tensor, weights(folder / f"alone, patient, {name}")[key], rtol=1e-3, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["pipeline", "data parallel"])

@@ -38,9 +38,14 @@ from trainmark.files import fsync_folder
 
 
 def save(
-    root: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], keep: int
+    root: Path,
+    step: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    keep: int,
+    best: int | None = None,
 ) -> Path:
-    """Write `root/step-<step>`, then remove all but the last `keep` checkpoints.
+    """Write `root/step-<step>`, then remove all but the best and the last `keep` checkpoints.
 
     With torch.distributed initialised, every rank calls this with its own tensors: a DTensor is
     written shard by shard, `Boxes` box by box, a plain tensor that several ranks name is written
@@ -52,17 +57,19 @@ def save(
         tensors: by global name, on any device.
         state: whatever else is needed to continue, as plain JSON.
         keep: how many checkpoints stay, this one included.
+        best: the step of another one that stays.
     """
     if keep < 1:
         raise InputError(f"A run keeps at least 1 checkpoint; received keep = {keep}.")
     _refuse_what_cannot_be_saved(tensors, state)
-    target = root / f"step-{step:08d}"
+    target = folder_of(root, step)
+    kept = target if best is None else folder_of(root, best)
     writer = Writer(
         folder=root / f".writing-{target.name}",
         step=step,
         state=state,
         prepare=lambda needed_bytes: make_room(root, needed_bytes),
-        publish=lambda folder: _publish(folder, target, keep),
+        publish=lambda folder: _publish(folder, target, keep, kept),
     )
     try:
         _run_dcp(dcp.save, tensors, storage_writer=writer, planner=SavePlanner())
@@ -131,6 +138,11 @@ def all_checkpoints(root: Path) -> list[Path]:
     found = {path: _COMPLETE.fullmatch(path.name) for path in root.glob("step-*")}
     ages = {path: (int(match[1]), match[2] is None) for path, match in found.items() if match}
     return sorted(ages, key=ages.__getitem__)
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies, if there is one."""
+    return root / f"step-{step:08d}"
 
 
 def latest(root: Path) -> Path | None:
@@ -213,7 +225,7 @@ def _listing(paths: Iterable[Path]) -> str:
 _COMPLETE = re.compile(r"step-(\d{8,})(\.old)?")
 
 
-def _publish(finished: Path, target: Path, keep: int) -> None:
+def _publish(finished: Path, target: Path, keep: int, best: Path) -> None:
     """Give a finished folder its name, then remove the oldest checkpoints."""
     replaced = target.with_suffix(".old")  # still found as a checkpoint, until the new one is
     if target.exists():
@@ -223,7 +235,7 @@ def _publish(finished: Path, target: Path, keep: int) -> None:
     fsync_folder(target.parent)
     _remove(replaced)
     for path in all_checkpoints(target.parent)[:-keep]:
-        if path != target:  # whatever its number: it is the one that was just written
+        if path not in (target, best):  # whatever its number: one was just written
             _remove(path)
 
 

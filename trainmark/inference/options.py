@@ -8,13 +8,17 @@ import tyro
 
 from trainmark.config import Precision
 
+Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|last|step-N")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class InferOptions:
-    """Time the predictions of the newest checkpoint in a run's folder, batch size by batch size."""
+    """Time the predictions of a run's checkpoint, batch size by batch size."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run."""
+    checkpoint: Checkpoint = None
+    """Which one; default: the best if the run had --patience, else the last."""
     batches: str | None = None
     """Samples of a request, several sizes with commas between them. By default the workload's own,
     of which those are left out that the data has too few samples for."""
@@ -33,8 +37,9 @@ class ServeOptions:
     """Score rows over HTTP: clicks, or sentences."""
 
     folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run, whose newest checkpoint is served, or a folder of trainmark export
-    (safetensors)."""
+    """Output folder of a run, or a folder of trainmark export (safetensors)."""
+    checkpoint: Checkpoint = None
+    """Which one of a run's; default: the best if the run had --patience, else the last."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
     ask then."""

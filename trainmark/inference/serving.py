@@ -10,6 +10,7 @@ from trainmark.contract import Definition, Scorer, Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.inference.options import ServeOptions
+from trainmark.progress import say
 from trainmark.run import run_folder
 
 PACKAGES = ("fastapi", "uvicorn")
@@ -25,18 +26,25 @@ def serve(options: ServeOptions) -> None:
 
 
 def load(options: ServeOptions) -> Scorer:
-    """The model in a folder: a run's newest checkpoint, or what `trainmark export` wrote."""
+    """The model in a folder: a checkpoint of a run, or what `trainmark export` wrote."""
     workload, run = _identify(options.folder)
+    if options.checkpoint and run is None:
+        raise InputError(
+            f"--checkpoint chooses among those of a run; {options.folder} is an exported model."
+        )
     if workload.load_scorer is None:
         raise InputError(
             f"{options.folder} holds a {workload.name} model, which is no model to score rows "
             "with; trainmark export makes a folder of it that text generation servers load."
         )
+    path = run_folder.find_checkpoint(options.folder, options.checkpoint) if run else None
+    if path:
+        say(f"Serving {path} ({run_folder.role(path)}).")
     return workload.load_scorer(
         Served(
             folder=options.folder,
             run=run,
-            checkpoint=run_folder.find_checkpoint(options.folder) if run else None,
+            checkpoint=path,
             device=_device(options.device),
             data=options.data,
             values=options.values,

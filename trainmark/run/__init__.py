@@ -1,7 +1,8 @@
 """One run: the training loop, its clocks, its folder, its result.
 
 runner.py       from a configuration to a finished run, or to a loaded model
-loop.py         THE training loop; feed.py prepares its batches ahead
+loop.py         THE training loop; feed.py prepares its batches ahead; profiler.py traces steps
+patience.py     best, not last: the split that is watched, and its best evaluation
 clocks.py       whole, train and core time; the sample counter
 memory.py       what a run needs of a device, and whether it is there
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop

@@ -18,13 +18,15 @@ from torch import Tensor
 from trainmark import metrics
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.room import check_room
-from trainmark.config import Interval, Run, parse_profile, to_plain
+from trainmark.config import Interval, Run, to_plain
 from trainmark.contract import AnyWorkload, Data, Prepared, Trainer
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.run.clocks import Clocks
 from trainmark.run.feed import Feed
-from trainmark.run.result import Evaluation
+from trainmark.run.patience import best_after, watched_split
+from trainmark.run.profiler import Profiler
+from trainmark.run.result import Best, Evaluation
 from trainmark.run.run_folder import CHECKPOINTS
 from trainmark.run.runlog import RunLog, SilentLog
 from trainmark.run.signals import StopRequest
@@ -40,6 +42,8 @@ class Progress:
     evaluations: list[Evaluation] = field(default_factory=list)
     evaluated_at_s: list[float] = field(default_factory=list)
     """End-to-end time of each evaluation."""
+    best: Best | None = None
+    """With patience, the best evaluation so far; its checkpoint is kept."""
     first_loss: float | None = None
     last_loss: float | None = None
 
@@ -83,6 +87,8 @@ class Training:
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
         self.progress = Progress()
         self.log = RunLog(output, cfg, started) if mesh.is_main else SilentLog()
+        self._watched = watched_split(cfg, workload)
+        self._best_taken: Best | None = None
         self.data = self._data("train")
         splits = (*workload.held_out_splits(cfg), cfg.quality_split)
         self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
@@ -91,14 +97,14 @@ class Training:
         self._saved_at = time.perf_counter()
 
     def run(self) -> None:
-        """Train until the last step or the target, then evaluate, then save."""
+        """Train until the last step, the target or the end of patience; evaluate, and save."""
         cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
         self._check_disk()
         with self.log, StopRequest() as stop:
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
             self.log.training_starts(step=progress.step, total_steps=total_steps)
             if cfg.initial_evaluation and progress.step == 0:
-                self._evaluate(cfg.quality_split)
+                self._evaluate(self._watched)
 
             clocks.train_starts()
             self.feed = Feed(iter(self.data), self.trainer, clocks, self.mesh.device)
@@ -116,7 +122,10 @@ class Training:
                 if (progress.step - 1) % self.data.steps_per_epoch in eval_steps:
                     self._look()
                     with clocks.pause("evaluation"):
-                        self._evaluate(cfg.quality_split)
+                        self._evaluate(self._watched)
+                    if self._is_best():
+                        with clocks.pause("checkpoint"):
+                            self._save()
                 if self._must_save(stop):
                     self._look()
                     with clocks.pause("checkpoint"):
@@ -128,10 +137,12 @@ class Training:
             self._look()
             profiler.stop()
             self.log.training_ends()
+            if cfg.patience is not None:
+                self._take_best_weights()
             for split in self.workload.held_out_splits(cfg):
                 if not self._is_evaluated(split):
                     self._evaluate(split)
-            if cfg.checkpoint_every != "never" and self._unsaved:
+            if cfg.checkpoint_every != "never" and not self._best_taken:
                 self._save()
             clocks.run_ends()
 
@@ -155,20 +166,29 @@ class Training:
 
     def _check_disk(self) -> None:
         """A disk without room for a checkpoint is found now, not after what it should keep."""
-        if self.cfg.checkpoint_every != "never":
+        if self.cfg.checkpoint_every != "never" or self.cfg.patience is not None:
             tensors = self._weights() | self._trainer_state()
             check_room(self.output / CHECKPOINTS, tensors)
 
     @property
     def total_steps(self) -> int:
-        """The step that the run ends with, unless it reaches its target before."""
+        """The step that the run ends with, unless target or patience end it before."""
         all_epochs: int = self.cfg.epochs * self.data.steps_per_epoch
         return all_epochs if self.cfg.max_steps is None else min(self.cfg.max_steps, all_epochs)
 
     @property
     def has_finished(self) -> bool:
         """Whether there is no step left to do."""
-        return self.progress.step >= self.total_steps or self._target_ends_run()
+        return self.ended is not None
+
+    @property
+    def ended(self) -> str | None:
+        """Why there is no step left to do; None while there is one."""
+        if self.progress.step >= self.total_steps:
+            return "max_steps" if self.progress.step == self.cfg.max_steps else "epochs"
+        if self._target_ends_run():
+            return "target"
+        return "patience" if self._patience_ends_run() else None
 
     def _restore(self, path: Path) -> None:
         state = checkpoints.load(path, self._weights() | self._trainer_state(), exact=True)
@@ -176,6 +196,8 @@ class Training:
         restored = parse(Progress, state["progress"], str(path))
         for name, value in vars(restored).items():
             setattr(self.progress, name, value)
+        if self.cfg.patience is None:
+            self.progress.best = None
         self.data.restore(state["data"])
         if self.mesh.dp_rank == 0:  # the counts in a checkpoint are sums over these ranks
             self.clocks.restore(state["clocks"])
@@ -241,17 +263,19 @@ class Training:
     # --- evaluation
 
     def _evaluate(self, split: str) -> None:
-        began = time.perf_counter()
+        began, progress, taken = time.perf_counter(), self.progress, self._best_taken
         found = self.workload.evaluate(self.trainer, self._held_out[split])
         evaluation = Evaluation(
-            at_sample=self._global_samples(),
+            at_sample=self._weights_at_sample(),
             split=split,
             metrics=found,
             seconds=time.perf_counter() - began,
         )
-        self.progress.evaluations.append(evaluation)
-        self.progress.evaluated_at_s.append(self.clocks.e2e_so_far)
-        self.log.evaluated(evaluation, self.progress.step)
+        progress.evaluations.append(evaluation)
+        progress.evaluated_at_s.append(self.clocks.e2e_so_far)
+        self.log.evaluated(evaluation, taken.step if taken else progress.step)
+        if self.cfg.patience is not None and split == self._watched and progress.step:
+            progress.best = best_after(progress.best, evaluation, progress.step, self.workload)
 
     def reaches_target(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation is on the quality split and as good as the target."""
@@ -266,8 +290,12 @@ class Training:
 
     def _is_evaluated(self, split: str) -> bool:
         """Whether the weights as they are now were evaluated on `split`."""
-        now = self._global_samples()
+        now = self._weights_at_sample()
         return any(e.split == split and e.at_sample == now for e in self.progress.evaluations)
+
+    def _weights_at_sample(self) -> int:
+        """Global samples that the weights as they are now have learned from."""
+        return self._best_taken.at_sample if self._best_taken else self._global_samples()
 
     def global_counts(self) -> dict[str, int]:
         """Samples and tokens of all data-parallel ranks."""
@@ -277,6 +305,37 @@ class Training:
 
     def _global_samples(self) -> int:
         return self.global_counts()["samples"]
+
+    # --- patience
+
+    def _is_best(self) -> bool:
+        """Whether the weights as they are now are the best ones so far."""
+        best = self.progress.best
+        return best is not None and best.step == self.progress.step
+
+    def _patience_ends_run(self) -> bool:
+        best, patience = self.progress.best, self.cfg.patience
+        return best is not None and patience is not None and best.since >= patience
+
+    def _take_best_weights(self) -> None:
+        """Replace the last weights by the best ones, after both were saved."""
+        if not self._is_evaluated(self._watched):
+            self._evaluate(self._watched)
+        best = self.progress.best
+        if self.cfg.checkpoint_every != "never" or self._is_best():
+            self._save()
+        if best is None:  # the metric was never defined: nothing to choose by
+            return
+        path = checkpoints.folder_of(self.output / CHECKPOINTS, best.step)
+        if not self._is_best():
+            if not path.is_dir():
+                raise InputError(
+                    f"{path}, the best checkpoint, is gone; the last weights are saved. Evaluate "
+                    "them with --checkpoint last."
+                )
+            checkpoints.load(path, self._weights())
+        self._best_taken = best
+        self.log.say(f"Best {best.metric} on {best.split}: {best.value:.5f}, of {path}.")
 
     # --- checkpoints
 
@@ -289,6 +348,10 @@ class Training:
         return self._interval.steps is not None and self._interval.due(step, seconds)
 
     def _save(self) -> Path:
+        """The checkpoint of this step, written unless it is there already."""
+        root, best = self.output / CHECKPOINTS, self.progress.best
+        if not self._unsaved:
+            return checkpoints.folder_of(root, self.progress.step)
         state = {
             "config": to_plain(self.cfg),
             "progress": dataclasses.asdict(self.progress),
@@ -297,11 +360,12 @@ class Training:
             "trainer": self.trainer.host_state(),
         }
         path = checkpoints.save(
-            self.output / CHECKPOINTS,
+            root,
             self.progress.step,
             self._weights() | self._trainer_state(),
             state,
             keep=self.cfg.keep_checkpoints,
+            best=best.step if best else None,
         )
         self._saved_at, self._unsaved = time.perf_counter(), False
         self.log.checkpointed(path)
@@ -338,30 +402,3 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     if device.type == "cpu":
         return lambda: None
     return lambda: torch.accelerator.synchronize(device)
-
-
-class Profiler:
-    """Traces the steps START:STOP with torch.profiler into `profile.json`."""
-
-    def __init__(self, steps: str | None, output: Path) -> None:
-        self._steps = parse_profile(steps) if steps else range(0)
-        self._path = output / "profile.json"
-        self._profile: torch.profiler.profile | None = None
-        if self._steps and self._steps.start == 0:
-            self._begin()
-
-    def step_done(self, step: int) -> None:
-        if self._steps and step == self._steps.start:
-            self._begin()
-        elif self._steps and step == self._steps.stop:
-            self.stop()
-
-    def _begin(self) -> None:
-        self._profile = torch.profiler.profile()
-        self._profile.start()
-
-    def stop(self) -> None:
-        if self._profile is not None:
-            self._profile.stop()
-            self._profile.export_chrome_trace(str(self._path))
-            self._profile = None

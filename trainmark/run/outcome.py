@@ -61,6 +61,8 @@ def make_result(
         mfu_reason=mfu_reason,
         quality=_quality(training),
         evaluations=progress.evaluations,
+        best=progress.best,
+        ended=training.ended,
         memory=_memory(mesh, monitor),
         loss=result.Loss(first=progress.first_loss, last=progress.last_loss),
         notes=_notes(training),
@@ -138,7 +140,7 @@ def _mfu(
 
 def _quality(training: Training) -> result.Quality:
     cfg, workload, progress = training.cfg, training.workload, training.progress
-    judged = [e for e in progress.evaluations if e.split == cfg.quality_split]
+    final = result.final_metrics(progress.evaluations, progress.best)
     timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
     at_sample, at_s = next(
         ((e.at_sample, at_s) for e, at_s in timed if training.reaches_target(e)), (None, None)
@@ -146,7 +148,7 @@ def _quality(training: Training) -> result.Quality:
     return result.Quality(
         metric=workload.metric,
         split=cfg.quality_split,
-        value=judged[-1].metrics[workload.metric] if judged else None,
+        value=final.get(cfg.quality_split, {}).get(workload.metric),
         target=cfg.target,
         better=workload.better,
         reached=None if cfg.target is None else at_sample is not None,
@@ -193,6 +195,12 @@ def _notes(training: Training) -> list[str]:
         notes.append(
             f"The learning rate was 0 in {idle:,} of {steps:,} steps: its schedule ended before "
             "the run did."
+        )
+    if best := training.progress.best:
+        waited = " after as many evaluations as --patience allows" * (training.ended == "patience")
+        notes.append(
+            f"Quality is that of step {best.step:,} of {steps:,}, whose {best.metric} on "
+            f"{best.split}, {best.value:.6g}, was the best{waited}."
         )
     if totals.sessions > 1:
         notes.append(

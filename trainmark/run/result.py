@@ -92,6 +92,19 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best evaluation so far, of the split that patience watches, and its checkpoint's step."""
+
+    step: int
+    at_sample: int
+    split: str
+    metric: str
+    value: float
+    since: int = 0
+    """Evaluations of the split after it, none of which was better."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Bytes. The peak as the device reports it, the maximum over devices."""
 
@@ -143,6 +156,10 @@ class Result:
     """Why `mfu` is empty."""
     quality: Quality
     evaluations: list[Evaluation]
+    best: Best | None = None
+    """With patience: the evaluation whose weights the quality is of."""
+    ended: str | None = None
+    """Why training ended: `target`, `patience`, `max_steps` or `epochs`. Null in older results."""
     aligned: Aligned | None = None
     memory: Memory
     loss: Loss
@@ -155,10 +172,22 @@ class Result:
     software: dict[str, Any]
     started: str
 
+    def final_metrics(self) -> dict[str, dict[str, float | None]]:
+        """Of each evaluated split, those of the weights that the run ended with."""
+        return final_metrics(self.evaluations, self.best)
+
     def write(self, folder: Path) -> Path:
         path = folder / FILE_NAME
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
         return path
+
+
+def final_metrics(
+    evaluations: list[Evaluation], best: Best | None
+) -> dict[str, dict[str, float | None]]:
+    """By split: the metrics of the best weights or, without patience, of the last ones."""
+    final = [e for e in evaluations if best is None or e.at_sample == best.at_sample]
+    return {evaluation.split: evaluation.metrics for evaluation in final}
 
 
 def read(folder: Path) -> Result:
@@ -230,7 +259,6 @@ def _milliseconds(at_s: float | None) -> int:
 
 def finished_event(result: Result) -> dict[str, Any]:
     """The FINISHED event's value: every metric under the names of the published system."""
-    judged = [e for e in result.evaluations if e.split == result.quality.split]
     return {
         "e2e_time": result.time_s.e2e,
         "init_time": result.time_s.init,
@@ -244,6 +272,6 @@ def finished_event(result: Result) -> dict[str, Any]:
         "throughput(ips)_pure_compute": result.throughput.p_core,
         "converged": result.quality.reached,
         f"final_{result.quality.metric}": result.quality.value,
-        "metrics": next((e.metrics for e in reversed(judged)), {}),
+        "metrics": result.final_metrics().get(result.quality.split, {}),
         "mem_gib": result.memory.peak_bytes / 2**30,
     }

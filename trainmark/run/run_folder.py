@@ -8,9 +8,8 @@ Besides what `runlog.py` writes into it, and what the verbs leave in it afterwar
     .lock                     held by the process that trains
 """
 
-import errno
-import fcntl
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, SYNTHETIC, Run, differences, to_plain
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import locked, write_atomically
 from trainmark.validation import parse
 
 CONFIG_FILE = "config.json"
@@ -86,16 +85,8 @@ def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
 @contextmanager
 def claimed(output: Path, cfg: Run) -> Iterator[None]:
     """Make `output` this run's folder, and this process the only one that trains in it."""
-    output.mkdir(parents=True, exist_ok=True)
-    with (output / LOCK_FILE).open("w") as lock:  # which goes with the process, however it ends
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                raise InputError(
-                    f"Another process trains in {output} now. Wait, or give another --output."
-                ) from None
-            # Some network file systems know no locks.
+    otherwise = f"Another process trains in {output} now. Wait, or give another --output."
+    with locked(output / LOCK_FILE, otherwise):
         write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
         yield
 
@@ -135,18 +126,64 @@ def _parse_config(data: Any, path: Path) -> Any:
     return parse(kind, data, str(path))
 
 
-def find_checkpoint(path: Path) -> Path:
-    """A checkpoint's folder, given itself or the folder of its run."""
+# --- its checkpoints
+
+
+def find_checkpoint(path: Path, which: str | None = None) -> Path:
+    """A checkpoint's folder, given itself or the folder of its run.
+
+    Args:
+        path: of either.
+        which: `best`, `last` or `step-N` of a run's; None is the best one where the run kept it,
+            else the last.
+    """
     if not path.is_dir():
         raise InputError(f"Checkpoint {path} does not exist.")
     if (path / CONFIG_FILE).exists():
-        newest = checkpoints.latest(path / CHECKPOINTS)
-        if newest is None:
-            raise InputError(f"{path} has no complete checkpoint.")
-        return newest
+        return _choose(path / CHECKPOINTS, which)
     if path.name.startswith("step-"):
         return path
     raise InputError(
         f"{path} is not a checkpoint: expected the output folder of a run, or one of the folders "
         f"{CHECKPOINTS}/step-* in it."
     )
+
+
+def _choose(root: Path, which: str | None) -> Path:
+    last = checkpoints.latest(root)
+    if last is None:
+        raise InputError(f"{root.parent} has no complete checkpoint.")
+    if which == "last":
+        return last
+    best = _best(last)
+    if which in (None, "best"):
+        if which and best is None:
+            raise InputError(
+                f"{root.parent} kept no best checkpoint: it was trained without --patience. Use "
+                f"--checkpoint last, which is {last.name}."
+            )
+        return best or last
+    number = re.fullmatch(r"(?:step-)?0*(\d{1,18})", str(which), re.ASCII)
+    found = checkpoints.folder_of(root, int(number[1])) if number else root
+    if number and found.is_dir():
+        return found
+    there = ", ".join(path.name for path in checkpoints.all_checkpoints(root))
+    raise InputError(
+        f"--checkpoint must be best, last or one of {there}, which {root.parent} has. "
+        f"Received: {which}."
+    )
+
+
+def _best(last: Path) -> Path | None:
+    """The best checkpoint, as the last one knows it."""
+    best = checkpoints.read_state(last).get("progress", {}).get("best")
+    found = checkpoints.folder_of(last.parent, best["step"]) if best else None
+    return found if found is not None and found.is_dir() else None
+
+
+def role(checkpoint: Path) -> str:
+    """In words, which of its run's checkpoints it is."""
+    last = checkpoints.latest(checkpoint.parent)
+    if last is None or last == checkpoint:
+        return "best and last" if last and _best(last) == checkpoint else "last"
+    return "best" if _best(last) == checkpoint else "neither best nor last"

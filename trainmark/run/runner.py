@@ -157,7 +157,7 @@ def _forget_peaks(mesh: Mesh) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The newest checkpoint of a run on the devices of this machine, ready to predict."""
+    """A checkpoint of a run on the devices of this machine, ready to predict."""
 
     cfg: Any
     """The run's configuration, resolved for these devices."""
@@ -175,6 +175,7 @@ class Loaded:
 def loaded(
     folder: Path,
     *,
+    checkpoint: str | None = None,
     device: str = "auto",
     data: str | None = None,
     precision: Precision | None = None,
@@ -184,6 +185,7 @@ def loaded(
 
     Args:
         folder: the run's output folder.
+        checkpoint: which of the run's (see `find_checkpoint`).
         device: auto, cpu or cuda.
         data: another dataset than the run's own.
         precision: another than the run's own.
@@ -210,7 +212,7 @@ def loaded(
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)
         check(cfg, workload)
-        path = find_checkpoint(folder)
+        path = find_checkpoint(folder, checkpoint)
         check_memory(cfg, workload, mesh, training=False)
         _settle(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
@@ -228,8 +230,10 @@ def loaded(
         )
 
 
-def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
-    """The newest checkpoint of a run on its held-out data."""
+def evaluate(
+    folder: Path, *, data: str | None, device: str, checkpoint: str | None = None
+) -> dict[str, Any]:
+    """A checkpoint of a run (see `find_checkpoint`) on its held-out data."""
 
     def check(cfg: Any, workload: AnyWorkload) -> None:
         if not workload.held_out_splits(cfg):
@@ -237,7 +241,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
                 f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
             )
 
-    with loaded(folder, device=device, data=data, check=check) as model:
+    with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
         cfg, workload, mesh = model.cfg, model.workload, model.mesh
         found = {
             split: workload.evaluate(
@@ -249,6 +253,7 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> dict[str, Any]:
         "schema": "trainmark.evaluation/1",
         "run": cfg.name,
         "checkpoint": str(model.path),
+        "role": run_folder.role(model.path),
         "step": model.step,
         "samples": model.samples,
         "data": cfg.data,

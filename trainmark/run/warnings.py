@@ -22,11 +22,11 @@ def warnings(cfg: Run, finished: Result, output: Path) -> list[str]:
         finished: its result.
         output: the run's folder, which holds the loss curve.
     """
-    last = {evaluation.split: evaluation.metrics for evaluation in finished.evaluations}
     return [
         *_few_steps(cfg, finished),
         *_risen_loss(cfg, output / finished.loss.curve),
-        *workloads.definition(cfg).warnings(cfg, last),
+        *_optimistic_choice(finished),
+        *workloads.definition(cfg).warnings(cfg, finished.final_metrics()),
     ]
 
 
@@ -37,6 +37,8 @@ def _few_steps(cfg: Run, finished: Result) -> list[str]:
     taken = f"{steps} step{'' if steps == 1 else 's'}"
     limited = cfg.max_steps is not None and finished.steps.all >= cfg.max_steps
     advice = "raise --max-steps" if limited else "lower --global-batch, or raise --epochs"
+    if finished.ended == "patience":
+        advice = "lower --global-batch or --lr, or raise --patience"
     return [
         f"The weights were updated in {taken} only; fewer than {FEW_STEPS} seldom teach a model "
         f"what is in the data. To train one, {advice}."
@@ -51,4 +53,14 @@ def _risen_loss(cfg: Run, curve: Path) -> list[str]:
     return [
         f"The training loss rose: its mean was {lowest:.4g} in the best tenth of the steps, and "
         f"{last:.4g} in the last one. Lower --lr (now {cfg.lr:g})."
+    ]
+
+
+def _optimistic_choice(finished: Result) -> list[str]:
+    best, quality = finished.best, finished.quality
+    if best is None or best.split != quality.split:
+        return []
+    return [
+        f"The {quality.split} split chose the checkpoint (--patience), so that its {best.metric} "
+        "is better than new data will show. Hold out a validation split, too, to choose by."
     ]

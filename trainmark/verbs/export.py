@@ -12,13 +12,14 @@ from trainmark.contract import MODEL_FOLDER
 from trainmark.errors import InputError
 from trainmark.files import building
 from trainmark.formatting import readable_size
+from trainmark.progress import say
 from trainmark.run import run_folder
 
 PACKAGES = ("onnx", "onnxscript")  # of the extra, for --format onnx
 
 
-def export(folder: Path, layout: str, output: Path | None) -> Path:
-    """Write the newest checkpoint of a run. Returns the folder that was written.
+def export(folder: Path, layout: str, output: Path | None, checkpoint: str | None = None) -> Path:
+    """Write a checkpoint of a run (see `find_checkpoint`). Returns the folder that was written.
 
     The workload knows the layouts (`contract.Definition.exporters`).
     """
@@ -33,7 +34,8 @@ def export(folder: Path, layout: str, output: Path | None) -> Path:
         raise InputError(f"{target} is a file; expected a folder to write to.")
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty. Give another --output.")
-    path = run_folder.find_checkpoint(folder)
+    path = run_folder.find_checkpoint(folder, checkpoint)
+    say(f"Exporting {path} ({run_folder.role(path)}).")
     sizes = [
         tensor.nbytes
         for name, tensor in checkpoints.shapes(path).items()

@@ -146,12 +146,12 @@ def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> No
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def evaluate(folder: Path, *, data: str | None, device: str) -> None:
-    """Evaluate a run's newest checkpoint, print what came out, and keep it in the run's folder."""
+def evaluate(folder: Path, *, data: str | None, device: str, checkpoint: str | None) -> None:
+    """Evaluate a run's checkpoint, print what came out, and keep it in the run's folder."""
     from trainmark.distributed.mesh import is_main_process
     from trainmark.run import runner
 
-    evaluation = runner.evaluate(folder, data=data, device=device)
+    evaluation = runner.evaluate(folder, data=data, device=device, checkpoint=checkpoint)
     if not is_main_process():
         return
     table = Table(box=None, header_style="bold")
@@ -163,7 +163,8 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> None:
         values = [found[name] for found in splits.values()]
         table.add_row(name, *("undefined" if v is None else f"{v:.6f}" for v in values))
     console = Console()
-    console.print(evaluation["checkpoint"], markup=False, highlight=False, soft_wrap=True)
+    chosen = f"{evaluation['checkpoint']} ({evaluation['role']})"
+    console.print(chosen, markup=False, highlight=False, soft_wrap=True)
     console.print(table)
     if evaluation["best_possible"]:
         metric, best = evaluation["metric"], evaluation["best_possible"]
@@ -172,13 +173,15 @@ def evaluate(folder: Path, *, data: str | None, device: str) -> None:
 
 
 def infer(options: InferOptions) -> None:
-    """Time a run's newest checkpoint, print the table, and keep it in the run's folder."""
+    """Time a run's checkpoint, print the table, and keep it in the run's folder."""
     from trainmark.inference import latency
     from trainmark.report.tables import grid_table, inference_grid
+    from trainmark.run.run_folder import role
 
     found = latency.measure(options, say=Console(stderr=True).print)
     console = Console()
-    console.print(found.checkpoint, markup=False, highlight=False, soft_wrap=True)
+    chosen = f"{found.checkpoint} ({role(Path(found.checkpoint))})"
+    console.print(chosen, markup=False, highlight=False, soft_wrap=True)
     title = f"{found.case}, {found.precision}, {options.steps:,} requests of each size"
     console.print(grid_table(inference_grid(found.rows), title))
     path = found.write(options.folder)  # last: what is printed cannot get lost
