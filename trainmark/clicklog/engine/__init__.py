@@ -5,7 +5,7 @@ store.py           rows on disk between the phases; column_reader.py: one of the
 work.py            the work folder: what is done already
 vocabulary.py      ids of categorical values; vocabulary_files.py: where they are kept
 arrange.py         columns in the order of the dataset; fields.py: what each column writes
-splits.py          which rows train, test, validate
+splits.py          which rows train, test, validate; division.py: where these are no ranges
 split_binary.py    the files of a dataset
 summary.py         prepare.json, and the tables on the terminal
 limits.py          memory and threads that a run may use

@@ -17,9 +17,10 @@ from trainmark.clicklog.arrays import checksum, shuffle
 from trainmark.clicklog.engine import parse_phase, split_binary, summary, vocabulary
 from trainmark.clicklog.engine.arrange import Field, TrainRows, write_in_order, write_train
 from trainmark.clicklog.engine.column_reader import ColumnReader
+from trainmark.clicklog.engine.division import Division, divide
 from trainmark.clicklog.engine.fields import CategoricalField, LabelField, NumericalField
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.splits import Split, SplitRule
+from trainmark.clicklog.engine.splits import NamedRows, RowSet, SplitRule
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
@@ -123,14 +124,14 @@ class EmbeddedEngine:
         with self._phase("parse"):
             store, rows_per_file = self._parse()
         try:
-            splits = self.job.split.apply(rows_per_file)
+            division = divide(self.job.split, store, rows_per_file, self.work.folder / "splits.bin")
         except InputError:
             self.work.remove()  # nothing can come of it
             raise
         with self._phase("encode"):
-            columns = self._encode(store, splits)
+            columns = self._encode(store, division)
         with self._phase("finish"):
-            self._finish(store, splits, columns)
+            self._finish(store, division, columns)
         return self.seconds
 
     @contextmanager
@@ -168,7 +169,7 @@ class EmbeddedEngine:
                 # Needed soon, and loading it costs a quarter of a second.
                 aside.submit(importlib.import_module, "pyarrow.parquet")
                 records = parser.run(self.limits.threads)
-        for number, column in enumerate(source.schema.categorical):
+        for number, column in enumerate(source.schema.stored):
             if column.kind == "string":
                 from trainmark.clicklog.arrays import strings
 
@@ -184,7 +185,7 @@ class EmbeddedEngine:
             + 2 * schema.num_numerical
             + sum(
                 8 if column.kind in ("uint64", "int64", "float64") else 4
-                for column in schema.categorical
+                for column in schema.stored
             )
         )
         out_bytes = 1 + 2 * schema.num_numerical + 4 * len(schema.categorical)
@@ -203,14 +204,14 @@ class EmbeddedEngine:
 
     # --- phase 2
 
-    def _encode(self, store: Store, splits: Sequence[Split]) -> dict[str, dict[str, Any]]:
+    def _encode(self, store: Store, division: Division) -> dict[str, dict[str, Any]]:
         """Write every column; what is worth knowing of each."""
-        dataset = self.work.dataset
+        dataset, splits = self.work.dataset, division.splits
         for name in (*(split.name for split in splits), VOCABULARY):
             (dataset / name).mkdir(parents=True, exist_ok=True)
         memory = self.limits.memory // self.limits.threads
-        train = TrainRows(store, splits[0].stop, self.work.folder / "order.bin")
-        tasks = self._tasks(store, splits, train, memory)
+        train = TrainRows(store, splits[0], self.work.folder / "order.bin")
+        tasks = self._tasks(store, division, train, memory)
         finished = {record["name"]: record for record in self.work.column_log.keep(self._intact)}
         left = [name for name in tasks if name not in finished]
         total = store.rows * len(tasks)
@@ -235,11 +236,15 @@ class EmbeddedEngine:
         return all(checksum.matches(self.work.dataset / name, check) for name, check in files)
 
     def _tasks(
-        self, store: Store, splits: Sequence[Split], train: TrainRows, memory: int
+        self, store: Store, division: Division, train: TrainRows, memory: int
     ) -> dict[str, Callable[[], dict[str, Any]]]:
         """What is to be written, by name; the largest first, so that no thread ends up alone."""
+        splits = division.splits
+        counted: RowSet = division.all_rows if self.job.vocabulary_from == "all" else splits[0]
 
-        def write(field: Field, file: str, of_splits: Sequence[Split] = splits) -> dict[str, Any]:
+        def write(
+            field: Field, file: str, of_splits: Sequence[NamedRows] = splits
+        ) -> dict[str, Any]:
             files = {}
             for split in of_splits:
                 path = self.work.dataset / split.name / file
@@ -271,8 +276,7 @@ class EmbeddedEngine:
             path = self.work.dataset / name
             old = self.job.vocabulary / path.name if self.job.vocabulary else None
             if old is None or self.job.grow:
-                stop = store.rows if self.job.vocabulary_from == "all" else splits[0].stop
-                sizes = vocabulary.build(reader, rules, stop, memory, path, old)
+                sizes = vocabulary.build(reader, rules, counted, memory, path, old)
             else:
                 shutil.copyfile(old, path)
                 sizes = read_sizes(path)
@@ -286,7 +290,7 @@ class EmbeddedEngine:
                 "distinct": sizes.distinct,
                 "kept": sizes.kept,
                 "cardinality": cardinality,
-                "missing": reader.missing(),
+                "missing": reader.missing(division.all_rows),
                 "rare": field.rare,
                 "digest": identity.digest(path),
             }
@@ -309,9 +313,9 @@ class EmbeddedEngine:
     # --- phase 3
 
     def _finish(
-        self, store: Store, splits: Sequence[Split], columns: Mapping[str, dict[str, Any]]
+        self, store: Store, division: Division, columns: Mapping[str, dict[str, Any]]
     ) -> None:
-        job, dataset = self.job, self.work.dataset
+        job, dataset, splits = self.job, self.work.dataset, division.splits
         bad = sum(record.bad for record in store.records)
         if bad:
             with (dataset / BAD_ROWS).open("wb") as report:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.splits import NamedRows
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.formatting import readable_size
 
@@ -20,7 +20,7 @@ MAX_NAMED = 5
 def manifest(
     *,
     settings: Mapping[str, Any],
-    splits: Sequence[Split],
+    splits: Sequence[NamedRows],
     clicks: Mapping[str, int],
     bad: int,
     features: Mapping[str, Mapping[str, Any]],

@@ -26,6 +26,19 @@ class Schema:
 
     num_numerical: int
     categorical: tuple[Column, ...]
+    helpers: tuple[Column, ...] = ()
+    """Columns by which rows are divided, named `order` and `group`: no features, but stored behind
+    the categorical columns and as they are."""
+
+    @property
+    def stored(self) -> tuple[Column, ...]:
+        """The categorical columns of the store."""
+        return self.categorical + self.helpers
+
+    def helper(self, name: str) -> int | None:
+        """The number of a helper among the stored columns; None if there is no such."""
+        names = [column.name for column in self.helpers]
+        return len(self.categorical) + names.index(name) if name in names else None
 
 
 @dataclass(frozen=True)
