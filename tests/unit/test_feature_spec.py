@@ -109,9 +109,13 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda f, s, c: f["cat_1.bin"].update(dtype=">i4"),
         "has dtype >i4; one of int8, int16, int32 is expected",
     ),
-    "float32 numerical": (
+    "float64 numerical": (
+        lambda f, s, c: f["num_1"].update(dtype="float64"),
+        "'num_1' has dtype float64; float16 or float32 is expected",
+    ),
+    "numericals of two types": (
         lambda f, s, c: f["num_1"].update(dtype="float32"),
-        "'num_1' has dtype float32; float16 is expected",
+        "some numerical features are float16 and some float32",
     ),
     "int8 label": (
         lambda f, s, c: f["label"].update(dtype="int8"),

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class ClickBatch:
     """One optimiser step's share of a data-parallel rank, in host memory."""
 
     numerical: Tensor
-    """[B, N] float16"""
+    """[B, N] float16, or float32 where the dataset has that"""
     labels: Tensor
     """[B] bool"""
     groups: list[IdGroup]
@@ -196,15 +197,15 @@ class ClickData:
         """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids."""
         pinned = self._cfg.device == "cuda"  # PyTorch keeps and reuses pinned memory
         types = self._source.id_types
+        numerical_type = _torch_type(self._source.numerical_type)
         groups = []
         for dtype in sorted(set(types), key=lambda d: d.itemsize):
             features = [i for i, d in enumerate(types) if d == dtype]
-            torch_type = torch.from_numpy(np.empty(0, dtype)).dtype
-            ids = torch.empty(len(features), samples, dtype=torch_type, pin_memory=pinned)
+            ids = torch.empty(len(features), samples, dtype=_torch_type(dtype), pin_memory=pinned)
             groups.append(IdGroup(features, ids))
         shape = (samples, self._source.num_numerical)
         return ClickBatch(
-            numerical=torch.empty(shape, dtype=torch.float16, pin_memory=pinned),
+            numerical=torch.empty(shape, dtype=numerical_type, pin_memory=pinned),
             labels=torch.empty(samples, dtype=torch.bool, pin_memory=pinned),
             groups=groups,
             samples=samples,
@@ -234,6 +235,10 @@ class ClickData:
             f"{len(rows):,} rows of {self.split} between global rows {rows.min()} and "
             f"{rows.max()}, in this order: {shown}{', ...' if len(rows) > 8 else ''}"
         )
+
+
+def _torch_type(dtype: "np.dtype[Any]") -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
