@@ -41,12 +41,13 @@ from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
 from trainmark.run import memory
+from trainmark.run.assessment import evaluated
 from trainmark.run.loop import build_trainer
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.sharding import plan_devices
-from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
+from trainmark.workloads.dlrm.step import DlrmTrainer
 
 CPU = torch.device("cpu")
 TABLE_ROWS = (50, 7, 300, 1, 129, 31)
@@ -178,7 +179,7 @@ def train(built: DlrmTrainer) -> dict[str, Any]:
     return {
         "losses": steps(built, of),
         "samples": built.mesh.sum_over_dp([sum(batch.samples for batch in of)])[0],
-        "metrics": evaluate(built, held_out),
+        "metrics": evaluated(workloads.load("dlrm"), built, held_out)[0],
         "sent": dict(built.model.tables.sent_bytes),
     }
 

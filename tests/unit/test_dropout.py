@@ -150,5 +150,5 @@ def test_a_continued_run_has_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_shares_that_are_none(share: float) -> None:
     network = dataclasses.replace(config().model, dropout=share)
-    with pytest.raises(InputError, match=r"model.dropout must be at least 0 and below 1"):
+    with pytest.raises(InputError, match=r"model.dropout must be (at least 0|below 1)"):
         config(model=network)

@@ -302,6 +302,42 @@ def test_bad_files_name_the_path_and_the_reason(content: bytes, tmp_path: Path) 
     assert str(path) in str(error.value)
 
 
+def _nested_aliases(place: str) -> bytes:
+    """A few hundred bytes that stand for 10^20 values, under one of the four keys."""
+    lines = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"]
+    for depth in range(1, 20):
+        lines.append(f"a{depth}: &a{depth} [{','.join([f'*a{depth - 1}'] * 10)}]")
+    return "\n".join([*lines, f"{place}: *a19"]).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(_nested_aliases(key) for key in ("feature_spec", "source_spec", "metadata", "unknown")),
+        b"metadata: &a {self: *a}",
+        b"a: &a {x: 1}\n"
+        + b"".join(
+            b"b%d: &b%d {<<: [%s]}\n" % (n, n, b",".join([b"*b%d" % (n - 1) if n else b"*a"] * 9))
+            for n in range(20)
+        ),
+    ],
+    ids=["features", "sources", "metadata", "unknown", "itself", "merged"],
+)
+def test_aliases_do_not_make_a_file_larger_without_bound(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "feature_spec.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="its aliases stand for") as caught:
+        feature_spec.read(path)
+    assert len(str(caught.value)) < 400 + len(str(path))
+
+
+def test_what_was_received_is_quoted_in_part(tmp_path: Path) -> None:
+    """However long it is: 1,000,000 names have a long `repr`."""
+    with pytest.raises(InputError, match="feature_spec: ") as caught:
+        parse(feature_spec.FeatureSpec, {"feature_spec": ["name"] * 1_000_000}, "x.yaml")
+    assert len(str(caught.value)) < 1000
+
+
 def test_missing_file_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere does not exist"):
         feature_spec.read(tmp_path / "nowhere")

@@ -23,7 +23,7 @@ from typing import Any
 
 from trainmark.errors import InputError, raise_all
 from trainmark.files import write_atomically
-from trainmark.validation import parse
+from trainmark.validation import load_yaml, parse
 
 FILE_NAME = "feature_spec.yaml"
 VALIDATION_FILE_NAME = "feature_spec_validation.yaml"
@@ -175,7 +175,7 @@ def read(path: str | Path) -> FeatureSpec:
             "`trainmark prepare` writes one."
         )
     try:
-        data = yaml.safe_load(path.read_bytes())
+        data = load_yaml(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     # PyYAML lets errors of its scalars (an impossible date, say) and of deep nesting through.

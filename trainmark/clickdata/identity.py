@@ -75,8 +75,7 @@ def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
     """
     if not lines or not others:
         return None
-    columns, found = (list(map(_parse, each)) for each in (lines, others))
-    for column, other in itertools.zip_longest(columns, found):
+    for column, other in itertools.zip_longest(columns(lines), columns(others)):
         if other is None:
             return f"it has no {column.kind} column {column.name!r}"
         if column is None:
@@ -143,6 +142,24 @@ def _remedy(lines: Sequence[str], trained_on: str | None) -> str:
         f"Prepare these rows with --vocabulary {trained_on or 'and the dataset that it is of'}, "
         "so that ids stand for the values that it learned, or give that dataset."
     )
+
+
+# --- what columns there are
+
+PARTS = ("hour", "weekday", "missing", "bin")
+"""What is made of a column, as `NAME.PART`."""
+
+
+def columns(lines: Sequence[str]) -> list[Column]:
+    """What lines tell."""
+    return list(map(_parse, lines))
+
+
+def source(column: Column, others: Sequence[Column]) -> str:
+    """The name of the column of the log that a column was made of."""
+    name, _, part = column.name.rpartition(".")
+    made_of_it = column.reading == "timestamp" or any(other.name == name for other in others)
+    return name if part in PARTS and made_of_it else column.name
 
 
 # --- comparing

@@ -86,7 +86,7 @@ class EmbeddedEngine:
         settings = {key: value for key, value in job.settings.items() if key != "bad_rows"}
         if source.schema.numbers:
             settings["stored_numbers"] = "float64"  # an earlier version stored them transformed
-        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)})
+        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)}, source.files)
         self._check_disk(rows)
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
         with progress.bytes_bar("Reading", sum(sizes)) as advance:

@@ -241,15 +241,29 @@ def _torch_type(dtype: "np.dtype[Any]") -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
-    """The batches of `split` for one data-parallel rank."""
+def row_source(cfg: DlrmRun, split: str) -> RowSource:
+    """The rows of `split`."""
     data = filled(cfg.data)
     if data == SYNTHETIC:
-        source: RowSource = SyntheticRows(cfg, split)
-    else:  # held-out rows are read again and again
-        cache = cfg.page_cache if split == "train" else "use"
-        source = SplitBinary(Path(data), split, cache)
-    return ClickData(source, cfg, split, dp_rank, dp_size)
+        return SyntheticRows(cfg, split)
+    # Held-out rows are read again and again.
+    return SplitBinary(Path(data), split, cfg.page_cache if split == "train" else "use")
+
+
+def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
+    """The batches of `split` for one data-parallel rank."""
+    return ClickData(row_source(cfg, split), cfg, split, dp_rank, dp_size)
+
+
+GROUPS = "group.bin"
+
+
+def groups(cfg: DlrmRun, split: str) -> Tensor | None:
+    """The number of each row's group, where the data were prepared with `--group`."""
+    path = Path(filled(cfg.data)) / split / GROUPS
+    if cfg.data == SYNTHETIC or not path.is_file():
+        return None
+    return torch.from_numpy(np.fromfile(path, np.int32))
 
 
 def held_out_splits(cfg: DlrmRun) -> tuple[str, ...]:

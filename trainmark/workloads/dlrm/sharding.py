@@ -26,11 +26,13 @@ from trainmark.workloads.dlrm.runs import (
     WEIGHT_BYTES,
     DlrmRun,
     TableFormat,
+    has_narrow_tables,
     in_other_formats,
     mlp_parameters,
     smaller,
     table_bytes,
     table_formats,
+    widths,
 )
 
 
@@ -39,7 +41,9 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
         return placements.read(Path(sharding.placement), rows, dim, devices)
-    if in_other_formats(cfg):  # on one device: `resolve` has seen to it
+    if has_narrow_tables(cfg.model):  # on one device: `resolve` has seen to it
+        return _on_the_only_device(cfg)
+    if in_other_formats(cfg):  # on one device as well
         placed = _on_the_only_device(cfg)
     elif sharding.placement == "auto":
         placed = _auto(cfg, devices)
@@ -63,11 +67,12 @@ def _on_the_only_device(cfg: DlrmRun) -> Placement:
             TablePlacement(
                 table=table,
                 sharding="table_wise",
-                shards=placements.whole_everywhere(rows, cfg.model.embedding_dim, 1),
+                shards=placements.whole_everywhere(rows, width, 1),
+                memory="host" if table in cfg.sharding.host_tables else "device",
                 reason=f"the only device; stored in {kind}",
             )
-            for table, (rows, kind) in enumerate(
-                zip(cfg.model.table_rows, table_formats(cfg), strict=True)
+            for table, (rows, width, kind) in enumerate(
+                zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
             )
         ),
     )
@@ -241,8 +246,10 @@ def _fullest(cfg: DlrmRun) -> MemoryPlan:
 def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dict[int, int]]:
     """Bytes that all tables take on devices; and what each would not if it were in host memory."""
     needed, saved = 0, {}
-    for table, rows in enumerate(cfg.model.table_rows):
-        (whole,) = placements.whole_everywhere(rows, costs.step.dim, 1)
+    for table, (rows, width) in enumerate(
+        zip(cfg.model.table_rows, widths(cfg.model), strict=True)
+    ):
+        (whole,) = placements.whole_everywhere(rows, width, 1)
         profile = access.uniform(rows)
         on_host = costs.shard(profile, whole, "host").memory
         if table in cfg.sharding.host_tables:
