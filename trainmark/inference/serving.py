@@ -38,7 +38,7 @@ def load(options: ServeOptions) -> Scorer:
             "with; trainmark export makes a folder of it that text generation servers load."
         )
     path = run_folder.find_checkpoint(options.folder, options.checkpoint) if run else None
-    if path:
+    if path and run_folder.role(path) != "last":
         say(f"Serving {path} ({run_folder.role(path)}).")
     return workload.load_scorer(
         Served(

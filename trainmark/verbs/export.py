@@ -35,7 +35,8 @@ def export(folder: Path, layout: str, output: Path | None, checkpoint: str | Non
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty. Give another --output.")
     path = run_folder.find_checkpoint(folder, checkpoint)
-    say(f"Exporting {path} ({run_folder.role(path)}).")
+    if run_folder.role(path) != "last":
+        say(f"Exporting {path} ({run_folder.role(path)}).")
     sizes = [
         tensor.nbytes
         for name, tensor in checkpoints.shapes(path).items()
