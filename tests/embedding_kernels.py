@@ -207,6 +207,7 @@ def exact_update(
 ) -> tuple[Tensor, Tensor | None]:
     """Weights and state after one update with `scalars`, in float64, by dense operations."""
     weights = decode(rows).double()
+    weights[ids_N.long().unique()] *= 1 - 0.1 * rule.weight_decay
     sums = torch.zeros_like(weights).index_add_(0, ids_N.long(), grads_ND.double()) * 0.5
     if state is None:
         return weights - 0.1 * sums, None

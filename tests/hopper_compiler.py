@@ -157,6 +157,7 @@ def main() -> None:
     compile_updates(128, "fp32", Rule("sgd"))
     compile_updates(128, "fp16", Rule("adagrad"))
     compile_updates(512, "int8", Rule("sgd"))
+    compile_updates(128, "fp32", Rule("sgd", weight_decay=0.1))
     for dtype in (torch.bfloat16, torch.float16):
         compile_mlps(dtype)
         compile_loss(dtype)

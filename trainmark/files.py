@@ -2,13 +2,16 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainmark.errors import InputError
 
@@ -16,20 +19,51 @@ from trainmark.errors import InputError
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`, durably."""
-    temporary = path.with_name(f".{path.name}.writing")
+    """Replace `path` by `text`, durably. What cannot be replaced, a device or a FIFO, gets it."""
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        if _takes_bytes(path):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(text)
+            return
+        with replacing(path) as temporary, open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        fsync_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # where nothing can be written, nothing was
-            temporary.unlink()
         error.filename, error.filename2 = str(path), None  # the one that the user knows
         raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write, which then becomes `path`, durably; an exception removes it.
+
+    Nobody else has this name: what lies there under a fixed one might be a link to another file.
+    If `path` is a link, what it names is replaced, and it stays a link.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.writing")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+        fsync_folder(target.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):  # where nothing can be written, nothing was
+            temporary.unlink()
+        raise
+
+
+def _takes_bytes(path: Path) -> bool:
+    """Whether `path` is written into, as /dev/null and /dev/stdout are, and not replaced."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise InputError(f"{path} is a disk or a socket; expected a file to write to.")
+    # What /dev/stdout names may be a file that a shell has opened: another one would not be it.
+    is_descriptor = str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd")
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or is_descriptor
 
 
 def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
@@ -99,24 +133,50 @@ def difference(made_with: Mapping[str, Any], settings: Mapping[str, Any]) -> str
 
 @contextmanager
 def building(output: Path) -> Iterator[Path]:
-    """A temporary sibling of `output` to write into; renamed to `output` at the end.
+    """A temporary folder beside `output` to write into; renamed to `output` at the end.
 
-    An exception removes it. What a killed run left is removed by the next one.
+    One process at a time. An exception removes the folder; what a killed process left is removed
+    by the next one.
     """
-    output = Path(os.path.abspath(output))
-    partial = output.with_name(f".{output.name}.partial")
+    output = Path(os.path.realpath(output))  # of a link, what it names
+    beside = output.with_name(f".{output.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        # An existing empty folder is replaced; a filled one (another process) makes this fail.
-        os.replace(partial, output)
+        with locked(beside / "lock", f"Another process is writing {output} now."):
+            try:
+                shutil.rmtree(beside / "whole", ignore_errors=True)
+                (beside / "whole").mkdir()
+                yield beside / "whole"
+                # An existing empty folder is replaced; a filled one makes this fail.
+                os.replace(beside / "whole", output)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise InputError(f"{output} cannot be written: {error.strerror or error}.") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+
+
+def locked(path: Path, otherwise: str) -> BinaryIO:
+    """Hold the lock file `path` until it is closed, or the process ends, however it does.
+
+    Args:
+        otherwise: the sentence for a process that finds it held.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:  # links are not followed, and nothing is emptied: it may be anything
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:  # another process has just finished, and removed the folder
+            continue
+        file = os.fdopen(descriptor, "r+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                file.close()
+                raise InputError(otherwise) from None
+            return file  # some network file systems know no locks
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            return file
+        file.close()  # it was removed, too
 
 
 def read_json(path: Path) -> dict[str, Any]:

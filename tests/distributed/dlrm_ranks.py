@@ -111,8 +111,8 @@ def _shard(kind: str, rank: int, part: Range, rows: int) -> Shard:
 # --- runs
 
 
-def config(world: int, optimizer: Any, **changes: Any) -> DlrmRun:
-    """The small run, resolved for `world` ranks."""
+def config(world: int, optimizer: Any, regular: bool = False, **changes: Any) -> DlrmRun:
+    """The small run, resolved for `world` ranks; `regular`: with dropout and weight decay."""
     run = DlrmRun(
         name="dlrm-demo",
         data="synthetic",
@@ -123,8 +123,10 @@ def config(world: int, optimizer: Any, **changes: Any) -> DlrmRun:
             embedding_dim=DIM,
             bottom_mlp=(16, DIM),
             top_mlp=(16, 1),
+            dropout=0.3 * regular,
+            interaction_dropout=0.1 * regular,
         ),
-        optimizer=Optimizer(name=optimizer),
+        optimizer=Optimizer(name=optimizer, weight_decay=0.5 * regular),
         global_batch=GLOBAL_BATCH,
         eval_batch=50,
         lr=0.1,
@@ -200,6 +202,8 @@ def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
     for kind in ("data_parallel", "mixture", "mixture_host"):
         chosen += [(kind, optimizer, {}) for optimizer in OPTIMIZERS[2:]]
         chosen += [(kind, "rowwise_adagrad", micro_batches), (kind, "sgd", LOW_PRECISION)]
+        chosen += [(kind, "rowwise_adagrad", micro_batches | {"regular": True})]
+    chosen += [("mixture", optimizer, {"regular": True}) for optimizer in ("sgd", "adam")]
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 
 

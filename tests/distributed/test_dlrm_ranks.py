@@ -32,6 +32,7 @@ def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
         rank_processes.start(ranks.main, world, tmp_path, world=world) for world in ranks.WORLDS
     ]
     expected = {name: alone(name) for name in ranks.OPTIMIZERS}
+    regular = {name: alone(name, regular=True) for name in ranks.OPTIMIZERS}
     low = alone("sgd", **ranks.LOW_PRECISION)
     assert len(set(expected["sgd"]["losses"])) == 8
     rank_processes.finish(*started)
@@ -44,6 +45,7 @@ def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
         for name, (kind, optimizer, changes) in ranks.cases(world).items():
             is_low = "precision" in changes
             reference = low if is_low else expected[optimizer]
+            reference = regular[optimizer] if "regular" in changes else reference
             tolerance = LOW_PRECISION_TOLERANCE if is_low else TOLERANCE
             _check_run(name, of_ranks[0]["equality"][name], reference, tolerance)
             if kind == "table_wise" and optimizer == "sgd":

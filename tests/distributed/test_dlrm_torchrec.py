@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def alone(optimizer: str, precision: str = "fp32") -> dict[str, Any]:
     """The native engine in one process."""
-    changes = {"precision": precision, "loss_scale": 64.0}
+    changes: dict[str, Any] = {"precision": precision, "loss_scale": 64.0}
     return train(trainer(config(1, optimizer, **changes), single(CPU)))
 
 

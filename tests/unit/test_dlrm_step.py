@@ -71,6 +71,28 @@ def test_a_partial_batch_is_weighted_by_its_samples() -> None:
         torch.testing.assert_close(parts.weights()[key], tensor, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("changes", [{}, {"precision": "fp16", "loss_scale": 1024.0}], ids=str)
+def test_weight_decay(name: OptimizerName, changes: dict[str, Any]) -> None:
+    """Of weights and of rows that were looked up, not of biases, whatever the loss scale."""
+    decayed, plain = (
+        trainer(config(optimizer=Optimizer(name=name, weight_decay=decay), **changes))
+        for decay in (0.5, 0.0)
+    )
+    before = copies(plain.weights())
+    batch = next(batches(plain.cfg))
+    for built in (decayed, plain):
+        built.step(built.prepare(batch), 0.1)
+    (group,) = batch.groups
+    for key, tensor in plain.weights().items():
+        share = torch.full((len(tensor), 1), 0.1 * 0.5) if tensor.dim() > 1 else torch.zeros(1)
+        if key.startswith("tables."):
+            looked_up = group.ids[group.features.index(int(key.split(".")[1]))].long().unique()
+            share.zero_()[looked_up] = 0.1 * 0.5
+        expected = tensor - share * before[key]
+        torch.testing.assert_close(decayed.weights()[key], expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_low_precision_follows_fp32(precision: str, name: OptimizerName) -> None:

@@ -36,15 +36,14 @@ def groups(seed: int, samples: int = 40) -> list[IdGroup]:
     return [IdGroup([0, 2], small), IdGroup([1], ids[1].to(torch.int32)[None])]
 
 
-def fused(formats: tuple[str, ...], rule: RuleName) -> FusedEngine:
-    engine = FusedEngine(ROWS, formats, DIM, Rule(rule, SETTINGS["eps"]), seed=1).to_empty(
-        device="cpu"
-    )
-    return _ready(engine)
+def fused(formats: tuple[str, ...], rule: RuleName, weight_decay: float = 0.0) -> FusedEngine:
+    chosen = Rule(rule, SETTINGS["eps"], weight_decay)
+    return _ready(FusedEngine(ROWS, formats, DIM, chosen, seed=1).to_empty(device="cpu"))
 
 
-def plain(rule: str) -> LocalEngine:
-    return _ready(LocalEngine(ROWS, DIM, make_rule(rule, **SETTINGS)).to_empty(device="cpu"))
+def plain(rule: str, weight_decay: float = 0.0) -> LocalEngine:
+    chosen = make_rule(rule, **SETTINGS, weight_decay=weight_decay)
+    return _ready(LocalEngine(ROWS, DIM, chosen).to_empty(device="cpu"))
 
 
 def _ready(engine: AnyEngine) -> AnyEngine:
@@ -84,7 +83,8 @@ def decoded(engine: FusedEngine, table: int) -> Tensor:
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
 def test_fp32_is_the_plain_engine(rule: RuleName, micro_batches: int) -> None:
-    ours, theirs = fused(("fp32",) * 3, rule), plain(rule)
+    decay = 0.2 if micro_batches == 3 else 0.0
+    ours, theirs = fused(("fp32",) * 3, rule, decay), plain(rule, decay)
     for mine, expected in zip(
         train(ours, range(4), micro_batches=micro_batches),
         train(theirs, range(4), micro_batches=micro_batches),
@@ -95,7 +95,7 @@ def test_fp32_is_the_plain_engine(rule: RuleName, micro_batches: int) -> None:
     got = ours.table_weights() | ours.table_state()
     assert got.keys() == expected_tensors.keys()  # any engine can go on with them
     for name, tensor in expected_tensors.items():
-        torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize(

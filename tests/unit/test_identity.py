@@ -17,6 +17,7 @@ from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from trainmark.cli import main
 from trainmark.clickdata import identity
 from trainmark.clicklog.engine.limits import Limits
+from trainmark.errors import InputError
 from trainmark.run.run_folder import find_checkpoint, read_config
 
 COLUMNS = "label=clicked numerical=age,price categorical=user:int64,city"
@@ -231,3 +232,29 @@ def test_texts_are_told_apart_by_where_they_end(tmp_path: Path) -> None:
     for number, cities in enumerate((("ab", "c", "d"), ("a", "bc", "d"))):
         found.add(identity.of_dataset(prepare(tmp_path / str(number), cities=cities))[-1])
     assert len(found) == 2
+
+
+def test_what_extends_a_dataset(tmp_path: Path) -> None:
+    old = prepare(tmp_path / "old")
+    grown = prepare(tmp_path / "grown", cities=(*CITIES, "Sion"))
+    lines = identity.of_dataset(old)
+    path = grown / "vocabulary" / "vocabulary.json"
+    facts = json.loads(path.read_text())
+    assert identity.no_extension(lines, old) is None
+    assert identity.no_extension((), grown) is None
+    told = identity.no_extension(lines, grown)
+    assert told == "its categorical column 'city' has another vocabulary"
+
+    kind, reading, rows, digest, name = lines[-1].split(" ", 4)
+    assert (kind, reading, rows, name) == ("categorical", "string", "4", "city")
+    before = [{"digest": "0123456789abcdef", "rows": 2}, {"digest": digest, "rows": 4}]
+    facts["columns"]["city"]["extends"] = before
+    path.write_text(json.dumps(facts))
+    assert identity.no_extension(lines, grown) is None
+    assert identity.no_extension(identity.of_dataset(grown), old) is not None
+    assert "'city' more" in str(identity.no_extension(lines[:-1], grown))
+    assert identity.difference(lines, identity.of_dataset(grown)) is not None
+    with pytest.raises(InputError, match=r"extends what the model was trained on.*train --from"):
+        identity.check(lines, grown, str(old))
+    with pytest.raises(InputError, match=r"not what the model was trained on.*--vocabulary"):
+        identity.check(identity.of_dataset(grown), old, str(grown))

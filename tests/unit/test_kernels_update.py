@@ -97,11 +97,12 @@ def test_fp32_updates_are_the_engines_rules(name: RuleName, update: Callable[...
 
 
 @interpreted
+@pytest.mark.parametrize("weight_decay", [0.0, 3.0])
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_any_format_and_rule(table_format: str, name: RuleName) -> None:
+def test_any_format_and_rule(table_format: str, name: RuleName, weight_decay: float) -> None:
     """Duplicates, a hot row, rows of their own; the reference rounds to the same bits."""
-    dtype, rule = FORMATS[table_format], Rule(name)
+    dtype, rule = FORMATS[table_format], Rule(name, weight_decay=weight_decay)
     ids_N = torch.cat([random_ids(30, 20, 3, "cpu"), torch.full((20,), 30, dtype=torch.int32)])
     check_update(stored(31, 24, dtype, "cpu"), ids_N, rule, "cpu")
 

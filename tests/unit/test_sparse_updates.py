@@ -6,15 +6,21 @@ from torch import Tensor
 
 from trainmark.embeddings.engine import LocalEngine
 from trainmark.embeddings.tables.update import add_rows, make_rule, sum_duplicates
-from trainmark.training.optimizers import gated_step, make_optimizer, optimizer_tensors
+from trainmark.training.optimizers import (
+    decay_weights,
+    gated_step,
+    make_optimizer,
+    optimizer_tensors,
+)
 
 SETTINGS = {"eps": 1e-8, "beta1": 0.9, "beta2": 0.999}
 ON, OFF = torch.ones(()), torch.zeros(())
 RULES = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
 
 
-def engine(name: str, rows: int = 6, dim: int = 4) -> LocalEngine:
-    made = LocalEngine([rows - 2, 2], dim, make_rule(name, **SETTINGS))
+def engine(name: str, rows: int = 6, dim: int = 4, weight_decay: float = 0.0) -> LocalEngine:
+    rule = make_rule(name, **SETTINGS, weight_decay=weight_decay)
+    made = LocalEngine([rows - 2, 2], dim, rule)
     made.to_empty(device="cpu")
     made.init_weights(3)
     made.create_state()
@@ -55,6 +61,22 @@ def test_two_steps_match_torch_optim(name: str, peer: object) -> None:
         optimizer.step()
     torch.testing.assert_close(tables.store.weight, bag.weight.detach(), rtol=1e-5, atol=1e-6)
     assert torch.equal(tables.store.weight[2], engine(name).store.weight[2])  # never looked up
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_weight_decay_takes_its_share_of_the_rows_that_were_looked_up(name: str) -> None:
+    """Off the row, before its update and once: what follows is what no decay would have done."""
+    decayed, plain = engine(name, weight_decay=0.5), engine(name)
+    for ids in BATCHES:
+        before = decayed.store.weight.clone()
+        plain.store.weight.copy_(before)
+        for tables in (decayed, plain):
+            train_step(tables, ids, torch.arange(4.0).expand(4, 2, 4), lr=0.3)
+        share = torch.zeros(6, 1)
+        share[ids.unique()] = 0.3 * 0.5
+        expected = plain.store.weight - share * before
+        torch.testing.assert_close(decayed.store.weight, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(decayed.store.weight[2], engine(name).store.weight[2])  # never looked up
 
 
 def test_rowwise_adagrad_by_hand() -> None:
@@ -100,7 +122,7 @@ def test_micro_batches_equal_one_batch(name: str) -> None:
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
 def test_a_closed_gate_changes_nothing(name: str, first: bool) -> None:
-    tables = engine(name)
+    tables = engine(name, weight_decay=0.5)
     if not first:
         train_step(tables, BATCHES[0], torch.ones(4, 2, 4), lr=0.1)
     weight = tables.store.weight.clone()
@@ -187,4 +209,20 @@ def test_dense_steps_match_torch_optim_and_obey_the_gate(name: str) -> None:
         else:
             assert torch.equal(ours, before)
             assert all(torch.equal(state[key], copies[key]) for key in state)
+    torch.testing.assert_close(ours.detach(), theirs.detach())
+
+
+def test_dense_weight_decay_is_adamws() -> None:
+    """PyTorch's AdamW is its Adam with decoupled decay; a closed gate changes nothing."""
+    start = torch.arange(6.0).view(2, 3)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    optimizer = make_optimizer("adam", [ours], **SETTINGS)
+    peer = torch.optim.AdamW([theirs], lr=0.3, eps=1e-8, weight_decay=0.1)
+    for gate in (ON, OFF, ON):
+        ours.grad, theirs.grad = ((p.detach() - 2) ** 2 for p in (ours, theirs))
+        with torch.no_grad():
+            decay_weights([ours], 0.1, 0.3, gate)
+        gated_step(optimizer, 0.3, gate)
+        if gate:
+            peer.step()
     torch.testing.assert_close(ours.detach(), theirs.detach())

@@ -10,6 +10,15 @@ These are the kind, how the column was read (the transform of a number, the type
 rows of its table, a digest of its vocabulary, and its name; a hyphen stands for what is not known
 (NVIDIA's datasets have no vocabularies), and only what two datasets both know is compared. Rows,
 dates and paths are no part of it: other days that were prepared with `--vocabulary` are equal.
+
+A dataset that was prepared with `--vocabulary OLD --grow` *extends* OLD: every id of OLD stands for
+the same value, and new values have ids behind them. vocabulary.json says so, column by column:
+
+    "extends": [{"digest": "8f3c21aa90b1c4de", "rows": 57}, ...]      the vocabularies before it
+
+A model of OLD may learn on from it (`train --from`), with larger tables; nothing else takes one for
+the other. Nor does a model of the larger dataset score OLD: there, values that have ids by now may
+still be rare.
 """
 
 import functools
@@ -17,7 +26,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +53,8 @@ class Column:
     """Of the column's table."""
     vocabulary: str | None = None
     """Digest of its values and their ids."""
+    extends: tuple[tuple[str, int], ...] = ()
+    """Digests and table rows of the vocabularies that it has grown from; no part of its line."""
 
     def line(self) -> str:
         known = (self.reading, self.rows, self.vocabulary)
@@ -73,6 +84,27 @@ def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
     return None
 
 
+def no_extension(lines: Sequence[str], folder: Path) -> str | None:
+    """In words, why the dataset in `folder` does not extend that of `lines`: the first column that
+    is neither what it was nor grown from it. None if all are; also if `lines` are not known.
+    """
+    if not lines:
+        return None
+    found = list(_columns(folder))
+    as_before = [
+        grown.line() if column is None else _before(column, grown).line()
+        for column, grown in itertools.zip_longest(map(_parse, lines[: len(found)]), found)
+    ]
+    return difference(lines, as_before)
+
+
+def _before(column: Column, grown: Column) -> Column:
+    """A grown column as it was when it was `column`; itself, if it never was."""
+    if (column.vocabulary, column.rows) not in grown.extends:
+        return grown
+    return replace(grown, vocabulary=column.vocabulary, rows=column.rows)
+
+
 def check(lines: Sequence[str], data: Path, trained_on: str | None) -> None:
     """Refuse a dataset other than the one that a model was trained on.
 
@@ -90,6 +122,12 @@ def check(lines: Sequence[str], data: Path, trained_on: str | None) -> None:
         raise InputError(
             f"{data} has changed since the model was trained on it: {how}. Prepare it again as "
             "it was, or train a new run."
+        )
+    if no_extension(lines, data) is None:
+        raise InputError(
+            f"{data} extends what the model was trained on: {how}. `train --from` lets the model "
+            "learn on from it. To use the model as it is, prepare these rows with "
+            f"--vocabulary {trained_on or 'and the dataset that it is of'}, without --grow."
         )
     raise InputError(
         f"{data} is not what the model was trained on: {how}. {_remedy(lines, trained_on)}"
@@ -169,7 +207,12 @@ def _columns(folder: Path) -> Iterator[Column]:
             reading=readings.get(name),
             rows=rows,
             vocabulary=_recorded_digest(rules[name], vocabulary) if ours else None,
+            extends=_extends(rules[name]) if ours else (),
         )
+
+
+def _extends(rule: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    return tuple((str(old["digest"]), int(old["rows"])) for old in rule.get("extends", ()))
 
 
 def _numerical(

@@ -51,6 +51,8 @@ The files here, which import any of these:
     criteo.py, csv_data.py, parquet_data.py, npy.py, synthetic.py
                        the options of each `trainmark prepare ...`, and its job
     tabular.py         what csv and parquet share
+    inherit.py         what --vocabulary takes over from an earlier dataset
+    encode.py          raw files by all settings of an earlier dataset, for a model of it
     per_column.py      flags such as 15,C20=3
     transcode.py       data that have ids already: from CSV or Parquet to split_binary
     npy_files.py       TorchRec's day files; to_npy.py writes a dataset as such

@@ -9,13 +9,13 @@ seventh is the last day.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from trainmark import files
 from trainmark.clickdata import planted
-from trainmark.clicklog import per_column, to_npy
+from trainmark.clicklog import inherit, per_column, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
 from trainmark.clicklog.engine.limits import Limits
@@ -23,27 +23,31 @@ from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.criteo_format import NAMES
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES, Name, Recipe
-from trainmark.clicklog.sources.source import BadRows, find_days
+from trainmark.clicklog.sources.source import BadRows, Patterns, find_days
 from trainmark.errors import InputError, raise_all
+
+DEFAULT: Name = "nvidia"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Turn raw click logs in Criteo's format into a dataset for training."""
 
-    input: str
-    """Raw files: a pattern such as 'raw/day_*' (in quotes), or one file; plain, .gz or .zst. Days
-    in number order."""
+    input: Annotated[Patterns, tyro.conf.arg(metavar="FILES")]
+    """Raw files: any number of files and patterns such as 'raw/day_*'; plain, .gz or .zst. Days in
+    number order."""
     output: str | Path
     """Folder to write; it appears when everything is written."""
     frequency_threshold: str | None = None
     """Categorical values seen less often are rare and share an id; 0 keeps all. For single columns:
     15,C20=3. Default: 15 for nvidia (published: 15, 3 and 0), else 0."""
-    recipe: Name = "nvidia"
-    """Whose rules to follow: NVIDIA's, TorchRec's of 2022, or those of the original dlrm."""
+    recipe: Name | None = None
+    """Whose rules to follow: NVIDIA's, TorchRec's of 2022, or those of the original dlrm. Default
+    nvidia; with --vocabulary, that dataset's."""
     max_rows: str | None = None
     """Fold ids into this many per column by modulo; for single columns: 40000000,C20=1000."""
     holdout: str = LAST_DAY
@@ -53,7 +57,8 @@ class Options:
     vocabulary_from: Literal["all", "train"] = "all"
     """Count values in all days, as published, or in the training days only."""
     vocabulary: Path | None = None
-    """A dataset prepared earlier, whose vocabularies to use instead of counting."""
+    """A dataset prepared earlier, whose vocabularies to use instead of counting, with their recipe,
+    thresholds and --max-rows."""
     bad_rows: BadRows = "stop"
     """Lines that break the format: stop at the first, skip them, or keep them with the bad fields
     as missing. Skipped and kept ones are listed in bad_rows.txt."""
@@ -92,7 +97,7 @@ def _prepare_on_spark(options: Options) -> dict[str, float]:
     raise_all(_unsupported_on_spark(options))
 
     def job_of(days: Sequence[Any], metadata: Mapping[str, Any]) -> Job:
-        source = spark.HadoopDays(days, RECIPES[options.recipe], options.bad_rows)
+        source = spark.HadoopDays(days, RECIPES[options.recipe or DEFAULT], options.bad_rows)
         return make_job(options, source, metadata)
 
     where = (options.master, options.spark_conf)
@@ -117,8 +122,10 @@ def make_job(
     options: Options, source: CriteoSource | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Job:
     """What the options ask of an engine. Without a source, that is the local files they name."""
-    recipe = RECIPES[options.recipe]
-    rules = _rules(options, recipe)
+    old = _old(options)
+    recipe = old.recipe if old else RECIPES[options.recipe or DEFAULT]
+    flags = (options.frequency_threshold, options.max_rows)
+    rules = _rules(options, recipe) if old is None else old.rules(NAMES, *flags)
     if source is None:
         paths = find_days(options.input, options.bad_rows)
         source = CriteoSource(paths, recipe, options.bad_rows)
@@ -136,7 +143,7 @@ def make_job(
         seed=options.seed,
         bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from,
-        vocabulary=find_vocabulary(options.vocabulary, recipe),
+        vocabulary=old.vocabularies if old else None,
         metadata=metadata or {},
     )
 
@@ -159,21 +166,18 @@ def _rules(options: Options, recipe: Recipe) -> list[Rules]:
     ]
 
 
-def find_vocabulary(path: Path | None, recipe: Recipe) -> Path | None:
-    """The folder with the vocabularies of an earlier preparation."""
-    if path is None:
+def _old(options: Options) -> Inherited | None:
+    """The dataset of --vocabulary, which must be of Criteo's columns."""
+    if options.vocabulary is None:
         return None
-    for candidate in (path, path / engine.VOCABULARY):
-        facts = files.read_json(candidate / "vocabulary.json")
-        if facts:
-            break
-    else:
+    old = inherit.open_dataset(options.vocabulary)
+    if tuple(old.facts["columns"]) != NAMES:
         raise InputError(
-            f"--vocabulary {path}: there is no vocabulary.json. Expected a dataset that "
-            "`trainmark prepare` wrote, or its folder `vocabulary`."
+            f"{old.name} has the columns {', '.join(old.facts['columns'])}, which are "
+            "not those of Criteo's format. `trainmark prepare csv` and `parquet` take it."
         )
-    if facts["recipe"] != recipe.name:
+    if options.recipe not in (None, old.recipe.name):
         raise InputError(
-            f"--vocabulary {path} was made by the recipe {facts['recipe']}, not {recipe.name}."
+            f"{old.name} was made by the recipe {old.recipe.name}, not {options.recipe}."
         )
-    return candidate.absolute()
+    return old

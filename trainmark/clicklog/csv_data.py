@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmark.clicklog import tabular
+from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -16,28 +17,30 @@ from trainmark.clicklog.tabular import TabularOptions
 class Options(TabularOptions):
     """Turn CSV files of any columns into a dataset for training."""
 
-    delimiter: str = ","
-    """What separates fields; \\t or tab for a tab."""
+    delimiter: str | None = None
+    """What separates fields; \\t or tab for a tab. Default a comma; with --vocabulary, as there."""
     header: bool = True
     """Whether files start with the names of the columns. Files of --spec never do."""
     missing: tuple[str, ...] = ()
-    """What stands for a missing value, besides an empty field, such as NA \\\\N null."""
+    """What stands for a missing value, besides an empty field, such as NA \\\\N null. Default with
+    --vocabulary: as in that dataset."""
 
 
 def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
-    delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter, options.delimiter)
+    delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter or "", options.delimiter)
 
-    def source(files: list[Path], columns: str) -> Source:
+    def source(files: list[Path], old: Inherited | None) -> Source:
         from trainmark.clicklog.sources.csv_source import CsvSource
 
         return CsvSource(
             files,
-            columns,
-            delimiter=delimiter,
+            options.columns,
+            delimiter=delimiter or (old.delimiter if old else ","),
             header=options.header,
-            missing=options.missing,
+            missing=old.missing(options.missing) if old else options.missing,
             bad_rows=options.bad_rows,
+            old=old.columns() if old else None,
         )
 
-    tabular.prepare(options, "csv", source, delimiter=delimiter)
+    tabular.prepare(options, "csv", source, delimiter=delimiter or ",")

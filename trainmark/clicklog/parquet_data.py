@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmark.clicklog import tabular
+from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -19,9 +20,10 @@ class Options(TabularOptions):
 def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
 
-    def source(files: list[Path], columns: str) -> Source:
+    def source(files: list[Path], old: Inherited | None) -> Source:
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        return ParquetSource(files, columns, bad_rows=options.bad_rows)
+        columns = old.columns() if old else None
+        return ParquetSource(files, options.columns, bad_rows=options.bad_rows, old=columns)
 
     tabular.prepare(options, "parquet", source)

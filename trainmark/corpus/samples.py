@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainmark.corpus.indexed import IndexedTokens
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import replacing, write_atomically
 
 LAST_EPOCH_APART_BELOW = 0.80
 
@@ -176,20 +176,15 @@ def _cached(prefix: Path, description: str) -> Indices | None:
 
 
 def _store(prefix: Path, description: str, indices: Indices) -> Indices:
-    """Written under another name first: several ranks may store the same at once."""
-    import os
-
+    """Written under other names first: several ranks may store the same at once."""
     note = _path(prefix, description, "description.txt")
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         for field, name in _NAMES.items():
             path = _path(prefix, description, f"{name}.npy")
-            temporary = path.with_suffix(f".{os.getpid()}.npy")
-            np.save(temporary, getattr(indices, field))
-            os.replace(temporary, path)
-        temporary = note.with_suffix(f".{os.getpid()}.txt")
-        write_atomically(temporary, description)
-        os.replace(temporary, note)
+            with replacing(path) as temporary, open(temporary, "xb") as file:
+                np.save(file, getattr(indices, field))
+        write_atomically(note, description)
     except OSError:
         pass  # a read-only data folder: the indices are made again next time
     return indices

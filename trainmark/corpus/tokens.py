@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -87,18 +88,19 @@ def prepare(options: Options) -> None:
     parts = options.output / f".{prefix.name}-{_digest(settings)}"
     if not parts.exists():  # nothing of this dataset is there yet
         _refuse_other_dataset(prefix, note, settings)
-    parts.mkdir(parents=True, exist_ok=True)
-    count = _tokenise(paths, options, tokens, parts)
-    found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
-    write_atomically(
-        dataset.note_path(prefix),
-        json.dumps(
-            {"schema": dataset.SCHEMA, "vocab_size": tokens.vocab_size, "tokenizer": tokens.name,
-             "end_of_document": tokens.end_of_document, **found, "settings": settings},
-            indent=2,
-        ) + "\n",
-    )  # fmt: skip
-    shutil.rmtree(parts)
+    with files.locked(parts / "lock", f"Another process is writing {prefix} now."):
+        count = _tokenise(paths, options, tokens, parts)
+        found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
+        write_atomically(
+            dataset.note_path(prefix),
+            json.dumps(
+                {"schema": dataset.SCHEMA, "vocab_size": tokens.vocab_size,
+                 "tokenizer": tokens.name, "end_of_document": tokens.end_of_document, **found,
+                 "settings": settings},
+                indent=2,
+            ) + "\n",
+        )  # fmt: skip
+        shutil.rmtree(parts)
     print(f"{prefix}: {dataset.counted(found['documents'])}, {found['tokens']:,} tokens.")
 
 
@@ -230,11 +232,10 @@ def _write_part(block: TextBlock, parts: Path) -> None:
         for place, document in enumerate(documents):
             if ends or place < len(documents) - 1:
                 document.append(work.end_of_document)
-    path = _part(parts, block.number)
-    temporary = path.with_suffix(".writing.npz")
     ids = np.array([i for document in documents for i in document], token_dtype(tokens.vocab_size))
-    np.savez(temporary, ids=ids, lengths=np.array([len(d) for d in documents], np.int64), ends=ends)
-    os.replace(temporary, path)
+    lengths = np.array([len(d) for d in documents], np.int64)
+    with files.replacing(_part(parts, block.number)) as temporary, open(temporary, "xb") as file:
+        np.savez(file, ids=ids, lengths=lengths, ends=ends)
 
 
 def _json_texts(block: TextBlock, key: str) -> list[str]:
@@ -270,8 +271,7 @@ def _join(parts: Path, count: int, prefix: Path, dtype: np.dtype[Any]) -> dict[s
     """Append the parts in order; the files get their names when they are whole."""
     lengths: list[int] = []
     open_document = False  # whether the last piece so far goes on in the next block
-    temporary = {kind: prefix.with_name(f".{prefix.name}.{kind}") for kind in ("bin", "idx")}
-    with open(temporary["bin"], "wb") as file:
+    with _appearing(prefix.with_name(f"{prefix.name}.bin"), parts) as file:
         for number in range(count):
             with np.load(_part(parts, number)) as part:
                 file.write(part["ids"].astype(dtype).tobytes())
@@ -280,12 +280,19 @@ def _join(parts: Path, count: int, prefix: Path, dtype: np.dtype[Any]) -> dict[s
                 lengths[-1] += pieces.pop(0)
             lengths += pieces
             open_document = not ends
-        file.flush()
-        os.fsync(file.fileno())
-    with open(temporary["idx"], "wb") as file:
+    # The index last: without it there is no dataset.
+    with _appearing(prefix.with_name(f"{prefix.name}.idx"), parts) as file:
         write_index(file, dtype, np.array(lengths, np.int64), range(len(lengths) + 1))
+    return {"documents": len(lengths), "tokens": sum(lengths)}
+
+
+@contextmanager
+def _appearing(path: Path, parts: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is whole; until then it is one of the parts."""
+    temporary = parts / path.name
+    temporary.unlink(missing_ok=True)  # of a preparation that was killed here
+    with open(temporary, "xb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
-    for kind in ("bin", "idx"):  # the index last: without it there is no dataset
-        os.replace(temporary[kind], prefix.with_name(f"{prefix.name}.{kind}"))
-    return {"documents": len(lengths), "tokens": sum(lengths)}
+    os.replace(temporary, path)

@@ -102,8 +102,9 @@ class ShardedEngine(nn.Module):
         # On a GPU a stream waits for the ids, else the host: worth it to prefetch rows from it.
         on_host = any(isinstance(store, HostStore) for store in self.stores)
         self._requests_ahead = self._on_gpu or on_host
-        # No size may depend on the ids, and no store may track its writes.
-        is_static = not (self.routes.cut_stores or on_host or self._squares)
+        # No size may depend on the ids, and no store may track its writes or touched rows.
+        tracks = bool(self.replicas.parts) and not rule.ignores_zeros
+        is_static = not (self.routes.cut_stores or on_host or self._squares or tracks)
         # On several ranks, every step counts the bytes sent; graphs of that are untried.
         alone = self.routes.devices == 1
         self.works_in_graphs = alone and self._on_gpu and is_static and rule.kernel is not None
@@ -316,7 +317,7 @@ class ShardedEngine(nn.Module):
         means, sent_bytes = squares.means(self._connect().rows, in_store, repeat=repeat)
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in summed.items():
-            holders[index].update_rows(rows, grads, means[index], settings.lr)
+            holders[index].update_summed(rows, grads, means[index], settings)
             self._updated(index, holders[index])
 
     def _collected(self, index: int, looked_up: list[RowExchange]) -> tuple[RequestedRows, Tensor]:

@@ -47,11 +47,12 @@ class Rule:
     """How a row w changes by its summed gradient g; s is its state.
 
     sgd: w -= lr g. rowwise_adagrad: s += mean(g^2), w -= lr g / (sqrt(s) + eps), one s per row.
-    adagrad: the same with a sum of squares for every weight.
+    adagrad: the same with a sum of squares for every weight. Before that, w *= 1 - lr weight_decay.
     """
 
     name: RuleName
     eps: float = 1e-8
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def update_rows_reference(
         state[distinct] += squares if rule.name == "adagrad" else squares.mean(1)
         divisor = state[distinct].sqrt() + rule.eps
         step /= divisor if rule.name == "adagrad" else divisor[:, None]
-    write_rows(rows, distinct, read_rows(rows, distinct) - step, key)
+    kept = read_rows(rows, distinct) * (1 - lr * rule.weight_decay)
+    write_rows(rows, distinct, kept - step, key)
 
 
 # --- Triton
@@ -161,7 +163,9 @@ def update_rows_triton(
         "state": rows.codes if state is None else state,
         "key": rows.codes if key is None else key,
         "eps": rule.eps,
+        "weight_decay": rule.weight_decay,
         "RULE": rule.name,
+        "DECAYS": rule.weight_decay > 0,
         "LARGEST_CODE": LARGEST_CODE.get(rows.codes.dtype, 0.0),
         "SMALLEST_ROW": SMALLEST_ROW,
         "BY_CHANCE": key is not None,
@@ -197,8 +201,8 @@ if triton is not None:
 
     @triton.jit
     def _update_row(
-        codes, scales, state, key, row, column, old, old_state, sums, lr, eps,
-        RULE: tl.constexpr, D: tl.constexpr,
+        codes, scales, state, key, row, column, old, old_state, sums, lr, eps, kept,
+        RULE: tl.constexpr, DECAYS: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to a row whose weights and state are `old` and `old_state`."""
@@ -213,6 +217,8 @@ if triton is not None:
             total = old_state + sums * sums
             tl.store(state + row * D + column[None, :], total, (column < D)[None, :])
             step = sums * lr / (tl.sqrt(total) + eps)
+        if DECAYS:  # known to the compiler: without it, not a bit is another
+            old = old * kept
         one = tl.zeros([1], tl.int64)
         store_rows(
             codes, scales, row + one, one == 0, column, old - step, key,
@@ -235,9 +241,10 @@ if triton is not None:
     @no_type_check  # tuples grow
     def _update_kernel(
         listed, places, values, count, rows_of_sums, sums,
-        scalars, codes, scales, state, key, eps,
-        RULE: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
-        BY_CHANCE: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+        scalars, codes, scales, state, key, eps, weight_decay,
+        RULE: tl.constexpr, DECAYS: tl.constexpr,
+        LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
+        D: tl.constexpr, COLUMNS: tl.constexpr,
         BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
         """One piece of the sorted list or, with `SUMS`, of the sums that were set aside.
@@ -246,6 +253,7 @@ if triton is not None:
         """
         factor, is_open = tl.load(scalars + 1), tl.load(scalars + 2) != 0
         lr = tl.load(scalars) * (factor if RULE == "sgd" else 1.0)
+        kept = 1.0 - tl.load(scalars) * weight_decay
         program = tl.program_id(0).to(tl.int64)
         begin = program * (BLOCK * BLOCKS)
         on_the_left = _row_of(tl.load(listed + begin - 1, begin > 0, -1), SUMS)
@@ -315,8 +323,8 @@ if triton is not None:
                         weights = weights * old_scales[i]
                     _update_row(
                         codes, scales, state, key, row, column, weights, old_state[i],
-                        total if RULE == "sgd" else total * factor, lr, eps,
-                        RULE, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+                        total if RULE == "sgd" else total * factor, lr, eps, kept,
+                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
                     )  # fmt: skip
                 if sets_aside[i]:
                     slot = program * 2

@@ -8,8 +8,6 @@ Besides what `runlog.py` writes into it, and what the verbs leave in it afterwar
     .lock                     held by the process that trains
 """
 
-import errno
-import fcntl
 import json
 import re
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, SYNTHETIC, Run, differences, to_plain
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import locked, write_atomically
 from trainmark.validation import parse
 
 CONFIG_FILE = "config.json"
@@ -87,16 +85,8 @@ def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
 @contextmanager
 def claimed(output: Path, cfg: Run) -> Iterator[None]:
     """Make `output` this run's folder, and this process the only one that trains in it."""
-    output.mkdir(parents=True, exist_ok=True)
-    with (output / LOCK_FILE).open("w") as lock:  # which goes with the process, however it ends
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                raise InputError(
-                    f"Another process trains in {output} now. Wait, or give another --output."
-                ) from None
-            # Some network file systems know no locks.
+    otherwise = f"Another process trains in {output} now. Wait, or give another --output."
+    with locked(output / LOCK_FILE, otherwise):
         write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
         yield
 

@@ -2,6 +2,7 @@
 
 optimizers.py   PyTorch's optimisers under a gate, loss scaling
 adamw.py        AdamW for weights in any type, sharded or not
+dropout.py      dropout by a hash of the sample
 precision.py    what a precision means for GEMMs and activations
 batches.py      samples to global batches, and those to ranks
 background.py   work done by threads ahead of its use

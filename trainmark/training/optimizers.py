@@ -3,7 +3,7 @@
 `gated_step` never makes the host wait for a GPU: the flag that skips a step stays on the device.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,12 @@ def gated_step(optimizer: Optimizer, lr: float, gate: Tensor) -> None:
         for gradient in (p.grad for p in parameters if p.grad is not None):
             gradient.copy_(torch.where(gate > 0, gradient, torch.zeros_like(gradient)))
         optimizer.step()
+
+
+def decay_weights(weights: Sequence[Tensor], share: float, lr: float, gate: Tensor) -> None:
+    """Decoupled weight decay, ahead of a step: w *= 1 - lr share; nothing if `gate` is 0."""
+    if share:
+        torch._foreach_mul_(list(weights), 1 - lr * share * gate)
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Mapping[Any, str]) -> dict[str, Tensor]:

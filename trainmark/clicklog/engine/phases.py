@@ -60,8 +60,7 @@ class Job:
             **self.source.settings(),
             "frequency_threshold": _one_if_all_alike([rule.threshold for rule in self.rules]),
             "max_rows": _one_if_all_alike([rule.max_rows for rule in self.rules]),
-            "holdout": self.split.holdout,
-            "test_half": self.split.test_half,
+            **self.split.settings(),
             "vocabulary_from": self.vocabulary_from,
             "vocabulary": str(self.vocabulary) if self.vocabulary else None,
             "bad_rows": self.bad_rows,
@@ -201,7 +200,7 @@ class EmbeddedEngine:
         total = store.rows * len(tasks)
         with progress.rows_bar("Writing", total) as advance:
             advance(store.rows * len(finished))
-            if left:
+            if left and splits[0].rows:
                 train.write_order(memory)
 
             def work(name: str) -> dict[str, Any]:
@@ -228,7 +227,10 @@ class EmbeddedEngine:
             files = {}
             for split in of_splits:
                 path = self.work.dataset / split.name / file
-                if split.name == "train":
+                if not split.rows:
+                    path.touch()
+                    check = checksum.Checksum()
+                elif split.name == "train":
                     check = write_train(train, field, path, memory * 2 // 5)
                 else:
                     check = write_in_order(store, split, field, path, memory * 2 // 5)
@@ -239,7 +241,7 @@ class EmbeddedEngine:
             return {"files": write(NumericalField(store), "numerical.bin"), "facts": {}}
 
         def label() -> dict[str, Any]:
-            files, clicks = dict[str, Any](), {}
+            files, clicks = dict[str, Any](), dict[str, int]()
             for split in splits:
                 field = LabelField(store)
                 files |= write(field, "label.bin", [split])
@@ -302,7 +304,13 @@ class EmbeddedEngine:
         names = [column.name for column in store.schema.categorical]
         facts = [columns[f"cat_{number}"] for number in range(len(names))]
         cardinalities = [fact["cardinality"] for fact in facts]
-        split_binary.write_specs(dataset, cardinalities, store.schema.num_numerical, job.metadata)
+        split_binary.write_specs(
+            dataset,
+            cardinalities,
+            store.schema.num_numerical,
+            job.metadata,
+            validation=any(split.name == "validation" for split in splits),
+        )
         files.write_json(
             dataset / VOCABULARY / "vocabulary.json",
             # A column that an earlier version encoded, before it was killed, has no digest.

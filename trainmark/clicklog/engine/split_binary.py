@@ -78,9 +78,10 @@ def write_specs(
     num_numerical: int,
     metadata: Mapping[str, Any],
     hotness: Sequence[int] = (),
+    validation: bool = True,
 ) -> None:
     """Write `feature_spec.yaml` (train, test) and `feature_spec_validation.yaml` (validation)."""
-    for mappings in (("train", "test"), ("validation",)):
+    for mappings in (("train", "test"), ("validation",))[: 1 + validation]:
         spec = feature_spec.default_spec(cardinalities, num_numerical, metadata, mappings, hotness)
         feature_spec.check(spec, mappings)
         feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))

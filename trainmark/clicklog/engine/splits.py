@@ -1,8 +1,9 @@
 """Which rows train, which test, which validate: ranges of row numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import accumulate, pairwise
+from typing import Any, Literal
 
 from trainmark.errors import InputError
 
@@ -32,6 +33,8 @@ class SplitRule:
     test_half: Literal["first", "second"] = "first"
     rounds_up: bool = False
     """Whether the first half of an odd number is the larger one."""
+    files: Mapping[str, int] | None = None
+    """Instead of a holdout: how many files each split has, in the order of the input."""
 
     def __post_init__(self) -> None:
         self._fraction()  # which checks it
@@ -52,6 +55,8 @@ class SplitRule:
 
     def apply(self, rows_per_file: Sequence[int]) -> list[Split]:
         """Train, test and validation."""
+        if self.files is not None:
+            return self._of_files(self.files, rows_per_file)
         rows = sum(rows_per_file)
         fraction = self._fraction()
         if fraction is not None:
@@ -72,3 +77,19 @@ class SplitRule:
             halves.reverse()
         test, validation = halves
         return [Split("train", 0, train), Split("test", *test), Split("validation", *validation)]
+
+    @staticmethod
+    def _of_files(files: Mapping[str, int], rows_per_file: Sequence[int]) -> list[Split]:
+        ends = list(accumulate(rows_per_file, initial=0))
+        bounds = [ends[number] for number in accumulate(files.values(), initial=0)]
+        splits = [Split(name, *span) for name, span in zip(files, pairwise(bounds), strict=True)]
+        for split in splits:
+            if files[split.name] and not split.rows:
+                raise InputError(f"The files of --{split.name} have no rows.")
+        return splits
+
+    def settings(self) -> dict[str, Any]:
+        """For prepare.json."""
+        if self.files is not None:
+            return {"files": dict(self.files)}
+        return {"holdout": self.holdout, "test_half": self.test_half}

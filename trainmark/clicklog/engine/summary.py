@@ -11,6 +11,10 @@ from trainmark.formatting import readable_size
 MANIFEST = "prepare.json"
 SCHEMA = "trainmark.prepare/1"
 EMBEDDING_DIM = 128
+RARE_SHARE = 0.1
+"""Of a column's rows: more than this many with the id of rare values are worth a warning."""
+MAX_NAMED = 5
+"""Columns in a warning."""
 
 
 def manifest(
@@ -29,9 +33,11 @@ def manifest(
     return {
         "schema": SCHEMA,
         "settings": settings,
-        "rows": {split.name: split.rows for split in splits},
+        "rows": {split.name: split.rows for split in splits if split.rows},
         "bad_rows": bad,
-        "click_rate": {split.name: clicks[split.name] / split.rows for split in splits},
+        "click_rate": {
+            split.name: clicks[split.name] / split.rows for split in splits if split.rows
+        },
         "cardinalities": cardinalities,
         "features": {
             name: {
@@ -39,6 +45,7 @@ def manifest(
                 "kept": feature["kept"],
                 "cardinality": feature["cardinality"],
                 "missing_share": feature["missing"] / rows,
+                "rare_rows": feature["rare"],
                 "rare_share": feature["rare"] / rows,
             }
             for name, feature in features.items()
@@ -81,6 +88,21 @@ def vocabulary_facts(
     }
 
 
+def rare_warning(shares: Mapping[str, float]) -> str | None:
+    """A sentence on the columns of which rare values have too large a share; None if none has."""
+    many = sorted((name for name in shares if shares[name] > RARE_SHARE), key=lambda n: -shares[n])
+    if not many:
+        return None
+    named = ", ".join(f"{name} ({shares[name]:.0%})" for name in many[:MAX_NAMED])
+    others = f" and {len(many) - MAX_NAMED} more" if len(many) > MAX_NAMED else ""
+    columns = "1 column" if len(many) == 1 else f"{len(many)} columns"
+    return (
+        f"The id of rare values has more than {RARE_SHARE:.0%} of the rows in {columns}: {named}"
+        f"{others}. Prepare the data with a lower --frequency-threshold or, with --vocabulary, "
+        "with one that knows these values."
+    )
+
+
 def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
     """Print the table of splits."""
     from rich.console import Console
@@ -96,6 +118,14 @@ def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
             print(f"In {name} {which} is a click, so AUC is undefined there. Is the label right?")
 
 
+def warn(sentence: str) -> None:
+    """Print a warning."""
+    from rich.console import Console
+
+    line = f"Warning: {sentence}"
+    Console().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def show(output: Path, facts: Mapping[str, Any]) -> None:
     """Print the tables."""
     from rich.console import Console
@@ -106,8 +136,8 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     features = Table("feature", "distinct", "kept", "table rows", "missing", "rare")
     for name, feature in facts["features"].items():
         counts = (f"{feature[key]:,}" for key in ("distinct", "kept", "cardinality"))
-        shares = (f"{feature[key]:.1%}" for key in ("missing_share", "rare_share"))
-        features.add_row(name, *counts, *shares)
+        rare = f"{feature['rare_rows']:,} ({feature['rare_share']:.1%})"
+        features.add_row(name, *counts, f"{feature['missing_share']:.1%}", rare)
     console.print(features)
     model = facts["model"]
     console.print(
@@ -119,6 +149,9 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     if facts["bad_rows"]:
         rows = "1 bad row" if facts["bad_rows"] == 1 else f"{facts['bad_rows']:,} bad rows"
         console.print(f"{rows}, listed in {output / 'bad_rows.txt'}")
+    shares = {name: feature["rare_share"] for name, feature in facts["features"].items()}
+    if warning := rare_warning(shares):
+        warn(warning)
     if "best_auc" in facts:
         console.print(f"best possible AUC on the last day: {facts['best_auc']:.4f}")
 

@@ -1,6 +1,5 @@
 """The work folder of an unfinished preparation: its finished pieces, and a lock."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ class Work:
     """
 
     def __init__(self, output: Path) -> None:
-        self.output = Path(os.path.abspath(output))
+        self.output = Path(os.path.realpath(output))  # of a link, what it names
         self.folder = self.output.with_name(f".{self.output.name}.work")
         self.blocks = self.folder / "blocks"
         self.dataset = self.folder / "dataset"
@@ -34,25 +33,18 @@ class Work:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Create the folder and hold its lock. A run without a finished block leaves none."""
+        otherwise = f"Another process is preparing {self.output} now."
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("w")
+            with files.locked(self.folder / "lock", otherwise):
+                try:
+                    yield
+                finally:
+                    if not self.block_log.path.exists():
+                        shutil.rmtree(self.folder, ignore_errors=True)
         except OSError as error:
-            raise InputError(f"{self.folder} cannot be written: {error.strerror}.") from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(f"Another process is preparing {self.output} now.") from None
-            try:
-                yield
-            except OSError as error:
-                raise InputError(
-                    f"{error.filename or self.output} cannot be written: {error.strerror or error}."
-                ) from error
-            finally:
-                if not self.block_log.path.exists():
-                    shutil.rmtree(self.folder, ignore_errors=True)
+            raise InputError(
+                f"{error.filename or self.output} cannot be written: {error.strerror or error}."
+            ) from error
 
     def agree(self, settings: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
         """Facts about the store: of an earlier run with the same settings, or `fresh` ones."""

@@ -8,5 +8,6 @@ criteo_text.py     Criteo's text; criteo_format.py: its rules, a line at a time;
 csv_source.py, parquet_source.py
                    files with any columns
 column_spec.py     --columns: what these columns are; convert.py makes numbers of them
+column_match.py    --vocabulary: what they were in an earlier dataset
 text_files.py      pieces of whole lines, compressed or not
 """

@@ -19,8 +19,8 @@ A missing number is 0.0; a missing categorical value has the id of rare ones.
 
 import fnmatch
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from trainmark.clicklog.sources.rows import Column, Kind, Schema
@@ -57,8 +57,7 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
         columns: the columns that there are; "1", "2", ... where there is no header.
         source: where they were found, for messages.
     """
-    roles = "|".join(get_args(Role))
-    parts = re.split(rf"(?:^|\s+)({roles})=", text.strip())
+    parts = _roles(text)
     if parts[0] or len(parts) < 3:
         raise InputError(
             f"--columns is {text!r}; expected roles with their columns, such as "
@@ -70,6 +69,25 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
             uses += _uses(role, name.strip(), columns, source)  # type: ignore[arg-type]
     raise_all(_problems(uses))
     return uses
+
+
+def label_of(text: str) -> ColumnUse:
+    """The label that a description names."""
+    parts = _roles(text)
+    for role, names in zip(parts[1::2], parts[2::2], strict=True):
+        if role == "label":
+            return _uses("label", names, [_column_compared(names)], "--columns")[0]
+    raise InputError(f"--columns was {text!r}, which names no label. Give --columns.")
+
+
+def _column_compared(name: str) -> str:
+    match = COMPARISON.fullmatch(name)
+    return match.group(1) if match else name
+
+
+def _roles(text: str) -> list[str]:
+    """What precedes the first role, then roles and their columns in turn."""
+    return re.split(rf"(?:^|\s+)({'|'.join(get_args(Role))})=", text.strip())
 
 
 def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
@@ -144,10 +162,24 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
 
 
 def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
-    """How the columns besides the label are read, for vocabulary.json."""
+    """How the columns are read, for vocabulary.json."""
+    label = next(use for use in uses if use.role == "label")
     columns = [
         {"column": use.column, "role": use.role, "reading": use.reading}
         for use in uses
         if use.role != "label"
     ]
-    return {"missing": missing, "columns": columns}
+    return {
+        "missing": missing,
+        "label": {"column": label.column, "role": "label", "comparison": label.comparison},
+        "columns": columns,
+    }
+
+
+def from_inputs(columns: Sequence[Mapping[str, Any]]) -> list[ColumnUse]:
+    """The uses that `inputs` wrote."""
+    uses = [ColumnUse(**use) for use in columns]
+    return [
+        replace(use, comparison=(use.comparison[0], use.comparison[1])) if use.comparison else use
+        for use in uses
+    ]

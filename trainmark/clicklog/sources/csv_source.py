@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources import column_spec, text_files
+from trainmark.clicklog.sources import column_match, column_spec, text_files
+from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
@@ -26,23 +27,25 @@ class CsvSource:
 
     Args:
         files: in the order of their rows.
-        columns: what the columns are (column_spec.py).
+        columns: what the columns are (column_spec.py); None: as in `old`.
         delimiter: one character.
         header: whether every file starts with a line of names.
         missing: what stands for a missing value, besides nothing.
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong in it for
             missing; without a label, or with the wrong number of fields, it has to skip the line.
+        old: the columns of an earlier dataset, to be read as they were (column_match.py).
     """
 
     def __init__(
         self,
         files: Sequence[Path],
-        columns: str,
+        columns: str | None,
         *,
         delimiter: str = ",",
         header: bool = True,
         missing: Sequence[str] = (),
         bad_rows: BadRows = "stop",
+        old: OldColumns | None = None,
     ) -> None:
         if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
@@ -50,7 +53,7 @@ class CsvSource:
         self.bad_rows = bad_rows
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self._names = self._check_headers()
-        uses = column_spec.parse(columns, self._names, str(self.files[0]))
+        uses = column_match.uses(columns, self._names, str(self.files[0]), old)
         # Text has no types: what --columns does not say is read in the usual way.
         self.uses = resolve(uses, [pa.string()] * len(uses))
         self.schema = column_spec.schema(self.uses)

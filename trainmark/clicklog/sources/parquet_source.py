@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources import column_match, column_spec
+from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
-from trainmark.errors import InputError
+from trainmark.errors import InputError, raise_all
 
 
 class ParquetSource:
@@ -20,17 +21,25 @@ class ParquetSource:
 
     Args:
         files: in the order of their rows.
-        columns: what the columns are (column_spec.py).
-        bad_rows: as for `CsvSource`.
+        columns, bad_rows, old: as for `CsvSource`.
     """
 
-    def __init__(self, files: Sequence[Path], columns: str, *, bad_rows: BadRows = "stop") -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        columns: str | None,
+        *,
+        bad_rows: BadRows = "stop",
+        old: OldColumns | None = None,
+    ) -> None:
         self.files = list(files)
         self.bad_rows = bad_rows
         self._columns = columns
         schemas = [_open_parquet(path).schema_arrow for path in self.files]
-        uses = column_spec.parse(columns, schemas[0].names, str(self.files[0]))
+        uses = column_match.uses(columns, schemas[0].names, str(self.files[0]), old)
         self.uses = resolve(uses, [schemas[0].field(use.column).type for use in uses])
+        if old is not None:
+            raise_all(self._other_texts(schemas[0], old.dataset))
         for path, schema in zip(self.files, schemas, strict=True):
             types = [
                 schema.field(u.column).type if u.column in schema.names else None for u in uses
@@ -38,6 +47,16 @@ class ParquetSource:
             if types != [schemas[0].field(use.column).type for use in uses]:
                 raise InputError(f"{path} has other columns or types than {self.files[0]}.")
         self.schema = column_spec.schema(self.uses)
+
+    def _other_texts(self, schema: Any, dataset: str) -> Iterator[str]:
+        """Columns of text by now of a type whose values have no text of their own: 7.0 is not 7."""
+        for use in self.uses:
+            kind = schema.field(use.column).type
+            if use.reading == "string" and not _has_text(kind):
+                yield (
+                    f"{self.files[0]} has {use.column!r} as {kind}; {dataset} has it as string. "
+                    "Write it as text, as it was there."
+                )
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -97,6 +116,12 @@ class ParquetSource:
         converted = convert([piece.raw.column(use.column) for use in self.uses], self.uses)
         lines = np.arange(piece.raw.num_rows) + piece.start.line
         return parsed_rows(converted, path, lines, [], self.bad_rows)
+
+
+def _has_text(kind: Any) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_integer)
+    return any(is_text(kind) for is_text in texts)
 
 
 def _open_parquet(path: Path) -> Any:

@@ -11,6 +11,8 @@ from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Schema
 from trainmark.errors import InputError, no_file_matches, raise_all
 
 BadRows = Literal["stop", "skip", "keep"]
+Patterns = tuple[str, ...] | str
+"""Files and patterns such as 'raw/day_*'."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,47 @@ def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:
     return [[path.name, path.stat().st_size] for path in paths]
 
 
-def find_days(pattern: str, bad_rows: BadRows = "stop") -> list[Path]:
-    """The files that match, in the order of the numbers in their names."""
-    paths = [Path(path) for path in glob.glob(pattern) if Path(path).is_file()]
-    if not paths:
-        raise no_file_matches(pattern)
+def find_days(patterns: Patterns, bad_rows: BadRows = "stop") -> list[Path]:
+    """The files that match, each once, in the order of the numbers in their names."""
+    found = [path for pattern in listed(patterns) for path in _matching(pattern)]
+    paths = list(dict.fromkeys(found))
     if bad_rows == "stop":
         raise_all(f"{path} is empty." for path in paths if path.stat().st_size == 0)
-    return sorted(paths, key=day_order)
+    return sorted(paths, key=lambda path: (day_order(path.name), day_order(str(path))))
 
 
-def day_order(path: Path) -> list[tuple[bool, int, str]]:
+def listed(patterns: Patterns) -> tuple[str, ...]:
+    """Callers in Python may give a single one."""
+    return (patterns,) if isinstance(patterns, str) else patterns
+
+
+def _matching(pattern: str) -> list[Path]:
+    expanded = [pattern] if Path(pattern).is_file() else expand_braces(pattern)
+    for each in expanded:
+        if not any(Path(path).is_file() for path in _glob(each)):
+            raise no_file_matches(each)
+    return [Path(path) for each in expanded for path in _glob(each) if Path(path).is_file()]
+
+
+def _glob(pattern: str) -> list[str]:
+    # A file may have a name that reads as a pattern: day[1].csv
+    return [pattern] if Path(pattern).is_file() else glob.glob(pattern)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """As a shell does it: day_{0,3} and day_{0..3} stand for several patterns."""
+    match = re.search(r"\{([^{}]*,[^{}]*|\d+\.\.\d+)\}", pattern)
+    if not match:
+        return [pattern]
+    words = match.group(1).split(",")
+    if ".." in match.group(1):
+        first, last = map(int, match.group(1).split(".."))
+        words = [str(number) for number in range(first, last + 1)]
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    return [each for word in words for each in expand_braces(before + word + after)]
+
+
+def day_order(name: str) -> list[tuple[bool, int, str]]:
     """A sort key that puts day_2 before day_10."""
-    parts = re.findall(r"\d+|\D+", path.name)
+    parts = re.findall(r"\d+|\D+", name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

@@ -20,7 +20,7 @@ from trainmark.clicklog.sources.criteo_format import NAMES, NUM_NUMERICAL, parse
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import BadRow
-from trainmark.clicklog.sources.source import BadRows, day_order
+from trainmark.clicklog.sources.source import BadRows, Patterns, day_order, listed
 from trainmark.clicklog.spark import session as spark_session
 from trainmark.errors import InputError, raise_all
 
@@ -29,18 +29,18 @@ JobOf = Callable[[Sequence[Any], Mapping[str, Any]], Job]
 
 
 def prepare(
-    pattern: str, output: str, job_of: JobOf, master: str | None, settings: Sequence[str]
+    patterns: Patterns, output: str, job_of: JobOf, master: str | None, settings: Sequence[str]
 ) -> dict[str, float]:
     """Write the dataset, unless the folder already holds it; seconds of each phase.
 
     Args:
-        pattern: which files to read.
+        patterns: which files to read.
         output: the folder to write.
         job_of: what to prepare.
         master, settings: as of `session`.
     """
     with spark_session.session(master, settings) as spark:
-        return _Run(spark, pattern, output, job_of).run()
+        return _Run(spark, patterns, output, job_of).run()
 
 
 class HadoopDays(CriteoSource):
@@ -58,11 +58,11 @@ class HadoopDays(CriteoSource):
 class _Run:
     """One run."""
 
-    def __init__(self, spark: Any, pattern: str, output: str, job_of: JobOf) -> None:
+    def __init__(self, spark: Any, patterns: Patterns, output: str, job_of: JobOf) -> None:
         from trainmark.clicklog.spark.hadoop import Hadoop
 
         self.spark, self.files = spark, Hadoop(spark)
-        self.days = self._find_days(pattern)
+        self.days = self._find_days(patterns)
         raw = self.days[0].path.rpartition("/")[0]
         metadata = planted.known_auc(self.files.read_json(f"{raw}/{planted.MANIFEST}"))
         self.job = job_of(self.days, metadata)
@@ -71,17 +71,21 @@ class _Run:
         self.work = f"{parent}/.{name}.spark"
         self.seconds: dict[str, float] = {}
 
-    def _find_days(self, pattern: str) -> list[Any]:
-        days = self.files.glob(pattern)
-        if not days:
-            raise InputError(f"No file matches --input {pattern!r}.")
+    def _find_days(self, patterns: Patterns) -> list[Any]:
+        found: dict[str, Any] = {}
+        for pattern in listed(patterns):
+            days = self.files.glob(pattern)
+            if not days:
+                raise InputError(f"No file matches --input {pattern!r}.")
+            found |= {day.path: day for day in days}
+        days = list(found.values())
         raise_all(f"{_plain(day.path)} is empty." for day in days if day.num_bytes == 0)
         raise_all(
             f"{_plain(day.path)}: --engine spark reads plain and .gz files, not .zst."
             for day in days
             if day.name.endswith(".zst")
         )
-        return sorted(days, key=lambda day: day_order(Path(day.name)))
+        return sorted(days, key=lambda day: day_order(day.name))
 
     def run(self) -> dict[str, float]:
         if self._is_finished():

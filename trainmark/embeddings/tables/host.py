@@ -29,7 +29,7 @@ from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.mapped import map_to_gpu
 from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.store import TablePart, TableStore, init_part
-from trainmark.embeddings.tables.update import RowwiseAdagrad, State, UpdateRule
+from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
 from trainmark.kernels.gather_rows import gather_rows_into
@@ -65,10 +65,13 @@ class WorkingSet:
         state = self.state | self.shared_state
         row_update.update(self.rule, self.weight, state, plan, grads, settings)
 
-    def update_rows(self, rows: Tensor, grads: Tensor, mean_square: Tensor, lr: float) -> None:
-        """Row-wise Adagrad on distinct rows whose mean(g^2) the caller has found."""
-        rule = cast(RowwiseAdagrad, self.rule)
-        rule.update_rows(self.weight, self.state, rows, grads, mean_square, lr)
+    def update_summed(
+        self, rows: Tensor, grads: Tensor, mean_square: Tensor, settings: Settings
+    ) -> None:
+        """Row-wise Adagrad on rows whose gradients are summed, and whose mean(g^2) is known."""
+        row_update.update_summed(
+            self.rule, self.weight, self.state, rows, grads, mean_square, settings
+        )
 
     def in_store(self, rows: Tensor) -> Tensor:
         """Which rows of the store these are."""

@@ -5,11 +5,18 @@ For the kernels, looked-up rows are sorted ahead of the step. The host then neve
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from trainmark.embeddings.tables.update import State, UpdateRule, sum_duplicates
+from trainmark.embeddings.tables.update import (
+    RowwiseAdagrad,
+    State,
+    UpdateRule,
+    decay_rows,
+    sum_duplicates,
+)
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, update_rows
 from trainmark.kernels.table_formats import Rows
 
@@ -61,7 +68,27 @@ def update(
         )
     elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
         grads = _as_they_count(grads, settings)
+        _decay(rule, weight, plan, settings)
         rule.update(weight, state, plan, grads, settings.lr, gate)
+
+
+def update_summed(
+    rule: UpdateRule,
+    weight: Tensor,
+    state: State,
+    rows: Tensor,
+    grads: Tensor,
+    mean_square: Tensor,
+    settings: Settings,
+) -> None:
+    """Row-wise Adagrad on `summed_rows` whose mean(g^2) the caller has found."""
+    _decay(rule, weight, rows, settings)
+    cast(RowwiseAdagrad, rule).update_rows(weight, state, rows, grads, mean_square, settings.lr)
+
+
+def _decay(rule: UpdateRule, weight: Tensor, rows: Tensor, settings: Settings) -> None:
+    if rule.weight_decay:
+        decay_rows(weight, rows, settings.lr * rule.weight_decay * settings.gate)
 
 
 def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ A step's cost depends on the rows that it touches, never on the rows of a table.
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from trainmark.checkpoint.boxes import Box, Boxes
 from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.row_update import Plan, Settings
-from trainmark.embeddings.tables.update import RowwiseAdagrad, State, UpdateRule
+from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.gather_rows import gather_rows_into
 from trainmark.kernels.table_formats import Rows, Tables
@@ -112,10 +111,12 @@ class TableStore(nn.Module):
         """Which rows of the store these are: `host.py` has others that are not the same."""
         return rows
 
-    def update_rows(self, rows: Tensor, grads: Tensor, mean_square: Tensor, lr: float) -> None:
-        """Row-wise Adagrad on distinct rows whose mean(g^2) the caller has found."""
-        rule = cast(RowwiseAdagrad, self.rule)
-        rule.update_rows(self.weight, self.optimizer_state, rows, grads, mean_square, lr)
+    def update_summed(
+        self, rows: Tensor, grads: Tensor, mean_square: Tensor, settings: Settings
+    ) -> None:
+        """Row-wise Adagrad on rows whose gradients are summed, and whose mean(g^2) is known."""
+        state = self.optimizer_state
+        row_update.update_summed(self.rule, self.weight, state, rows, grads, mean_square, settings)
 
     # --- state
 

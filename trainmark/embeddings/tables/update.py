@@ -26,6 +26,11 @@ class UpdateRule(Protocol):
         ...
 
     @property
+    def weight_decay(self) -> float:
+        """An update takes the learning rate times this share off every row first, once."""
+        ...
+
+    @property
     def ignores_zeros(self) -> bool:
         """Whether a row whose gradient is zero stays as it is, and so does its state."""
         ...
@@ -37,17 +42,19 @@ class UpdateRule(Protocol):
     def update(
         self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
     ) -> None:
-        """Change `weight` and `state` in place. `grads` may be overwritten."""
+        """Change decayed `weight` and `state` in place. `grads` may be overwritten."""
         ...
 
 
-def make_rule(name: str, *, eps: float, beta1: float, beta2: float) -> UpdateRule:
+def make_rule(
+    name: str, *, eps: float, beta1: float, beta2: float, weight_decay: float = 0.0
+) -> UpdateRule:
     """The rule of that name, with the settings that it takes."""
     rules: dict[str, UpdateRule] = {
-        "sgd": Sgd(),
-        "adagrad": Adagrad(eps),
-        "rowwise_adagrad": RowwiseAdagrad(eps),
-        "adam": LazyAdam(eps, beta1, beta2),
+        "sgd": Sgd(weight_decay),
+        "adagrad": Adagrad(eps, weight_decay),
+        "rowwise_adagrad": RowwiseAdagrad(eps, weight_decay),
+        "adam": LazyAdam(eps, beta1, beta2, weight_decay),
     }
     return rules[name]
 
@@ -55,8 +62,9 @@ def make_rule(name: str, *, eps: float, beta1: float, beta2: float) -> UpdateRul
 class Sgd:
     """w -= lr g. The only rule that is linear in g: duplicates need not be summed first."""
 
-    ignores_zeros = True
-    kernel = Rule("sgd")
+    def __init__(self, weight_decay: float = 0.0) -> None:
+        self.weight_decay, self.ignores_zeros = weight_decay, weight_decay == 0
+        self.kernel = Rule("sgd", weight_decay=weight_decay)
 
     def new_state(self, weight: Tensor) -> State:
         return {}
@@ -70,10 +78,9 @@ class Sgd:
 class Adagrad:
     """s += g^2; w -= lr g / (sqrt(s) + eps)."""
 
-    ignores_zeros = True
-
-    def __init__(self, eps: float) -> None:
-        self.eps, self.kernel = eps, Rule("adagrad", eps)
+    def __init__(self, eps: float, weight_decay: float = 0.0) -> None:
+        self.weight_decay, self.ignores_zeros = weight_decay, weight_decay == 0
+        self.eps, self.kernel = eps, Rule("adagrad", eps, weight_decay)
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": _zeros(weight, weight.shape)}
@@ -90,10 +97,9 @@ class Adagrad:
 class RowwiseAdagrad:
     """One s per row: s += mean(g^2); w -= lr g / (sqrt(s) + eps)."""
 
-    ignores_zeros = True
-
-    def __init__(self, eps: float) -> None:
-        self.eps, self.kernel = eps, Rule("rowwise_adagrad", eps)
+    def __init__(self, eps: float, weight_decay: float = 0.0) -> None:
+        self.weight_decay, self.ignores_zeros = weight_decay, weight_decay == 0
+        self.eps, self.kernel = eps, Rule("rowwise_adagrad", eps, weight_decay)
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": _zeros(weight, weight.shape[:1])}
@@ -133,8 +139,8 @@ class LazyAdam:
     ignores_zeros = False
     kernel = None
 
-    def __init__(self, eps: float, beta1: float, beta2: float) -> None:
-        self.eps, self.beta1, self.beta2 = eps, beta1, beta2
+    def __init__(self, eps: float, beta1: float, beta2: float, weight_decay: float = 0.0) -> None:
+        self.eps, self.beta1, self.beta2, self.weight_decay = eps, beta1, beta2, weight_decay
 
     def new_state(self, weight: Tensor) -> State:
         return {
@@ -180,6 +186,12 @@ def square_sums(rows: Tensor) -> Tensor:
     """The sum of squares of each row; six times faster on a CPU than to square and to sum."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms.square_()
+
+
+def decay_rows(weight: Tensor, rows: Tensor, share: Tensor | float) -> None:
+    """Take a share off the rows: once, however often one is named."""
+    kept = weight.index_select(0, rows).mul_(1 - share)
+    weight.index_copy_(0, rows, kept)  # equal rows have become equal ones: any may come last
 
 
 def add_rows(target: Tensor, ids: Tensor, rows: Tensor, scale: float = 1.0) -> None:

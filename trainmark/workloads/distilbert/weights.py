@@ -12,7 +12,7 @@ from torch import Tensor
 from trainmark.config import SYNTHETIC
 from trainmark.corpus import sentences, sst2
 from trainmark.errors import InputError
-from trainmark.files import write_atomically, write_tensors
+from trainmark.files import replacing, write_atomically, write_tensors
 from trainmark.workloads.distilbert import layouts
 from trainmark.workloads.distilbert.runs import DistilbertRun, Model
 
@@ -80,9 +80,8 @@ def save(
         tokenizer: folders to look for tokenizer files in; the first that has any is taken.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / ".model.safetensors.writing"
-    write_tensors(temporary, renamed(model, parameters))
-    temporary.replace(folder / "model.safetensors")
+    with replacing(folder / "model.safetensors") as temporary:
+        write_tensors(temporary, renamed(model, parameters))
     save_description(folder, model, tokenizer)
 
 

@@ -18,6 +18,7 @@ from trainmark.kernels.fp8_mlp import Fp8Weight, encode_weights, fp8_layers, fp8
 from trainmark.kernels.graph import Beside
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.relu_mlp import relu_mlp
+from trainmark.training.dropout import Dropout
 from trainmark.training.seeding import generator
 from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, width_without_zeros
 
@@ -33,6 +34,11 @@ class Dlrm(nn.Module):
         model = cfg.model
         self.bottom = Mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
         self.top = Mlp([interaction_width(model), *model.top_mlp], last_relu=False)
+        self.bottom.dropout = Dropout(model.dropout, cfg.seed, "dropout", "bottom")
+        self.top.dropout = Dropout(model.dropout, cfg.seed, "dropout", "top")
+        self.interaction_dropout = Dropout(
+            model.interaction_dropout, cfg.seed, "dropout", "interaction"
+        )
         self.tables: EmbeddingEngine = LocalEngine(
             model.table_rows, model.embedding_dim, table_rule(cfg)
         )
@@ -53,6 +59,18 @@ class Dlrm(nn.Module):
         last = cast(nn.Linear, self.top[-1])
         return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale)
 
+    @property
+    def drops_out(self) -> bool:
+        return any(dropout.dropped for dropout in self._dropouts())
+
+    def begin_samples(self, samples_B: Tensor) -> None:
+        """The coming samples' numbers in the run, by which dropout chooses."""
+        for dropout in self._dropouts():
+            dropout.samples_B = samples_B
+
+    def _dropouts(self) -> list[Dropout]:
+        return [self.bottom.dropout, self.interaction_dropout, self.top.dropout]
+
     def _interacted(self, numerical_BN: Tensor, prepared: Any) -> Tensor:
         """[B, M] what the top MLP reads."""
         x_BD = self.bottom(numerical_BN)
@@ -60,7 +78,7 @@ class Dlrm(nn.Module):
         done = self.top_gradients_done
         if done is not None and x_BD.requires_grad:  # after the tables' own hooks
             x_BD.register_hook(lambda _: done())
-        return x_BM
+        return self.interaction_dropout(x_BM)
 
     def cast_mlps(self, dtype: torch.dtype) -> None:
         """For prediction: keep weights in the type that every call would cast them to."""
@@ -101,6 +119,8 @@ class Mlp(nn.Sequential):
         """Compute with the kernel, in this type; None: layer by layer, as autocast says."""
         self.fp8 = False
         """The kernel's large layers in fp8."""
+        self.dropout = Dropout(0.0)
+        """Of what hidden layers pass on."""
 
     @property
     def has_fused_loss(self) -> bool:
@@ -108,10 +128,16 @@ class Mlp(nn.Sequential):
         return self.fused_dtype is not None and len(self) > 1
 
     def forward(self, x_BM: Tensor) -> Tensor:
-        if self.fused_dtype is None:
+        if self.fused_dtype is not None:
+            return self._fused(x_BM, self._linears(), last_relu=isinstance(self[-1], nn.ReLU))
+        if not self.dropout.is_on:
             y_BN: Tensor = super().forward(x_BM)
             return y_BN
-        return self._fused(x_BM, self._linears(), last_relu=isinstance(self[-1], nn.ReLU))
+        for place, layer in enumerate(self):
+            x_BM = layer(x_BM)
+            if isinstance(layer, nn.ReLU) and place < len(self) - 1:
+                x_BM = self.dropout(x_BM, place // 2)
+        return x_BM
 
     def hidden(self, x_BM: Tensor, codes: list[Fp8Weight] | None = None) -> Tensor:
         """What the last layer is given. What comes back must be masked as its ReLU is.
@@ -139,11 +165,30 @@ class Mlp(nn.Sequential):
         biases = [linear.bias for linear in linears]
         x_BM = x_BM.to(self.fused_dtype)
         large = self._fp8_layers()
-        if large:
-            x_BM = fp8_relu_layers(x_BM, weights[:large], biases[:large], codes)
-        if large == len(weights):
-            return x_BM
-        return relu_mlp(x_BM, weights[large:], biases[large:], last_relu, comes_masked=comes_masked)
+        codes = codes or (self.fp8_weights() if large else [])
+        for begin, end in self._pieces(len(linears), large):
+            if begin < large:
+                x_BM = fp8_relu_layers(
+                    x_BM, weights[begin:end], biases[begin:end], codes[begin:end]
+                )
+            else:
+                is_last = end == len(linears)
+                x_BM = relu_mlp(
+                    x_BM,
+                    weights[begin:end],
+                    biases[begin:end],
+                    last_relu or not is_last,
+                    comes_masked=comes_masked and is_last,
+                )
+            if end < len(self._linears()):
+                x_BM = self.dropout(x_BM, end - 1)
+        return x_BM
+
+    def _pieces(self, layers: int, large: int) -> list[tuple[int, int]]:
+        """Layers that a kernel takes together: the large ones and the others; with dropout behind
+        each of them, one by one."""
+        ends = range(1, layers + 1) if self.dropout.is_on else sorted({large, layers})
+        return [(a, b) for a, b in itertools.pairwise([0, *ends]) if a < b]
 
     def _fp8_layers(self) -> int:
         """How many of the first layers are computed in fp8, the same for `forward` and `hidden`."""
@@ -157,7 +202,11 @@ def table_rule(cfg: DlrmRun) -> UpdateRule:
     """How the rows of tables are updated."""
     optimizer = cfg.optimizer
     return make_rule(
-        optimizer.name, eps=optimizer.eps, beta1=optimizer.beta1, beta2=optimizer.beta2
+        optimizer.name,
+        eps=optimizer.eps,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        weight_decay=optimizer.weight_decay,
     )
 
 

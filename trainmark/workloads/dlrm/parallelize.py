@@ -15,7 +15,6 @@ from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
-from trainmark.kernels.sparse_update import Rule
 from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
 from trainmark.workloads.dlrm.runs import DlrmRun, in_other_formats, table_formats
@@ -55,10 +54,12 @@ def _has_kernels(cfg: DlrmRun) -> bool:
 
 
 def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
-    rule = Rule(cfg.optimizer.name, cfg.optimizer.eps)  # type: ignore[arg-type]  # resolve checks
+    kernel = table_rule(cfg).kernel
+    if kernel is None:  # `resolve` and `_has_kernels` ask first
+        raise TypeError(f"No kernel updates tables by {cfg.optimizer.name}.")
     seed = cfg.seed if cfg.table_format.table_rounding == "stochastic" else None
     return FusedEngine(
-        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, seed, dtype
+        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, kernel, seed, dtype
     )
 
 

@@ -17,7 +17,6 @@ from trainmark.workloads.dlrm.runs import (
     RUNS,
     DlrmRun,
     Model,
-    Sharding,
     demo_schedule,
     fitted_fields,
     in_other_formats,
@@ -188,8 +187,23 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
             f"Planted rows have at most {MAX_PLANTED:,} features. Received: {_features(model):,}. "
             "Ask for fewer, or for --synthetic-ids uniform."
         )
+    problems += [
+        f"model.{name} must be at least 0 and below 1: a share of the numbers. Received: {share}."
+        for name in ("dropout", "interaction_dropout")
+        if not 0 <= (share := getattr(model, name)) < 1
+    ]
     if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
         problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
+    decay = cfg.optimizer.weight_decay
+    if not 0 <= decay < math.inf:
+        problems.append(
+            f"optimizer.weight_decay must be a finite number of at least 0. Received: {decay}."
+        )
+    elif decay * cfg.lr >= 1:
+        problems.append(
+            f"lr {cfg.lr} times optimizer.weight_decay {decay} is the share that a step takes off "
+            "the weights: it must be below 1. Lower one of them."
+        )
     if not 0 < cfg.optimizer.eps < math.inf:
         problems.append(
             "optimizer.eps must be a finite number above 0: a weight whose gradients have all been "
@@ -220,11 +234,12 @@ def _sharding_problems(cfg: DlrmRun) -> list[str]:
         if not 0 <= table < tables
     ]
     if sharding.engine == "torchrec":
-        problems += _torchrec_problems(sharding)
+        problems += _torchrec_problems(cfg)
     return problems
 
 
-def _torchrec_problems(sharding: Sharding) -> list[str]:
+def _torchrec_problems(cfg: DlrmRun) -> list[str]:
+    sharding = cfg.sharding
     problems = [
         f"{name} is for --engine native: TorchRec's engine has no such tables. Leave it out."
         for name in ("host_tables", "data_parallel_threshold")
@@ -234,6 +249,11 @@ def _torchrec_problems(sharding: Sharding) -> list[str]:
         problems.append(
             "column_slice_threshold does nothing with --engine torchrec --placement auto, which is "
             "TorchRec's own planner. Choose another placement, or leave it out."
+        )
+    if cfg.optimizer.weight_decay:
+        problems.append(
+            "optimizer.weight_decay is for --engine native: TorchRec's engine decays no rows. "
+            f"Received: {cfg.optimizer.weight_decay}. Leave one of them out."
         )
     return problems
 

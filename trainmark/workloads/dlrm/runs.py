@@ -47,6 +47,10 @@ class Model:
     """Widths of the top MLP; the last one must be 1."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
     """Whose documented initialisation to use for the MLPs; tables are uniform +-sqrt(1/rows)."""
+    dropout: float = 0.0
+    """Share of what the MLPs' hidden layers pass on that is dropped in training."""
+    interaction_dropout: float = 0.0
+    """The same of what the top MLP reads: bottom MLP's output and dot products."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,9 @@ class Optimizer:
     """Adam's decay of the first moment."""
     beta2: float = 0.999
     """Adam's decay of the second moment."""
+    weight_decay: float = 0.0
+    """Share, times the learning rate, that a step takes off MLP weights (not biases) and off the
+    table rows that its batch looked up, before it updates them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +368,7 @@ def for_prediction(cfg: DlrmRun) -> DlrmRun:
     much memory as they do: SGD has none."""
     return dataclasses.replace(
         cfg,
-        optimizer=dataclasses.replace(cfg.optimizer, name="sgd"),
+        optimizer=dataclasses.replace(cfg.optimizer, name="sgd", weight_decay=0.0),
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
     )
 

@@ -20,6 +20,7 @@ from trainmark.training.batches import rank_shares
 from trainmark.training.optimizers import (
     LossScale,
     all_finite,
+    decay_weights,
     gated_step,
     make_optimizer,
     optimizer_tensors,
@@ -40,6 +41,8 @@ class MicroBatch:
     labels_B: Tensor
     lookup: Any
     """What the embedding engine prepared of the ids."""
+    first: int = 0
+    """Place of the first sample in the global batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ class DlrmTrainer:
         self._bottom = FlatGradients(model.bottom.parameters(), mesh, extra=2)
         # What a CUDA graph is told, and what it tells: the loss, and whether the step was skipped.
         self._lr = torch.zeros((), device=mesh.device)
+        self._samples_before = torch.zeros((), dtype=torch.int64, device=mesh.device)
         self._outcome = torch.zeros(2, device=mesh.device)
         self._in_last_micro_batch = False
         model.top_gradients_done = self._reduce_top
@@ -115,8 +119,14 @@ class DlrmTrainer:
             lambda: self._lookups(_groups(features, ids), parts)
         )
         own_parts = [of_ranks[self.mesh.dp_rank] for of_ranks in parts]
+        first = sum(rank_shares(batch.global_samples, self.mesh.dp_size)[: self.mesh.dp_rank])
         micro_batches = [
-            MicroBatch(numerical_BN=numerical[part], labels_B=labels[part], lookup=lookup)
+            MicroBatch(
+                numerical_BN=numerical[part],
+                labels_B=labels[part],
+                lookup=lookup,
+                first=first + part.start,
+            )
             for part, lookup in zip(own_parts, lookups, strict=True)
         ]
         return _prepared(batch, micro_batches, ready, lookups_ready)
@@ -149,6 +159,8 @@ class DlrmTrainer:
     def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
         self.model.tables.begin_step(lr)
+        if self.model.drops_out:
+            self._samples_before.fill_(prepared.position - prepared.global_samples)
         if prepared.slot is not None:
             self._lr.fill_(lr)
             prepared.slot.train()
@@ -179,12 +191,19 @@ class DlrmTrainer:
 
     def _add_gradients(self, micro: MicroBatch, global_samples: int) -> None:
         """Add a micro-batch's gradients and loss to those of the step."""
+        if self.model.drops_out:
+            self.model.begin_samples(self._numbers(micro))
         if self.model.top.has_fused_loss:
             loss = self._loss_with_gradients(micro, global_samples)
         else:
             loss = self._loss(micro)
             self._scaled(loss / global_samples).backward()
         self._bottom.loss.add_(loss.detach() / global_samples)
+
+    def _numbers(self, micro: MicroBatch) -> Tensor:
+        """[B] of each sample, how many samples of the run come before it."""
+        places_B = torch.arange(len(micro.labels_B), device=self.mesh.device)
+        return places_B + (self._samples_before + micro.first)
 
     def _loss_with_gradients(self, micro: MicroBatch, global_samples: int) -> Tensor:
         scale = self._scaled(torch.full((), 1 / global_samples, device=self.mesh.device))
@@ -234,6 +253,8 @@ class DlrmTrainer:
             torch._foreach_mul_(self._dense_gradients(), unscale)
             self._loss_scale.update(gate)
         self.model.tables.apply_gradients(lr, gate, unscale)
+        matrices = [parameter for parameter in self._names if parameter.dim() > 1]
+        decay_weights(matrices, self.cfg.optimizer.weight_decay, lr, gate)
         gated_step(self._optimizer, lr, gate)
 
     # --- prediction

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainmark.clickdata import feature_spec
-from trainmark.clicklog.engine.summary import MANIFEST
+from trainmark.clicklog.engine.summary import MANIFEST, rare_warning
 from trainmark.config import SYNTHETIC, filled
 from trainmark.contract import Metrics
 from trainmark.errors import InputError
@@ -19,8 +19,6 @@ from trainmark.workloads.dlrm.runs import METRIC, DlrmRun
 
 NEAR_GUESSING = 0.01  # above 0.5, however many rows show it
 ERRORS = 2  # standard errors: what guessing exceeds once in forty times
-RARE_SHARE = 0.1
-MAX_NAMED = 5  # columns
 READ_ROWS = 1 << 24
 
 
@@ -83,17 +81,8 @@ def _rare_ids(cfg: DlrmRun) -> list[str]:
     if cfg.data == SYNTHETIC:
         return []
     shares = _rare_shares(Path(filled(cfg.data)) / MANIFEST)
-    many = sorted((name for name in shares if shares[name] > RARE_SHARE), key=lambda n: -shares[n])
-    if not many:
-        return []
-    named = ", ".join(f"{name} ({shares[name]:.0%})" for name in many[:MAX_NAMED])
-    others = f" and {len(many) - MAX_NAMED} more" if len(many) > MAX_NAMED else ""
-    columns = "1 column" if len(many) == 1 else f"{len(many)} columns"
-    return [
-        f"The id of rare values has more than {RARE_SHARE:.0%} of the rows in {columns}: {named}"
-        f"{others}. Prepare the data with a lower --frequency-threshold or, with --vocabulary, "
-        "with one that knows these values."
-    ]
+    sentence = rare_warning(shares)
+    return [sentence] if sentence else []
 
 
 def _rare_shares(manifest: Path) -> dict[str, float]:

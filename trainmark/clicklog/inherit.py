@@ -1,0 +1,137 @@
+"""What a preparation with --vocabulary takes over from the dataset that it names.
+
+Everything that decides what an id or a number means: the columns by name, how each is read, its
+threshold and its --max-rows, and the recipe. A flag that says something else is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmark import files
+from trainmark.clicklog import per_column
+from trainmark.clicklog.engine.phases import VOCABULARY
+from trainmark.clicklog.engine.summary import MANIFEST
+from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources.column_match import OldColumns
+from trainmark.clicklog.sources.column_spec import ColumnUse
+from trainmark.clicklog.sources.recipes import RECIPES, Recipe
+from trainmark.errors import InputError
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """An earlier preparation."""
+
+    name: str
+    """As the user gave it."""
+    vocabularies: Path
+    """The folder of its vocabularies."""
+    facts: Mapping[str, Any]
+    """vocabulary.json."""
+    settings: Mapping[str, Any]
+    """Of prepare.json."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.facts["recipe"]]
+
+    @property
+    def is_criteo(self) -> bool:
+        """Whether it is of Criteo's format, which has a recipe; other columns have --columns."""
+        return "recipe" in self.settings
+
+    def columns(self) -> OldColumns:
+        """How its columns were read."""
+        if self.is_criteo:
+            raise InputError(
+                f"{self.name} is of Criteo's format, which `trainmark prepare criteo` reads."
+            )
+        inputs = self._inputs()
+        features = column_spec.from_inputs(inputs["columns"])
+        return OldColumns(self.name, self._label(inputs), tuple(features))
+
+    def _inputs(self) -> Mapping[str, Any]:
+        inputs: Mapping[str, Any] | None = self.facts.get("inputs")
+        if inputs is None:
+            raise InputError(
+                f"{self.name} does not say how its columns were read: it is from an "
+                "earlier version. Prepare it again."
+            )
+        return inputs
+
+    def _label(self, inputs: Mapping[str, Any]) -> ColumnUse:
+        if "label" in inputs:
+            return column_spec.from_inputs([inputs["label"]])[0]
+        # Earlier versions kept the words of --columns only.
+        return column_spec.label_of(str(self.settings.get("columns")))
+
+    @property
+    def delimiter(self) -> str:
+        """What separates the fields of its files; a comma, if they were no text."""
+        return str(self.settings.get("delimiter", ","))
+
+    @property
+    def header(self) -> bool:
+        """Whether its files start with the names of the columns."""
+        return bool(self.settings.get("header", True))
+
+    def missing(self, given: Sequence[str] = ()) -> Sequence[str]:
+        """What stands for a missing value in its files. --missing must say the same."""
+        if "delimiter" not in self.settings:  # Parquet files know what is missing
+            return given
+        there = [sign for sign in self._inputs()["missing"] if sign]
+        if given and set(given) != set(there):
+            raise InputError(
+                f"--missing is {' '.join(given)}, but {self.name} was prepared with "
+                f"{' '.join(there) or 'none'}. Leave the flag out."
+            )
+        return there
+
+    def rules(
+        self,
+        names: Sequence[str],
+        frequency_threshold: str | None = None,
+        max_rows: str | None = None,
+    ) -> list[Rules]:
+        """Of its columns. The flags, where they are given, must say the same."""
+        self._agree(names, "--frequency-threshold", frequency_threshold, "threshold")
+        self._agree(names, "--max-rows", max_rows, "max_rows", minimum=1)
+        return [
+            Rules(recipe=self.recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])
+            for rule in self.facts["columns"].values()
+        ]
+
+    def _agree(
+        self, names: Sequence[str], flag: str, text: str | None, key: str, minimum: int = 0
+    ) -> None:
+        given = per_column.parse(text, flag, len(names), minimum, names)
+        for name, value in zip(names, given, strict=True):
+            there = self.facts["columns"][name][key]
+            if value not in (None, there):
+                raise InputError(
+                    f"{flag} is {value} for {name}, but the ids of {self.name} were "
+                    f"made with {'none' if there is None else there}. Leave the flag out."
+                )
+
+
+def open_dataset(path: Path) -> Inherited:
+    """A dataset that `prepare` wrote, by its folder or its folder `vocabulary`."""
+    for vocabularies in (path, path / VOCABULARY):
+        facts = files.read_json(vocabularies / "vocabulary.json")
+        if facts:
+            break
+    else:
+        raise InputError(
+            f"{path}: there is no vocabulary.json. Expected a dataset that "
+            "`trainmark prepare` wrote, or its folder `vocabulary`."
+        )
+    if facts.get("recipe") not in RECIPES or not isinstance(facts.get("columns"), dict):
+        raise InputError(f"{vocabularies / 'vocabulary.json'} is not what `prepare` writes.")
+    for number, name in enumerate(facts["columns"]):
+        if not (vocabularies / f"cat_{number}.parquet").is_file():
+            raise InputError(f"{path}: the vocabulary of its column {name} is gone.")
+    manifest = files.read_json(vocabularies.absolute().parent / MANIFEST)
+    return Inherited(str(path), vocabularies.absolute(), facts, manifest.get("settings", {}))

@@ -1,0 +1,80 @@
+"""The columns of --vocabulary: as an earlier dataset read them, found in other files by name."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources.column_spec import ColumnUse
+from trainmark.errors import InputError, raise_all
+
+
+@dataclass(frozen=True)
+class OldColumns:
+    """How an earlier dataset read its columns."""
+
+    dataset: str
+    """Its name, for messages."""
+    label: ColumnUse
+    features: tuple[ColumnUse, ...]
+    """In the order of its tables and numbers."""
+
+
+def uses(
+    text: str | None, columns: Sequence[str], source: str, old: OldColumns | None
+) -> list[ColumnUse]:
+    """What becomes of the columns of a file: as --columns says, or as in an earlier dataset.
+
+    Args:
+        text: --columns (column_spec.py). Where there is an `old` dataset, it must say the same of
+            all columns but the label; None: as they were.
+        columns, source: of the file, as for `column_spec.parse`.
+        old: if given, its columns are found by name, and keep its order.
+    """
+    given = None if text is None else column_spec.parse(text, columns, source)
+    if old is None:
+        if given is None:
+            raise InputError("Give --columns: what the columns of the input are.")
+        return given
+    label = old.label if given is None else next(use for use in given if use.role == "label")
+    wanted = [label, *old.features]
+    raise_all(_absent(wanted, columns, source, old.dataset))
+    if given is not None:
+        raise_all(_contradictions([use for use in given if use != label], old))
+    return wanted
+
+
+def _absent(
+    wanted: Sequence[ColumnUse], columns: Sequence[str], source: str, dataset: str
+) -> Iterator[str]:
+    for use in wanted:
+        if use.column not in columns:
+            near = get_close_matches(use.column, columns, n=1, cutoff=0.5)
+            hint = f" (did it become {near[0]!r}?)" if near else ""
+            yield f"{source} has no column {use.column!r}, which {dataset} has as {use.role}{hint}."
+
+
+def _contradictions(given: Sequence[ColumnUse], old: OldColumns) -> Iterator[str]:
+    """Sentences on what --columns says otherwise than the dataset of --vocabulary."""
+    named = {use.column: use for use in given}
+    known = {use.column: use for use in old.features}
+    for name in [name for name in known if name not in named]:
+        yield (
+            f"--columns leaves out {name!r}, which {old.dataset} has as {known[name].role}; with "
+            "--vocabulary no --columns are needed."
+        )
+    for name, use in named.items():
+        if name not in known:
+            yield (
+                f"--columns names {name!r}, which {old.dataset} does not have: only a dataset "
+                "without --vocabulary can have a new column."
+            )
+        elif use.role != known[name].role:
+            yield (
+                f"--columns has {name!r} as {use.role}; in {old.dataset} it is {known[name].role}."
+            )
+        elif use.reading not in (None, known[name].reading):
+            yield (
+                f"--columns reads {name!r} as {use.reading}; {old.dataset} has it as "
+                f"{known[name].reading}, which its ids and numbers follow."
+            )

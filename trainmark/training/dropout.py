@@ -1,0 +1,53 @@
+"""Dropout whose choice is a hash of the seed, the layer and the sample.
+
+No generator has a state that could differ: neither ranks, micro-batches nor CUDA graphs change what
+is dropped of a sample, and a run that is continued drops what it would have dropped.
+
+Shapes: B samples, N outputs of a layer.
+"""
+
+import torch
+from torch import Tensor
+
+from trainmark.kernels.rounding import random_bits
+from trainmark.training.seeding import stream_seed
+
+_CHOICES = 2**16  # each number has 16 random bits; a hash has 32
+
+
+class Dropout:
+    """Puts zeros in the place of a share of what a layer passes on, and scales the rest up to keep
+    the mean. Does nothing where gradients are off: to predict, every number counts.
+
+    Args:
+        share: what part is dropped, below 1; the nearest multiple of 1 / 65536.
+        key: what the choice depends on besides the sample, such as a seed and a layer's name.
+    """
+
+    samples_B: Tensor
+    """int64: the numbers of the samples in the run. Whoever trains sets them for each batch."""
+
+    def __init__(self, share: float, *key: int | str) -> None:
+        self.dropped = round(share * _CHOICES)
+        """Of the 65536 values of the random bits."""
+        self._key = key
+
+    @property
+    def is_on(self) -> bool:
+        return self.dropped > 0 and torch.is_grad_enabled()
+
+    @torch.compiler.disable  # every batch brings other sample numbers
+    def __call__(self, x_BN: Tensor, layer: int = 0) -> Tensor:
+        if not self.is_on:
+            return x_BN
+        scale = _CHOICES / (_CHOICES - self.dropped)
+        # A product: on a CPU torch.where takes several times as long.
+        return x_BN * scale * self.kept(x_BN.shape[1], layer).to(x_BN.dtype)
+
+    def kept(self, width: int, layer: int = 0) -> Tensor:
+        """[B, N] whether a number is passed on."""
+        seed = stream_seed(*self._key, layer) % 2**31
+        # Filled in: no CUDA graph can hold a copy from the host.
+        key = torch.full((), seed, dtype=torch.int32, device=self.samples_B.device)
+        bits = random_bits(key, self.samples_B, -(-width // 2)).view(torch.int16)
+        return bits[:, :width] >= self.dropped - _CHOICES // 2
