@@ -253,6 +253,10 @@ def _any_data(cfg: Any, data: str) -> None:
     return None
 
 
+def _none_grown(cfg: Any, data: str) -> Mapping[str, int]:
+    return {}
+
+
 def _no_fields(cfg: Any) -> frozenset[str]:
     return frozenset()
 
@@ -310,6 +314,9 @@ class Definition(Generic[RunT]):
     check_data: Callable[[RunT, str], None] = _any_data
     """Refuse, by an `InputError`, a dataset that a model of a finished run cannot be used with;
     asked before that dataset is resolved."""
+    grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
+    """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
+    with the rows that the run's have; empty for any other data."""
     best_possible: Callable[[RunT], float | None] = _unknown
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None

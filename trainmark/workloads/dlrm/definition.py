@@ -6,7 +6,7 @@ from typing import Any
 from trainmark.contract import Definition, Exporter, Metrics, Plan, Scorer, Served, Workload
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads.dlrm import runs
-from trainmark.workloads.dlrm.resolve import check_data, on_other_data, resolve
+from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
@@ -57,6 +57,7 @@ DLRM = Definition(
     for_prediction=runs.for_prediction,
     on_other_data=on_other_data,
     check_data=check_data,
+    grown_tables=grown_tables,
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,
     inference_batches=runs.INFERENCE_BATCHES,
