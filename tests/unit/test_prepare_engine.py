@@ -224,7 +224,7 @@ def test_killed_twenty_times(log: Path, tmp_path: Path, undisturbed: dict[str, b
 def test_a_finished_phase_is_not_done_again(
     log: Path, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*args: object) -> None:
+    def stop(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -250,7 +250,7 @@ def test_unfinished_work_of_other_settings_is_refused(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(engine.split_binary, "write_specs", lambda *args: 1 / 0)
+        patch.setattr(engine.split_binary, "write_specs", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(log / "day_*", tmp_path / "out")
     with pytest.raises(InputError, match=r"unfinished work with other settings \(seed: 0 there"):

@@ -23,6 +23,7 @@ from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
+from trainmark.clicklog.engine.vocabulary_files import read_sizes
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.sources.source import BadRows, Source
 from trainmark.errors import InputError
@@ -46,12 +47,16 @@ class Job:
     vocabulary_from: Literal["all", "train"] = "all"
     vocabulary: Path | None = None
     """Folder with vocabularies to use instead of building them."""
+    grow: bool = False
+    """Whether these are to be extended by new values."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """For feature_spec.yaml and prepare.json."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise InputError(f"--seed is {self.seed}; 0 or more is expected.")
+        if self.grow and self.vocabulary is None:
+            raise InputError("--grow needs --vocabulary: the dataset whose ids are to be extended.")
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -63,9 +68,20 @@ class Job:
             **self.split.settings(),
             "vocabulary_from": self.vocabulary_from,
             "vocabulary": str(self.vocabulary) if self.vocabulary else None,
+            **({"grow": True} if self.grow else {}),
             "bad_rows": self.bad_rows,
             "seed": self.seed,
         }
+
+
+def _grown(old: Path, rules: Rules, kept: int) -> dict[str, Any]:
+    """What a column's vocabulary has grown from, and by how much."""
+    before = read_sizes(old).kept
+    return {
+        "digest": identity.digest(old),
+        "rows": rules.cardinality(before),
+        "new_ids": kept - before,
+    }
 
 
 def _one_if_all_alike(of_columns: list[Any]) -> Any:
@@ -253,19 +269,20 @@ class EmbeddedEngine:
             reader = ColumnReader(store, column, rules.value_modulus)
             name = f"{VOCABULARY}/cat_{column}.parquet"
             path = self.work.dataset / name
-            if self.job.vocabulary is None:
+            old = self.job.vocabulary / path.name if self.job.vocabulary else None
+            if old is None or self.job.grow:
                 stop = store.rows if self.job.vocabulary_from == "all" else splits[0].stop
-                sizes = vocabulary.build(reader, rules, stop, memory, path)
+                sizes = vocabulary.build(reader, rules, stop, memory, path, old)
             else:
-                shutil.copyfile(self.job.vocabulary / path.name, path)
-                sizes = vocabulary.read_sizes(path)
+                shutil.copyfile(old, path)
+                sizes = read_sizes(path)
             cardinality = rules.cardinality(sizes.kept)
             known = Vocabulary(path, reader, memory // 2)
             field = CategoricalField(reader, known, cardinality, SpecialIds.of(known, rules))
             files = write(field, f"cat_{column}.bin")
             check = checksum.Checksum()
             check.update(path.read_bytes())
-            facts = {
+            facts: dict[str, Any] = {
                 "distinct": sizes.distinct,
                 "kept": sizes.kept,
                 "cardinality": cardinality,
@@ -273,6 +290,8 @@ class EmbeddedEngine:
                 "rare": field.rare,
                 "digest": identity.digest(path),
             }
+            if old is not None and self.job.grow:
+                facts["grown"] = _grown(old, rules, sizes.kept)
             return {"files": files | {name: check.value()}, "facts": facts}
 
         stored = [
@@ -315,7 +334,11 @@ class EmbeddedEngine:
             dataset / VOCABULARY / "vocabulary.json",
             # A column that an earlier version encoded, before it was killed, has no digest.
             summary.vocabulary_facts(
-                job.rules, names, job.source.inputs(), [fact.get("digest") for fact in facts]
+                job.rules,
+                names,
+                job.source.inputs(),
+                [fact.get("digest") for fact in facts],
+                self._extends(names, facts),
             ),
         )
         manifest = summary.manifest(
@@ -328,3 +351,19 @@ class EmbeddedEngine:
         )
         files.write_json(dataset / MANIFEST, manifest)
         self.work.publish()
+
+    def _extends(
+        self, names: Sequence[str], facts: Sequence[Mapping[str, Any]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The vocabularies that each column's has grown from, the first one first."""
+        if self.job.vocabulary is None:
+            return {}
+        rules = files.read_json(self.job.vocabulary / "vocabulary.json")["columns"]
+        extends = {}
+        for name, fact in zip(names, facts, strict=True):
+            before = list(rules[name].get("extends", []))
+            grown = fact.get("grown")
+            if grown and grown["digest"] != fact["digest"]:
+                before.append({key: grown[key] for key in ("digest", "rows")})
+            extends[name] = before
+        return extends
