@@ -9,7 +9,6 @@ them with another run's:
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from trainmark.config import Run
 from trainmark.contract import AnyWorkload, Data, Metrics, Predictions, Trainer
 from trainmark.errors import InputError
-from trainmark.files import read_json, write_atomically
+from trainmark.files import read_json, replacing, write_atomically
 from trainmark.metrics.binary import Assessment, Importance, assess, binary_metrics
 from trainmark.validation import parse
 
@@ -123,10 +122,8 @@ def write_scores(
 
 
 def _write_array(path: Path, array: NDArray[Any]) -> None:
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("xb") as file:
         np.save(file, array)
-    os.replace(temporary, path)
 
 
 def scored_splits(output: Path) -> list[str]:

@@ -55,7 +55,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
         problems += more
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
-    problems += _width_problems(cfg, cluster)
+    problems += _width_problems(cfg)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
@@ -212,6 +212,18 @@ def check_data(cfg: DlrmRun, data: str) -> None:
         identity.check(cfg.dataset, Path(data), cfg.data)
 
 
+def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
+    """Tables that are larger in a dataset that extends a run's -> their rows in the run."""
+    if data == SYNTHETIC or not identity.extends(cfg.dataset, Path(data)):
+        return {}
+    before, now = cfg.model.table_rows, feature_spec.read(Path(data)).cardinalities
+    return {
+        f"tables.{number}": rows
+        for number, (rows, more) in enumerate(zip(before, now, strict=True))
+        if rows != more
+    }
+
+
 # --- checks
 
 
@@ -284,7 +296,7 @@ def _torchrec_problems(cfg: DlrmRun) -> list[str]:
     return problems
 
 
-def _width_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+def _width_problems(cfg: DlrmRun) -> list[str]:
     """Of tables that are narrower than others."""
     model, chosen = cfg.model, cfg.model.table_widths
     if chosen is None:
@@ -303,15 +315,17 @@ def _width_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
             ]
     if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
         return []
+    sharding = cfg.sharding
     reasons = {
-        f"several devices ({cluster})": cluster.world > 1,
-        "--engine torchrec": cfg.sharding.engine == "torchrec",
+        "--engine torchrec": sharding.engine == "torchrec",
         f"--table-precision {cfg.table_format.table_precision}": in_other_formats(cfg),
-        f"--placement {cfg.sharding.placement}": cfg.sharding.placement.endswith(".json"),
+        f"--placement {sharding.placement}": sharding.placement.endswith(".json"),
+        "--column-slice-threshold": sharding.column_slice_threshold is not None,
+        "--data-parallel-threshold": sharding.data_parallel_threshold is not None,
     }
     return [
-        "Tables of several widths lie on one device, in fp32, in this version. Received: "
-        f"model.table_widths with {reason}. Leave one of them out."
+        "Tables of several widths are fp32, and lie whole on one device each, in this version. "
+        f"Received: model.table_widths with {reason}. Leave one of them out."
         for reason, is_so in reasons.items()
         if is_so
     ]

@@ -52,7 +52,7 @@ class Model:
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
-    table_widths: tuple[Width, ...] | Literal["auto"] | None = None
+    table_widths: tuple[int, ...] | Literal["auto"] | None = None
     """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
     a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
@@ -379,8 +379,7 @@ def widths(model: Model) -> tuple[int, ...]:
         return model.table_widths
     # As many numbers as tell so many values apart, and some room; powers of 2 lie well in memory.
     return tuple(
-        min(model.embedding_dim, 1 << math.ceil(math.log2(6 * rows**0.25)))
-        for rows in model.table_rows
+        min(model.embedding_dim, 1 << round(math.log2(6 * rows**0.25))) for rows in model.table_rows
     )
 
 

@@ -14,7 +14,7 @@ from trainmark.embeddings.placement.auto import DoesNotFitError, auto
 from trainmark.embeddings.placement.costs import STATE_BYTES, Load, TableCosts, TableStep
 from trainmark.embeddings.placement.cutting import Options
 from trainmark.embeddings.placement.placement import Placement, TablePlacement
-from trainmark.embeddings.placement.strategies import by_strategy
+from trainmark.embeddings.placement.strategies import by_strategy, whole_tables
 from trainmark.errors import InputError, raise_all
 from trainmark.formatting import GIB, readable_size
 from trainmark.hardware.devices import Cluster
@@ -43,9 +43,15 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
         return placements.read(Path(sharding.placement), rows, dim, devices)
-    if has_narrow_tables(cfg.model):  # on one device: `resolve` has seen to it
-        return _on_the_only_device(cfg)
-    if in_other_formats(cfg):  # on one device as well
+    if has_narrow_tables(cfg.model):
+        return whole_tables(
+            "memory_optimized" if sharding.placement == "auto" else sharding.placement,
+            rows,
+            widths(cfg.model),
+            devices,
+            sharding.host_tables,
+        )
+    if in_other_formats(cfg):  # on one device: `resolve` has seen to it
         placed = _on_the_only_device(cfg)
     elif sharding.placement == "auto":
         placed = _auto(cfg, devices)
@@ -69,12 +75,11 @@ def _on_the_only_device(cfg: DlrmRun) -> Placement:
             TablePlacement(
                 table=table,
                 sharding="table_wise",
-                shards=placements.whole_everywhere(rows, width, 1),
-                memory="host" if table in cfg.sharding.host_tables else "device",
+                shards=placements.whole_everywhere(rows, cfg.model.embedding_dim, 1),
                 reason=f"the only device; stored in {kind}",
             )
-            for table, (rows, width, kind) in enumerate(
-                zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
+            for table, (rows, kind) in enumerate(
+                zip(cfg.model.table_rows, table_formats(cfg), strict=True)
             )
         ),
     )
