@@ -139,13 +139,16 @@ class Training:
             self._look()
             profiler.stop()
             self.log.training_ends()
+            if cfg.checkpoint_every != "never":
+                self._save()  # first: an evaluation that fails costs none of the steps
+            known = len(progress.evaluations)
             if cfg.patience is not None:
                 self._take_best_weights()
             for split in self.workload.held_out_splits(cfg):
                 if not self._is_evaluated(split):
                     self._evaluate(split)
-            if cfg.checkpoint_every != "never" and not self._best_taken:
-                self._save()
+            if len(progress.evaluations) > known and not self._unsaved:
+                self._save_evaluations()
             clocks.run_ends()
 
     # --- beginning
@@ -386,6 +389,15 @@ class Training:
         self._saved_at, self._unsaved = time.perf_counter(), False
         self.log.checkpointed(path)
         return path
+
+    def _save_evaluations(self) -> None:
+        """Add them to the checkpoint of this step, which was saved before they were made."""
+        path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
+        clocks = self.clocks.state() | self.global_counts()
+        if self.mesh.is_main and path.is_dir():
+            progress = dataclasses.asdict(self.progress)
+            checkpoints.update_state(path, {"progress": progress, "clocks": clocks})
+        self.mesh.barrier()
 
     def _weights(self) -> dict[str, Tensor]:
         return {f"model.{name}": tensor for name, tensor in self.trainer.weights().items()}

@@ -71,6 +71,7 @@ DLRM = Definition(
     precisions=runs.PRECISIONS,
     layout_fields=frozenset({"sharding", "page_cache"}),
     fitted_fields=runs.fitted_fields,
+    notes=runs.notes,
     warnings=_warnings,
     smaller=runs.smaller,
     for_prediction=runs.for_prediction,

@@ -115,6 +115,8 @@ class _InMemory:
     def __init__(self, rows: Columns) -> None:
         self._rows = rows
         self.num_rows, self.num_numerical = rows.numerical.shape
+        self.numerical_type = rows.numerical.dtype
+        self.numerical_type = rows.numerical.dtype
         self.id_types = [column.dtype for column in rows.ids]
 
     def read(self, start: int, stop: int, into: Columns) -> None:
