@@ -290,6 +290,10 @@ def _any_data(cfg: Any, data: str) -> None:
     return None
 
 
+def _none_grown(cfg: Any, data: str) -> Mapping[str, int]:
+    return {}
+
+
 def _no_fields(cfg: Any) -> frozenset[str]:
     return frozenset()
 
@@ -350,6 +354,9 @@ class Definition(Generic[RunT]):
     encode_files: Callable[[RunT, Sequence[str], Path, BadRows], EncodedFiles] | None = None
     """(cfg, paths or patterns, a folder to write, what to do with bad rows): for `trainmark
     evaluate --input`."""
+    grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
+    """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
+    with the rows that the run's have; empty for any other data."""
     best_possible: Callable[[RunT], float | None] = _unknown
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None

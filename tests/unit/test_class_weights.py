@@ -33,8 +33,8 @@ def data(folder: Path, rate: float | None, *, kept: float = 1.0) -> Path:
 
 def evaluated(run: Path, on: Path | None = None) -> dict[str, float]:
     found = evaluation.evaluate(run, data=str(on) if on else None, device="cpu")
-    metrics: dict[str, float] = found["splits"]["test"]
-    return metrics
+    test: dict[str, float] = found["splits"]["test"]
+    return test
 
 
 FLAGS = (

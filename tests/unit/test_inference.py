@@ -108,7 +108,7 @@ def test_table_and_file(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
     capsys.readouterr()
     assert main(["infer", str(finished), "--batches", "3,1,3,64", "--steps", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == str(small.newest(finished))
+    assert lines[0] == f"{small.newest(finished)} (last)"
     assert "cpux1x1, fp32, 5 requests of each size" in lines[1]
     assert lines[-1] == str(finished / "inference.json")
     written = json.loads((finished / "inference.json").read_text())

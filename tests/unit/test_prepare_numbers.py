@@ -15,10 +15,9 @@ from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import csv_data, raw_values
-from trainmark.clicklog.arrays import primitives
+from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.encode import encode
-from trainmark.clicklog.engine import numbers
-from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine import encode_phase, numbers
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.errors import InputError
 
@@ -221,7 +220,7 @@ def test_the_bytes_do_not_depend_on_memory_threads_or_numba(
     if fast:
         pytest.importorskip("numba")
     monkeypatch.setattr(numbers, "SAMPLE_ROWS", 400)  # so that it is a sample
-    monkeypatch.setattr(engine.shuffle, "BUCKET_ROWS", 64)
+    monkeypatch.setattr(shuffle, "BUCKET_ROWS", 64)
     write_csv(tmp_path / "log.csv", x=skewed(), z=skewed(1, missing=0))
     first = prepare(tmp_path, "x,z:standard+bins")
     first.rename(tmp_path / "first")
@@ -238,7 +237,7 @@ def test_a_killed_run_goes_on_with_what_was_fitted(
     write_csv(tmp_path / "log.csv", x=skewed())
     prepare(tmp_path, "x").rename(tmp_path / "first")
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "NumbersField", lambda *args: 1 / 0)
+        patch.setattr(encode_phase, "NumbersField", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(tmp_path, "x")
     fitted: list[int] = []
@@ -271,7 +270,7 @@ def test_a_served_row_is_the_prepared_row(tmp_path: Path) -> None:
     ids = np.concatenate([np.stack(read(data, split)["ids"], 1) for split in HELD_OUT])
     np.testing.assert_array_equal(found_ids, ids)
     assert len(values.tables) == ids.shape[1]
-    encoded = values.encode([[None] * len(names)], [["a"]])
+    encoded = values.encode(([None] * len(names),), [["a"]])
     assert encoded[0].sum() == 3  # the three indicators
     assert (encoded[1][0][1:] == 0).all()
 

@@ -99,6 +99,11 @@ def no_extension(lines: Sequence[str], folder: Path) -> str | None:
     return difference(lines, as_before)
 
 
+def extends(lines: Sequence[str], folder: Path) -> bool:
+    """Whether the dataset in `folder` is known to be that of `lines`, or to extend it."""
+    return bool(lines) and folder.is_dir() and no_extension(lines, folder) is None
+
+
 def _before(column: Column, grown: Column) -> Column:
     """A grown column as it was when it was `column`; itself, if it never was."""
     if (column.vocabulary, column.rows) not in grown.extends:

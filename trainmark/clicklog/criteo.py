@@ -18,8 +18,8 @@ from trainmark.clickdata import planted
 from trainmark.clicklog import inherit, per_column, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
@@ -59,6 +59,9 @@ class Options:
     vocabulary: Path | None = None
     """A dataset prepared earlier, whose vocabularies to use instead of counting, with their recipe,
     thresholds and --max-rows."""
+    grow: bool = False
+    """With --vocabulary: values that it does not know, and that occur often enough, get ids behind
+    the old ones, so that a model can learn on from it (train --from)."""
     bad_rows: BadRows = "stop"
     """Lines that break the format: stop at the first, skip them, or keep them with the bad fields
     as missing. Skipped and kept ones are listed in bad_rows.txt."""
@@ -111,6 +114,8 @@ def _unsupported_on_spark(options: Options) -> Iterator[str]:
         yield "--engine spark writes split_binary; --to npy is for the embedded engine."
     if options.vocabulary is not None:
         yield "--engine spark builds its vocabularies; it does not take --vocabulary."
+    if options.grow:
+        yield "--engine spark builds its vocabularies; it does not take --grow."
     if options.memory is not None:
         yield (
             "--memory is for the embedded engine; Spark's is --spark-conf spark.driver.memory=... "
@@ -144,6 +149,7 @@ def make_job(
         bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from,
         vocabulary=old.vocabularies if old else None,
+        grow=options.grow,
         metadata=metadata or {},
     )
 

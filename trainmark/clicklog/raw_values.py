@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from trainmark import files
 from trainmark.clicklog.arrays import number_transforms
 from trainmark.clicklog.column_ids import ColumnIds, open_bins, open_column
+from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.numbers import bin_name, features_of
-from trainmark.clicklog.engine.phases import VOCABULARY
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import column_spec, convert, criteo_format, number_readings

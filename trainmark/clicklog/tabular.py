@@ -11,8 +11,8 @@ from trainmark import files
 from trainmark.clicklog import inherit, per_column, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
@@ -58,6 +58,9 @@ class TabularOptions:
     vocabulary: Path | None = None
     """A dataset prepared earlier, whose vocabularies to use instead of counting. Its columns are
     found by name, and read as they were; its thresholds and --max-rows hold."""
+    grow: bool = False
+    """With --vocabulary: values that it does not know, and that occur often enough, get ids behind
+    the old ones, so that a model can learn on from it (train --from)."""
     bad_rows: BadRows = "stop"
     """Rows that break the description: stop at the first, skip them, or keep them with the bad
     fields as missing. Skipped and kept ones are listed in bad_rows.txt."""
@@ -119,6 +122,7 @@ def make_job(options: TabularOptions, source: Source, old: Inherited | None = No
         bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from,
         vocabulary=old.vocabularies if old else None,
+        grow=options.grow,
     )
 
 

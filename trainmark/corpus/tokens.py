@@ -230,7 +230,7 @@ def _write_part(block: TextBlock, parts: Path) -> None:
     documents = tokens.encode(texts)
     if not any(documents) and any(text.strip() for text in texts):
         raise InputError(
-            f"{work.tokenizer} knows no token in lines {block.first_line:,} and on of {block.path}: "
+            f"{work.tokenizer} knows no token in {block.path} from line {block.first_line:,} on: "
             "the text would be dropped. Is it the tokenizer of this text, and whole?"
         )
     if work.append_eod:

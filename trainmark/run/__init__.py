@@ -4,6 +4,7 @@ runner.py       from a configuration to a finished run, or to a loaded model
 loop.py         THE training loop; feed.py prepares its batches ahead; profiler.py traces steps
 patience.py     best, not last: the split that is watched, and its best evaluation
 clocks.py       whole, train and core time; the sample counter
+start.py        what a new run takes from another: weights, optimiser state
 memory.py       what a run needs of a device, and whether it is there
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
 runlog.py       progress, loss.csv and log lines while it runs

@@ -22,7 +22,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.monitor import Monitor
-from trainmark.run import alignment, result, run_folder
+from trainmark.run import alignment, result, run_folder, start
 from trainmark.run.assessment import assessments, write_scores
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
@@ -56,17 +56,17 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     workload = workloads.load(cfg.workload)
     _settle(cfg, mesh)
     _forget_peaks(mesh)
-    weights = find_checkpoint(options.weights_from) if options.weights_from else None
+    begin = start.find(options, cfg)
     if mesh.is_main:
         if options.reference:  # a bad one is found now, not after the last step
             alignment.read_curve(options.reference)
         if launched.is_restart():  # what this run wrote itself is to be continued
-            run_folder.check(output, cfg, fresh=False, started_from=None)
+            run_folder.check(output, cfg, fresh=False, from_another=False)
         else:
-            run_folder.check(output, cfg, fresh=options.fresh, started_from=weights)
+            run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
     check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
-        training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
+        training = Training(cfg, workload, mesh, output, started=started, start=begin)
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
             earlier = result.read(output)

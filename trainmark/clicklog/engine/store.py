@@ -120,9 +120,7 @@ def write(
     columns = []
     dictionaries = {}
     offset = sum(part.nbytes for part in parts)
-    for number, (column, values) in enumerate(
-        zip(schema.categorical, block.categorical, strict=True)
-    ):
+    for number, (column, values) in enumerate(zip(schema.stored, block.categorical, strict=True)):
         if column.kind == "string":
             from trainmark.clicklog.arrays import strings
 
@@ -297,7 +295,7 @@ class Store:
     def dictionary(self, record: BlockRecord, column: int) -> tuple[Array, Array]:
         """Numbers in order of appearance, 0 for missing or 0, and their counts."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         numbers = self._read(record, offset, stored.distinct, dtype)
         offset += numbers.nbytes
@@ -306,7 +304,7 @@ class Store:
     def codes(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
         """Codes (or numbers, where there is no dictionary) of the places `start` to `stop`."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         if stored.distinct:
             offset += stored.distinct * (dtype.itemsize + 4)

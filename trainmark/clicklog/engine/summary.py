@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.splits import NamedRows
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.formatting import readable_size
 
@@ -26,10 +26,10 @@ LOSSES = {
 def manifest(
     *,
     settings: Mapping[str, Any],
-    splits: Sequence[Split],
+    splits: Sequence[NamedRows],
     clicks: Mapping[str, int],
     bad: int,
-    features: Mapping[str, Mapping[str, int]],
+    features: Mapping[str, Mapping[str, Any]],
     numerical: Mapping[str, Mapping[str, Any]] | None = None,
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def manifest(
                 "missing_share": feature["missing"] / rows,
                 "rare_rows": feature["rare"],
                 "rare_share": feature["rare"] / rows,
+                **({"new_ids": feature["grown"]["new_ids"]} if "grown" in feature else {}),
             }
             for name, feature in features.items()
         },
@@ -78,12 +79,13 @@ def vocabulary_facts(
     names: Sequence[str],
     inputs: Mapping[str, Any] | None,
     digests: Sequence[str | None],
+    extends: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """What one must know besides the files to encode new data in the same way.
 
     Args:
         inputs: how the columns were read, where the format does not say it.
-        digests: of the vocabularies, see `clickdata.identity`.
+        digests, extends: of the vocabularies, see `clickdata.identity`.
     """
     return {
         "schema": "trainmark.vocabulary/1",
@@ -94,6 +96,7 @@ def vocabulary_facts(
                 "max_rows": rule.max_rows,
                 "rare_id": rule.rare_id,
                 "digest": digest,
+                **({"extends": extends[name]} if extends and extends[name] else {}),
             }
             for name, rule, digest in zip(names, rules, digests, strict=True)
         },
@@ -160,6 +163,10 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
         f"{readable_size(model['fp32_bytes'])} in fp32",
         soft_wrap=True,
     )
+    new = {name: feature.get("new_ids") for name, feature in facts["features"].items()}
+    if any(count is not None for count in new.values()):
+        named = ", ".join(f"{name} {count:,}" for name, count in new.items() if count)
+        console.print(f"new ids behind the old ones: {named or 'none'}", soft_wrap=True)
     if facts["bad_rows"]:
         rows = "1 bad row" if facts["bad_rows"] == 1 else f"{facts['bad_rows']:,} bad rows"
         console.print(f"{rows}, listed in {output / 'bad_rows.txt'}")

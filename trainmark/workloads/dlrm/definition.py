@@ -17,7 +17,7 @@ from trainmark.contract import (
 )
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads.dlrm import runs
-from trainmark.workloads.dlrm.resolve import check_data, on_other_data, resolve
+from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
@@ -78,6 +78,7 @@ DLRM = Definition(
     on_other_data=on_other_data,
     check_data=check_data,
     encode_files=_encode_files,
+    grown_tables=grown_tables,
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,
     inference_batches=runs.INFERENCE_BATCHES,

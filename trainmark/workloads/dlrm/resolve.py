@@ -212,6 +212,18 @@ def check_data(cfg: DlrmRun, data: str) -> None:
         identity.check(cfg.dataset, Path(data), cfg.data)
 
 
+def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
+    """Tables that are larger in a dataset that extends a run's -> their rows in the run."""
+    if data == SYNTHETIC or not identity.extends(cfg.dataset, Path(data)):
+        return {}
+    before, now = cfg.model.table_rows, feature_spec.read(Path(data)).cardinalities
+    return {
+        f"tables.{number}": rows
+        for number, (rows, more) in enumerate(zip(before, now, strict=True))
+        if rows != more
+    }
+
+
 # --- checks
 
 
