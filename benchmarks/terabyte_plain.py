@@ -74,6 +74,7 @@ def train(steps: int, distinct_rows: int | None, device: torch.device) -> None:
         )
         optimizer.zero_grad()
         loss.backward()
+        assert rows.grad is not None
         lr = LR * min(step / WARMUP, 1)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
@@ -81,7 +82,9 @@ def train(steps: int, distinct_rows: int | None, device: torch.device) -> None:
         losses.append(loss.detach())
         if step % 100 == 99:
             mean = torch.stack(losses).mean().item()
-            print(f"step {step + 1} loss {mean:.5f} lr {lr:.3f} {time.perf_counter() - began:.1f} s")
+            print(
+                f"step {step + 1} loss {mean:.5f} lr {lr:.3f} {time.perf_counter() - began:.1f} s"
+            )
             losses.clear()
             if not mean < float("inf"):
                 return

@@ -158,11 +158,15 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 def _evaluate(arguments: list[str], started: float) -> None:
     """A checkpoint of a run on its held-out data."""
-    from trainmark.verbs.runs import evaluate
+    from trainmark.verbs.evaluate import evaluate
 
     options = parse(EvaluateOptions, arguments, "evaluate")
     evaluate(
-        options.folder, data=options.data, device=options.device, checkpoint=options.checkpoint
+        options.folder,
+        data=options.data,
+        device=options.device,
+        checkpoint=options.checkpoint,
+        importance_rows=options.importance_rows if options.importance else None,
     )
 
 
@@ -346,6 +350,10 @@ class EvaluateOptions:
     """Another dataset to evaluate on; default: the run's own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to evaluate."""
+    importance: bool = False
+    """Find out what each column is worth: what the AUC loses when its values go to other rows."""
+    importance_rows: int = 50_000
+    """Of the split that quality is judged on: how many rows at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
     except InputError as error:
         ended = str(error)
     totals = training.clocks.totals
+    assert training.workload.evaluate is not None
     at_end = training.workload.evaluate(training.trainer, training._data("test"))
     return {
         "error_at_end": at_end["error"],

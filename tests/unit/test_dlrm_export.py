@@ -15,6 +15,7 @@ from trainmark.interop import shards
 from trainmark.run import run_folder, runner
 from trainmark.workloads.dlrm.data import build_data
 
+FEW = ("--fp32-up-to-rows", "5")
 SCORE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -39,10 +40,11 @@ def scored_by_itself(folder: Path, numerical: torch.Tensor, ids: torch.Tensor) -
     [
         ((), 10**9),
         (("--model.numerical-features", "0"), 10**9),
-        (("--table-precision", "int8", "--fp32-up-to-rows", "5"), 10**9),
-        (("--table-precision", "bf16", "--fp32-up-to-rows", "5"), 700),
+        (("--model.table-widths", "8", "2", "5"), 10**9),
+        (("--table-precision", "int8", *FEW, "--positive-weight", "5"), 10**9),
+        (("--table-precision", "bf16", *FEW), 700),
     ],
-    ids=["fp32", "no numerical features", "int8", "bf16 in several files"],
+    ids=["fp32", "no numerical features", "three widths", "int8", "bf16 in several files"],
 )
 def test_scores_are_those_of_the_evaluation(
     flags: tuple[str, ...], shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,7 +90,7 @@ def test_prepared_values_and_exports_score_the_same(clicks: Path, tmp_path: Path
 
 def test_8_bit_tables(clicks: Path, tmp_path: Path) -> None:
     run = train(clicks / "data", tmp_path / "run", "--table-precision", "int8",
-                "--fp32-up-to-rows", "20")  # fmt: skip
+                "--fp32-up-to-rows", "20", "--positive-weight", "5")  # fmt: skip
     assert scores(served(run), ARRAYS) == pytest.approx(predictions(run, "test"), abs=1e-6)
 
 

@@ -101,7 +101,7 @@ class Inherited:
         self._agree(names, "--max-rows", max_rows, "max_rows", minimum=1)
         return [
             Rules(recipe=self.recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])
-            for rule in self.facts["columns"].values()
+            for rule in (self.facts["columns"][name] for name in names)
         ]
 
     def _agree(

@@ -1,6 +1,7 @@
 """Results for people: the HTML page, the comparison of two runs, the published tables.
 
 html.py             the page; sections.py: its parts; charts.py and markup.py: SVG and HTML
+assessments.py      how good predictions are, as tables; predictions.py: on the page
 tables.py           the published form; published.py: rows of published systems
 comparison.py       two results side by side; fields.py: their configurations
 alignment_page.py   the page of `trainmark align`
@@ -21,6 +22,7 @@ from trainmark.report import comparison
 from trainmark.report.html import page
 from trainmark.report.sections import Run
 from trainmark.run import alignment, result
+from trainmark.run.assessment import read_evaluation
 from trainmark.run.curves import read_loss
 
 FILE_NAME = "report.html"
@@ -117,6 +119,7 @@ def _load(folders: Sequence[Path]) -> list[Run]:
             loss=read_loss(_home(folder) / one.loss.curve),
             colour=index,
             inference=figures.read(_home(folder)),
+            evaluated=read_evaluation(_home(folder)),
         )
         for index, (folder, one) in enumerate(zip(folders, results, strict=True))
     ]

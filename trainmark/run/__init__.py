@@ -7,6 +7,7 @@ clocks.py       whole, train and core time; the sample counter
 memory.py       what a run needs of a device, and whether it is there
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
 runlog.py       progress, loss.csv and log lines while it runs
+assessment.py   how good its predictions are; scores for comparing
 outcome.py      from a finished training to its result; result.py: result.json
 warnings.py     what makes a result one not to trust
 curves.py       loss curves from files; alignment.py: whether two of them agree

@@ -25,6 +25,7 @@ from trainmark.files import write_atomically
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.monitor import Monitor
 from trainmark.run import alignment, result, run_folder
+from trainmark.run.assessment import EVALUATION_FILE, assessments, evaluated, write_scores
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
@@ -32,9 +33,6 @@ from trainmark.run.result import Result
 from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.run.warnings import warnings
 from trainmark.training.precision import set_matmul_precision
-
-EVALUATION_FILE = "evaluation.json"
-
 
 # --- train
 
@@ -83,12 +81,16 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
             claims.enter_context(run_folder.claimed(output, cfg))
         mesh.barrier()
         training.run()
+    predictions = training.final_predictions()
     finished = make_result(training, this_cluster(mesh), monitor.summary(), began)
     if mesh.is_main:
         if workload.save_model:
             workload.save_model(training.trainer, output / MODEL_FOLDER)
+        assessed = assessments(cfg, workload, predictions)
+        samples = finished.best.at_sample if finished.best else finished.samples
+        write_scores(output, predictions, samples=samples, data=cfg.data)
         found = warnings(cfg, finished, output)
-        finished = dataclasses.replace(finished, warnings=found)
+        finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
         if options.reference:
             finished = with_verdict(finished, output, options.reference)
         finished.write(output)
@@ -231,24 +233,47 @@ def loaded(
 
 
 def evaluate(
-    folder: Path, *, data: str | None, device: str, checkpoint: str | None = None
+    folder: Path,
+    *,
+    data: str | None,
+    device: str,
+    checkpoint: str | None = None,
+    importance_rows: int | None = None,
 ) -> dict[str, Any]:
-    """A checkpoint of a run (see `find_checkpoint`) on its held-out data."""
+    """A checkpoint of a run on its held-out data.
+
+    Args:
+        folder: the run's output folder, which keeps the scores for its own data.
+        data: another dataset than the run's own.
+        device: auto, cpu or cuda.
+        checkpoint: see `find_checkpoint`.
+        importance_rows: find out on so many rows at most what each column is worth.
+    """
 
     def check(cfg: Any, workload: AnyWorkload) -> None:
         if not workload.held_out_splits(cfg):
             raise InputError(
                 f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
             )
+        if importance_rows and workload.importance is None:
+            raise InputError(
+                f"--importance is for models of columns; the run in {folder} is of {cfg.workload}."
+            )
 
     with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
         cfg, workload, mesh = model.cfg, model.workload, model.mesh
-        found = {
-            split: workload.evaluate(
-                model.trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
-            )
-            for split in workload.held_out_splits(cfg)
-        }
+        found, predictions = {}, {}
+        for split in workload.held_out_splits(cfg):
+            rows = workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+            found[split], made = evaluated(workload, model.trainer, rows)
+            if made is not None:
+                predictions[split] = made
+        columns = []
+        if importance_rows and workload.importance:
+            columns = workload.importance(model.trainer, cfg.quality_split, importance_rows)
+    assessed = assessments(cfg, workload, predictions) if mesh.is_main else {}
+    if mesh.is_main and data is None:
+        write_scores(folder, predictions, samples=model.samples, data=cfg.data)
     return {
         "schema": "trainmark.evaluation/1",
         "run": cfg.name,
@@ -261,6 +286,8 @@ def evaluate(
         "metric": workload.metric,
         "best_possible": workloads.definition(cfg).best_possible(cfg),
         "splits": found,
+        "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},
+        "importance": [dataclasses.asdict(column) for column in columns],
     }
 
 

@@ -4,6 +4,7 @@ phases.py          a job, and the three phases; parse_phase.py is the first
 store.py           rows on disk between the phases; column_reader.py: one of their columns
 work.py            the work folder: what is done already
 vocabulary.py      ids of categorical values
+numbers.py         numerical columns: fitted to training rows, counted, transformed
 arrange.py         columns in the order of the dataset; fields.py: what each column writes
 splits.py          which rows train, test, validate
 split_binary.py    the files of a dataset

@@ -70,6 +70,7 @@ class TrainRows:
         self.records = [record for record in store.records if record.first_row < stop_row]
         self._bounds = store.bounds[: len(self.records)]
         self._bucket_rows = np.diff(self._bounds.sum(axis=0, dtype=np.int64))
+        self._order_bounds: list[int] = []
 
     def groups(self, rows: int) -> Iterator[Buckets]:
         """Buckets in groups of about `rows` rows or fewer, at least one bucket each."""
@@ -120,7 +121,9 @@ class TrainRows:
             yield shuffle.order_of(bucket_keys[train], places, self.store.bits)
 
     def write_order(self, memory: int) -> None:
-        """Find the order of all rows; bucket by bucket in one file."""
+        """Find the order of all rows, unless that is done; bucket by bucket in one file."""
+        if self._order_bounds:
+            return
         self._order_bounds = [0]
         with self.path.open("wb") as file:
             for buckets in self.groups(memory // 32):
@@ -133,18 +136,28 @@ class TrainRows:
         return np.fromfile(self.path, np.uint32, stop - start, offset=4 * start)
 
 
+def in_training_order(rows: TrainRows, field: Field, most_rows: int) -> Iterator[Array]:
+    """A field of the training rows, bucket by bucket; each is valid until the next.
+
+    Args:
+        most_rows: how many are read at a time, or one bucket.
+    """
+    for buckets in rows.groups(most_rows):
+        read = field.read(rows.parts(buckets))
+        for bucket, joined in rows.joined(read, buckets):
+            order = rows.order(bucket)
+            out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
+            primitives.take(joined, order, out)
+            yield out
+        del read
+
+
 def write_train(rows: TrainRows, field: Field, path: Path, memory: int) -> Checksum:
     """Write a field of the training rows, shuffled."""
     check = Checksum()
     with path.open("wb") as file:
-        for buckets in rows.groups(memory // field.row_bytes):
-            read = field.read(rows.parts(buckets))
-            for bucket, joined in rows.joined(read, buckets):
-                order = rows.order(bucket)
-                out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
-                primitives.take(joined, order, out)
-                _write(file, check, field.finish(out))
-            del read
+        for bucket_rows in in_training_order(rows, field, memory // field.row_bytes):
+            _write(file, check, field.finish(bucket_rows))
     return check
 
 

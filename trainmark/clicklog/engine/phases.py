@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from trainmark import files, progress
 from trainmark.clickdata import identity
 from trainmark.clicklog.arrays import checksum, shuffle
-from trainmark.clicklog.engine import parse_phase, split_binary, summary, vocabulary
+from trainmark.clicklog.engine import numbers, parse_phase, split_binary, summary, vocabulary
 from trainmark.clicklog.engine.arrange import Field, TrainRows, write_in_order, write_train
 from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.fields import CategoricalField, LabelField, NumericalField
 from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.engine.numbers import BinField, FittedNumber, FittedNumbers, NumbersField
 from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.summary import MANIFEST
@@ -29,6 +30,8 @@ from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 
 VOCABULARY = "vocabulary"
+NUMBERS = "numbers"
+"""Name of the record of what the numerical columns were fitted to."""
 BAD_ROWS = "bad_rows.txt"
 
 
@@ -112,9 +115,9 @@ class EmbeddedEngine:
             self.work.remove()  # nothing can come of it
             raise
         with self._phase("encode"):
-            columns = self._encode(store, splits)
+            fitted, columns = self._encode(store, splits)
         with self._phase("finish"):
-            self._finish(store, splits, columns)
+            self._finish(store, splits, fitted, columns)
         return self.seconds
 
     @contextmanager
@@ -131,7 +134,9 @@ class EmbeddedEngine:
         rows = int(sum(sizes) / source.bytes_per_row())
         # Another way with bad rows may go on with the blocks that have none.
         settings = {key: value for key, value in job.settings.items() if key != "bad_rows"}
-        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)})
+        if source.schema.numbers:
+            settings["stored_numbers"] = "float64"  # an earlier version stored them transformed
+        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)}, source.files)
         self._check_disk(rows)
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
         with progress.bytes_bar("Reading", sum(sizes)) as advance:
@@ -163,15 +168,16 @@ class EmbeddedEngine:
     def _check_disk(self, rows: int) -> None:
         """Say how much disk the run needs, and stop now if that is not there."""
         schema = self.job.source.schema
+        number_bytes, out_number_bytes = (8, 4) if schema.numbers else (2, 2)
         row_bytes = (
             1
-            + 2 * schema.num_numerical
+            + number_bytes * schema.num_numerical
             + sum(
                 8 if column.kind in ("uint64", "int64", "float64") else 4
                 for column in schema.categorical
             )
         )
-        out_bytes = 1 + 2 * schema.num_numerical + 4 * len(schema.categorical)
+        out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * len(schema.categorical)
         needed = rows * (row_bytes + out_bytes + 4)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
@@ -187,15 +193,24 @@ class EmbeddedEngine:
 
     # --- phase 2
 
-    def _encode(self, store: Store, splits: Sequence[Split]) -> dict[str, dict[str, Any]]:
-        """Write every column; what is worth knowing of each."""
+    def _encode(
+        self, store: Store, splits: Sequence[Split]
+    ) -> tuple[FittedNumbers, dict[str, dict[str, Any]]]:
+        """Write every column; how its numbers were read, and what is worth knowing of each."""
         dataset = self.work.dataset
         for name in (*(split.name for split in splits), VOCABULARY):
             (dataset / name).mkdir(parents=True, exist_ok=True)
         memory = self.limits.memory // self.limits.threads
         train = TrainRows(store, splits[0].stop, self.work.folder / "order.bin")
-        tasks = self._tasks(store, splits, train, memory)
         finished = {record["name"]: record for record in self.work.column_log.keep(self._intact)}
+        if store.schema.numbers and NUMBERS not in finished:
+            if splits[0].rows:
+                train.write_order(memory)
+            finished[NUMBERS] = self._fit(store, train, memory)
+        fitted = FittedNumbers.from_json(
+            finished.pop(NUMBERS)["facts"] if store.schema.numbers else {}
+        )
+        tasks = self._tasks(store, splits, train, memory, fitted)
         left = [name for name in tasks if name not in finished]
         total = store.rows * len(tasks)
         with progress.rows_bar("Writing", total) as advance:
@@ -212,14 +227,32 @@ class EmbeddedEngine:
             with ThreadPoolExecutor(self.limits.threads) as pool:
                 records = list(pool.map(work, left))
         finished |= {record["name"]: record for record in records}
-        return {name: finished[name]["facts"] for name in tasks}
+        return fitted, {name: finished[name]["facts"] for name in tasks}
+
+    def _fit(self, store: Store, train: TrainRows, memory: int) -> dict[str, Any]:
+        """Find out what becomes of the numerical columns; the record of that."""
+
+        def fit(number: int) -> FittedNumber:
+            return numbers.fit(store, train, number, memory)
+
+        with ThreadPoolExecutor(self.limits.threads) as pool:
+            fitted = FittedNumbers(list(pool.map(fit, range(len(store.schema.numbers)))))
+        fitted.check_names([column.name for column in store.schema.categorical])
+        record = {"name": NUMBERS, "files": {}, "facts": fitted.to_json()}
+        self.work.column_log.append(record)
+        return record
 
     def _intact(self, record: dict[str, Any]) -> bool:
         files = record["files"].items()
         return all(checksum.matches(self.work.dataset / name, check) for name, check in files)
 
     def _tasks(
-        self, store: Store, splits: Sequence[Split], train: TrainRows, memory: int
+        self,
+        store: Store,
+        splits: Sequence[Split],
+        train: TrainRows,
+        memory: int,
+        fitted: FittedNumbers,
     ) -> dict[str, Callable[[], dict[str, Any]]]:
         """What is to be written, by name; the largest first, so that no thread ends up alone."""
 
@@ -238,7 +271,27 @@ class EmbeddedEngine:
             return files
 
         def numerical() -> dict[str, Any]:
-            return {"files": write(NumericalField(store), "numerical.bin"), "facts": {}}
+            field = NumbersField(store, fitted) if store.schema.numbers else NumericalField(store)
+            return {"files": write(field, "numerical.bin"), "facts": {}}
+
+        def bins(column: int, number: int, fitted_number: FittedNumber) -> dict[str, Any]:
+            name = f"{VOCABULARY}/cat_{column}.parquet"
+            path = self.work.dataset / name
+            if self.job.vocabulary is None:
+                numbers.write_bins(fitted_number, path)
+            else:
+                shutil.copyfile(self.job.vocabulary / path.name, path)
+            lower_ends = numbers.read_bins(path)
+            files = write(BinField(store, number, lower_ends), f"cat_{column}.bin")
+            facts = {
+                "distinct": len(lower_ends),
+                "kept": len(lower_ends),
+                "cardinality": len(lower_ends) + 1,
+                "missing": fitted_number.facts["missing"],
+                "rare": 0,
+                "digest": identity.digest(path),
+            }
+            return {"files": files | {name: checksum.of_file(path)}, "facts": facts}
 
         def label() -> dict[str, Any]:
             files, clicks = dict[str, Any](), dict[str, int]()
@@ -263,8 +316,6 @@ class EmbeddedEngine:
             known = Vocabulary(path, reader, memory // 2)
             field = CategoricalField(reader, known, cardinality, SpecialIds.of(known, rules))
             files = write(field, f"cat_{column}.bin")
-            check = checksum.Checksum()
-            check.update(path.read_bytes())
             facts = {
                 "distinct": sizes.distinct,
                 "kept": sizes.kept,
@@ -273,7 +324,7 @@ class EmbeddedEngine:
                 "rare": field.rare,
                 "digest": identity.digest(path),
             }
-            return {"files": files | {name: check.value()}, "facts": facts}
+            return {"files": files | {name: checksum.of_file(path)}, "facts": facts}
 
         stored = [
             sum(record.columns[column].width * record.rows for record in store.records)
@@ -281,16 +332,25 @@ class EmbeddedEngine:
         ]
         by_size = sorted(range(len(stored)), key=lambda column: -stored[column])
         tasks: dict[str, Callable[[], dict[str, Any]]] = {}
-        if store.schema.num_numerical:
+        if self._numerical_features(store, fitted):
             tasks["numerical"] = numerical
         for column in by_size:
             tasks[f"cat_{column}"] = lambda column=column: categorical(column)  # type: ignore[misc]
+        for place, of_column in enumerate(fitted.with_bins(), start=len(stored)):
+            tasks[f"cat_{place}"] = partial(bins, place, *of_column)
         return tasks | {"label": label}
+
+    def _numerical_features(self, store: Store, fitted: FittedNumbers) -> int:
+        return fitted.features() if store.schema.numbers else store.schema.num_numerical
 
     # --- phase 3
 
     def _finish(
-        self, store: Store, splits: Sequence[Split], columns: Mapping[str, dict[str, Any]]
+        self,
+        store: Store,
+        splits: Sequence[Split],
+        fitted: FittedNumbers,
+        columns: Mapping[str, dict[str, Any]],
     ) -> None:
         job, dataset = self.job, self.work.dataset
         bad = sum(record.bad for record in store.records)
@@ -302,20 +362,27 @@ class EmbeddedEngine:
                             parse_phase.bad_rows_path(self.work, record.index).read_bytes()
                         )
         names = [column.name for column in store.schema.categorical]
+        rules = [*job.rules[: len(names)], *(numbers.BIN_RULES for _ in fitted.with_bins())]
+        names += [numbers.bin_name(column.name) for _, column in fitted.with_bins()]
         facts = [columns[f"cat_{number}"] for number in range(len(names))]
         cardinalities = [fact["cardinality"] for fact in facts]
         split_binary.write_specs(
             dataset,
             cardinalities,
-            store.schema.num_numerical,
+            self._numerical_features(store, fitted),
             job.metadata,
             validation=any(split.name == "validation" for split in splits),
+            numerical_dtype=fitted.dtype,
         )
+        inputs = job.source.inputs()
         files.write_json(
             dataset / VOCABULARY / "vocabulary.json",
             # A column that an earlier version encoded, before it was killed, has no digest.
             summary.vocabulary_facts(
-                job.rules, names, job.source.inputs(), [fact.get("digest") for fact in facts]
+                rules,
+                names,
+                inputs and fitted.recorded(inputs),
+                [fact.get("digest") for fact in facts],
             ),
         )
         manifest = summary.manifest(
@@ -324,6 +391,7 @@ class EmbeddedEngine:
             clicks=columns["label"]["clicks"],
             bad=bad,
             features=dict(zip(names, facts, strict=True)),
+            numerical={column.name: column.facts for column in fitted.columns},
             metadata=job.metadata,
         )
         files.write_json(dataset / MANIFEST, manifest)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class ClickBatch:
     """
 
     numerical: Tensor
-    """[B, N] float16"""
+    """[B, N] float16, or float32 where the dataset has that"""
     labels: Tensor
     """[B] bool"""
     groups: list[IdGroup]
@@ -218,15 +219,14 @@ class ClickData:
         pinned = self._cfg.device == "cuda" and not made  # PyTorch keeps and reuses pinned memory
         room = partial(torch.empty, pin_memory=pinned, device="meta" if made else "cpu")
         types = self._source.id_types
+        numerical_type = _torch_type(self._source.numerical_type)
         groups = []
         for dtype in sorted(set(types), key=lambda d: d.itemsize):
             features = [i for i, d in enumerate(types) if d == dtype]
-            torch_type = torch.from_numpy(np.empty(0, dtype)).dtype
-            ids = room(len(features), samples, dtype=torch_type)
-            groups.append(IdGroup(features, ids))
+            groups.append(IdGroup(features, room(len(features), samples, dtype=_torch_type(dtype))))
         shape = (samples, self._source.num_numerical)
         return ClickBatch(
-            numerical=room(shape, dtype=torch.float16),
+            numerical=room(shape, dtype=numerical_type),
             labels=room(samples, dtype=torch.bool),
             groups=groups,
             samples=samples,
@@ -258,17 +258,35 @@ class ClickData:
         )
 
 
-def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
-    """The batches of `split` for one data-parallel rank."""
+def _torch_type(dtype: "np.dtype[Any]") -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def row_source(cfg: DlrmRun, split: str) -> RowSource:
+    """The rows of `split`."""
     data = filled(cfg.data)
     if data == SYNTHETIC:
-        source: RowSource = SyntheticRows(cfg, split)
-    elif data == TERABYTE:
-        source = TerabyteRows(cfg, split)
-    else:  # held-out rows are read again and again
-        cache = cfg.page_cache if split == "train" else "use"
-        source = SplitBinary(Path(data), split, cache)
-    return ClickData(source, cfg, split, dp_rank, dp_size)
+        return SyntheticRows(cfg, split)
+    if data == TERABYTE:
+        return TerabyteRows(cfg, split)
+    # Held-out rows are read again and again.
+    return SplitBinary(Path(data), split, cfg.page_cache if split == "train" else "use")
+
+
+def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
+    """The batches of `split` for one data-parallel rank."""
+    return ClickData(row_source(cfg, split), cfg, split, dp_rank, dp_size)
+
+
+GROUPS = "group.bin"
+
+
+def groups(cfg: DlrmRun, split: str) -> Tensor | None:
+    """The number of each row's group, where the data were prepared with `--group`."""
+    path = Path(filled(cfg.data)) / split / GROUPS
+    if is_generated(cfg.data) or not path.is_file():
+        return None
+    return torch.from_numpy(np.fromfile(path, np.int32))
 
 
 def held_out_splits(cfg: DlrmRun) -> tuple[str, ...]:

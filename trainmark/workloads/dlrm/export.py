@@ -16,7 +16,7 @@ from trainmark.errors import InputError
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar
 from trainmark.workloads.dlrm import standalone
-from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
+from trainmark.workloads.dlrm.runs import DlrmRun, is_generated, score_offset, widths
 
 PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]
@@ -126,8 +126,10 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "numerical_features": model.numerical_features,
         "table_rows": list(model.table_rows),
         "embedding_dim": model.embedding_dim,
+        "table_widths": list(widths(model)),
         "bottom_mlp": list(model.bottom_mlp),
         "top_mlp": list(model.top_mlp),
+        "logit_offset": score_offset(cfg),
         "dataset": list(cfg.dataset),
     } | _names(cfg)
 

@@ -29,7 +29,7 @@ MIN_DIRECT = 1 << 16  # bytes; smaller reads are better off with the system's re
 class Columns:
     """Rows in the types they are stored in: numerical [n, N], labels [n], ids one [n] a feature."""
 
-    numerical: NDArray[np.float16]
+    numerical: NDArray[np.floating]
     labels: NDArray[np.bool_]
     ids: list[NDArray[Any]]
 
@@ -37,7 +37,7 @@ class Columns:
     def empty(num_rows: int, source: "RowSource") -> "Columns":
         """Room for rows of `source`."""
         return Columns(
-            np.empty((num_rows, source.num_numerical), np.float16),
+            np.empty((num_rows, source.num_numerical), source.numerical_type),
             np.empty(num_rows, np.bool_),
             [np.empty(num_rows, dtype) for dtype in source.id_types],
         )
@@ -64,6 +64,7 @@ class RowSource(Protocol):
 
     num_rows: int
     num_numerical: int
+    numerical_type: np.dtype[Any]
     id_types: list[np.dtype[Any]]
     """Of each categorical feature."""
 
@@ -87,6 +88,7 @@ class SplitBinary:
         feature_spec.check(self._spec, mappings=_mappings(split), source=str(path))
         self.num_rows = feature_spec.count_rows(self._spec, folder, split)
         self.num_numerical = len(self._spec.numerical)
+        self.numerical_type = np.dtype(self._spec.numerical_dtype)
         self.id_types = [
             np.dtype(str(self._spec.feature_spec[name].dtype)) for name in self._spec.categorical
         ]
@@ -203,6 +205,7 @@ class SyntheticRows:
         self._cfg = cfg
         self._planted = planted_clicks(cfg) if cfg.synthetic_ids == "planted" else None
         self.num_numerical = cfg.model.numerical_features
+        self.numerical_type = np.dtype(np.float16)
         self.id_types = [np.dtype(feature_spec.dtype_for(rows)) for rows in cfg.model.table_rows]
         self._blocks: dict[int, _Block] = {}
         self._stream = np.random.default_rng((cfg.seed, 1)).integers(2**64, dtype=np.uint64)

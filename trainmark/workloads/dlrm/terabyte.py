@@ -28,6 +28,7 @@ class TerabyteRows:
         self._table_rows = cfg.model.table_rows
         self.num_rows = stop - self._first
         self.num_numerical = terabyte.NUM_NUMERICAL
+        self.numerical_type = np.dtype(np.float16)
         self.id_types: list[np.dtype[Any]] = [ID_TYPE] * len(terabyte.VOCABULARY)
 
     def read(self, start: int, stop: int, into: Columns) -> None:
