@@ -75,9 +75,7 @@ def check_kernel(first: int, device: str) -> None:
     made = RowsOnDevice.empty(300, tables)
     make_rows(tables, first, made)
     expected = terabyte.rows(first, first + 300)
-    seen = np.where(
-        expected.categorical < np.array(THRESHOLD_15)[:, None], expected.categorical, 0
-    )
+    seen = np.where(expected.categorical < np.array(THRESHOLD_15)[:, None], expected.categorical, 0)
     np.testing.assert_array_equal(made.ids.cpu(), seen)
     np.testing.assert_array_equal(made.labels.cpu(), expected.labels)
     np.testing.assert_array_equal(made.numerical.cpu(), terabyte.inputs(expected))
@@ -112,7 +110,9 @@ def test_sizes() -> None:
     assert (TRAIN_ROWS, TEST_ROWS, ROWS - TRAIN_ROWS - TEST_ROWS) == (
         4_195_197_692, 89_137_319, 89_137_318,
     )  # fmt: skip
-    assert all(v >= max(sizes) for v, *sizes in zip(VOCABULARY, THRESHOLD_0, THRESHOLD_3))
+    assert all(
+        v >= max(sizes) for v, *sizes in zip(VOCABULARY, THRESHOLD_0, THRESHOLD_3, strict=True)
+    )
 
 
 def test_clicks_and_their_best_auc(rows: Rows) -> None:
@@ -121,7 +121,8 @@ def test_clicks_and_their_best_auc(rows: Rows) -> None:
     chance = terabyte.tables().thresholds[rows.level] / 2.0**32
     assert counts.auc == pytest.approx(roc_auc_score(rows.labels, chance), abs=1e-12)
     assert counts.log_loss == pytest.approx(log_loss(rows.labels, chance), abs=1e-12)
-    assert 0 < rows.level.min() and rows.level.max() < LEVELS - 1
+    assert rows.level.min() > 0
+    assert rows.level.max() < LEVELS - 1
 
 
 def test_the_best_auc_of_whole_splits_is_known() -> None:
@@ -135,7 +136,8 @@ def test_the_best_auc_of_whole_splits_is_known() -> None:
 @pytest.mark.parametrize("column", range(26))
 def test_frequent_values_are_as_frequent_as_their_power_law_says(column: int, rows: Rows) -> None:
     ranks, expected = terabyte._frequencies(column)
-    assert ranks[0] == 1 and ranks[-1] == VOCABULARY[column]
+    assert ranks[0] == 1
+    assert ranks[-1] == VOCABULARY[column]
     missing = (rows.categorical[column] == 0).mean()
     assert missing == pytest.approx(terabyte.MISSING_SHARES[column % 4], abs=0.003)
     share = expected[0] / ROWS
@@ -222,12 +224,14 @@ def test_held_out_rows_are_none_of_the_training_rows() -> None:
 
 
 def test_what_the_log_does_not_have_is_refused() -> None:
-    with pytest.raises(InputError, match="4,195,197,692 training rows. Received: --synthetic-rows"):
+    with pytest.raises(
+        InputError, match=r"4,195,197,692 training rows. Received: --synthetic-rows"
+    ):
         config(synthetic_rows=TRAIN_ROWS + 1)
     model = dataclasses.replace(config().model, table_rows=(10, 20))
-    with pytest.raises(InputError, match="13 numerical and 26 categorical.*Received: 13 and 2"):
+    with pytest.raises(InputError, match=r"13 numerical and 26 categorical.*Received: 13 and 2"):
         config(model=model)
-    with pytest.raises(InputError, match="Received: --shuffle rows. Leave it out"):
+    with pytest.raises(InputError, match=r"Received: --shuffle rows. Leave it out"):
         config(shuffle="rows")
 
 
@@ -235,5 +239,5 @@ def test_a_model_of_other_values_is_not_evaluated_on_it() -> None:
     cfg = config()
     check_data(cfg, "terabyte")
     other = [line.replace(" planted ", " 8f3c21aa90b1c4de ") for line in cfg.dataset]
-    with pytest.raises(InputError, match="not what the model was trained on.*another vocabulary"):
+    with pytest.raises(InputError, match=r"not what the model was trained on.*another vocabulary"):
         check_data(dataclasses.replace(cfg, dataset=tuple(other)), "terabyte")
