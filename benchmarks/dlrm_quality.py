@@ -45,10 +45,11 @@ from benchmarks.dlrm_systems import (
     tables_in,
     trainer_for,
 )
-from benchmarks.paired_auc import Placements, placements, standard_error
 from trainmark import metrics
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
+from trainmark.metrics import ranking
+from trainmark.metrics.ranking import Placements
 from trainmark.schedule import Schedule
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
@@ -304,18 +305,20 @@ def scores_of(trainer: Any, test: Test) -> Tensor:
 
 def evaluate(study: Study, trainers: Trainers, test: Test, samples: int) -> list[dict[str, Any]]:
     """A row for every variant."""
-    found: dict[Variant, tuple[float, Placements]] = {}
+    found: dict[Variant, tuple[float, float | None, Placements]] = {}
     for variant, trainer in trainers.items():
         scores = scores_of(trainer, test)
-        found[variant] = (metrics.auc(scores, test.labels) or 0.0, placements(scores, test.labels))
+        levels = ranking.levels(scores, test.labels)
+        places = ranking.row_placements(levels, scores, test.labels)
+        found[variant] = (ranking.auc_of(levels) or 0.0, ranking.auc_error(levels), places)
     rows = []
-    for variant, (auc, places) in found.items():
+    for variant, (auc, error, places) in found.items():
         row = _row(study, variant, samples) | {"test_rows": len(test.labels)}
-        row |= {"auc": auc, "auc_standard_error": standard_error(places), "best_auc": test.best_auc}
+        row |= {"auc": auc, "auc_standard_error": error, "best_auc": test.best_auc}
         if variant.reference in found:
-            reference_auc, reference_places = found[variant.reference]
+            reference_auc, _, reference_places = found[variant.reference]
             row["difference"] = auc - reference_auc
-            row["difference_standard_error"] = standard_error(places, reference_places)
+            row["difference_standard_error"] = ranking.paired_error(places, reference_places)
             row["difference_to"] = str(variant.reference)
         rows.append(row)
     return rows

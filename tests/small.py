@@ -128,15 +128,21 @@ def write_dataset(
     validation_rows: int = 0,
     cardinalities: tuple[int, ...] = TABLE_ROWS,
     num_numerical: int = 3,
+    numerical_dtype: str = "float16",
 ) -> Path:
     """Random rows in the `split_binary` layout. `cat_0.bin` numbers the rows where it can."""
-    spec = feature_spec.default_spec(cardinalities, num_numerical)
+    spec = feature_spec.default_spec(cardinalities, num_numerical, numerical_dtype=numerical_dtype)
     folder.mkdir(parents=True, exist_ok=True)
     feature_spec.write(spec, folder / "feature_spec.yaml")
     _write_split(folder, "train", train_rows, spec)
     _write_split(folder, "test", test_rows, spec)
     if validation_rows:
-        alone = feature_spec.default_spec(cardinalities, num_numerical, mappings=("validation",))
+        alone = feature_spec.default_spec(
+            cardinalities,
+            num_numerical,
+            mappings=("validation",),
+            numerical_dtype=numerical_dtype,
+        )
         feature_spec.write(alone, folder / "feature_spec_validation.yaml")
         _write_split(folder, "validation", validation_rows, alone)
     return folder
@@ -146,6 +152,7 @@ def _write_split(folder: Path, split: str, rows: int, spec: feature_spec.Feature
     random = np.random.default_rng(rows)
     (folder / split).mkdir()
     numerical = random.standard_normal((rows, len(spec.numerical))).astype(np.float16)
+    numerical = numerical.astype(spec.numerical_dtype)
     columns: dict[str, NDArray[Any]] = {spec.label: random.random(rows) < 0.3}
     for name, cardinality in zip(spec.categorical, spec.cardinalities, strict=True):
         dtype = str(spec.feature_spec[name].dtype)

@@ -158,12 +158,9 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 def _evaluate(arguments: list[str], started: float) -> None:
     """A checkpoint of a run on its held-out data."""
-    from trainmark.verbs.runs import evaluate
+    from trainmark.verbs.evaluate import EvaluateOptions, evaluate
 
-    options = parse(EvaluateOptions, arguments, "evaluate")
-    evaluate(
-        options.folder, data=options.data, device=options.device, checkpoint=options.checkpoint
-    )
+    evaluate(parse(EvaluateOptions, arguments, "evaluate"))
 
 
 def _infer(arguments: list[str], started: float) -> None:
@@ -332,20 +329,6 @@ class PlanOptions(ShowOptions):
 
     json: Path | None = None
     """File to write the placement of the tables to; edited or not, --placement takes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Evaluate a checkpoint in a run's folder."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run."""
-    checkpoint: Checkpoint = None
-    """Which one; default: the best if the run had --patience, else the last."""
-    data: str | None = None
-    """Another dataset to evaluate on; default: the run's own."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to evaluate."""
 
 
 @dataclass(frozen=True, kw_only=True)

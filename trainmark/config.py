@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
+from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.schedule import Schedule
 from trainmark.validation import parse
@@ -40,58 +41,58 @@ class Run:
 
     data: str | None = None
     """Folder of train-ready data (see `trainmark prepare`), or `synthetic`."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of initial weights, data order and synthetic data."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes a GPU if there is one."""
     precision: Precision = "fp32"
     """Precision of the dense computation; weights and optimiser states stay fp32."""
-    loss_scale: Literal["dynamic"] | float = "dynamic"
+    loss_scale: Literal["dynamic"] | Positive = "dynamic"
     """Loss scale for fp16: `dynamic`, or a fixed number such as the published 1024."""
     compile: bool | None = None
     """Compile the dense part with torch.compile; by default on a GPU only."""
     eager: bool = False
     """Plain eager execution, whatever else is set: no torch.compile, no CUDA graph."""
 
-    global_batch: int | None = None
+    global_batch: Count | None = None
     """Samples per optimiser step = micro_batch x accumulate x data-parallel size."""
-    micro_batch: int | None = None
+    micro_batch: Count | None = None
     """Samples that one device computes at a time."""
-    accumulate: int | None = None
+    accumulate: Count | None = None
     """Micro-batches whose gradients are added up before an optimiser step."""
-    eval_batch: int | None = None
+    eval_batch: Count | None = None
     """Samples per evaluation batch and device; by default the micro-batch."""
     last_batch: Literal["keep", "drop"] = "keep"
     """What to do with an epoch's last samples when they do not fill a global batch."""
 
-    lr: float = 0.1
+    lr: NotNegative = 0.1
     """Peak learning rate."""
     schedule: Schedule = Schedule()
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over the training data."""
-    max_steps: int | None = None
+    max_steps: Count | None = None
     """Stop after exactly this many optimiser steps."""
-    evals_per_epoch: int = 1
+    evals_per_epoch: CountOrNone = 1
     """Evaluations per epoch, evenly spaced, the last at its end; 0 leaves only the final one."""
     initial_evaluation: bool = False
     """Evaluate once before the first step."""
-    target: float | None = None
+    target: Finite | None = None
     """Quality to reach on the quality split; by default the run's published target."""
     stop_at_target: bool = True
     """End the run at the first evaluation that reaches the target."""
     quality_split: Literal["test", "validation"] = "test"
     """Held-out data that the target is judged on."""
-    patience: int | None = None
+    patience: Count | None = None
     """End the run after so many evaluations without a better one, and keep the best checkpoint. The
     validation split is evaluated for it, if there is one, and the others with the best weights."""
 
-    warmup_clock: int = 10
+    warmup_clock: CountOrNone = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
-    log_every: int = 100
+    log_every: Count = 100
     """Steps between two looks at the loss; a step that is not finite is found at the next look."""
     checkpoint_every: str = "10 minutes"
     """`never`, `N steps` or `N minutes`; a run that is asked to stop saves anyway."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """How many checkpoints to keep."""
     profile: str | None = None
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
@@ -120,7 +121,7 @@ class TrainOptions:
     """Configuration file between the named run and the flags: TOML, or a result.json."""
     reference: Path | None = None
     """Loss curve to compare with at the end, as `align` does; the result says if they agree."""
-    repeats: int = 1
+    repeats: Count = 1
     """Train this many seeds, into OUTPUT/0, OUTPUT/1, ..."""
     dry_run: bool = False
     """Resolve, build without allocating, and print the bytes per device; needs no device."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from trainmark.config import PRECISIONS, Run
+from trainmark.metrics.binary import Importance
 
 if TYPE_CHECKING:  # torch is not loaded for `trainmark list`
     import torch
@@ -91,6 +92,16 @@ Metrics = dict[str, float | None]
 """By name; None where one is undefined."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """Of yes or no, for all rows of a split in their order; the same on all ranks."""
+
+    logits: Tensor
+    """[N], before the sigmoid."""
+    labels: Tensor
+    """[N] bool"""
+
+
 class Trainer(Protocol[BatchT_contra, PreparedT]):
     """A model on this rank's device, with its optimiser."""
 
@@ -142,6 +153,10 @@ def _nothing(cfg: Any) -> list[Any]:
     return []
 
 
+def _no_groups(cfg: Any, split: str) -> None:
+    return None
+
+
 def _none_counted(trainer: Any) -> dict[str, float]:
     return {}
 
@@ -159,8 +174,15 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     build_data: Callable[[RunT, str, int, int], Data[BatchT]]
     """(cfg, split, dp_rank, dp_size) -> the batches of this rank."""
     build_trainer: Callable[[list[PartT], Mesh, RunT], TrainerT]
-    evaluate: Callable[[TrainerT, Data[BatchT]], Metrics]
-    """On all ranks, each sample once."""
+    evaluate: Callable[[TrainerT, Data[BatchT]], Metrics] | None = None
+    """On all ranks, each sample once. A workload has this or `predict`."""
+    predict: Callable[[TrainerT, Data[BatchT]], Predictions] | None = None
+    """Likewise, where labels are yes or no: their metrics are those of `metrics/binary.py`."""
+    groups: Callable[[RunT, str], Tensor | None] = _no_groups
+    """(cfg, split) -> the number of each row's group, for the AUC within groups, if there are."""
+    importance: Callable[[TrainerT, str, int], list[Importance]] | None = None
+    """(trainer, split, most rows) -> what the AUC loses where a column says nothing, of each column
+    that a user knows; on all ranks."""
     held_out_splits: Callable[[RunT], tuple[str, ...]]
     """The splits that are evaluated at the end."""
     metric: str
@@ -233,6 +255,21 @@ class Scorer(Protocol):
 
 
 # --- what is known without torch
+
+
+BadRows = Literal["stop", "skip", "keep"]
+"""What to do with rows of raw files that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedFiles:
+    """Raw files as a dataset that a trained model takes, all rows in its first held-out split."""
+
+    folder: Path
+    unknown_share: Mapping[str, float]
+    """By column: the share of rows whose value is rare, missing, or new to the model."""
+    bad_rows: int
+    """That could not be read as they are."""
 
 
 class Exporter(Protocol[RunT_contra]):
@@ -317,6 +354,9 @@ class Definition(Generic[RunT]):
     grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
     """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
     with the rows that the run's have; empty for any other data."""
+    encode_files: Callable[[RunT, Sequence[str], Path, BadRows], EncodedFiles] | None = None
+    """(cfg, paths or patterns, a folder to write, what to do with bad rows): for `trainmark
+    evaluate --input`."""
     best_possible: Callable[[RunT], float | None] = _unknown
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None

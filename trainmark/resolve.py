@@ -1,8 +1,8 @@
 """From a run as it was asked for to one with everything filled in; all problems at once."""
 
 import dataclasses
-import math
 
+from trainmark import validation
 from trainmark.config import Interval, Run, parse_profile
 from trainmark.contract import Definition, RunT
 from trainmark.errors import InputError, raise_all
@@ -11,12 +11,15 @@ from trainmark.hardware.devices import Cluster, lacks
 
 def resolve_run(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT:
     """Fill in and check everything, for one kind of machine."""
-    problems = _common_problems(run, cluster)
+    out_of_bounds = validation.problems(run)
+    problems = out_of_bounds + _common_problems(run, cluster)
     if run.precision not in workload.precisions:
         problems.append(
             f"{workload.name} has no precision {run.precision}; it has "
             f"{', '.join(workload.precisions)}."
         )
+    if out_of_bounds:  # of the rest, nothing can be said with such numbers
+        raise_all(problems)
     run = dataclasses.replace(run, compile=_compiles(run, cluster))
     axes = workload.mesh_axes(run, cluster.world)
     resolved, more = workload.resolve(run, cluster)
@@ -34,24 +37,8 @@ def _compiles(run: Run, cluster: Cluster) -> bool:
 
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     problems = []
-    if not (math.isfinite(run.lr) and run.lr >= 0):
-        problems.append(f"lr must be a finite number of at least 0. Received: {run.lr}.")
-    for name, least in (
-        ("epochs", 1), ("max_steps", 1), ("evals_per_epoch", 0), ("warmup_clock", 0),
-        ("log_every", 1), ("keep_checkpoints", 1), ("eval_batch", 1), ("seed", 0),
-        ("patience", 1),
-    ):  # fmt: skip
-        value = getattr(run, name)
-        if value is not None and value < least:
-            problems.append(f"{name} must be at least {least}. Received: {value}.")
     if run.patience and run.evals_per_epoch == 0:
         problems.append("patience counts evaluations: evals_per_epoch must be at least 1, not 0.")
-    if run.target is not None and not math.isfinite(run.target):
-        problems.append(f"target must be a finite number. Received: {run.target}.")
-    if run.loss_scale != "dynamic" and not 0 < run.loss_scale < math.inf:
-        problems.append(
-            f"loss_scale must be 'dynamic' or a positive number. Received: {run.loss_scale}."
-        )
     if run.precision == "tf32" and cluster.hardware == "cpu":
         problems.append("precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16.")
     if run.precision == "fp8" and lacks(cluster.hardware, "fp8"):
@@ -69,8 +56,8 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
 
 
 def target_problems(run: Run, metric: str) -> list[str]:
-    """Of a target for a metric between 0 and 1; that it is a number is checked for all."""
-    if run.target is None or not math.isfinite(run.target) or 0 <= run.target <= 1:
+    """Of a target for a metric between 0 and 1."""
+    if run.target is None or 0 <= run.target <= 1:
         return []
     return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
 
@@ -81,10 +68,6 @@ def target_problems(run: Run, metric: str) -> list[str]:
 def resolve_batches(run: RunT, data_parallel: int) -> tuple[RunT, list[str]]:
     """global_batch = micro_batch x accumulate x data-parallel size: any two give the third."""
     total, micro, accumulate = run.global_batch, run.micro_batch, run.accumulate
-    for name in ("global_batch", "micro_batch", "accumulate"):
-        value = getattr(run, name)
-        if value is not None and value < 1:
-            return run, [f"{name} must be at least 1. Received: {value}."]
     if total is None:
         if micro is None:
             return run, ["Give global_batch, or micro_batch (and accumulate)."]

@@ -4,22 +4,24 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from trainmark.bounds import CountOrNone, Part, Positive
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The shape of the learning rate over optimiser steps, as a factor of the peak `lr`."""
 
-    warmup_steps: int = 0
+    warmup_steps: CountOrNone = 0
     """Steps over which the rate rises linearly to its peak."""
-    decay_start: int | None = None
+    decay_start: CountOrNone | None = None
     """Step at which the decay begins; None keeps the peak until the end."""
-    decay_steps: int = 0
+    decay_steps: CountOrNone = 0
     """Steps that the decay takes."""
     decay: Literal["polynomial", "cosine"] = "polynomial"
     """Form of the decay."""
-    decay_power: float = 2.0
+    decay_power: Positive = 2.0
     """Exponent of the polynomial decay (1 is linear)."""
-    end_factor: float = 0.0
+    end_factor: Part = 0.0
     """Factor that the decay ends at, and that every later step keeps."""
     first_step: Literal[0, 1] = 0
     """What the first step counts as: 0 in NVIDIA's TensorFlow DLRM, 1 in its PyTorch one."""
@@ -42,9 +44,6 @@ class Schedule:
     def problems(self) -> list[str]:
         """What is wrong with these numbers, a sentence each."""
         found = []
-        for name in ("warmup_steps", "decay_steps"):
-            if (value := getattr(self, name)) < 0:
-                found.append(f"schedule.{name} must not be negative. Received: {value}.")
         if self.decay_start is None and self.decay_steps > 0:
             found.append("schedule.decay_steps needs schedule.decay_start.")
         if self.decay_start is not None:
@@ -55,10 +54,4 @@ class Schedule:
                 )
             if self.decay_steps == 0:
                 found.append("schedule.decay_start needs schedule.decay_steps above 0.")
-        if not 0.0 <= self.end_factor <= 1.0:
-            found.append(
-                f"schedule.end_factor must lie between 0 and 1. Received: {self.end_factor}."
-            )
-        if not 0.0 < self.decay_power < math.inf:
-            found.append(f"schedule.decay_power must be positive. Received: {self.decay_power}.")
         return found

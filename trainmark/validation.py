@@ -1,5 +1,8 @@
-"""One validator for everything that comes from a file: TOML, JSON and YAML into dataclasses."""
+"""One validator for everything that comes from outside: TOML, JSON, YAML and flags."""
 
+import dataclasses
+import math
+from reprlib import Repr
 from typing import Any, TypeVar
 
 from trainmark.errors import InputError
@@ -21,14 +24,89 @@ def parse(kind: type[T], data: Any, source: str) -> T:
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
-        raise InputError(f"{source}: {'; '.join(map(_sentence, error.errors()))}.") from None
+        raise InputError(f"{source}: {'; '.join(_sentences(error.errors()))}.") from None
+
+
+def problems(value: Any) -> list[str]:
+    """What is wrong with a dataclass that was not parsed, but made from flags, a sentence each."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(type(value)).validate_python(dataclasses.asdict(value))
+    except ValidationError as error:
+        return [f"{sentence}." for sentence in _sentences(error.errors())]
+    return []
+
+
+def load_yaml(text: bytes) -> Any:
+    """Plain data from YAML. Aliases may make it larger than its text, but not without bound."""
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (values := _expanded(node, {})) > MAX_YAML_VALUES:
+            raise ValueError(f"its aliases stand for {values:.2g} values")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+MAX_YAML_VALUES = 1_000_000
+
+
+def _expanded(node: Any, known: dict[int, float]) -> float:
+    """Nodes of a tree in which every alias is replaced by what it stands for."""
+    if isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf  # of an alias inside itself
+        parts = [part for item in node.value for part in (item if type(item) is tuple else [item])]
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
+
+
+# --- sentences
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "above"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "below"),
+}
+
+
+def _sentences(errors: list[Any]) -> list[str]:
+    return [_sentence(problem) for problem in errors if not _is_of_another_kind(problem)]
+
+
+def _is_of_another_kind(problem: Any) -> bool:
+    """Of a word or a number, what is said of it as the other one."""
+    kind, is_number = str(problem["loc"][-1:]), isinstance(problem["input"], int | float)
+    return "literal[" in kind if is_number else "float" in kind
 
 
 def _sentence(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or "top level"
+    parts = [str(part) for part in problem["loc"] if not str(part).startswith("constrained-")]
+    where = ".".join(parts) or "top level"
     message = problem["msg"]
     if problem["type"] in ("missing", "missing_argument"):
         return f"{where} is missing"
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{where} is not a known key"
-    return f"{where}: {message[0].lower()}{message[1:]} (received {problem['input']!r:.80})"
+    if problem["type"] in _BOUNDS:
+        name, words = _BOUNDS[problem["type"]]
+        bound = problem["ctx"][name]
+        wanted = f"{words} {int(bound):,}" if math.isfinite(bound) else "a finite number"
+        return f"{where} must be {wanted}. Received: {problem['input']}"
+    return f"{where}: {message[0].lower()}{message[1:]} (received {_short(problem['input'])})"
+
+
+def _short(value: Any) -> str:
+    """The beginning of `repr(value)`, which may be far longer than the file that it came from."""
+    limited = Repr()
+    limited.maxlevel, limited.maxdict, limited.maxlist, limited.maxtuple = 3, 8, 8, 8
+    limited.maxstring = limited.maxother = 80
+    return limited.repr(value)[:80]

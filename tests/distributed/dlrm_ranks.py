@@ -41,12 +41,13 @@ from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
 from trainmark.run import memory
+from trainmark.run.assessment import evaluated
 from trainmark.run.loop import build_trainer
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.sharding import plan_devices
-from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
+from trainmark.workloads.dlrm.step import DlrmTrainer
 
 CPU = torch.device("cpu")
 TABLE_ROWS = (50, 7, 300, 1, 129, 31)
@@ -111,8 +112,15 @@ def _shard(kind: str, rank: int, part: Range, rows: int) -> Shard:
 # --- runs
 
 
-def config(world: int, optimizer: Any, regular: bool = False, **changes: Any) -> DlrmRun:
-    """The small run, resolved for `world` ranks; `regular`: with dropout and weight decay."""
+def config(
+    world: int, optimizer: Any, regular: bool = False, narrow: bool = False, **changes: Any
+) -> DlrmRun:
+    """The small run, resolved for `world` ranks.
+
+    Args:
+        regular: with dropout and weight decay.
+        narrow: with tables of several widths.
+    """
     run = DlrmRun(
         name="dlrm-demo",
         data="synthetic",
@@ -121,6 +129,7 @@ def config(world: int, optimizer: Any, regular: bool = False, **changes: Any) ->
             numerical_features=5,
             table_rows=TABLE_ROWS,
             embedding_dim=DIM,
+            table_widths=(8, 2, 4, 8, 6, 2) if narrow else None,
             bottom_mlp=(16, DIM),
             top_mlp=(16, 1),
             dropout=0.3 * regular,
@@ -138,7 +147,9 @@ def config(world: int, optimizer: Any, regular: bool = False, **changes: Any) ->
 
 
 def placed(world: int, optimizer: str, kind: str, folder: Path, **changes: Any) -> DlrmRun:
-    """The same with its tables placed in one of the ways."""
+    """The same with its tables placed in one of the ways; of several widths, by themselves."""
+    if "narrow" in changes:
+        return config(world, optimizer, **changes)
     path = folder / f"{kind}-{world}-{os.getpid()}.json"  # every rank makes the same
     if not path.exists():
         path.write_text(to_json(placement(kind, world)))
@@ -178,7 +189,7 @@ def train(built: DlrmTrainer) -> dict[str, Any]:
     return {
         "losses": steps(built, of),
         "samples": built.mesh.sum_over_dp([sum(batch.samples for batch in of)])[0],
-        "metrics": evaluate(built, held_out),
+        "metrics": evaluated(workloads.load("dlrm"), built, held_out)[0],
         "sent": dict(built.model.tables.sent_bytes),
     }
 
@@ -204,6 +215,10 @@ def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
         chosen += [(kind, "rowwise_adagrad", micro_batches), (kind, "sgd", LOW_PRECISION)]
         chosen += [(kind, "rowwise_adagrad", micro_batches | {"regular": True})]
     chosen += [("mixture", optimizer, {"regular": True}) for optimizer in ("sgd", "adam")]
+    chosen += [
+        ("table_wise", "rowwise_adagrad", micro_batches | {"narrow": True}),
+        ("table_wise", "adam", {"narrow": True, "sharding": Sharding(host_tables=(1, 4))}),
+    ]
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 
 

@@ -13,6 +13,7 @@ from trainmark.checkpoint import checkpoints
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.hardware.devices import Cluster
+from trainmark.run.assessment import evaluated
 from trainmark.run.loop import build_trainer
 from trainmark.workloads import resolve
 from trainmark.workloads.llama3 import runs
@@ -120,7 +121,7 @@ def train(
     if step < STEPS:
         return losses
     held_out = workload.build_data(cfg, "test", mesh.dp_rank, mesh.dp_size)
-    held_out_loss = workload.evaluate(trainer, held_out)["loss"]
+    held_out_loss = evaluated(workload, trainer, held_out)[0]["loss"]
     assert held_out_loss is not None
     losses.append(held_out_loss)
     return losses

@@ -33,6 +33,7 @@ def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
     ]
     expected = {name: alone(name) for name in ranks.OPTIMIZERS}
     regular = {name: alone(name, regular=True) for name in ranks.OPTIMIZERS}
+    narrow = {name: alone(name, narrow=True) for name in ("rowwise_adagrad", "adam")}
     low = alone("sgd", **ranks.LOW_PRECISION)
     assert len(set(expected["sgd"]["losses"])) == 8
     rank_processes.finish(*started)
@@ -46,6 +47,7 @@ def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
             is_low = "precision" in changes
             reference = low if is_low else expected[optimizer]
             reference = regular[optimizer] if "regular" in changes else reference
+            reference = narrow[optimizer] if "narrow" in changes else reference
             tolerance = LOW_PRECISION_TOLERANCE if is_low else TOLERANCE
             _check_run(name, of_ranks[0]["equality"][name], reference, tolerance)
             if kind == "table_wise" and optimizer == "sgd":

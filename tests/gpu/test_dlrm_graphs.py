@@ -14,7 +14,7 @@ from trainmark.kernels import fp8_mlp
 from trainmark.run.loop import build_trainer
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
-from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
+from trainmark.workloads.dlrm.step import DlrmTrainer, predict
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -53,7 +53,7 @@ def train(cfg: DlrmRun) -> tuple[DlrmTrainer, Tensor]:
             prepared.ready.wait()
         outcomes.append(torch.stack(built.step(prepared, rate(step))))
         if step in EVALUATED:
-            evaluate(built, build_data(cfg, "test", 0, 1))
+            predict(built, build_data(cfg, "test", 0, 1))
     return built, torch.stack(outcomes).cpu()
 
 

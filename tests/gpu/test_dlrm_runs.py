@@ -56,6 +56,18 @@ def test_the_losses_are_those_of_a_cpu(way: str, start: str, tmp_path: Path) -> 
     assert quality[1] == pytest.approx(quality[0], abs=2e-2 if rough else 1e-3)
 
 
+def test_numbers_of_32_bits_train_as_those_of_16(tmp_path: Path) -> None:
+    """A dataset has either; the values are the same here."""
+    found = []
+    for dtype in ("float16", "float32"):
+        data = small.write_dataset(tmp_path / f"data {dtype}", numerical_dtype=dtype)
+        flags = (*SGD, "--data", str(data), "--device", "cuda")
+        assert small.train(tmp_path / dtype, *flags) == 0
+        found.append(losses(tmp_path / dtype))
+    assert len(found[0]) > 1
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("way", ["exchange with oneself", "host memory"])
 def test_every_rule_in_the_exchange_and_in_host_memory(

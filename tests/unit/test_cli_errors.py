@@ -96,9 +96,12 @@ def test_words(capsys: pytest.CaptureFixture[str], arguments: list[str], parts: 
         (["--target", "2"], ["target must lie between 0 and 1, as auc does. Received: 2.0."]),
         (["--data", __file__], ["data must be a dataset's folder. Received a file"]),
         (["--lr", "inf"], ["lr must be a finite number"]),
-        (["--model.table-rows", str(2**62)], ["parameters"]),
-        (["--model.numerical-features", str(2**57), "--model.table-rows", "5"], ["parameters"]),
-        (["--synthetic-rows", str(2**62)], ["shuffle_window", "Raise it"]),
+        (["--model.table-rows", str(10**15), "--model.embedding-dim", "512",
+          "--model.bottom-mlp", "512"], ["parameters"]),
+        (["--model.numerical-features", str(10**15), "--model.table-rows", "5",
+          "--model.bottom-mlp", "512", "8"], ["parameters"]),
+        (["--synthetic-rows", str(10**15)], ["shuffle_window", "Raise it"]),
+        (["--synthetic-rows", str(2**63)], ["synthetic_rows must be at most"]),
         (["--profile", f"0:{10**20}"], ["START:STOP"]),
         (["--profile", "²:³"], ["START:STOP"]),
         (["--checkpoint-every", f"{'9' * 5000} steps"], ["checkpoint_every"]),
@@ -159,12 +162,15 @@ def test_every_hint_is_at_a_flag_of_some_verb() -> None:
 
 
 def test_all_problems_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--lr", "-1", "--epochs", "0", "--model.top-mlp", "4", "2", "--log-every", "0"]
-    flags += ["--checkpoint-every", "x", "--global-batch", "7", "--micro-batch", "2"]
-    message = refused(capsys, small(*flags), lines=7)
-    assert "6 problems" in message
-    for name in ("lr", "epochs", "top_mlp", "log_every", "checkpoint_every", "global_batch"):
-        assert name in message
+    """Numbers out of bounds first: of the rest, nothing can be said with them."""
+    flags = ["--model.top-mlp", "4", "2", "--checkpoint-every", "x"]
+    flags += ["--global-batch", "7", "--micro-batch", "2"]
+    out_of_bounds = ["--lr", "-1", "--epochs", "0", "--log-every", "0"]
+    first = ("lr", "epochs", "log_every", "checkpoint_every")
+    message = refused(capsys, small(*flags, *out_of_bounds), *first, lines=5)
+    assert "4 problems" in message
+    names = ("top_mlp", "checkpoint_every", "global_batch")
+    assert "3 problems" in refused(capsys, small(*flags), *names, lines=4)
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

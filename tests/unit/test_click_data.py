@@ -27,6 +27,7 @@ class NumberedRows:
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows, self.num_numerical = num_rows, 1
+        self.numerical_type = np.dtype(np.float16)
         self.id_types = [np.dtype(np.int32), np.dtype(np.int32)]
 
     def read(self, start: int, stop: int, into: Columns) -> None:
@@ -275,6 +276,17 @@ def test_splits(tmp_path: Path) -> None:
     assert sum(batch.samples for batch in build_data(cfg, "validation", 0, 1)) == 50
     without = config(data=str(write_dataset(tmp_path / "without")))
     assert held_out_splits(without) == ("test",)
+
+
+def test_numbers_of_32_bits_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "d", numerical_dtype="float32")
+    stored = np.fromfile(folder / "test/numerical.bin", np.float32).reshape(-1, 3)
+    stored[7] = (16_777_215, -3e38, 0.1)
+    stored.tofile(folder / "test/numerical.bin")
+    cfg = config(data=str(folder))
+    batches = list(build_data(cfg, "test", 0, 1))
+    assert {batch.numerical.dtype for batch in batches} == {torch.float32}
+    np.testing.assert_array_equal(torch.cat([b.numerical for b in batches]).numpy(), stored)
 
 
 @pytest.mark.parametrize("bad", [-1, 7, 100])

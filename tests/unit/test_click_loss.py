@@ -10,18 +10,26 @@ from trainmark.kernels import click_loss as kernel
 from trainmark.kernels import compiled
 
 triton = pytest.importorskip("triton")
-Compute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], kernel.LossGradients]
+Compute = Callable[..., kernel.LossGradients]
 
 
 def float64(
-    x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, scale: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    positive_weight: float = 1.0,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Gradients by autograd, of a ReLU's input that is its output where that is positive."""
     before = torch.where(x > 0, x, -1.0).double().requires_grad_()
     weight, bias = (t.double().requires_grad_() for t in (weight, bias))
     logits = (before.relu() @ weight.t() + bias).squeeze(-1)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(
-        logits, labels.double(), reduction="sum"
+        logits,
+        labels.double(),
+        reduction="sum",
+        pos_weight=torch.tensor(positive_weight, device=x.device).double(),
     )
     grads = torch.autograd.grad(scale.double() * loss, [before, weight, bias])
     return loss.detach(), grads
@@ -39,9 +47,15 @@ def inputs(
 
 
 def check(
-    compute: Compute, samples: int, width: int, dtype: torch.dtype, device: str, spread: float = 1.0
+    compute: Compute,
+    samples: int,
+    width: int,
+    dtype: torch.dtype,
+    device: str,
+    spread: float = 1.0,
+    positive_weight: float = 1.0,
 ) -> None:
-    args = inputs(samples, width, dtype, device, spread)
+    args = (*inputs(samples, width, dtype, device, spread), positive_weight)
     found = compute(*args)
     loss, (grad_x, grad_weight, grad_bias) = float64(*args)
     rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
@@ -66,6 +80,14 @@ SHAPES = [(1, 1), (5, 3), (64, 256), (70, 100), (257, 16), (9, 1500)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_kernel(samples: int, width: int, dtype: torch.dtype) -> None:
     check(kernel.click_loss_triton, samples, width, dtype, "cpu")
+
+
+@pytest.mark.parametrize(
+    "compute", [kernel.click_loss_triton, kernel.click_loss_reference, *COMPILED]
+)
+@pytest.mark.parametrize("positive_weight", [0.25, 7.0])
+def test_clicks_that_count_more_or_less(compute: Compute, positive_weight: float) -> None:
+    check(compute, 70, 100, torch.float32, "cpu", positive_weight=positive_weight)
 
 
 @pytest.mark.parametrize("compute", [kernel.click_loss_triton, kernel.click_loss_reference])
@@ -115,3 +137,4 @@ def test_autograd() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_on_a_gpu(samples: int, width: int, dtype: torch.dtype) -> None:
     check(kernel.click_loss_triton, samples, width, dtype, "cuda")
+    check(kernel.click_loss_triton, samples, width, dtype, "cuda", positive_weight=3.0)

@@ -12,9 +12,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests import small
 from trainmark.cli import main
 from trainmark.interop import shards
-from trainmark.run import run_folder, runner
+from trainmark.run import evaluation, run_folder
 from trainmark.workloads.dlrm.data import build_data
 
+FEW = ("--fp32-up-to-rows", "5")
 SCORE = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -39,10 +40,11 @@ def scored_by_itself(folder: Path, numerical: torch.Tensor, ids: torch.Tensor) -
     [
         ((), 10**9),
         (("--model.numerical-features", "0"), 10**9),
-        (("--table-precision", "int8", "--fp32-up-to-rows", "5"), 10**9),
-        (("--table-precision", "bf16", "--fp32-up-to-rows", "5"), 700),
+        (("--model.table-widths", "8", "2", "5"), 10**9),
+        (("--table-precision", "int8", *FEW, "--positive-weight", "5"), 10**9),
+        (("--table-precision", "bf16", *FEW), 700),
     ],
-    ids=["fp32", "no numerical features", "int8", "bf16 in several files"],
+    ids=["fp32", "no numerical features", "three widths", "int8", "bf16 in several files"],
 )
 def test_scores_are_those_of_the_evaluation(
     flags: tuple[str, ...], shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +64,7 @@ def test_scores_are_those_of_the_evaluation(
         ids[:, features] = torch.cat([b.groups[group].ids.t().long() for b in batches])
     clicks = scored_by_itself(target, numerical, ids).double()
 
-    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["test"]
+    expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["test"]
     assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-6)
     assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
 

@@ -24,8 +24,7 @@ class Modules:
     """The benchmark's files, as they import each other when one of them is run."""
 
     def __getattr__(self, name: str) -> ModuleType:
-        alone = name in ("common", "paired_auc")
-        return importlib.import_module(f"benchmarks.{name if alone else f'dlrm_{name}'}")
+        return importlib.import_module(f"benchmarks.{name if name == 'common' else f'dlrm_{name}'}")
 
 
 @pytest.fixture
@@ -272,31 +271,6 @@ def test_kernels_have_their_part(bench: Modules, kernel: str, part: str) -> None
 
 
 # --- quality
-
-
-def test_paired_standard_error_is_delongs(bench: Modules) -> None:
-    random = torch.Generator().manual_seed(3)
-    labels = torch.rand(300, generator=random) < 0.3
-    signal = torch.randn(300, generator=random) + labels
-    a = (signal * 4).round() / 4  # with ties
-    b = signal + 0.3 * torch.randn(300, generator=random)
-    wins = {}  # click i against other j: 1, 1/2 or 0
-    for name, scores in (("a", a), ("b", b)):
-        clicks, others = scores[labels, None].double(), scores[None, ~labels].double()
-        wins[name] = (clicks > others).double() + 0.5 * (clicks == others)
-        by_click, by_other = bench.paired_auc.placements(scores, labels)
-        torch.testing.assert_close(by_click, wins[name].mean(1))
-        torch.testing.assert_close(by_other, wins[name].mean(0))
-        assert by_click.mean().item() == pytest.approx(metrics.auc(scores, labels))
-    difference = wins["a"] - wins["b"]
-    variance = difference.mean(1).var() / len(difference) + difference.mean(0).var() / len(
-        difference[0]
-    )
-    found = bench.paired_auc.standard_error(
-        bench.paired_auc.placements(a, labels), bench.paired_auc.placements(b, labels)
-    )
-    assert found == pytest.approx(variance.sqrt().item())
-    assert found < bench.paired_auc.standard_error(bench.paired_auc.placements(a, labels))
 
 
 def test_variants_are_those_asked_for(bench: Modules) -> None:

@@ -93,6 +93,30 @@ def test_weight_decay(name: OptimizerName, changes: dict[str, Any]) -> None:
         torch.testing.assert_close(decayed.weights()[key], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"table_format": TableFormat(table_precision="bf16", fp32_up_to_rows=5)},
+        {"sharding": Sharding(host_tables=(0,))},
+    ],
+    ids=str,
+)
+def test_tables_begin_as_small_as_asked_for(changes: dict[str, Any]) -> None:
+    """The same draws, to another size: as published, a table of 3 rows has numbers up to 0.58."""
+    network = dataclasses.replace(config().model, table_init=0.01)
+    published, small = trainer(config(**changes)), trainer(config(**changes, model=network))
+    for table, rows in enumerate((50, 7, 3)):
+        name = f"tables.{table}.weight"
+        before, after = (whole(built.weights()[name]).float() for built in (published, small))
+        torch.testing.assert_close(after, before * 0.01 * rows**0.5, rtol=1e-2, atol=1e-7)
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """What a single rank holds of a table."""
+    return tensor if isinstance(tensor, torch.Tensor) else tensor.boxes[0].tensor
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_low_precision_follows_fp32(precision: str, name: OptimizerName) -> None:

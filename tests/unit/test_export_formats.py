@@ -17,7 +17,7 @@ from torch.nn.functional import softmax
 from tests import small, small_distilbert
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
-from trainmark.run import run_folder, runner
+from trainmark.run import evaluation, run_folder, runner
 from trainmark.verbs import export
 from trainmark.workloads.distilbert.runs import load_sentences
 from trainmark.workloads.dlrm import standalone
@@ -85,12 +85,22 @@ def click_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
         ((), "FLOAT", 10**9),
         (("--model.numerical-features", "0"), "FLOAT", 0),
         (("--model.embedding-dim", "10", "--model.bottom-mlp", "16", "10"), "FLOAT", 0),
+        (("--model.table-widths", "8", "2", "5"), "FLOAT", 0),
         (("--table-precision", "bf16", *ALL_LARGE), "BFLOAT16", 0),
         (("--table-precision", "fp16", *ALL_LARGE), "FLOAT16", 10**9),
-        (("--table-precision", "int8", *ALL_LARGE), "INT8", 0),
+        (("--table-precision", "int8", *ALL_LARGE, "--positive-weight", "5"), "INT8", 0),
         (("--table-precision", "fp8", *ALL_LARGE), "UINT8", 10**9),
     ],
-    ids=["fp32", "no numerical features", "an interaction of 16", "bf16", "fp16", "int8", "fp8"],
+    ids=[
+        "fp32",
+        "no numerical features",
+        "an interaction of 16",
+        "widths",
+        "bf16",
+        "fp16",
+        "int8",
+        "fp8",
+    ],
 )
 def test_clicks_are_those_of_the_evaluation(
     flags: tuple[str, ...],
@@ -106,7 +116,7 @@ def test_clicks_are_those_of_the_evaluation(
 
     in_onnx = exported(run, "onnx") / "model.onnx"
     clicks = run_onnx(in_onnx, numerical=numerical, categorical=ids).double()
-    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["test"]
+    expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["test"]
     assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-6)
     assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
 
@@ -129,7 +139,8 @@ def test_clicks_are_those_of_the_evaluation(
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_a_program_of_pytorch_gives_the_same_clicks(precision: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert small.train(run, "--table-precision", precision, *ALL_LARGE) == 0
+    flags = ("--table-precision", precision, *ALL_LARGE, "--positive-weight", "5")
+    assert small.train(run, *flags) == 0
     _, numerical, ids = click_samples(run)
     parts = [(numerical[:size], ids[:size]) for size in BATCHES]
     programmed = run_program(exported(run, "torch") / "model.pt2", parts, tmp_path)
@@ -223,9 +234,11 @@ def test_classes_are_those_of_the_evaluation(
         assert "transformers: pip install 'trainmark[text]'." in refusal(capsys, run, "torch")
 
     in_onnx = exported(run, "onnx") / "model.onnx"
-    assert not capsys.readouterr().err
+    said = capsys.readouterr().err  # and nothing of what the exporter warns about
+    assert said.startswith("Exported ")
+    assert said.count("\n") == 1
     logits = run_onnx(in_onnx, input_ids=tokens, attention_mask=mask)
-    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["validation"]
+    expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["validation"]
     right = (logits.argmax(1) == labels).double().mean().item()
     assert right == pytest.approx(expected["accuracy"], abs=1e-3)  # a tie may fall either way
     loss = log_loss(labels, softmax(logits.double(), dim=1))

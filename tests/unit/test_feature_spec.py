@@ -109,9 +109,13 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda f, s, c: f["cat_1.bin"].update(dtype=">i4"),
         "has dtype >i4; one of int8, int16, int32 is expected",
     ),
-    "float32 numerical": (
+    "float64 numerical": (
+        lambda f, s, c: f["num_1"].update(dtype="float64"),
+        "'num_1' has dtype float64; float16 or float32 is expected",
+    ),
+    "numericals of two types": (
         lambda f, s, c: f["num_1"].update(dtype="float32"),
-        "'num_1' has dtype float32; float16 is expected",
+        "some numerical features are float16 and some float32",
     ),
     "int8 label": (
         lambda f, s, c: f["label"].update(dtype="int8"),
@@ -296,6 +300,42 @@ def test_bad_files_name_the_path_and_the_reason(content: bytes, tmp_path: Path) 
     with pytest.raises(InputError, match=re.escape(BAD_FILES[content])) as error:
         feature_spec.read(tmp_path)
     assert str(path) in str(error.value)
+
+
+def _nested_aliases(place: str) -> bytes:
+    """A few hundred bytes that stand for 10^20 values, under one of the four keys."""
+    lines = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"]
+    for depth in range(1, 20):
+        lines.append(f"a{depth}: &a{depth} [{','.join([f'*a{depth - 1}'] * 10)}]")
+    return "\n".join([*lines, f"{place}: *a19"]).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(_nested_aliases(key) for key in ("feature_spec", "source_spec", "metadata", "unknown")),
+        b"metadata: &a {self: *a}",
+        b"a: &a {x: 1}\n"
+        + b"".join(
+            b"b%d: &b%d {<<: [%s]}\n" % (n, n, b",".join([b"*b%d" % (n - 1) if n else b"*a"] * 9))
+            for n in range(20)
+        ),
+    ],
+    ids=["features", "sources", "metadata", "unknown", "itself", "merged"],
+)
+def test_aliases_do_not_make_a_file_larger_without_bound(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "feature_spec.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="its aliases stand for") as caught:
+        feature_spec.read(path)
+    assert len(str(caught.value)) < 400 + len(str(path))
+
+
+def test_what_was_received_is_quoted_in_part(tmp_path: Path) -> None:
+    """However long it is: 1,000,000 names have a long `repr`."""
+    with pytest.raises(InputError, match="feature_spec: ") as caught:
+        parse(feature_spec.FeatureSpec, {"feature_spec": ["name"] * 1_000_000}, "x.yaml")
+    assert len(str(caught.value)) < 1000
 
 
 def test_missing_file_names_the_path(tmp_path: Path) -> None:

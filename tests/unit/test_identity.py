@@ -20,7 +20,7 @@ from trainmark.clicklog.engine.limits import Limits
 from trainmark.errors import InputError
 from trainmark.run.run_folder import find_checkpoint, read_config
 
-COLUMNS = "label=clicked numerical=age,price categorical=user:int64,city"
+COLUMNS = "label=clicked numerical=age:plain,price:plain categorical=user:int64,city"
 CITIES = ("Bern", "Chur", "Genf")
 NETWORK = (
     *("--model.embedding-dim", "8", "--model.bottom-mlp", "16", "8", "--model.top-mlp", "16", "1"),
@@ -135,11 +135,13 @@ CHANGES: dict[str, tuple[Callable[[Path], Path], str]] = {
         "its categorical column 'city' has another vocabulary",
     ),
     "name": (
-        lambda folder: prepare(folder, columns=COLUMNS.replace("age,price", "price,age")),
+        lambda folder: prepare(
+            folder, columns=COLUMNS.replace("age:plain,price:plain", "price:plain,age:plain")
+        ),
         "it has the numerical column 'price' where the model has the numerical column 'age'",
     ),
     "transform": (
-        lambda folder: prepare(folder, columns=COLUMNS.replace("price", "price:log")),
+        lambda folder: prepare(folder, columns=COLUMNS.replace("price:plain", "price:log")),
         "its numerical column 'price' was read as log, not as plain",
     ),
     "type": (

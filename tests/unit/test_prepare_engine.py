@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -224,7 +225,7 @@ def test_killed_twenty_times(log: Path, tmp_path: Path, undisturbed: dict[str, b
 def test_a_finished_phase_is_not_done_again(
     log: Path, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*args: object, **options: object) -> None:
+    def stop(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -250,12 +251,34 @@ def test_unfinished_work_of_other_settings_is_refused(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(engine.split_binary, "write_specs", lambda *args, **options: 1 / 0)
+        patch.setattr(engine.split_binary, "write_specs", lambda *args, **named: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(log / "day_*", tmp_path / "out")
     with pytest.raises(InputError, match=r"unfinished work with other settings \(seed: 0 there"):
         prepare(log / "day_*", tmp_path / "out", seed=1)
     prepare(log / "day_*", tmp_path / "out")
+
+
+@pytest.mark.parametrize("change", ["content", "time"])
+def test_unfinished_work_on_other_input_is_refused(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    days = shutil.copytree(log, tmp_path / "log")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.split_binary, "write_specs", lambda *args, **named: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(days / "day_*", tmp_path / "out")
+    day, then = days / "day_1", (days / "day_1").stat()
+    if change == "content":  # of the same name, size and time
+        day.write_bytes(b"1" + day.read_bytes()[1:-2] + b"f\n")
+        os.utime(day, ns=(then.st_atime_ns, then.st_mtime_ns))
+    else:
+        os.utime(day)
+    with pytest.raises(InputError, match=r"day_1 has changed since .*\.out\.work"):
+        prepare(days / "day_*", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    shutil.rmtree(tmp_path / ".out.work")
+    prepare(days / "day_*", tmp_path / "out")
 
 
 def test_two_at_a_time_are_refused(log: Path, tmp_path: Path) -> None:

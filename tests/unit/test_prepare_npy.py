@@ -50,7 +50,7 @@ def read(output: Path, mapping: str) -> dict[str, Any]:
         ids.append(column if feature.hotness == 1 else column.reshape(rows, feature.hotness))
     return {
         "labels": np.fromfile(output / files["label"], bool),
-        "numerical": np.fromfile(output / files["num_0"], np.float16).reshape(rows, -1),
+        "numerical": np.fromfile(output / files["num_0"], spec.numerical_dtype).reshape(rows, -1),
         "ids": ids,
         "cardinalities": spec.cardinalities,
     }

@@ -12,8 +12,8 @@ import pytest
 
 from trainmark.clicklog.arrays import primitives, strings
 from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources.recipes import RECIPES

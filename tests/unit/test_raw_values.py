@@ -35,7 +35,6 @@ def assert_as_prepared(data: Path, numerical: list[list[Any]], categorical: list
     ids = np.concatenate([np.stack(split["ids"], axis=1) for split in splits])
     rows = len(ids)
     found_numbers, found_ids = opened(data).encode(numerical[-rows:], categorical[-rows:])
-    assert found_numbers.dtype == np.float16
     np.testing.assert_array_equal(found_numbers, numbers)
     np.testing.assert_array_equal(found_ids, ids)
     return rows
@@ -212,15 +211,14 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     numerical, categorical = columns_of(rows, ("age",)), columns_of(rows, ("city",))
     assert assert_as_prepared(text, numerical, categorical) == 20
     cities = [[""], ["Oslo"], ["Rome"]]
-    assert opened(text).encode([[1]] * 3, cities)[1].tolist() == [[0], [0], [1]]
+    assert opened(text).encode([[1]] * 3, cities)[1][:, 0].tolist() == [0, 0, 1]
     assert opened(data).encode([[1]], [[None, None, "", None]])[1].tolist()[0][2] != 0
 
 
 @pytest.mark.parametrize(
     ("name", "value", "parts"),
     [
-        ("age", "old", ["age is 'old'", "a number within float16"]),
-        ("age", 1e6, ["age is 1000000.0", "float16"]),
+        ("age", "old", ["age is 'old'", "a finite number"]),
         ("visits", 1e999, ["visits is inf", "a finite number"]),
         ("user", 1.5, ["user is '1.5'", "int64"]),
         ("user", 2**64, [f"user is '{2**64}'", "int64"]),

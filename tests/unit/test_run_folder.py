@@ -57,9 +57,68 @@ def test_data_that_are_newer_than_the_checkpoint_are_mentioned(
     assert main([*flags, "2"]) == 0
     assert main([*flags, "3"]) == 0
     assert "is newer than" not in capsys.readouterr().err
-    os.utime(data / "feature_spec.yaml", (time.time() + 60,) * 2)
+    os.utime(data / "train" / "label.bin", (time.time() + 60,) * 2)
     assert main([*flags, "4"]) == 0
-    assert "feature_spec.yaml is newer than" in capsys.readouterr().err
+    assert "label.bin is newer than" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_fails_costs_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, output = write_dataset(tmp_path / "data", train_rows=600), tmp_path / "run"
+    flags = [
+        "train",
+        "dlrm-demo",
+        "--data",
+        str(data),
+        "--global-batch",
+        "100",
+        "--evals-per-epoch",
+    ]
+    flags += ["0", "--output"]
+    file = data / "test" / "numerical.bin"
+    good = file.read_bytes()
+    file.write_bytes(good[:20] + b"\xff\x7f" + good[22:])  # a NaN
+    assert main([*flags, str(output)]) == 2
+    assert "are not finite" in capsys.readouterr().err
+    assert newest(output).name == "step-00000006"
+    losses = curve(output)
+    file.write_bytes(good)
+    assert main([*flags, str(output)]) == 0
+    assert main([*flags, str(tmp_path / "undisturbed")]) == 0
+    assert curve(output) == losses == curve(tmp_path / "undisturbed")
+    assert saved(newest(output)) == saved(newest(tmp_path / "undisturbed"))
+    assert (
+        result(output)["quality"]["value"] == result(tmp_path / "undisturbed")["quality"]["value"]
+    )
+
+
+def test_the_last_evaluations_are_in_the_last_checkpoint(finished: Path) -> None:
+    checkpoints.verify(newest(finished))
+    state = checkpoints.read_state(newest(finished))
+    kept = state["progress"]["evaluations"]
+    assert kept == result(finished)["evaluations"]
+    assert kept[-1]["at_sample"] == state["data"]["samples"] == 4000
+
+
+def test_a_run_that_has_lost_its_checkpoints_does_not_begin_again(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(output / "checkpoints")
+    (output / "checkpoints").mkdir()  # where a disk is mounted
+    before = snapshot(output)
+    assert train(output, "--tensorboard", "--log-every", "3") == 2
+    assert "a disk that is not mounted" in capsys.readouterr().err
+    assert snapshot(output) == before
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    assert train(output, "--max-steps", "2", "--checkpoint-every", "never") == 0
+    (output / "checkpoints").mkdir()
+    assert train(output, "--max-steps", "3") == 0
+    assert [step for step, _, _ in curve(output)] == [1, 2, 3]
 
 
 def test_steps_without_a_learning_rate_are_noted(tmp_path: Path) -> None:

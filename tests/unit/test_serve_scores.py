@@ -19,7 +19,7 @@ from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv
 from trainmark.cli import main
 from trainmark.config import filled
 from trainmark.errors import InputError
-from trainmark.run import run_folder, runner
+from trainmark.run import evaluation, run_folder, runner
 
 
 def scores(client: TestClient, body: dict[str, Any]) -> list[float]:
@@ -56,7 +56,7 @@ def test_raw_values_score_as_the_evaluation_predicts(clicks: Path) -> None:
     client = served(clicks / "run")
     found = scores(client, ARRAYS)
     assert found == pytest.approx(predictions(clicks / "run", "test"), abs=1e-6)
-    expected = runner.evaluate(clicks / "run", data=None, device="cpu")["splits"]["test"]
+    expected = evaluation.evaluate(clicks / "run", data=None, device="cpu")["splits"]["test"]
     labels = [int(line[0]) for line in TEST_LINES]
     assert roc_auc_score(labels, found) == pytest.approx(expected["auc"], abs=1e-9)
     assert log_loss(labels, found) == pytest.approx(expected["log_loss"], abs=1e-6)
@@ -90,7 +90,7 @@ def test_prepared_values_and_exports_score_the_same(clicks: Path, tmp_path: Path
 
 def test_8_bit_tables(clicks: Path, tmp_path: Path) -> None:
     run = train(clicks / "data", tmp_path / "run", "--table-precision", "int8",
-                "--fp32-up-to-rows", "20")  # fmt: skip
+                "--fp32-up-to-rows", "20", "--positive-weight", "5")  # fmt: skip
     assert scores(served(run), ARRAYS) == pytest.approx(predictions(run, "test"), abs=1e-6)
 
 

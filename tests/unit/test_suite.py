@@ -138,7 +138,7 @@ def test_all_problems_at_once(
         ("quote", "flags cannot be read: No closing quotation"),
         ("quote", "repeats must be at least 1. Received: 0."),
         ("wrong", "colour is not a known key"),
-        ("values", "2 problems:\n  - lr must be a finite number"),
+        ("values", "2 problems:\n  - lr must be at least 0"),
         ("many", "repeats: "),
         ("ours", "5 problems:\n  - flags cannot have --output: its folder is OUTPUT/NAME."),
         ("help", "flags cannot have --help"),

@@ -70,7 +70,7 @@ def test_a_sequence_of_nothing_is_told_as_one(
 ) -> None:
     data = write(tmp_path / "data", [400])
     assert main(["show", "llama3-demo", "--data", data, "--sequence", "0"]) == 2
-    assert "sequence must be above 0. Received: 0." in capsys.readouterr().err
+    assert "sequence must be at least 1. Received: 0." in capsys.readouterr().err
 
 
 def resolved_split(data: str) -> str | None:

@@ -277,6 +277,51 @@ def test_a_bad_tiktoken_line_is_named(tmp_path: Path) -> None:
         tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("kept_lines", [0, 1, 255])
+def test_a_tiktoken_file_that_was_cut_is_refused(tmp_path: Path, kept_lines: int) -> None:
+    path = tmp_path / "tokenizer.model"
+    tiktoken_file(path)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept_lines]))
+    missing = 256 - kept_lines
+    with pytest.raises(InputError, match=f"no token for {missing} of the 256 bytes"):
+        tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["params.json", "config.json"])
+def test_a_tiktoken_file_shorter_than_the_model_beside_it_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    ranks = tiktoken_file(tmp_path / "tokenizer.model")
+    (tmp_path / name).write_text(json.dumps({"vocab_size": len(ranks) + 256}))
+    assert tokenizer.load(tmp_path).vocab_size == len(ranks) + 256
+    (tmp_path / name).write_text(json.dumps({"vocab_size": len(ranks) + 257}))
+    with pytest.raises(InputError, match=f"{name} beside it says 520: it is not whole"):
+        tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"eos_token": 3}', '{"eos_token": {"content": []}}'])
+def test_a_bad_tokenizer_config_is_named(tmp_path: Path, text: str) -> None:
+    folder = bytes_tokenizer(tmp_path / "tok")
+    (folder / "tokenizer_config.json").write_text(text)
+    with pytest.raises(InputError, match=r"tokenizer_config\.json"):
+        tokenizer.load(folder)
+
+
+def test_text_without_a_known_token_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer, models
+
+    (tmp_path / "tok").mkdir()
+    Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tok" / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("Some words.\n")
+    words = ["prepare", "tokens", "--input", str(tmp_path / "text.txt"), "--tokenizer"]
+    words += [str(tmp_path / "tok"), "--output", str(tmp_path / "out"), "--workers", "1"]
+    assert main([*words, "--no-append-eod"]) == 2
+    assert "the text would be dropped" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*.idx"))
+
+
 # --- prepare
 
 

@@ -93,6 +93,22 @@ def run(base: Path, kind: str = "csv") -> Path:
     return output
 
 
+def test_numbers_are_float32_where_the_specification_has_that(tmp_path: Path) -> None:
+    spec = describe("csv")
+    for name in ("x", "y"):
+        spec["feature_spec"][name]["dtype"] = "float32"
+    base = write_input(tmp_path / "input", "csv", spec)
+    path = base / "train_1_0.csv"
+    path.write_text(path.read_text().replace(path.read_text().split("\n")[0], "16777215.0", 1))
+    written = feature_spec.read(run(base))
+    feature_spec.check(written)
+    assert written.numerical_dtype == "float32"
+    rows = np.fromfile(tmp_path / "data" / "train" / "numerical.bin", np.float32).reshape(-1, 2)
+    expected = np.array(columns(ROWS["train"], 0)["y"], np.float32)
+    expected[0] = 16777215
+    np.testing.assert_array_equal(rows[:, 1], expected)
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_every_value_arrives(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transcode, "BATCH_ROWS", 64)

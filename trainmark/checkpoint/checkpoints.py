@@ -14,6 +14,7 @@ and reader.py do it. Names and offsets are global: a checkpoint does not say how
 or how they sharded the tensors, and any number of ranks may load it.
 """
 
+import dataclasses
 import json
 import re
 import shutil
@@ -28,7 +29,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from trainmark.checkpoint.boxes import LoadPlanner, SavePlanner
-from trainmark.checkpoint.manifest import DTYPE_CODES, DTYPES, DamagedError, read_manifest
+from trainmark.checkpoint.manifest import (
+    DTYPE_CODES,
+    DTYPES,
+    DamagedError,
+    read_manifest,
+    replace_manifest,
+)
 from trainmark.checkpoint.reader import Reader, read_all
 from trainmark.checkpoint.room import make_room
 from trainmark.checkpoint.writer import Writer
@@ -119,6 +126,12 @@ def read_state(path: Path) -> dict[str, Any]:
     """The state that `save` was given, without reading any tensor."""
     with _explained(path):
         return read_manifest(path).state
+
+
+def update_state(path: Path, changes: dict[str, Any]) -> None:
+    """Replace some of the state that `save` was given; to be called by one process."""
+    manifest = read_manifest(path)
+    replace_manifest(path, dataclasses.replace(manifest, state=manifest.state | changes))
 
 
 def names(path: Path) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from trainmark.errors import InputError
+from trainmark.files import write_atomically
 from trainmark.validation import parse
 
 MANIFEST = "manifest.json"
@@ -107,11 +108,20 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into `folder`, through to the disk."""
-    body = json.dumps(asdict(manifest), allow_nan=False).removesuffix("}").encode()
     with open(folder / MANIFEST, "xb") as file:
-        file.write(body + _manifest_ending(body))
+        file.write(_text(manifest))
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_manifest(folder: Path, manifest: Manifest) -> None:
+    """Another manifest in place of the one in `folder`, of which there is one at every moment."""
+    write_atomically(folder / MANIFEST, _text(manifest).decode())
+
+
+def _text(manifest: Manifest) -> bytes:
+    body = json.dumps(asdict(manifest), allow_nan=False).removesuffix("}").encode()
+    return body + _manifest_ending(body)
 
 
 def _manifest_ending(body: bytes) -> bytes:

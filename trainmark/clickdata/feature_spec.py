@@ -23,7 +23,7 @@ from typing import Any
 
 from trainmark.errors import InputError, raise_all
 from trainmark.files import write_atomically
-from trainmark.validation import parse
+from trainmark.validation import load_yaml, parse
 
 FILE_NAME = "feature_spec.yaml"
 VALIDATION_FILE_NAME = "feature_spec_validation.yaml"
@@ -32,6 +32,8 @@ LABEL, NUMERICAL, CATEGORICAL = "label", "numerical", "categorical"
 CHANNELS = (CATEGORICAL, NUMERICAL, LABEL)
 SPLIT_BINARY = "split_binary"
 CATEGORICAL_DTYPES = ("int8", "int16", "int32")
+NUMERICAL_DTYPES = ("float16", "float32")
+"""Published is float16; preparation writes float32 where that would lose digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,11 @@ class FeatureSpec:
         return self.channel_spec[NUMERICAL]
 
     @property
+    def numerical_dtype(self) -> str:
+        """Of all numerical features; float16 where there are none."""
+        return str(self.feature_spec[self.numerical[0]].dtype) if self.numerical else "float16"
+
+    @property
     def categorical(self) -> tuple[str, ...]:
         """Names of the categorical features, in table order."""
         return self.channel_spec[CATEGORICAL]
@@ -109,6 +116,7 @@ def default_spec(
     metadata: Mapping[str, Any] | None = None,
     mappings: Iterable[str] = ("train", "test"),
     hotness: Sequence[int] = (),
+    numerical_dtype: str = "float16",
 ) -> FeatureSpec:
     """The specification that preparation writes, with the published names and file layout.
 
@@ -118,11 +126,12 @@ def default_spec(
         metadata: facts to keep with the dataset.
         mappings: the splits it describes.
         hotness: ids per example of each categorical feature; one each if empty.
+        numerical_dtype: of all numerical features.
     """
     numerical = tuple(f"num_{i}" for i in range(num_numerical))
     # The ".bin" is part of the feature's name: existing tools expect it.
     categorical = tuple(f"cat_{i}.bin" for i in range(len(cardinalities)))
-    features = {name: Feature(dtype="float16") for name in numerical}
+    features = {name: Feature(dtype=numerical_dtype) for name in numerical}
     features["label"] = Feature(dtype="bool")
     hotness = hotness or (1,) * len(categorical)
     for name, cardinality, hot in zip(categorical, cardinalities, hotness, strict=True):
@@ -166,7 +175,7 @@ def read(path: str | Path) -> FeatureSpec:
             "`trainmark prepare` writes one."
         )
     try:
-        data = yaml.safe_load(path.read_bytes())
+        data = load_yaml(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     # PyYAML lets errors of its scalars (an impossible date, say) and of deep nesting through.
@@ -236,9 +245,12 @@ def _problems(spec: FeatureSpec, mappings: Sequence[str]) -> Iterator[str]:
         if name in spec.feature_spec:
             yield from _categorical_problems(name, spec.feature_spec[name])
     for name in spec.numerical:
-        yield from _wants_dtype(spec, name, "numerical", "float16")
+        yield from _wants_dtype(spec, name, "numerical", NUMERICAL_DTYPES)
+    kinds = {spec.feature_spec[name].dtype for name in spec.numerical if name in spec.feature_spec}
+    if len(kinds) > 1 and kinds <= set(NUMERICAL_DTYPES):
+        yield "some numerical features are float16 and some float32; all should be of one dtype."
     for name in spec.channel_spec[LABEL]:
-        yield from _wants_dtype(spec, name, "label", "bool")
+        yield from _wants_dtype(spec, name, "label", ("bool",))
     if set(spec.source_spec) != set(mappings):
         yield (
             f"source_spec should have exactly the mappings {_names(mappings)}; "
@@ -300,11 +312,14 @@ def _categorical_problems(name: str, feature: Feature) -> Iterator[str]:
         )
 
 
-def _wants_dtype(spec: FeatureSpec, name: str, channel: str, expected: str) -> Iterator[str]:
+def _wants_dtype(
+    spec: FeatureSpec, name: str, channel: str, expected: Sequence[str]
+) -> Iterator[str]:
     feature = spec.feature_spec.get(name)
     known = _numpy_dtype(feature.dtype) if feature else None
-    if feature and known is not None and known != expected:
-        yield f"{channel} feature {name!r} has dtype {feature.dtype}; {expected} is expected."
+    if feature and known is not None and known not in expected:
+        wanted = " or ".join(expected)
+        yield f"{channel} feature {name!r} has dtype {feature.dtype}; {wanted} is expected."
 
 
 def _mapping_problems(spec: FeatureSpec, mapping: str, chunks: Sequence[Chunk]) -> Iterator[str]:

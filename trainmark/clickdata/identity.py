@@ -7,9 +7,10 @@ them scores the other without an error, and wrongly. So a run keeps a line for e
     categorical int64 57 8f3c21aa90b1c4de user
 
 These are the kind, how the column was read (the transform of a number, the type of a value), the
-rows of its table, a digest of its vocabulary, and its name; a hyphen stands for what is not known
-(NVIDIA's datasets have no vocabularies), and only what two datasets both know is compared. Rows,
-dates and paths are no part of it: other days that were prepared with `--vocabulary` are equal.
+rows of its table, a digest of its vocabulary (of a number: of what its transform was fitted to),
+and its name; a hyphen stands for what is not known (NVIDIA's datasets have no vocabularies), and
+only what two datasets both know is compared. Rows, dates and paths are no part of it: other days
+that were prepared with `--vocabulary` are equal.
 
 A dataset that was prepared with `--vocabulary OLD --grow` *extends* OLD: every id of OLD stands for
 the same value, and new values have ids behind them. vocabulary.json says so, column by column:
@@ -24,6 +25,7 @@ still be rare.
 import functools
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +54,7 @@ class Column:
     rows: int | None = None
     """Of the column's table."""
     vocabulary: str | None = None
-    """Digest of its values and their ids."""
+    """Digest of its values and their ids; of a number, of what its transform was fitted to."""
     extends: tuple[tuple[str, int], ...] = ()
     """Digests and table rows of the vocabularies that it has grown from; no part of its line."""
 
@@ -73,8 +75,7 @@ def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
     """
     if not lines or not others:
         return None
-    columns, found = (list(map(_parse, each)) for each in (lines, others))
-    for column, other in itertools.zip_longest(columns, found):
+    for column, other in itertools.zip_longest(columns(lines), columns(others)):
         if other is None:
             return f"it has no {column.kind} column {column.name!r}"
         if column is None:
@@ -148,6 +149,24 @@ def _remedy(lines: Sequence[str], trained_on: str | None) -> str:
     )
 
 
+# --- what columns there are
+
+PARTS = ("hour", "weekday", "missing", "bin")
+"""What is made of a column, as `NAME.PART`."""
+
+
+def columns(lines: Sequence[str]) -> list[Column]:
+    """What lines tell."""
+    return list(map(_parse, lines))
+
+
+def source(column: Column, others: Sequence[Column]) -> str:
+    """The name of the column of the log that a column was made of."""
+    name, _, part = column.name.rpartition(".")
+    made_of_it = column.reading == "timestamp" or any(other.name == name for other in others)
+    return name if part in PARTS and made_of_it else column.name
+
+
 # --- comparing
 
 
@@ -180,7 +199,8 @@ def _how(column: Column, other: Column) -> str | None:
     if _differ(column.reading, other.reading):
         return f"{subject} was read as {other.reading}, not as {column.reading}"
     if _differ(column.vocabulary, other.vocabulary):
-        return f"{subject} has another vocabulary"
+        numerical = column.kind == "numerical"
+        return f"{subject} " + ("was fitted to others" if numerical else "has another vocabulary")
     if _differ(column.rows, other.rows):
         return f"{subject} has {other.rows:,} ids, not {column.rows:,}"
     return None
@@ -225,13 +245,31 @@ def _numerical(
 ) -> Iterator[Column]:
     """Numbers under their own names where `prepare csv` or `parquet` recorded them; those of
     Criteo's logs are transformed as the recipe says."""
-    read = [use for use in inputs if use["role"] == "numerical"]
-    for number, name in enumerate(names):
-        if len(read) == len(names):
-            use = read[number]
-            yield Column(kind="numerical", name=use["column"], reading=use["reading"] or "plain")
-        else:
-            yield Column(kind="numerical", name=name, reading=recipe)
+    read = [
+        column for use in inputs if use["role"] == "numerical" for column in _number_features(use)
+    ]
+    if len(read) == len(names):
+        yield from read
+    else:
+        yield from (Column(kind="numerical", name=name, reading=recipe) for name in names)
+
+
+def _number_features(use: Mapping[str, Any]) -> Iterator[Column]:
+    """The numerical features of a column: its number and its indicator, as far as it has them."""
+    for reading in (use["reading"] or "plain").split("+"):
+        if reading == "missing":
+            yield Column(kind="numerical", name=f"{use['column']}.missing", reading=reading)
+        elif reading != "bins":
+            fitted = _digest_of_parameters(use.get("parameters"))
+            yield Column(kind="numerical", name=use["column"], reading=reading, vocabulary=fitted)
+
+
+def _digest_of_parameters(parameters: Mapping[str, Any] | None) -> str | None:
+    """Of what a transform was fitted to."""
+    if not parameters:
+        return None
+    text = json.dumps(parameters, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def _categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -242,6 +280,8 @@ def _categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]
             readings[use["column"]] = use["reading"] or "string"
         elif use["role"] == "timestamp":
             readings |= {f"{use['column']}.{part}": "timestamp" for part in ("hour", "weekday")}
+        elif "bins" in (use["reading"] or "").split("+"):
+            readings[f"{use['column']}.bin"] = "bins"
     return readings
 
 

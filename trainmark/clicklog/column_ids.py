@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainmark.clicklog.arrays import number_transforms
 from trainmark.clicklog.arrays.primitives import Array
 from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.column_reader import numpy_array
+from trainmark.clicklog.engine.numbers import read_bins
 from trainmark.clicklog.engine.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary
 from trainmark.clicklog.engine.vocabulary_files import read_sizes
 from trainmark.clicklog.sources.rows import Column, Kind, Values
@@ -25,7 +28,7 @@ class ColumnIds:
     """Maps values to ids; safe in several threads."""
 
     look_up: Callable[[Any], NDArray[np.int64]]
-    """Ids of `Values`, or of Arrow's strings with nulls."""
+    """Ids of `Values`, of Arrow's strings with nulls, or of the numbers of bins."""
     most_frequent: int | float | str | None
     """The value that occurred most often; None if none was kept."""
 
@@ -41,6 +44,11 @@ def open_column(path: Path, kind: Kind, rules: Rules) -> ColumnIds:
     if kind == "string":
         return ColumnIds(_of_strings(table, rules), most_frequent)
     return ColumnIds(_of_numbers(path, Column(path.stem, kind), rules), most_frequent)
+
+
+def open_bins(path: Path) -> ColumnIds:
+    """Read the bins of a numerical column. They are looked up by numbers, NaN where missing."""
+    return ColumnIds(partial(number_transforms.bins, read_bins(path)), None)
 
 
 def _of_strings(table: pa.Table, rules: Rules) -> Callable[[Any], NDArray[np.int64]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainmark.clicklog import tabular
 from trainmark.clicklog.inherit import Inherited
+from trainmark.clicklog.sources.number_readings import AUTO
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -39,6 +40,7 @@ def prepare(options: Options) -> None:
             delimiter=delimiter or (old.delimiter if old else ","),
             header=options.header,
             missing=old.missing(options.missing) if old else options.missing,
+            numerical=options.numerical or AUTO,
             bad_rows=options.bad_rows,
             old=old.columns() if old else None,
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from trainmark.clicklog import inherit
 from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.source import BadRows, Patterns, Source, find_days

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainmark import files
 from trainmark.clicklog import per_column
-from trainmark.clicklog.engine.phases import VOCABULARY
+from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import column_spec
@@ -101,7 +101,7 @@ class Inherited:
         self._agree(names, "--max-rows", max_rows, "max_rows", minimum=1)
         return [
             Rules(recipe=self.recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])
-            for rule in self.facts["columns"].values()
+            for rule in (self.facts["columns"][name] for name in names)
         ]
 
     def _agree(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainmark.clicklog import tabular
 from trainmark.clicklog.inherit import Inherited
+from trainmark.clicklog.sources.number_readings import AUTO
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -23,7 +24,12 @@ def prepare(options: Options) -> None:
     def source(files: list[Path], old: Inherited | None) -> Source:
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        columns = old.columns() if old else None
-        return ParquetSource(files, options.columns, bad_rows=options.bad_rows, old=columns)
+        return ParquetSource(
+            files,
+            options.columns,
+            numerical=options.numerical or AUTO,
+            bad_rows=options.bad_rows,
+            old=old.columns() if old else None,
+        )
 
     tabular.prepare(options, "parquet", source)

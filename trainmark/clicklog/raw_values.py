@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trainmark import files
-from trainmark.clicklog.column_ids import ColumnIds, open_column
-from trainmark.clicklog.engine.phases import VOCABULARY
+from trainmark.clicklog.arrays import number_transforms
+from trainmark.clicklog.column_ids import ColumnIds, open_bins, open_column
+from trainmark.clicklog.engine.job import VOCABULARY
+from trainmark.clicklog.engine.numbers import bin_name, features_of
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
-from trainmark.clicklog.sources import column_spec, convert, criteo_format
+from trainmark.clicklog.sources import column_spec, convert, criteo_format, number_readings
 from trainmark.clicklog.sources.column_spec import ColumnUse
+from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES, Recipe
 from trainmark.clicklog.sources.rows import Column, Values
 from trainmark.errors import InputError
@@ -191,10 +194,15 @@ class TabularValues:
         self._missing: list[str] = inputs["missing"]
         self.numerical = tuple(use.column for use in self._numerical)
         self.categorical = tuple(use.column for use in self._categorical)
-        columns = column_spec.schema(uses).categorical
-        self.tables = tuple(column.name for column in columns)
         self.expects: Mapping[str, str] = {use.column: convert.expected(use) for use in uses}
-        self._columns = _open_columns(vocabularies, columns, rules)
+        columns = column_spec.schema(uses).categorical
+        self._binned = [use.column for use in self._numerical if _reading(use).bins]
+        self.tables = (*(column.name for column in columns), *map(bin_name, self._binned))
+        self._columns = _open_columns(vocabularies, columns, rules[: len(columns)])
+        self._columns += [
+            open_bins(vocabularies / f"cat_{number}.parquet")
+            for number in range(len(columns), len(self.tables))
+        ]
 
     def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
         uses = self._numerical + self._categorical
@@ -204,7 +212,15 @@ class TabularValues:
         if converted.problems:
             row = min(converted.problems)
             raise InputError(f"Row {row}: {converted.problems[row]}.")
-        return converted.numerical, _ids(self._columns, converted.categorical)
+        numbers = dict(zip(self.numerical, converted.numerical.T, strict=True))
+        features = [
+            feature
+            for use in self._numerical
+            for feature in features_of(_reading(use), use.parameters or {}, numbers[use.column])
+        ]
+        rows = np.stack(features, axis=1) if features else np.empty((len(numerical), 0))
+        values = [*converted.categorical, *(numbers[name] for name in self._binned)]
+        return number_transforms.narrowed(rows, np.float32), _ids(self._columns, values)
 
     def _array(self, values: Sequence[Any], use: ColumnUse) -> pa.Array:
         """A column as a file might have it: of its type, or of texts."""
@@ -235,6 +251,10 @@ class TabularValues:
             for use in self._categorical
         ]
         return [1] * len(self.numerical), values
+
+
+def _reading(use: ColumnUse) -> NumberReading:
+    return number_readings.parse(use.reading or "plain")  # what earlier versions had
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array | None:

@@ -11,8 +11,8 @@ from trainmark import files
 from trainmark.clicklog import inherit, per_column, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
@@ -39,6 +39,10 @@ class TabularOptions:
     columns: str | None = None
     """What the columns are: 'label=clicked numerical=age,price:log categorical=user,city
     timestamp=seen_at'. See docs/data.md. Default with --vocabulary: as in that dataset."""
+    numerical: str | None = None
+    """How to read the numbers of which --columns does not say it: auto (the default: by their
+    training rows), plain, log, signed_log, standard, standard_log, quantile, bins, or several,
+    such as standard+bins+missing."""
     frequency_threshold: str | None = None
     """Categorical values seen less often share id 0; 0, the default, keeps all. For single columns:
     15,user=3."""
@@ -93,6 +97,11 @@ def prepare(
     if not options.input or (options.columns is None and options.vocabulary is None):
         raise InputError("Give --input with --columns, or --spec.")
     old = inherit.open_dataset(options.vocabulary) if options.vocabulary else None
+    if old is not None and options.numerical is not None:
+        raise InputError(
+            f"--numerical is {options.numerical}, but numbers are read as in {old.name}. Leave "
+            "the flag out."
+        )
     source = open_source(find_days(options.input, options.bad_rows), old)
     engine.prepare(make_job(options, source, old), Limits.of(options.memory))
     summary.show(options.output, files.read_json(options.output / MANIFEST))

@@ -2,8 +2,8 @@
 
 The training rows, in their random order, fill all days but the last, equally long. The last day
 holds the validation rows and then the test rows, which is how TorchRec's loader halves it. Ids stay
-integers, so that those above 2**24 are exact; numbers have the precision of float16, in which
-`split_binary` stores them.
+integers, so that those above 2**24 are exact; numbers are float32, which holds those of
+`split_binary` exactly.
 """
 
 from itertools import pairwise
@@ -69,7 +69,7 @@ class _Split:
         self._numerical = (
             column(spec.numerical[0]).reshape(self.rows, -1)
             if spec.numerical
-            else np.empty((self.rows, 0), np.float16)
+            else np.empty((self.rows, 0), spec.numerical_dtype)
         )
 
     def writer(self, output: Path, day: int, rows: int) -> DayWriter:

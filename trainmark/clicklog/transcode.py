@@ -4,7 +4,8 @@ This is NVIDIA's transcoding: the data are split and numbered already (categoric
 to cardinality - 1; labels 0 or 1; no header in CSV), and only change their form. The rows of a
 chunk's files follow one another; the chunks of a mapping lie side by side, so all must have equally
 many rows. A cardinality of `auto` becomes the largest id plus one over all mappings; a declared one
-is kept, and must suffice. Features get the published names, num_0 ... and cat_0.bin ...
+is kept, and must suffice. Features get the published names, num_0 ... and cat_0.bin ... Numbers
+become float16, or float32 where the specification has that.
 """
 
 import time
@@ -118,15 +119,15 @@ class Transcoding:
     def write(self, folder: Path, mapping: str, cardinalities: Sequence[int]) -> tuple[int, int]:
         """Write a mapping; returns its rows and clicks."""
         spec = self.spec
-        shape = (cardinalities, len(spec.numerical))
+        shape = (cardinalities, len(spec.numerical), self.numerical_dtype)
         clicks = 0
         with split_binary.Writer(folder, mapping, *shape) as writer:
             for row, columns in self._side_by_side(mapping):
                 numbers = [columns[name] for name in spec.numerical]
                 labels = self._labels(columns[spec.label], mapping, row)
                 matrix = np.stack(numbers, axis=1) if numbers else np.empty((len(labels), 0))
-                halves = self._float16(matrix, mapping, row)
-                writer.append(labels, halves, [columns[name] for name in spec.categorical])
+                floats = self._floats(matrix, mapping, row)
+                writer.append(labels, floats, [columns[name] for name in spec.categorical])
                 clicks += int(labels.sum())
             return writer.rows, clicks
 
@@ -140,15 +141,23 @@ class Transcoding:
             )
         return np.asarray(labels == 1)
 
-    def _float16(self, numbers: Matrix, mapping: str, row: int) -> NDArray[np.float16]:
-        wrong = ~(np.abs(numbers) <= float(np.finfo(np.float16).max))
+    @property
+    def numerical_dtype(self) -> str:
+        """Of the numbers that are written."""
+        declared = {self.spec.feature_spec[name].dtype for name in self.spec.numerical}
+        return "float32" if "float32" in declared else "float16"
+
+    def _floats(self, numbers: Matrix, mapping: str, row: int) -> NDArray[np.floating]:
+        dtype = np.dtype(self.numerical_dtype)
+        wrong = ~(np.abs(numbers) <= float(np.finfo(dtype).max))
         if wrong.any():
             place, column = (int(i) for i in np.argwhere(wrong)[0])
             raise InputError(
                 f"Row {row + place + 1} of {mapping} has {numbers[place, column]:g} for "
-                f"{self.spec.numerical[column]!r}; a number within float16 is expected."
+                f"{self.spec.numerical[column]!r}; a number within {dtype} is expected"
+                + ("." if dtype == np.float32 else " (dtype: float32 takes larger ones).")
             )
-        return numbers.astype(np.float16)
+        return numbers.astype(dtype)
 
     # --- reading
 
@@ -267,7 +276,12 @@ def prepare(spec_path: Path, output: Path, kind: str, **reading: Any) -> dict[st
     with files.building(output) as folder:
         sizes = {mapping: job.write(folder, mapping, cardinalities) for mapping in MAPPINGS}
         raise_all(f"{mapping} has no rows." for mapping, (rows, _) in sizes.items() if not rows)
-        written = feature_spec.default_spec(cardinalities, len(spec.numerical), spec.metadata)
+        written = feature_spec.default_spec(
+            cardinalities,
+            len(spec.numerical),
+            spec.metadata,
+            numerical_dtype=job.numerical_dtype,
+        )
         feature_spec.check(written)
         feature_spec.write(written, feature_spec.path_of(folder))
         manifest = {

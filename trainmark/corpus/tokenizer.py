@@ -7,12 +7,12 @@ merges follow from the ranks, because byte-pair encoding always joins the pair o
 import base64
 import binascii
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError
+from trainmark.files import read_json
 
 # How Llama-3 cuts text into words before byte-pair encoding (published with its tokenizer).
 LLAMA3_WORDS = (
@@ -78,10 +78,10 @@ def _from_json(path: Path) -> Tokenizer:
 
 def _configured_end(folder: Path, encoder: Any) -> int | None:
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return None
-    token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
+    token = read_json(path).get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str | None):
+        raise InputError(f"{path}: eos_token should be a token's text. Received: {token!r:.80}.")
     found: int | None = encoder.token_to_id(token) if token else None
     return found
 
@@ -94,6 +94,7 @@ def _from_tiktoken(path: Path) -> Tokenizer:
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     ranks = read_ranks(path)
+    _check_whole(path, ranks)
     names = {token: "".join(_BYTE_NAMES[byte] for byte in token) for token in ranks}
     vocab = {names[token]: rank for token, rank in ranks.items()}
     pairs = [(names[a], names[b]) for a, b in merges(ranks)]
@@ -132,6 +133,20 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise InputError(f"{path}: ranks must be 0 to {len(ranks) - 1}, each once.")
     return ranks
+
+
+def _check_whole(path: Path, ranks: dict[bytes, int]) -> None:
+    """Refuse a file that was cut: what it has no tokens for would be dropped, or told in bytes."""
+    missing = sum(bytes([byte]) not in ranks for byte in range(256))
+    if missing:
+        raise InputError(f"{path} has no token for {missing} of the 256 bytes: it is not whole.")
+    for name in ("params.json", "config.json"):  # Meta's and Hugging Face's, beside it
+        wanted = read_json(path.with_name(name)).get("vocab_size")
+        if isinstance(wanted, int) and wanted > len(ranks) + LLAMA3_SPECIAL_TOKENS:
+            raise InputError(
+                f"{path} has {len(ranks):,} tokens, and {LLAMA3_SPECIAL_TOKENS} special ones; "
+                f"{name} beside it says {wanted:,}: it is not whole."
+            )
 
 
 def merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:

@@ -228,6 +228,11 @@ def _write_part(block: TextBlock, parts: Path) -> None:
     texts = _json_texts(block, work.json_key) if is_json else [_decode(block, block.text)]
     ends = is_json or block.ends_file
     documents = tokens.encode(texts)
+    if not any(documents) and any(text.strip() for text in texts):
+        raise InputError(
+            f"{work.tokenizer} knows no token in lines {block.first_line:,} and on of {block.path}: "
+            "the text would be dropped. Is it the tokenizer of this text, and whole?"
+        )
     if work.append_eod:
         for place, document in enumerate(documents):
             if ends or place < len(documents) - 1:

@@ -99,8 +99,13 @@ class EmbeddingEngine(Protocol):
         """
         ...
 
-    def init_weights(self, seed: int) -> None:
-        """Fill the tables, each from its own random streams, whoever holds which part."""
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
+        """Fill the tables, each from its own random streams, whoever holds which part.
+
+        Args:
+            seed: of all streams.
+            bound: of the values, uniform on both sides of 0; by default sqrt(1 / rows of a table).
+        """
         ...
 
     def create_state(self) -> None:
@@ -226,8 +231,8 @@ class LocalEngine(nn.Module):
 
     # --- state
 
-    def init_weights(self, seed: int) -> None:
-        self.store.init_weights(seed)
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
+        self.store.init_weights(seed, bound)
 
     def create_state(self) -> None:
         self.store.create_state()

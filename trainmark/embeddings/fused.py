@@ -189,9 +189,9 @@ class FusedEngine(nn.Module):
 
     # --- state
 
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
         for store in self._stores():
-            store.init_weights(seed)
+            store.init_weights(seed, bound)
 
     def create_state(self) -> None:
         for store in self._stores():

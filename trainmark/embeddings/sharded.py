@@ -61,7 +61,7 @@ class ShardedEngine(nn.Module):
     Args:
         placement: who holds what.
         table_rows: rows of each table; categorical feature i looks up table i.
-        dim: width of a row.
+        dim: width of a row; zeros follow the rows of a table that is narrower by the placement.
         rule: how rows are updated.
         mesh: this rank's place among all.
         dtype: in which rows and gradients travel, the compute dtype.
@@ -194,7 +194,8 @@ class ShardedEngine(nn.Module):
                 store.take(cast(WorkingSet, requested.holder))
         size = sum(layout.rows_in)
         of_replicas = len(prepared.replica_ids) * self.routes.dim
-        received = ids.new_empty(size + of_replicas, dtype=self.dtype)
+        lacking = prepared.samples * self.routes.lacking
+        received = ids.new_empty(size + of_replicas + lacking, dtype=self.dtype)
         # With nobody to talk to, what would be sent is received already.
         alone = self._connect().group is None
         rows = received[:size] if alone else received.new_empty(sum(layout.rows_out))
@@ -209,8 +210,10 @@ class ShardedEngine(nn.Module):
         exchange = self._connect().rows
         prepared.rows = exchange.start(rows, layout.rows_out, layout.rows_in, into=into)
         if of_replicas:
-            tail = received[size:].view(-1, self.routes.dim)
+            tail = received[size : size + of_replicas].view(-1, self.routes.dim)
             self.replicas.gather_into(prepared.replica_ids, tail)
+        if lacking:
+            received[-lacking:].zero_()
         prepared.received = received
 
     def lookup_and_interact(
@@ -267,8 +270,8 @@ class ShardedEngine(nn.Module):
 
     def _send_gradients(self, prepared: RowExchange, grads: Tensor) -> None:
         layout = prepared.layout
-        size = sum(layout.rows_in)
-        sent, of_replicas = grads.split([size, grads.numel() - size])
+        size, replicas = sum(layout.rows_in), len(prepared.replica_ids) * self.routes.dim
+        sent, of_replicas = grads[:size], grads[size : size + replicas]
         prepared.gradients = self._connect().rows.start(sent, layout.rows_in, layout.rows_out)
         self.sent_bytes["gradients"] += prepared.gradients.sent_bytes
         if len(prepared.replica_ids):
@@ -355,9 +358,9 @@ class ShardedEngine(nn.Module):
 
     # --- state
 
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
         for store in self._all_stores():
-            store.init_weights(seed)
+            store.init_weights(seed, bound)
 
     def create_state(self) -> None:
         for store in self._all_stores():

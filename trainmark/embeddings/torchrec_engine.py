@@ -246,10 +246,10 @@ class TorchRecEngine(nn.Module):
     def _on_host(self) -> bool:
         return self.mesh.device.type == "cpu"
 
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
         self._sharded = (shard(*self._unsharded, self.mesh),)
         for part, weight in zip(self.parts, self._part_weights(), strict=True):
-            init_part(part, weight, seed)
+            init_part(part, weight, seed, bound=bound)
 
     def create_state(self) -> None:
         """Nothing: TorchRec allocates its optimiser's state with the tables."""

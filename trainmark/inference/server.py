@@ -216,7 +216,8 @@ def serve(scorer: Scorer, host: str, port: int) -> None:
     gc.collect()
     gc.freeze()  # what is loaded stays: looking through it again and again delays requests by 0.2 s
     shown = f"[{host}]" if ":" in host else host
-    print(f"{scorer.facts['name']}: {scorer.facts['requests']}")
+    chosen = f" ({scorer.facts['checkpoint']})" if "checkpoint" in scorer.facts else ""
+    print(f"{scorer.facts['name']}{chosen}: {scorer.facts['requests']}")
     print(f"http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops it)", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -10,7 +10,6 @@ from trainmark.contract import Definition, Scorer, Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.inference.options import ServeOptions
-from trainmark.progress import say
 from trainmark.run import run_folder
 
 PACKAGES = ("fastapi", "uvicorn")
@@ -38,9 +37,7 @@ def load(options: ServeOptions) -> Scorer:
             "with; trainmark export makes a folder of it that text generation servers load."
         )
     path = run_folder.find_checkpoint(options.folder, options.checkpoint) if run else None
-    if path and run_folder.role(path) != "last":
-        say(f"Serving {path} ({run_folder.role(path)}).")
-    return workload.load_scorer(
+    scorer = workload.load_scorer(
         Served(
             folder=options.folder,
             run=run,
@@ -50,6 +47,9 @@ def load(options: ServeOptions) -> Scorer:
             values=options.values,
         )
     )
+    if path:
+        scorer.facts["checkpoint"] = f"{path.name}, {run_folder.role(path)}"
+    return scorer
 
 
 def _identify(folder: Path) -> tuple[Definition[Any], Run | None]:

@@ -31,7 +31,7 @@ class LossGradients:
     """The loss, and the gradients of `scale` x loss."""
 
     loss: Tensor
-    """Scalar: binary cross entropy, added up over the samples."""
+    """Scalar: binary cross entropy, weighted and added up over the samples."""
     inputs_BM: Tensor
     """Masked where the input, which came out of a ReLU, is 0."""
     weight_1M: Tensor
@@ -42,11 +42,17 @@ class LossGradients:
 
 
 def click_loss_reference(
-    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+    x_BM: Tensor,
+    weight_1M: Tensor,
+    bias_1: Tensor,
+    labels_B: Tensor,
+    scale: Tensor,
+    positive_weight: float = 1.0,
 ) -> LossGradients:
     """See `click_loss`."""
     x_BM, wide_BM = x_BM.detach(), x_BM.detach().float()
-    loss, grad_B = _of_logits(wide_BM @ weight_1M[0] + bias_1, labels_B, scale)
+    logits_B = wide_BM @ weight_1M[0] + bias_1
+    loss, grad_B = _of_logits(logits_B, labels_B, scale, positive_weight)
     grad_BM = torch.where(x_BM > 0, grad_B[:, None] * weight_1M, 0.0)
     return LossGradients(
         loss=loss,
@@ -56,22 +62,41 @@ def click_loss_reference(
     )
 
 
-def _of_logits(logits_B: Tensor, labels_B: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def click_loss_of_logits(logits_B: Tensor, labels_B: Tensor, positive_weight: float) -> Tensor:
+    """Binary cross entropy, added up over the samples; clicks count `positive_weight` times."""
+    weights_B = None if positive_weight == 1 else _weights(labels_B, positive_weight)
+    return binary_cross_entropy_with_logits(logits_B, labels_B, weights_B, reduction="sum")
+
+
+def _weights(labels_B: Tensor, positive_weight: float) -> Tensor:
+    return 1 + (positive_weight - 1) * labels_B
+
+
+def _of_logits(
+    logits_B: Tensor, labels_B: Tensor, scale: Tensor, positive_weight: float
+) -> tuple[Tensor, Tensor]:
     """The loss, and the gradient of `scale` x loss."""
-    loss = binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum")
-    return loss, (logits_B.sigmoid() - labels_B) * scale
+    loss = click_loss_of_logits(logits_B, labels_B, positive_weight)
+    grad_B = (logits_B.sigmoid() - labels_B) * scale
+    return loss, grad_B if positive_weight == 1 else grad_B * _weights(labels_B, positive_weight)
 
 
 # --- compiled, for CPUs
 
 
 def click_loss_compiled(
-    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+    x_BM: Tensor,
+    weight_1M: Tensor,
+    bias_1: Tensor,
+    labels_B: Tensor,
+    scale: Tensor,
+    positive_weight: float = 1.0,
 ) -> LossGradients:
     """See `click_loss`."""
     from trainmark.kernels import cpu_mlp
 
-    loss, grad_B = _of_logits(x_BM @ weight_1M[0] + bias_1, labels_B, scale)
+    logits_B = x_BM @ weight_1M[0] + bias_1
+    loss, grad_B = _of_logits(logits_B, labels_B, scale, positive_weight)
     grad_BM, weight_M = cpu_mlp.last_layer(grad_B, weight_1M[0], x_BM)
     return LossGradients(loss, grad_BM, weight_M[None], grad_B.sum(0, keepdim=True))
 
@@ -86,7 +111,12 @@ TILE = 4096  # numbers
 
 
 def click_loss_triton(
-    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+    x_BM: Tensor,
+    weight_1M: Tensor,
+    bias_1: Tensor,
+    labels_B: Tensor,
+    scale: Tensor,
+    positive_weight: float = 1.0,
 ) -> LossGradients:
     """See `click_loss`."""
     (B, M), x_BM = x_BM.shape, x_BM.contiguous()
@@ -97,8 +127,8 @@ def click_loss_triton(
     # By program: sums of the gradients of the weight and of the bias, and of the loss.
     sums = torch.empty(programs, M + 2, device=x_BM.device)
     _click_loss_kernel[(programs,)](
-        x_BM, weight_1M, bias_1, labels_B, scale, grad_BM, sums, B, M,
-        ROWS=rows, COLUMNS=columns, num_warps=4,
+        x_BM, weight_1M, bias_1, labels_B, scale, grad_BM, sums, B, M, positive_weight,
+        WEIGHTED=positive_weight != 1, ROWS=rows, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     weight_M, bias_1, loss = column_sums(sums).split([M, 1, 1])
     return LossGradients(loss[0], grad_BM, weight_M[None], bias_1)
@@ -108,8 +138,9 @@ if triton is not None:
 
     @triton.jit
     def _click_loss_kernel(
-        x, weight, bias, labels, scale, grad, sums, B, M, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-    ):
+        x, weight, bias, labels, scale, grad, sums, B, M, positive_weight,
+        WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ):  # fmt: skip
         column = tl.arange(0, COLUMNS)
         in_row = column < M
         w = tl.load(weight + column, in_row, 0.0)
@@ -131,6 +162,10 @@ if triton is not None:
             # Of -|logit|, so that nothing overflows.
             probability = tl.where(logit > 0, 1.0, small) / (1.0 + small)
             d = tl.where(exists, (probability - label) * factor, 0.0)
+            if WEIGHTED:
+                counts = 1.0 + (positive_weight - 1.0) * label
+                d *= counts
+                loss *= counts
             masked = tl.where(value > 0, d[:, None] * w[None, :], 0.0)
             tl.store(grad + place, masked.to(grad.dtype.element_ty), inside)
             weight_sum += d[:, None] * value
@@ -148,25 +183,36 @@ if triton is not None:
 class _ClickLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+        ctx: Any,
+        x_BM: Tensor,
+        weight_1M: Tensor,
+        bias_1: Tensor,
+        labels_B: Tensor,
+        scale: Tensor,
+        positive_weight: float,
     ) -> Tensor:
         compute = click_loss_reference
         if x_BM.is_cuda and triton is not None:
             compute = click_loss_triton
         elif has_compiled(x_BM, weight_1M):
             compute = click_loss_compiled
-        found = compute(x_BM, weight_1M, bias_1, labels_B, scale)
+        found = compute(x_BM, weight_1M, bias_1, labels_B, scale, positive_weight)
         ctx.save_for_backward(found.inputs_BM, found.weight_1M, found.bias_1)
         return found.loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        return (*ctx.saved_tensors, None, None)
+        return (*ctx.saved_tensors, None, None, None)
 
 
 def click_loss(
-    x_BM: Tensor, weight_1M: Tensor, bias_1: Tensor, labels_B: Tensor, scale: Tensor
+    x_BM: Tensor,
+    weight_1M: Tensor,
+    bias_1: Tensor,
+    labels_B: Tensor,
+    scale: Tensor,
+    positive_weight: float = 1.0,
 ) -> Tensor:
     """Binary cross entropy of the logits `x @ weight + bias`, added up over the samples.
 
@@ -177,6 +223,7 @@ def click_loss(
         x_BM: in any float type.
         weight_1M, bias_1, labels_B: fp32.
         scale: fp32 scalar on the device.
+        positive_weight: how many times a click counts.
     """
-    loss: Tensor = _ClickLoss.apply(x_BM, weight_1M, bias_1, labels_B, scale)
+    loss: Tensor = _ClickLoss.apply(x_BM, weight_1M, bias_1, labels_B, scale, positive_weight)
     return loss

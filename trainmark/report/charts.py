@@ -1,11 +1,11 @@
-"""Line charts and stacked bars as inline SVG.
+"""Line charts, stacked bars and bars as inline SVG.
 
 The plot stretches with the page while text keeps its size: shapes are SVG in a 0..100 box that
 ignores its aspect ratio (strokes do not scale), labels are HTML placed by percentage.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trainmark.report.markup import Markup, join, tag
@@ -202,7 +202,8 @@ def _dots(axes: Axes, series: Series, y_label: str) -> Markup:
 def _dot(axes: Axes, point: Point, series: Series, y_label: str) -> Markup:
     # A line of no length with round ends stays a circle however the box is stretched.
     x, y = axes.x(point.x), axes.y(point.y)
-    hint = f"{series.label}: {y_label} {point.y:.6g} at {point.x:,.0f}"
+    at = f"{point.x:,.0f}" if point.x >= 100 else f"{point.x:.4g}"
+    hint = f"{series.label}: {y_label} {point.y:.6g} at {at}"
     path = f"M{x},{y} l0.0001,0"
     return tag("path", tag("title", hint), d=path, class_=f"dot c{series.colour % COLOURS}")
 
@@ -243,3 +244,51 @@ def stacked_bar(parts: Sequence[tuple[str, str, float]], full: float) -> Markup:
         class_="bar",
         role="img",
     )
+
+
+# --- bars
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A number with its standard error."""
+
+    label: str
+    value: float
+    error: float | None
+    text: str
+    """The number, as it is shown."""
+
+
+def bar_chart(bars: Sequence[Bar]) -> Markup:
+    """One below the other, from a common zero."""
+    ends = [bar.value + sign * 2 * (bar.error or 0.0) for bar in bars for sign in (-1, 1)]
+    low, high = min(0.0, *ends), max(0.0, *ends)
+    full = (high - low) or 1.0
+
+    def place(value: float) -> float:
+        return round(100 * (value - low) / full, 3)
+
+    return tag("div", *(cell for bar in bars for cell in _bar(bar, place)), class_="bars")
+
+
+def _bar(bar: Bar, place: Callable[[float], float]) -> tuple[Markup, Markup, Markup]:
+    zero, end, error = place(0.0), place(bar.value), 2 * (bar.error or 0.0)
+    whisker = tag(
+        "line", x1=place(bar.value - error), x2=place(bar.value + error), y1=50, y2=50,
+        class_="whisker",
+    )  # fmt: skip
+    shape = tag(
+        "rect", x=min(zero, end), width=round(abs(end - zero), 3), y=15, height=70, class_="f0"
+    )
+    plot = tag(
+        "svg",
+        tag("title", f"{bar.label}: {bar.text}"),
+        shape,
+        whisker,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox="0 0 100 100",
+        preserveAspectRatio="none",
+        role="img",
+    )
+    return tag("span", bar.label, class_="name"), plot, tag("span", bar.text, class_="num")

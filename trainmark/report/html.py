@@ -5,6 +5,7 @@ from importlib import resources
 
 from trainmark.formatting import DASH, duration, human, readable_size
 from trainmark.report.markup import Markup, join, tag
+from trainmark.report.predictions import prediction_sections, predictions_of_several
 from trainmark.report.sections import (
     Run,
     configuration,
@@ -52,6 +53,7 @@ def _one_run(run: Run) -> Markup:
         _notes(run.result),
         section("Result", table(result_grid([run.result])), _reading_help(run.result)),
         section("Learning", tag("div", loss_charts([run]), quality_charts([run]), class_="pair")),
+        *prediction_sections(run),
         section("Time", time_split([run])),
         section("Device", pairs(device_facts(run.result))),
         *inference_sections([run]),
@@ -70,6 +72,7 @@ def _several_runs(runs: Sequence[Run]) -> Markup:
         _warnings([f"{run.label}: {text}" for run in runs for text in run.result.warnings]),
         section("Results", several_table(runs), _reading_help(results[0])),
         section("Learning", tag("div", loss_charts(runs), quality_charts(runs), class_="pair")),
+        *predictions_of_several(runs),
         section("Time", time_split(runs)),
         section("Device", device_table(runs)),
         *inference_sections(runs),

@@ -19,6 +19,7 @@ from trainmark.report.tables import (
     published_grid,
     result_grid,
 )
+from trainmark.run.assessment import Evaluated
 from trainmark.run.curves import Curve, thin
 from trainmark.run.result import Result
 
@@ -34,6 +35,8 @@ class Run:
     colour: int = 0
     inference: Inference | None = None
     """What `trainmark infer` has measured since."""
+    evaluated: Evaluated | None = None
+    """What `trainmark evaluate` has found out since."""
 
 
 def metric_name(result: Result) -> str:

@@ -8,6 +8,7 @@ start.py        what a new run takes from another: weights, optimiser state
 memory.py       what a run needs of a device, and whether it is there
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
 runlog.py       progress, loss.csv and log lines while it runs
+evaluation.py   `trainmark evaluate`; assessment.py: how good predictions are, and their scores
 outcome.py      from a finished training to its result; result.py: result.json
 warnings.py     what makes a result one not to trust
 curves.py       loss curves from files; alignment.py: whether two of them agree

@@ -19,9 +19,10 @@ from trainmark import metrics
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.room import check_room
 from trainmark.config import Interval, Run, to_plain
-from trainmark.contract import AnyWorkload, Data, Prepared, Trainer
+from trainmark.contract import AnyWorkload, Data, Predictions, Prepared, Trainer
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
+from trainmark.run.assessment import evaluated
 from trainmark.run.clocks import Clocks
 from trainmark.run.feed import Feed
 from trainmark.run.patience import best_after, watched_split
@@ -94,6 +95,7 @@ class Training:
         self.data = self._data("train")
         splits = (*workload.held_out_splits(cfg), cfg.quality_split)
         self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
+        self._predictions: dict[str, tuple[int, Predictions]] = {}
         self._pending: list[_Pending] = []
         self._interval = Interval.parse(cfg.checkpoint_every)
         self._saved_at = time.perf_counter()
@@ -139,13 +141,16 @@ class Training:
             self._look()
             profiler.stop()
             self.log.training_ends()
+            if cfg.checkpoint_every != "never":
+                self._save()  # first: an evaluation that fails costs none of the steps
+            known = len(progress.evaluations)
             if cfg.patience is not None:
                 self._take_best_weights()
             for split in self.workload.held_out_splits(cfg):
                 if not self._is_evaluated(split):
                     self._evaluate(split)
-            if cfg.checkpoint_every != "never" and not self._best_taken:
-                self._save()
+            if len(progress.evaluations) > known and not self._unsaved:
+                self._save_evaluations()
             clocks.run_ends()
 
     # --- beginning
@@ -272,7 +277,7 @@ class Training:
 
     def _evaluate(self, split: str) -> None:
         began, progress, taken = time.perf_counter(), self.progress, self._best_taken
-        found = self.workload.evaluate(self.trainer, self._held_out[split])
+        found, predictions = evaluated(self.workload, self.trainer, self._held_out[split])
         evaluation = Evaluation(
             at_sample=self._weights_at_sample(),
             split=split,
@@ -284,6 +289,20 @@ class Training:
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
         if self.cfg.patience is not None and split == self._watched and progress.step:
             progress.best = best_after(progress.best, evaluation, progress.step, self.workload)
+        if predictions is not None and self.has_finished:  # they are assessed after the last step
+            self._predictions[split] = (evaluation.at_sample, predictions)
+
+    def final_predictions(self) -> dict[str, Predictions]:
+        """For every held-out split, by the weights as they are now; all ranks must call this."""
+        if self.workload.predict is None:
+            return {}
+        found, now = {}, self._weights_at_sample()
+        for split in self.workload.held_out_splits(self.cfg):
+            at_sample, kept = self._predictions.get(split, (None, None))
+            if kept is None or at_sample != now:  # of other weights, or of an earlier session
+                kept = self.workload.predict(self.trainer, self._held_out[split])
+            found[split] = kept
+        return found
 
     def reaches_target(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation is on the quality split and as good as the target."""
@@ -378,6 +397,15 @@ class Training:
         self._saved_at, self._unsaved = time.perf_counter(), False
         self.log.checkpointed(path)
         return path
+
+    def _save_evaluations(self) -> None:
+        """Add them to the checkpoint of this step, which was saved before they were made."""
+        path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
+        clocks = self.clocks.state() | self.global_counts()
+        if self.mesh.is_main and path.is_dir():
+            progress = dataclasses.asdict(self.progress)
+            checkpoints.update_state(path, {"progress": progress, "clocks": clocks})
+        self.mesh.barrier()
 
     def _weights(self) -> dict[str, Tensor]:
         return {f"model.{name}": tensor for name, tensor in self.trainer.weights().items()}

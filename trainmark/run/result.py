@@ -1,7 +1,7 @@
 """What a run says about itself: `result.json`, and the log lines of the published systems.
 
 `docs/metrics.md` defines every number here. Nothing in this file computes one: formulas live in
-`metrics.py`, times and counts come from `clocks.py`.
+`metrics/`, times and counts come from `clocks.py`.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
+from trainmark.metrics.binary import Assessment
 from trainmark.validation import parse
 
 SCHEMA = "trainmark.result/1"
@@ -156,6 +157,9 @@ class Result:
     """Why `mfu` is empty."""
     quality: Quality
     evaluations: list[Evaluation]
+    assessments: dict[str, Assessment] = field(default_factory=dict)
+    """Where labels are yes or no: all metrics of the final weights on each held-out split, with
+    their uncertainty. Older results have none."""
     best: Best | None = None
     """With patience: the evaluation whose weights the quality is of."""
     ended: str | None = None

@@ -42,10 +42,23 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
         raise InputError(
             f"Output {output} is not empty and is not the folder of a run. Give another --output."
         )
+    _check_checkpoints(output)
     if from_another and checkpoints.latest(output / CHECKPOINTS):
         raise InputError(
             f"--from starts a new run, but {output} has a checkpoint to continue. "
             "Give another --output."
+        )
+
+
+def _check_checkpoints(output: Path) -> None:
+    """Refuse to begin again, and to cut the loss curve, where a run has lost its checkpoints."""
+    log, root = output / "perf.log", output / CHECKPOINTS
+    if checkpoints.latest(root) or not log.is_file():
+        return
+    if '"event": "CHECKPOINT"' in log.read_text(encoding="utf-8", errors="replace"):
+        raise InputError(
+            f"{root} holds no checkpoint, but {log} says that the run has saved some. If they lie "
+            "on a disk that is not mounted now, mount it; else start again with another --output."
         )
 
 
@@ -86,13 +99,19 @@ def newer_data(output: Path, cfg: Run) -> str:
     if saved is None or cfg.data in (None, SYNTHETIC) or not Path(str(cfg.data)).is_dir():
         return ""
     made = saved.stat().st_mtime
-    newer = [path for path in Path(str(cfg.data)).iterdir() if path.stat().st_mtime > made]
+    newer = [path for path in _data_files(Path(str(cfg.data))) if path.stat().st_mtime > made]
     if not newer:
         return ""
     return (
         f"{newer[0]} is newer than {saved}: if the data have changed, stop, and start a new run "
         "with another --output."
     )
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """All that is in a dataset's folder, but for what runs themselves keep there."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if "cache" not in path.relative_to(folder).parts)
 
 
 def read_config(folder: Path) -> Any:

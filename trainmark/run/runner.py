@@ -1,7 +1,6 @@
 """Around the loop: from a configuration to a checked output folder, a run, and its result."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,10 +20,10 @@ from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.monitor import Monitor
 from trainmark.run import alignment, result, run_folder, start
+from trainmark.run.assessment import assessments, write_scores
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
@@ -32,9 +31,6 @@ from trainmark.run.result import Result
 from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.run.warnings import warnings
 from trainmark.training.precision import set_matmul_precision
-
-EVALUATION_FILE = "evaluation.json"
-
 
 # --- train
 
@@ -83,12 +79,16 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
             claims.enter_context(run_folder.claimed(output, cfg))
         mesh.barrier()
         training.run()
+    predictions = training.final_predictions()
     finished = make_result(training, this_cluster(mesh), monitor.summary(), began)
     if mesh.is_main:
         if workload.save_model:
             workload.save_model(training.trainer, output / MODEL_FOLDER)
+        assessed = assessments(cfg, workload, predictions)
+        samples = finished.best.at_sample if finished.best else finished.samples
+        write_scores(output, predictions, samples=samples, data=cfg.data)
         found = warnings(cfg, finished, output)
-        finished = dataclasses.replace(finished, warnings=found)
+        finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
         if options.reference:
             finished = with_verdict(finished, output, options.reference)
         finished.write(output)
@@ -228,41 +228,3 @@ def loaded(
             step=state["progress"]["step"],
             samples=state["data"]["samples"],
         )
-
-
-def evaluate(
-    folder: Path, *, data: str | None, device: str, checkpoint: str | None = None
-) -> dict[str, Any]:
-    """A checkpoint of a run (see `find_checkpoint`) on its held-out data."""
-
-    def check(cfg: Any, workload: AnyWorkload) -> None:
-        if not workload.held_out_splits(cfg):
-            raise InputError(
-                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
-            )
-
-    with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
-        cfg, workload, mesh = model.cfg, model.workload, model.mesh
-        found = {
-            split: workload.evaluate(
-                model.trainer, workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
-            )
-            for split in workload.held_out_splits(cfg)
-        }
-    return {
-        "schema": "trainmark.evaluation/1",
-        "run": cfg.name,
-        "checkpoint": str(model.path),
-        "role": run_folder.role(model.path),
-        "step": model.step,
-        "samples": model.samples,
-        "data": cfg.data,
-        "target": cfg.target,
-        "metric": workload.metric,
-        "best_possible": workloads.definition(cfg).best_possible(cfg),
-        "splits": found,
-    }
-
-
-def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
-    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")

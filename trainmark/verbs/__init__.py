@@ -2,7 +2,8 @@
 
 flags.py            from words to a run and its options; flag_errors.py: wrong words as a sentence;
                     aliases.py: what other systems call our flags
-runs.py             list, show, train, evaluate, infer
+runs.py             list, show, train, infer
+evaluate.py         how good a run's predictions are
 plan.py             memory and predicted time before a run
 export.py           a checkpoint in the layout of other software
 suite.py            a list of cases; suite_cases.py reads and checks it

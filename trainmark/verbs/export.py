@@ -35,8 +35,6 @@ def export(folder: Path, layout: str, output: Path | None, checkpoint: str | Non
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty. Give another --output.")
     path = run_folder.find_checkpoint(folder, checkpoint)
-    if run_folder.role(path) != "last":
-        say(f"Exporting {path} ({run_folder.role(path)}).")
     sizes = [
         tensor.nbytes
         for name, tensor in checkpoints.shapes(path).items()
@@ -47,6 +45,7 @@ def export(folder: Path, layout: str, output: Path | None, checkpoint: str | Non
     with building(target) as partial:
         _check_disk(partial, sum(sizes))
         layouts[layout](cfg, path, partial)
+    say(f"Exported {path} ({run_folder.role(path)}).")
     return target
 
 

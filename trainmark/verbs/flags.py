@@ -13,7 +13,8 @@ import tyro
 
 from trainmark import workloads
 from trainmark.config import AnyRun, Run, with_file
-from trainmark.errors import InputError
+from trainmark.errors import InputError, raise_all
+from trainmark.validation import problems
 from trainmark.verbs.flag_errors import flags_in, sentence
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
     default = Arguments(run=cfg, options=options_kind())
     about = first_line(workloads.named_runs()[cfg.name])
     parsed = parse(Arguments, rest, f"{verb} {name}", default, about)
+    raise_all(problems(parsed.options))  # those of the run: when it is resolved
     return parsed.run, parsed.options
 
 
@@ -62,12 +64,14 @@ def parse(
             parsed: T = tyro.cli(
                 kind, args=arguments, prog=f"trainmark {prog}", description=description, **options
             )
-            return parsed
     except SystemExit as stop:
         if not stop.code:
             raise
         known = flags_of(kind, options)
         raise InputError(sentence(errors.getvalue(), prog, known)) from None
+    if default is None:
+        raise_all(problems(parsed))
+    return parsed
 
 
 def flags_of(kind: type[Any], options: dict[str, Any]) -> frozenset[str]:

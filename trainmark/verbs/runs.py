@@ -146,32 +146,6 @@ def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> No
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def evaluate(folder: Path, *, data: str | None, device: str, checkpoint: str | None) -> None:
-    """Evaluate a run's checkpoint, print what came out, and keep it in the run's folder."""
-    from trainmark.distributed.mesh import is_main_process
-    from trainmark.run import runner
-
-    evaluation = runner.evaluate(folder, data=data, device=device, checkpoint=checkpoint)
-    if not is_main_process():
-        return
-    table = Table(box=None, header_style="bold")
-    splits = evaluation["splits"]
-    table.add_column("metric")
-    for split in splits:
-        table.add_column(split, justify="right")
-    for name in next(iter(splits.values())):
-        values = [found[name] for found in splits.values()]
-        table.add_row(name, *("undefined" if v is None else f"{v:.6f}" for v in values))
-    console = Console()
-    chosen = f"{evaluation['checkpoint']} ({evaluation['role']})"
-    console.print(chosen, markup=False, highlight=False, soft_wrap=True)
-    console.print(table)
-    if evaluation["best_possible"]:
-        metric, best = evaluation["metric"], evaluation["best_possible"]
-        console.print(f"best possible {metric} {best:.6f}, target {evaluation['target']:.6f}")
-    runner.write_evaluation(evaluation, folder)  # last: what is printed cannot get lost
-
-
 def infer(options: InferOptions) -> None:
     """Time a run's checkpoint, print the table, and keep it in the run's folder."""
     from trainmark.inference import latency

@@ -42,8 +42,13 @@ def matches(path: Path, expected: list[Any]) -> bool:
     """Whether the file is there and has this size and sum."""
     if not path.is_file() or path.stat().st_size != expected[0]:
         return False
+    return of_file(path) == expected
+
+
+def of_file(path: Path) -> list[Any]:
+    """For a JSON record."""
     checksum = Checksum()
     with path.open("rb") as file:
         while data := file.read(_READ_BYTES):
             checksum.update(data)
-    return checksum.value() == expected
+    return checksum.value()

@@ -14,7 +14,7 @@ import numpy as np
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.arrays.checksum import Checksum
 from trainmark.clicklog.arrays.primitives import Array, Scratch
-from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import BlockRecord, Store
 
 _scratch = Scratch()
@@ -61,15 +61,17 @@ class TrainRows:
 
     Args:
         store: all rows.
-        stop_row: rows from here on do not train.
+        rows: those that train.
         path: file for the order, 4 bytes a row.
     """
 
-    def __init__(self, store: Store, stop_row: int, path: Path) -> None:
-        self.store, self.stop_row, self.path = store, stop_row, path
-        self.records = [record for record in store.records if record.first_row < stop_row]
-        self._bounds = store.bounds[: len(self.records)]
+    def __init__(self, store: Store, rows: RowSet, path: Path) -> None:
+        self.store, self.rows, self.path = store, rows, path
+        some = [number for number, r in enumerate(store.records) if not rows.has_none(r)]
+        self.records = [store.records[number] for number in some]
+        self._bounds = store.bounds[some]
         self._bucket_rows = np.diff(self._bounds.sum(axis=0, dtype=np.int64))
+        self._order_bounds: list[int] = []
 
     def groups(self, rows: int) -> Iterator[Buckets]:
         """Buckets in groups of about `rows` rows or fewer, at least one bucket each."""
@@ -105,9 +107,9 @@ class TrainRows:
             all_keys, order = self.store.keys_and_order(part.record)
             rows = order[part.start : part.stop]
             keys.append(all_keys[rows])
-            trains.append(rows < self.stop_row - part.record.first_row)
+            whole = self.rows.has_all(part.record)
+            trains.append(np.ones(len(rows), bool) if whole else self.rows.mask(part.record)[rows])
         joined_keys = self.joined(np.concatenate(keys), buckets)
-        # Only the last block can hold rows that do not train.
         if all(train.all() for train in trains):
             for _, bucket_keys in joined_keys:
                 places = np.arange(len(bucket_keys), dtype=np.uint64)
@@ -120,7 +122,9 @@ class TrainRows:
             yield shuffle.order_of(bucket_keys[train], places, self.store.bits)
 
     def write_order(self, memory: int) -> None:
-        """Find the order of all rows; bucket by bucket in one file."""
+        """Find the order of all rows, unless that is done; bucket by bucket in one file."""
+        if self._order_bounds:
+            return
         self._order_bounds = [0]
         with self.path.open("wb") as file:
             for buckets in self.groups(memory // 32):
@@ -133,46 +137,54 @@ class TrainRows:
         return np.fromfile(self.path, np.uint32, stop - start, offset=4 * start)
 
 
+def in_training_order(rows: TrainRows, field: Field, most_rows: int) -> Iterator[Array]:
+    """A field of the training rows, bucket by bucket; each is valid until the next.
+
+    Args:
+        most_rows: how many are read at a time, or one bucket.
+    """
+    for buckets in rows.groups(most_rows):
+        read = field.read(rows.parts(buckets))
+        for bucket, joined in rows.joined(read, buckets):
+            order = rows.order(bucket)
+            out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
+            primitives.take(joined, order, out)
+            yield out
+        del read
+
+
 def write_train(rows: TrainRows, field: Field, path: Path, memory: int) -> Checksum:
     """Write a field of the training rows, shuffled."""
     check = Checksum()
     with path.open("wb") as file:
-        for buckets in rows.groups(memory // field.row_bytes):
-            read = field.read(rows.parts(buckets))
-            for bucket, joined in rows.joined(read, buckets):
-                order = rows.order(bucket)
-                out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
-                primitives.take(joined, order, out)
-                _write(file, check, field.finish(out))
-            del read
+        for bucket_rows in in_training_order(rows, field, memory // field.row_bytes):
+            _write(file, check, field.finish(bucket_rows))
     return check
 
 
-def write_in_order(store: Store, split: Split, field: Field, path: Path, memory: int) -> Checksum:
-    """Write a field of a split's rows in input order."""
+def write_in_order(store: Store, rows: RowSet, field: Field, path: Path, memory: int) -> Checksum:
+    """Write a field of some rows in input order."""
     check = Checksum()
     with path.open("wb") as file:
-        for batch in _batches(store, split, memory // field.row_bytes):
+        for batch in _batches(store, rows, memory // field.row_bytes):
             read = field.read([Part(record, 0, record.rows) for record in batch])
             end = 0
             for record in batch:
                 start, end = end, end + record.rows
                 out = np.empty((record.rows, *read.shape[1:]), field.dtype)
                 out[store.keys_and_order(record)[1]] = read[start:end]
-                wanted = slice(
-                    max(split.start - record.first_row, 0), max(split.stop - record.first_row, 0)
-                )
-                _write(file, check, field.finish(out[wanted]))
+                wanted = out if rows.has_all(record) else out[rows.mask(record)]
+                _write(file, check, field.finish(wanted))
             del read
     return check
 
 
-def _batches(store: Store, split: Split, rows: int) -> Iterator[list[BlockRecord]]:
+def _batches(store: Store, rows: RowSet, most_rows: int) -> Iterator[list[BlockRecord]]:
     batch: list[BlockRecord] = []
     for record in store.records:
-        if record.first_row >= split.stop or record.first_row + record.rows <= split.start:
+        if rows.has_none(record):
             continue
-        if batch and sum(held.rows for held in batch) + record.rows > rows:
+        if batch and sum(held.rows for held in batch) + record.rows > most_rows:
             yield batch
             batch = []
         batch.append(record)

@@ -3,89 +3,26 @@
 import importlib
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainmark import files, progress
-from trainmark.clickdata import identity
-from trainmark.clicklog.arrays import checksum, shuffle
-from trainmark.clicklog.engine import parse_phase, split_binary, summary, vocabulary
-from trainmark.clicklog.engine.arrange import Field, TrainRows, write_in_order, write_train
-from trainmark.clicklog.engine.column_reader import ColumnReader
-from trainmark.clicklog.engine.fields import CategoricalField, LabelField, NumericalField
+from trainmark.clicklog.arrays import shuffle
+from trainmark.clicklog.engine import numbers, parse_phase, split_binary, summary
+from trainmark.clicklog.engine.division import Division, divide
+from trainmark.clicklog.engine.encode_phase import Encoder, numerical_features
+from trainmark.clicklog.engine.job import VOCABULARY, Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.splits import Split, SplitRule
+from trainmark.clicklog.engine.numbers import FittedNumbers
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.summary import MANIFEST
-from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
-from trainmark.clicklog.engine.vocabulary_files import read_sizes
 from trainmark.clicklog.engine.work import Work
-from trainmark.clicklog.sources.source import BadRows, Source
 from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 
-VOCABULARY = "vocabulary"
 BAD_ROWS = "bad_rows.txt"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to prepare, and how."""
-
-    source: Source
-    output: Path
-    rules: Sequence[Rules]
-    """One per categorical column."""
-    split: SplitRule
-    seed: int = 0
-    bad_rows: BadRows = "stop"
-    vocabulary_from: Literal["all", "train"] = "all"
-    vocabulary: Path | None = None
-    """Folder with vocabularies to use instead of building them."""
-    grow: bool = False
-    """Whether these are to be extended by new values."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """For feature_spec.yaml and prepare.json."""
-
-    def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InputError(f"--seed is {self.seed}; 0 or more is expected.")
-        if self.grow and self.vocabulary is None:
-            raise InputError("--grow needs --vocabulary: the dataset whose ids are to be extended.")
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, for prepare.json: as it was before the work."""
-        return {
-            **self.source.settings(),
-            "frequency_threshold": _one_if_all_alike([rule.threshold for rule in self.rules]),
-            "max_rows": _one_if_all_alike([rule.max_rows for rule in self.rules]),
-            **self.split.settings(),
-            "vocabulary_from": self.vocabulary_from,
-            "vocabulary": str(self.vocabulary) if self.vocabulary else None,
-            **({"grow": True} if self.grow else {}),
-            "bad_rows": self.bad_rows,
-            "seed": self.seed,
-        }
-
-
-def _grown(old: Path, rules: Rules, kept: int) -> dict[str, Any]:
-    """What a column's vocabulary has grown from, and by how much."""
-    before = read_sizes(old).kept
-    return {
-        "digest": identity.digest(old),
-        "rows": rules.cardinality(before),
-        "new_ids": kept - before,
-    }
-
-
-def _one_if_all_alike(of_columns: list[Any]) -> Any:
-    return of_columns[0] if len(set(of_columns)) == 1 else of_columns
 
 
 def prepare(job: Job, limits: Limits) -> dict[str, float]:
@@ -123,14 +60,14 @@ class EmbeddedEngine:
         with self._phase("parse"):
             store, rows_per_file = self._parse()
         try:
-            splits = self.job.split.apply(rows_per_file)
+            division = divide(self.job.split, store, rows_per_file, self.work.folder / "splits.bin")
         except InputError:
             self.work.remove()  # nothing can come of it
             raise
         with self._phase("encode"):
-            columns = self._encode(store, splits)
+            fitted, columns = Encoder(self.job, self.limits, self.work, store, division).run()
         with self._phase("finish"):
-            self._finish(store, splits, columns)
+            self._finish(store, division, fitted, columns)
         return self.seconds
 
     @contextmanager
@@ -147,7 +84,9 @@ class EmbeddedEngine:
         rows = int(sum(sizes) / source.bytes_per_row())
         # Another way with bad rows may go on with the blocks that have none.
         settings = {key: value for key, value in job.settings.items() if key != "bad_rows"}
-        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)})
+        if source.schema.numbers:
+            settings["stored_numbers"] = "float64"  # an earlier version stored them transformed
+        facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)}, source.files)
         self._check_disk(rows)
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
         with progress.bytes_bar("Reading", sum(sizes)) as advance:
@@ -168,7 +107,7 @@ class EmbeddedEngine:
                 # Needed soon, and loading it costs a quarter of a second.
                 aside.submit(importlib.import_module, "pyarrow.parquet")
                 records = parser.run(self.limits.threads)
-        for number, column in enumerate(source.schema.categorical):
+        for number, column in enumerate(source.schema.stored):
             if column.kind == "string":
                 from trainmark.clicklog.arrays import strings
 
@@ -179,15 +118,16 @@ class EmbeddedEngine:
     def _check_disk(self, rows: int) -> None:
         """Say how much disk the run needs, and stop now if that is not there."""
         schema = self.job.source.schema
+        number_bytes, out_number_bytes = (8, 4) if schema.numbers else (2, 2)
         row_bytes = (
             1
-            + 2 * schema.num_numerical
+            + number_bytes * schema.num_numerical
             + sum(
                 8 if column.kind in ("uint64", "int64", "float64") else 4
-                for column in schema.categorical
+                for column in schema.stored
             )
         )
-        out_bytes = 1 + 2 * schema.num_numerical + 4 * len(schema.categorical)
+        out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * len(schema.categorical)
         needed = rows * (row_bytes + out_bytes + 4)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
@@ -201,117 +141,16 @@ class EmbeddedEngine:
                 f"{readable_size(free)} are free. Free some, or choose another --output."
             )
 
-    # --- phase 2
-
-    def _encode(self, store: Store, splits: Sequence[Split]) -> dict[str, dict[str, Any]]:
-        """Write every column; what is worth knowing of each."""
-        dataset = self.work.dataset
-        for name in (*(split.name for split in splits), VOCABULARY):
-            (dataset / name).mkdir(parents=True, exist_ok=True)
-        memory = self.limits.memory // self.limits.threads
-        train = TrainRows(store, splits[0].stop, self.work.folder / "order.bin")
-        tasks = self._tasks(store, splits, train, memory)
-        finished = {record["name"]: record for record in self.work.column_log.keep(self._intact)}
-        left = [name for name in tasks if name not in finished]
-        total = store.rows * len(tasks)
-        with progress.rows_bar("Writing", total) as advance:
-            advance(store.rows * len(finished))
-            if left and splits[0].rows:
-                train.write_order(memory)
-
-            def work(name: str) -> dict[str, Any]:
-                record = {"name": name} | tasks[name]()
-                self.work.column_log.append(record)
-                advance(store.rows)
-                return record
-
-            with ThreadPoolExecutor(self.limits.threads) as pool:
-                records = list(pool.map(work, left))
-        finished |= {record["name"]: record for record in records}
-        return {name: finished[name]["facts"] for name in tasks}
-
-    def _intact(self, record: dict[str, Any]) -> bool:
-        files = record["files"].items()
-        return all(checksum.matches(self.work.dataset / name, check) for name, check in files)
-
-    def _tasks(
-        self, store: Store, splits: Sequence[Split], train: TrainRows, memory: int
-    ) -> dict[str, Callable[[], dict[str, Any]]]:
-        """What is to be written, by name; the largest first, so that no thread ends up alone."""
-
-        def write(field: Field, file: str, of_splits: Sequence[Split] = splits) -> dict[str, Any]:
-            files = {}
-            for split in of_splits:
-                path = self.work.dataset / split.name / file
-                if not split.rows:
-                    path.touch()
-                    check = checksum.Checksum()
-                elif split.name == "train":
-                    check = write_train(train, field, path, memory * 2 // 5)
-                else:
-                    check = write_in_order(store, split, field, path, memory * 2 // 5)
-                files[f"{split.name}/{file}"] = check.value()
-            return files
-
-        def numerical() -> dict[str, Any]:
-            return {"files": write(NumericalField(store), "numerical.bin"), "facts": {}}
-
-        def label() -> dict[str, Any]:
-            files, clicks = dict[str, Any](), dict[str, int]()
-            for split in splits:
-                field = LabelField(store)
-                files |= write(field, "label.bin", [split])
-                clicks[split.name] = field.clicks
-            return {"files": files, "facts": {"clicks": clicks}}
-
-        def categorical(column: int) -> dict[str, Any]:
-            rules = self.job.rules[column]
-            reader = ColumnReader(store, column, rules.value_modulus)
-            name = f"{VOCABULARY}/cat_{column}.parquet"
-            path = self.work.dataset / name
-            old = self.job.vocabulary / path.name if self.job.vocabulary else None
-            if old is None or self.job.grow:
-                stop = store.rows if self.job.vocabulary_from == "all" else splits[0].stop
-                sizes = vocabulary.build(reader, rules, stop, memory, path, old)
-            else:
-                shutil.copyfile(old, path)
-                sizes = read_sizes(path)
-            cardinality = rules.cardinality(sizes.kept)
-            known = Vocabulary(path, reader, memory // 2)
-            field = CategoricalField(reader, known, cardinality, SpecialIds.of(known, rules))
-            files = write(field, f"cat_{column}.bin")
-            check = checksum.Checksum()
-            check.update(path.read_bytes())
-            facts: dict[str, Any] = {
-                "distinct": sizes.distinct,
-                "kept": sizes.kept,
-                "cardinality": cardinality,
-                "missing": reader.missing(),
-                "rare": field.rare,
-                "digest": identity.digest(path),
-            }
-            if old is not None and self.job.grow:
-                facts["grown"] = _grown(old, rules, sizes.kept)
-            return {"files": files | {name: check.value()}, "facts": facts}
-
-        stored = [
-            sum(record.columns[column].width * record.rows for record in store.records)
-            for column in range(len(store.schema.categorical))
-        ]
-        by_size = sorted(range(len(stored)), key=lambda column: -stored[column])
-        tasks: dict[str, Callable[[], dict[str, Any]]] = {}
-        if store.schema.num_numerical:
-            tasks["numerical"] = numerical
-        for column in by_size:
-            tasks[f"cat_{column}"] = lambda column=column: categorical(column)  # type: ignore[misc]
-        return tasks | {"label": label}
-
     # --- phase 3
 
     def _finish(
-        self, store: Store, splits: Sequence[Split], columns: Mapping[str, dict[str, Any]]
+        self,
+        store: Store,
+        division: Division,
+        fitted: FittedNumbers,
+        columns: Mapping[str, dict[str, Any]],
     ) -> None:
-        job, dataset = self.job, self.work.dataset
+        job, dataset, splits = self.job, self.work.dataset, division.splits
         bad = sum(record.bad for record in store.records)
         if bad:
             with (dataset / BAD_ROWS).open("wb") as report:
@@ -321,22 +160,26 @@ class EmbeddedEngine:
                             parse_phase.bad_rows_path(self.work, record.index).read_bytes()
                         )
         names = [column.name for column in store.schema.categorical]
+        rules = [*job.rules[: len(names)], *(numbers.BIN_RULES for _ in fitted.with_bins())]
+        names += [numbers.bin_name(column.name) for _, column in fitted.with_bins()]
         facts = [columns[f"cat_{number}"] for number in range(len(names))]
         cardinalities = [fact["cardinality"] for fact in facts]
         split_binary.write_specs(
             dataset,
             cardinalities,
-            store.schema.num_numerical,
+            numerical_features(store, fitted),
             job.metadata,
             validation=any(split.name == "validation" for split in splits),
+            numerical_dtype=fitted.dtype,
         )
+        inputs = job.source.inputs()
         files.write_json(
             dataset / VOCABULARY / "vocabulary.json",
             # A column that an earlier version encoded, before it was killed, has no digest.
             summary.vocabulary_facts(
-                job.rules,
+                rules,
                 names,
-                job.source.inputs(),
+                inputs and fitted.recorded(inputs),
                 [fact.get("digest") for fact in facts],
                 self._extends(names, facts),
             ),
@@ -347,6 +190,7 @@ class EmbeddedEngine:
             clicks=columns["label"]["clicks"],
             bad=bad,
             features=dict(zip(names, facts, strict=True)),
+            numerical={column.name: column.facts for column in fitted.columns},
             metadata=job.metadata,
         )
         files.write_json(dataset / MANIFEST, manifest)

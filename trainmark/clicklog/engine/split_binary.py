@@ -1,7 +1,8 @@
 """Writes the `split_binary` layout: one headerless little-endian file per feature.
 
-`numerical.bin` holds float16 rows, `label.bin` one byte per row, `cat_i.bin` one integer per row in
-the narrowest type that the column's cardinality allows. Row k of every file is the same example.
+`numerical.bin` holds rows of float16 or float32, `label.bin` one byte per row, `cat_i.bin` one
+integer per row in the narrowest type that the column's cardinality allows. Row k of every file is
+the same example.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +26,15 @@ class Writer:
     """
 
     def __init__(
-        self, folder: Path, mapping: str, cardinalities: Sequence[int], num_numerical: int
+        self,
+        folder: Path,
+        mapping: str,
+        cardinalities: Sequence[int],
+        num_numerical: int,
+        numerical_dtype: str = "float16",
     ) -> None:
         self.rows = 0
+        self._numerical_dtype = np.dtype(numerical_dtype).newbyteorder("<")
         self._dtypes = [feature_spec.dtype_for(cardinality) for cardinality in cardinalities]
         (folder / mapping).mkdir()
         self._files = ExitStack()
@@ -53,7 +60,7 @@ class Writer:
     def append(
         self,
         labels: NDArray[np.bool_],
-        numerical: NDArray[np.float16],
+        numerical: NDArray[np.floating],
         categorical: Iterable[NDArray[np.integer]],
     ) -> None:
         """Write rows: `labels` [rows], `numerical` [rows, columns], `categorical` per column.
@@ -63,7 +70,7 @@ class Writer:
         self.rows += len(labels)
         _write(self._label, labels, "bool")
         if self._numerical is not None:
-            _write(self._numerical, numerical, "<f2")
+            _write(self._numerical, numerical, self._numerical_dtype)
         for file, ids, dtype in zip(self._categorical, categorical, self._dtypes, strict=True):
             _write(file, ids, np.dtype(dtype).newbyteorder("<"))
 
@@ -79,9 +86,12 @@ def write_specs(
     metadata: Mapping[str, Any],
     hotness: Sequence[int] = (),
     validation: bool = True,
+    numerical_dtype: str = "float16",
 ) -> None:
     """Write `feature_spec.yaml` (train, test) and `feature_spec_validation.yaml` (validation)."""
     for mappings in (("train", "test"), ("validation",))[: 1 + validation]:
-        spec = feature_spec.default_spec(cardinalities, num_numerical, metadata, mappings, hotness)
+        spec = feature_spec.default_spec(
+            cardinalities, num_numerical, metadata, mappings, hotness, numerical_dtype
+        )
         feature_spec.check(spec, mappings)
         feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))

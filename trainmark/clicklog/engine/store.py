@@ -4,7 +4,8 @@ Within a block the rows are grouped by bucket (shuffle.py). The file holds, in t
 
     bucket sizes   uint32 [2**bits]
     labels         uint8 [rows]
-    numerical      float16 [rows, columns]
+    numerical      float16 [rows, columns]; where they are yet to be transformed (`Schema.numbers`),
+                   float64 [rows] of one column after the other, NaN where missing
     each categorical column:
         zeros      uint32, places of the rows that hold the number 0 (a stored 0 is a missing value)
         dictionary numbers in order of appearance, then uint32 how often each occurs
@@ -15,7 +16,7 @@ A record (a line in blocks.jsonl) says where things are, and what the file's che
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ class StoredColumn:
 
 
 @dataclass(frozen=True)
+class StoredNumbers:
+    """What is known of a block's part of a numerical column."""
+
+    missing: int
+    minimum: float | None
+    """None: all are missing."""
+    maximum: float | None
+
+
+@dataclass(frozen=True)
 class BlockRecord:
     """A finished block."""
 
@@ -60,16 +71,21 @@ class BlockRecord:
     columns: list[StoredColumn]
     strings: dict[str, list[Any]]
     """Checksums of the dictionaries of string columns, by file name."""
+    numbers: list[StoredNumbers] = field(default_factory=list)
+    """Of each column of `Schema.numbers`."""
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
-        data["columns"] = [list(asdict(column).values()) for column in self.columns]
+        for key in ("columns", "numbers"):
+            data[key] = [list(column.values()) for column in data[key]]
         return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "BlockRecord":
         columns = [StoredColumn(*column) for column in data["columns"]]
-        return cls(**data | {"stop": Position(**data["stop"]), "columns": columns})
+        numbers = [StoredNumbers(*column) for column in data.get("numbers", [])]
+        stop = Position(**data["stop"])
+        return cls(**data | {"stop": stop, "columns": columns, "numbers": numbers})
 
 
 def dtype_of(column: Column) -> Any:
@@ -96,14 +112,15 @@ def write(
     _, order, bounds = shuffle.group(seed, first, first + len(block), bits)
     parts: list[Array] = [np.diff(bounds).astype(np.uint32)]
     parts += [_taken("labels", block.labels.view(np.uint8), order)]
-    parts += [_taken("numerical", block.numerical.view(np.uint16), order)]
+    if schema.numbers:
+        parts += _number_columns(block, order)
+    else:
+        parts += [_taken("numerical", block.numerical.view(np.uint16), order)]
     place_of: Array | None = None
     columns = []
     dictionaries = {}
     offset = sum(part.nbytes for part in parts)
-    for number, (column, values) in enumerate(
-        zip(schema.categorical, block.categorical, strict=True)
-    ):
+    for number, (column, values) in enumerate(zip(schema.stored, block.categorical, strict=True)):
         if column.kind == "string":
             from trainmark.clicklog.arrays import strings
 
@@ -133,8 +150,23 @@ def write(
         check=check.value(),
         columns=columns,
         strings=dictionaries,
+        numbers=[_describe_numbers(column) for column in block.numerical.T if schema.numbers],
         **record,
     )
+
+
+def _number_columns(block: ParsedRows, order: Array) -> list[Array]:
+    return [
+        _taken(f"number {number}", np.ascontiguousarray(column), order)
+        for number, column in enumerate(block.numerical.T)
+    ]
+
+
+def _describe_numbers(column: Array) -> StoredNumbers:
+    present = column[~np.isnan(column)]
+    if not len(present):
+        return StoredNumbers(len(column), None, None)
+    return StoredNumbers(len(column) - len(present), float(present.min()), float(present.max()))
 
 
 def _taken(name: str, source: Array, order: Array, dtype: Any = None) -> Array:
@@ -250,6 +282,11 @@ class Store:
         offset = (4 << self.bits) + record.rows + start * 2 * width
         return self._read(record, offset, (stop - start) * width, np.uint16).reshape(-1, width)
 
+    def number(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
+        """A column of `Schema.numbers` of these places; NaN where missing."""
+        offset = (4 << self.bits) + record.rows + 8 * (column * record.rows + start)
+        return self._read(record, offset, stop - start, np.float64)
+
     def zeros(self, record: BlockRecord, column: int) -> Array:
         """Rising places of a block's rows that hold the number 0."""
         stored = record.columns[column]
@@ -258,7 +295,7 @@ class Store:
     def dictionary(self, record: BlockRecord, column: int) -> tuple[Array, Array]:
         """Numbers in order of appearance, 0 for missing or 0, and their counts."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         numbers = self._read(record, offset, stored.distinct, dtype)
         offset += numbers.nbytes
@@ -267,7 +304,7 @@ class Store:
     def codes(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
         """Codes (or numbers, where there is no dictionary) of the places `start` to `stop`."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         if stored.distinct:
             offset += stored.distinct * (dtype.itemsize + 4)

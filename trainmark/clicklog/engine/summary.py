@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.splits import NamedRows
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.formatting import readable_size
 
@@ -15,18 +15,30 @@ RARE_SHARE = 0.1
 """Of a column's rows: more than this many with the id of rare values are worth a warning."""
 MAX_NAMED = 5
 """Columns in a warning."""
+LOSSES = {
+    "cut_off": "cut off (beyond float32, or beyond all training rows)",
+    "became_zero": "became 0",
+    "lost_digits": "lost digits (float32 keeps seven)",
+}
+"""What a transform loses of numbers: in prepare.json, and in words."""
 
 
 def manifest(
     *,
     settings: Mapping[str, Any],
-    splits: Sequence[Split],
+    splits: Sequence[NamedRows],
     clicks: Mapping[str, int],
     bad: int,
     features: Mapping[str, Mapping[str, Any]],
+    numerical: Mapping[str, Mapping[str, Any]] | None = None,
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of prepare.json. No times: the same input gives the same bytes."""
+    """The content of prepare.json. No times: the same input gives the same bytes.
+
+    Args:
+        features: facts of the categorical features.
+        numerical: of the numerical columns, where the source does not transform them itself.
+    """
     rows = sum(split.rows for split in splits)
     cardinalities = [feature["cardinality"] for feature in features.values()]
     table_rows = sum(cardinalities)
@@ -51,6 +63,7 @@ def manifest(
             }
             for name, feature in features.items()
         },
+        **({"numerical": numerical} if numerical else {}),
         "model": {
             "embedding_dim": EMBEDDING_DIM,
             "table_rows": table_rows,
@@ -136,6 +149,7 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
 
     console = Console()
     show_splits(output, facts)
+    _show_numerical(console, facts.get("numerical", {}))
     features = Table("feature", "distinct", "kept", "table rows", "missing", "rare")
     for name, feature in facts["features"].items():
         counts = (f"{feature[key]:,}" for key in ("distinct", "kept", "cardinality"))
@@ -161,6 +175,27 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
         warn(warning)
     if "best_auc" in facts:
         console.print(f"best possible AUC on the last day: {facts['best_auc']:.4f}")
+
+
+def _show_numerical(console: Any, columns: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the numerical columns are, what they are read as, and what that loses."""
+    from rich.table import Table
+
+    if not columns:
+        return
+    table = Table("number", "read as", "missing", "minimum", "median", "maximum")
+    for name, column in columns.items():
+        ends = (_short(column[key]) for key in ("minimum", "median", "maximum"))
+        table.add_row(name, column["reading"], f"{column['missing']:,}", *ends)
+    console.print(table)
+    for name, column in columns.items():
+        lost = [f"{column[key]:,} {words}" for key, words in LOSSES.items() if column[key]]
+        if lost:
+            console.print(f"{name}: {', '.join(lost)}", markup=False, soft_wrap=True)
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.6g}"
 
 
 def _tables(count: int) -> str:

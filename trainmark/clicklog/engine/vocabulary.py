@@ -16,6 +16,7 @@ from trainmark.clicklog.arrays import counting, primitives
 from trainmark.clicklog.arrays.counting import Counts
 from trainmark.clicklog.arrays.primitives import NO_KEYS, Array, IdLookup
 from trainmark.clicklog.engine.column_reader import ColumnReader, arrow_array, numpy_array
+from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.vocabulary_files import (
     Entries,
     Sizes,
@@ -69,14 +70,15 @@ class Rules:
 def build(
     reader: ColumnReader,
     rules: Rules,
-    stop_row: int,
+    rows: RowSet,
     memory: int,
     path: Path,
     old: Path | None = None,
 ) -> Sizes:
-    """Count a column's values up to `stop_row` and write its vocabulary.
+    """Count a column's values and write its vocabulary.
 
     Args:
+        rows: those that count.
         memory: bytes that may be used, roughly.
         path: the file to write. Parts that do not fit in memory wait beside it.
         old: a vocabulary to extend: its values keep their ids, and new ones follow.
@@ -85,12 +87,12 @@ def build(
     keyed = rules.recipe.order == "appearance"
     known = Vocabulary(old, reader, memory // 4) if old else None
     parts = _Parts(path)
-    zero = _count_zeros(reader, rules, stop_row)
+    zero = _count_zeros(reader, rules, rows)
     low = 1
     while True:
         counter = counting.counter(reader.dtype, low, limit, keyed)
-        for record in reader.records(stop_row):
-            counter.add(*reader.occurrences(record, stop_row, keyed))
+        for record in reader.records(rows):
+            counter.add(*reader.occurrences(record, rows, keyed))
         counts = counter.result(rules.threshold)
         parts.add(known.without(counts) if known else counts)
         if counter.high == np.iinfo(reader.dtype).max:
@@ -113,9 +115,9 @@ def build(
     return read_sizes(path) if old else Sizes(parts.distinct, parts.kept)
 
 
-def _count_zeros(reader: ColumnReader, rules: Rules, stop_row: int) -> Counts | None:
+def _count_zeros(reader: ColumnReader, rules: Rules, rows: RowSet) -> Counts | None:
     """The number 0, which the store keeps apart; None if there is none."""
-    count, first = reader.zeros_and_first(stop_row, rules.recipe.missing_is_zero)
+    count, first = reader.zeros_and_first(rows, rules.recipe.missing_is_zero)
     if not count:
         return None
     firsts = np.array([first]) if rules.recipe.order == "appearance" else NO_KEYS

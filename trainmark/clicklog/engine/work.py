@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,12 @@ class Work:
                 f"{error.filename or self.output} cannot be written: {error.strerror or error}."
             ) from error
 
-    def agree(self, settings: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-        """Facts about the store: of an earlier run with the same settings, or `fresh` ones."""
+    def agree(
+        self, settings: Mapping[str, Any], fresh: Mapping[str, Any], inputs: Sequence[Path]
+    ) -> dict[str, Any]:
+        """Facts about the store: of an earlier run with the same settings and files, or `fresh`."""
         about = files.read_json(self._about)
+        now = {str(path): _fingerprint(path) for path in inputs}
         if about:
             difference = files.difference(about["settings"], settings)
             if difference:
@@ -56,9 +60,16 @@ class Work:
                     f"{self.folder} holds unfinished work with other settings ({difference}). "
                     f"Run the earlier command again, or remove that folder."
                 )
+            then = about.get("inputs", now)
+            changed = [path for path in now if then.get(path, now[path]) != now[path]]
+            if changed:
+                raise InputError(
+                    f"{changed[0]} has changed since {self.folder}, which holds unfinished work on "
+                    "it, was begun. Remove that folder to begin again."
+                )
             return dict(about["facts"])
         self.blocks.mkdir(exist_ok=True)
-        about = {"settings": settings, "facts": fresh}
+        about = {"settings": settings, "facts": fresh, "inputs": now}
         write_atomically(self._about, json.dumps(about) + "\n")
         return dict(fresh)
 
@@ -73,6 +84,19 @@ class Work:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _fingerprint(path: Path) -> list[int]:
+    """What tells a file from another of its name: size, time of change, checksum of samples."""
+    found, sum_so_far = path.stat(), 0
+    with path.open("rb", buffering=0) as file:
+        for place in range(SAMPLES):
+            file.seek(place * max(found.st_size - SAMPLE_BYTES, 0) // (SAMPLES - 1))
+            sum_so_far = zlib.crc32(file.read(SAMPLE_BYTES), sum_so_far)
+    return [found.st_size, found.st_mtime_ns, sum_so_far]
+
+
+SAMPLES, SAMPLE_BYTES = 32, 4096
 
 
 class Log:

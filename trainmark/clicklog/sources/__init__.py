@@ -7,7 +7,8 @@ criteo_text.py     Criteo's text; criteo_format.py: its rules, a line at a time;
                    criteo_kernel.py (numba) and criteo_arrow.py: the fast parsers
 csv_source.py, parquet_source.py
                    files with any columns
-column_spec.py     --columns: what these columns are; convert.py makes numbers of them
+column_spec.py     --columns: what these columns are; convert.py makes numbers of them;
+                   number_readings.py: what is to become of numbers
 column_match.py    --vocabulary: what they were in an earlier dataset
 text_files.py      pieces of whole lines, compressed or not
 """

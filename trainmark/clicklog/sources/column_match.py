@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources import column_spec, number_readings
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.errors import InputError, raise_all
 
@@ -73,7 +73,7 @@ def _contradictions(given: Sequence[ColumnUse], old: OldColumns) -> Iterator[str
             yield (
                 f"--columns has {name!r} as {use.role}; in {old.dataset} it is {known[name].role}."
             )
-        elif use.reading not in (None, known[name].reading):
+        elif use.reading not in (None, number_readings.AUTO, known[name].reading):
             yield (
                 f"--columns reads {name!r} as {use.reading}; {old.dataset} has it as "
                 f"{known[name].reading}, which its ids and numbers follow."

@@ -8,7 +8,8 @@ Roles are separated by spaces, columns by commas. A column is named as in the he
 says how to read it:
 
     label        0 or 1 (also true, false); or compared: label=rating>=4, label=answer=yes
-    numerical    plain (the default): the number itself; log: ln(x + 3), 0.0 where x is not above -3
+    numerical    auto (the default), plain, log, signed_log, standard, standard_log, quantile, bins,
+                 or several with a plus between them (number_readings.py)
     categorical  string (the default for text), int64, uint64, float64, or hex for numbers of up to
                  8 hexadecimal digits
     timestamp    iso (the default for text: 2024-05-01 13:30:00), unix (seconds), unix_ms
@@ -23,13 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from trainmark.clicklog.sources.rows import Column, Kind, Schema
+from trainmark.clicklog.sources import number_readings
+from trainmark.clicklog.sources.rows import Column, Kind, Number, Schema
 from trainmark.errors import InputError, raise_all, unknown
 
 Role = Literal["label", "numerical", "categorical", "timestamp"]
 READINGS: dict[Role, tuple[str, ...]] = {
     "label": ("string",),
-    "numerical": ("plain", "log"),
+    "numerical": number_readings.WORDS,
     "categorical": ("string", "int64", "uint64", "float64", "hex"),
     "timestamp": ("iso", "unix", "unix_ms"),
 }
@@ -47,6 +49,8 @@ class ColumnUse:
     """How to read it; None: as its type in the file says, or as the default for text."""
     comparison: tuple[str, float | str] | None = None
     """Of a label: it is 1 where the column compares so; a text can only be equal."""
+    parameters: Mapping[str, Any] | None = None
+    """Of a number: what an earlier dataset has fitted."""
 
 
 def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
@@ -96,11 +100,17 @@ def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[Co
         compared = (operator, _compared_with(operator, value, name))
         return [ColumnUse(c, role, comparison=compared) for c in _find(column, columns, source)]
     head, _, reading = name.rpartition(":")
-    if name not in columns and head and reading in READINGS[role]:
+    if name not in columns and head and _is_reading(role, reading):
+        if role == "numerical":
+            reading = number_readings.in_order(reading)
         return [ColumnUse(column, role, reading) for column in _find(head, columns, source)]
     if name not in columns and head and head in columns:
         raise unknown(f"way to read the {role} column {head}", reading, READINGS[role])
     return [ColumnUse(column, role) for column in _find(name, columns, source)]
+
+
+def _is_reading(role: Role, text: str) -> bool:
+    return number_readings.is_reading(text) if role == "numerical" else text in READINGS[role]
 
 
 def _compared_with(operator: str, value: str, name: str) -> float | str:
@@ -138,9 +148,20 @@ def _problems(uses: Sequence[ColumnUse]) -> list[str]:
         if use.column in named:
             problems.append(f"--columns names {use.column!r} twice.")
         named.add(use.column)
-    if not any(use.role in ("categorical", "timestamp") for use in uses):
-        problems.append("--columns names no categorical column; at least one is needed.")
+    if not any(use.role in ("categorical", "timestamp") or _has_bins(use) for use in uses):
+        problems.append(
+            "--columns names no categorical column; at least one is needed, or the bins of a "
+            "numerical one, such as numerical=age:quantile+bins."
+        )
     return problems
+
+
+def _has_bins(use: ColumnUse) -> bool:
+    """Whether a numerical column has bins, or may have."""
+    reading = use.reading or number_readings.AUTO
+    return use.role == "numerical" and (
+        reading == number_readings.AUTO or number_readings.parse(reading).bins
+    )
 
 
 def schema(uses: Sequence[ColumnUse]) -> Schema:
@@ -158,7 +179,12 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
             categorical.append(Column(use.column, kinds[use.reading or "string"]))
         elif use.role == "timestamp":
             categorical += [Column(f"{use.column}.hour"), Column(f"{use.column}.weekday")]
-    return Schema(sum(use.role == "numerical" for use in uses), tuple(categorical))
+    numbers = tuple(
+        Number(use.column, use.reading or number_readings.AUTO, use.parameters)
+        for use in uses
+        if use.role == "numerical"
+    )
+    return Schema(len(numbers), tuple(categorical), numbers)
 
 
 def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:

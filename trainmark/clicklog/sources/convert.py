@@ -16,7 +16,6 @@ from trainmark.errors import InputError
 
 Mask = NDArray[np.bool_]
 
-MAX_FLOAT16 = float(np.finfo(np.float16).max)
 HOUR_S, DAY_S = 3600, 86_400
 THURSDAY = 3
 """Day of the week of 1 January 1970, Monday being 0."""
@@ -27,7 +26,8 @@ class Converted:
     """A batch of rows. Fields that break the rules are listed, and missing or 0 in the columns."""
 
     labels: NDArray[np.bool_]
-    numerical: NDArray[np.float16]
+    numerical: NDArray[np.float64]
+    """[rows, columns], NaN where missing."""
     categorical: list[Any]
     problems: dict[int, str]
     """Row -> what is wrong with it, the first thing if there are several."""
@@ -40,14 +40,14 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
     columns = [_plain(column) for column in columns]
     problems: dict[int, str] = {}
     labels = unlabelled = np.empty(0, np.bool_)
-    numerical: list[NDArray[np.float16]] = []
+    numerical: list[NDArray[np.float64]] = []
     categorical: list[Any] = []
     for column, use in zip(columns, uses, strict=True):
         if use.role == "label":
             labels, bad = _label(column, use)
             unlabelled = bad
         elif use.role == "numerical":
-            numbers, bad = _number(column, use)
+            numbers, bad = _number(column)
             numerical.append(numbers)
         elif use.role == "timestamp":
             features, bad = _time(column, use)
@@ -60,7 +60,7 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
             received = "missing" if found is None else f"{found!r:.60}"
             problems.setdefault(row, f"{use.column} is {received}, expected {expected(use)}")
     rows = len(columns[0])
-    matrix = np.stack(numerical, axis=1) if numerical else np.empty((rows, 0), np.float16)
+    matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
     return Converted(labels, matrix, categorical, problems, unlabelled)
 
 
@@ -71,10 +71,7 @@ def expected(use: ColumnUse) -> str:
             return f"0, 1, true or false (or say what a click is: label={use.column}=VALUE)"
         return "a number" if isinstance(use.comparison[1], float) else "a value"
     if use.role == "numerical":
-        if use.reading == "log":
-            return "a finite number"
-        limit = f"{MAX_FLOAT16:,.0f} at most ({use.column}:log takes larger ones)"
-        return f"a number within float16, {limit}"
+        return "a finite number"
     if use.role == "timestamp":
         if use.reading in ("unix", "unix_ms"):
             return "seconds since 1970" if use.reading == "unix" else "milliseconds since 1970"
@@ -82,10 +79,16 @@ def expected(use: ColumnUse) -> str:
     return f"{use.reading} or nothing"
 
 
-def resolve(uses: Sequence[ColumnUse], types: Sequence[pa.DataType]) -> list[ColumnUse]:
-    """Fill in how to read each column, by its type in the file; refuse what cannot be read."""
+def resolve(
+    uses: Sequence[ColumnUse], types: Sequence[pa.DataType], numerical: str
+) -> list[ColumnUse]:
+    """Fill in how to read each column, by its type in the file; refuse what cannot be read.
+
+    Args:
+        numerical: the reading of numbers that have none.
+    """
     resolved = [
-        use if use.reading else replace(use, reading=_reading(use, _value_type(kind)))
+        use if use.reading else replace(use, reading=_reading(use, _value_type(kind), numerical))
         for use, kind in zip(uses, types, strict=True)
     ]
     for use, kind in zip(resolved, types, strict=True):
@@ -100,7 +103,7 @@ def resolve(uses: Sequence[ColumnUse], types: Sequence[pa.DataType]) -> list[Col
     return resolved
 
 
-def _reading(use: ColumnUse, kind: pa.DataType) -> str | None:
+def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
     if use.role == "timestamp":
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             raise InputError(
@@ -109,7 +112,7 @@ def _reading(use: ColumnUse, kind: pa.DataType) -> str | None:
             )
         return "iso"
     if use.role != "categorical":
-        return "plain" if use.role == "numerical" else "string"
+        return numerical if use.role == "numerical" else "string"
     if pa.types.is_unsigned_integer(kind):
         return "uint64"
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -222,14 +225,11 @@ def _label(column: pa.Array, use: ColumnUse) -> tuple[NDArray[np.bool_], Mask]:
     return values == 1, missing | bad | ((values != 0) & (values != 1))
 
 
-def _number(column: pa.Array, use: ColumnUse) -> tuple[NDArray[np.float16], Mask]:
+def _number(column: pa.Array) -> tuple[NDArray[np.float64], Mask]:
+    """As they are; what is bad counts as missing."""
     values, missing, bad = _floats(column)
-    if use.reading == "log":
-        bad |= ~np.isfinite(values)
-        shifted = np.maximum(np.where(bad | missing, -2.0, values) + 3, 1.0)
-        return np.log(shifted).astype(np.float16), bad
-    bad |= ~(np.abs(values) <= MAX_FLOAT16)
-    return np.where(bad, 0.0, values).astype(np.float16), bad
+    bad |= np.isinf(values)
+    return np.where(missing | bad, np.nan, values), bad
 
 
 def _category(column: pa.Array, use: ColumnUse) -> tuple[Any, Mask]:

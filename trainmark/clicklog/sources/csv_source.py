@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources import column_match, column_spec, text_files
+from trainmark.clicklog.sources import column_match, column_spec, number_readings, text_files
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
@@ -31,6 +31,7 @@ class CsvSource:
         delimiter: one character.
         header: whether every file starts with a line of names.
         missing: what stands for a missing value, besides nothing.
+        numerical: how to read the numbers of which `columns` does not say it.
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong in it for
             missing; without a label, or with the wrong number of fields, it has to skip the line.
         old: the columns of an earlier dataset, to be read as they were (column_match.py).
@@ -44,6 +45,7 @@ class CsvSource:
         delimiter: str = ",",
         header: bool = True,
         missing: Sequence[str] = (),
+        numerical: str = number_readings.AUTO,
         bad_rows: BadRows = "stop",
         old: OldColumns | None = None,
     ) -> None:
@@ -51,11 +53,12 @@ class CsvSource:
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
         self.files = list(files)
         self.bad_rows = bad_rows
+        self._numerical = number_readings.check_default(numerical)
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self._names = self._check_headers()
         uses = column_match.uses(columns, self._names, str(self.files[0]), old)
         # Text has no types: what --columns does not say is read in the usual way.
-        self.uses = resolve(uses, [pa.string()] * len(uses))
+        self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
         self.schema = column_spec.schema(self.uses)
         self._columns = columns
 
@@ -63,6 +66,7 @@ class CsvSource:
         return {
             "input": names_and_sizes(self.files),
             "columns": self._columns,
+            **({"numerical": self._numerical} if self.schema.numbers else {}),
             "delimiter": self._delimiter,
             "header": self._header,
             **({"missing": self._missing} if self._missing else {}),

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from trainmark.clicklog.sources import column_match, column_spec
+from trainmark.clicklog.sources import column_match, column_spec, number_readings
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
@@ -21,7 +21,7 @@ class ParquetSource:
 
     Args:
         files: in the order of their rows.
-        columns, bad_rows, old: as for `CsvSource`.
+        columns, numerical, bad_rows, old: as for `CsvSource`.
     """
 
     def __init__(
@@ -29,15 +29,18 @@ class ParquetSource:
         files: Sequence[Path],
         columns: str | None,
         *,
+        numerical: str = number_readings.AUTO,
         bad_rows: BadRows = "stop",
         old: OldColumns | None = None,
     ) -> None:
         self.files = list(files)
         self.bad_rows = bad_rows
+        self._numerical = number_readings.check_default(numerical)
         self._columns = columns
         schemas = [_open_parquet(path).schema_arrow for path in self.files]
         uses = column_match.uses(columns, schemas[0].names, str(self.files[0]), old)
-        self.uses = resolve(uses, [schemas[0].field(use.column).type for use in uses])
+        types = [schemas[0].field(use.column).type for use in uses]
+        self.uses = resolve(uses, types, self._numerical)
         if old is not None:
             raise_all(self._other_texts(schemas[0], old.dataset))
         for path, schema in zip(self.files, schemas, strict=True):
@@ -62,6 +65,7 @@ class ParquetSource:
         return {
             "input": names_and_sizes(self.files),
             "columns": self._columns,
+            **({"numerical": self._numerical} if self.schema.numbers else {}),
         }
 
     def inputs(self) -> Mapping[str, Any]:

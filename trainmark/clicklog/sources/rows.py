@@ -1,6 +1,6 @@
 """Rows between a source and the store: what a log's columns are, and a block of their values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,11 +21,37 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Number:
+    """A numerical column that is stored as it was read, and transformed when it is written."""
+
+    name: str
+    reading: str
+    """As number_readings.py has it."""
+    parameters: Mapping[str, Any] | None = None
+    """Of its transform, where an earlier dataset has fitted them; None: training rows will."""
+
+
+@dataclass(frozen=True)
 class Schema:
     """The columns of a log besides its label."""
 
     num_numerical: int
     categorical: tuple[Column, ...]
+    numbers: tuple[Number, ...] = ()
+    """The numerical columns; none where the source transforms them itself."""
+    helpers: tuple[Column, ...] = ()
+    """Columns by which rows are divided, named `order` and `group`: no features, but stored behind
+    the categorical columns and as they are."""
+
+    @property
+    def stored(self) -> tuple[Column, ...]:
+        """The categorical columns of the store."""
+        return self.categorical + self.helpers
+
+    def helper(self, name: str) -> int | None:
+        """The number of a helper among the stored columns; None if there is no such."""
+        names = [column.name for column in self.helpers]
+        return len(self.categorical) + names.index(name) if name in names else None
 
 
 @dataclass(frozen=True)
@@ -59,8 +85,9 @@ class ParsedRows:
 
     labels: NDArray[np.bool_]
     """[rows]"""
-    numerical: NDArray[np.float16]
-    """[rows, num_numerical], transformed as training wants them."""
+    numerical: NDArray[np.floating]
+    """[rows, num_numerical]: float64 as read, NaN where missing; of a source that transforms its
+    numbers itself, float16 as training wants them."""
     categorical: Sequence[Any]
     """Per column `Values`, or for kind "string" an Arrow array of strings with nulls."""
     bad: Sequence[BadRow] = field(default=())

@@ -14,7 +14,8 @@ import pyarrow as pa
 from trainmark import files
 from trainmark.clickdata import identity, planted
 from trainmark.clicklog.engine import split_binary, summary, vocabulary_files
-from trainmark.clicklog.engine.phases import BAD_ROWS, VOCABULARY, Job
+from trainmark.clicklog.engine.job import VOCABULARY, Job
+from trainmark.clicklog.engine.phases import BAD_ROWS
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.sources.criteo_format import NAMES, NUM_NUMERICAL, parse_line
 from trainmark.clicklog.sources.criteo_text import CriteoSource

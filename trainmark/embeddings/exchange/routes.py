@@ -8,6 +8,9 @@ and rows travel. A block from one rank to another holds, for each of the receive
 
 so that the length of the first is known from the placement and the samples alone, and only that of
 the second has to be exchanged. Rows travel back in the order of their ids, `width` elements each.
+
+A table may be narrower than the model's rows: the placement says how wide it is. Nobody sends what
+it lacks; zeros take that place where the rows are put together. Only whole rows may be so.
 """
 
 import itertools
@@ -63,7 +66,10 @@ class Routes:
     def __init__(self, placement: Placement, table_rows: Sequence[int], dim: int) -> None:
         self.devices, self.table_rows, self.dim = placement.devices, list(table_rows), dim
         self.num_features = len(table_rows)
-        found = _parts(placement, self.table_rows, dim)
+        widths = {t.table: max(shard.columns[1] for shard in t.shards) for t in placement.tables}
+        self.widths = [widths[table] for table in range(len(table_rows))]
+        """Of each table's rows."""
+        found = _parts(placement, self.table_rows, self.widths)
         self.stores = [
             [_store(key, found[key]) for key in sorted(found) if key.device == device]
             for device in range(placement.devices)
@@ -76,6 +82,11 @@ class Routes:
             dim, *(n for store in self._all_stores() for p in store.parts for n in p.columns)
         )
         """Elements that always travel together: rows are put together from pieces of this width."""
+
+    @property
+    def lacking(self) -> int:
+        """Elements of a sample's rows that no table has."""
+        return sum(self.dim - width for width in self.widths)
 
     def _all_stores(self) -> Iterator[StoreParts]:
         return itertools.chain.from_iterable(self.stores)
@@ -130,7 +141,8 @@ class Routes:
 
         The columns of all features, one below the other, are numbered q. Piece q of sample b lies
         at `first[q] + b * step[q]`; those of row-wise tables, which depend on the ids, have 0
-        there. Behind what is received come the rows of the tables that lie on every device.
+        there. Behind what is received come the rows of the tables that lie on every device, and
+        zeros for what tables lack.
 
         Args:
             samples: of this rank.
@@ -153,6 +165,12 @@ class Routes:
                 first[column : column + width] = range(offset, offset + width)
                 step[column : column + width] = [width] * width
                 offset += samples * width
+        for table, width in enumerate(self.widths):
+            zeros = (self.dim - width) // self.unit
+            end = (table + 1) * pieces
+            first[end - zeros : end] = range(offset, offset + zeros)
+            step[end - zeros : end] = [zeros] * zeros
+            offset += samples * zeros
         return first, step, buckets
 
 
@@ -166,7 +184,7 @@ class _Key(NamedTuple):
 
 
 def _parts(
-    placement: Placement, table_rows: Sequence[int], dim: int
+    placement: Placement, table_rows: Sequence[int], widths: Sequence[int]
 ) -> dict[_Key, list[tuple[int, TablePart]]]:
     """Every part with its table, by store."""
     names = table_names(len(table_rows))
@@ -183,7 +201,7 @@ def _parts(
             )
             part = TablePart(
                 name=names[table.table],
-                shape=(rows, dim),
+                shape=(rows, widths[table.table]),
                 rows=shard.rows,
                 columns=shard.columns,
             )

@@ -79,8 +79,9 @@ class ColumnSquares:
         found = zip((s for of_rank in shared for s in of_rank), received, strict=True)
         for s, sums in sorted(found, key=lambda pair: (pair[0].table, pair[0].column)):
             totals[s.table] = totals[s.table] + sums if s.table in totals else sums
+        widths = self._routes.widths
         means = {
-            store: torch.cat([totals[s.table] for s in mine if s.store == store]) / self._routes.dim
+            store: torch.cat([totals[s.table] / widths[s.table] for s in mine if s.store == store])
             for store in self.stores
         }
         return means, pending.sent_bytes
@@ -108,6 +109,6 @@ class ColumnSquares:
 
 def _slices(routes: Routes, device: int) -> Iterator[_Slice]:
     for index, store in enumerate(routes.stores[device]):
-        if store.width < routes.dim:
-            for place, (part, table) in enumerate(zip(store.parts, store.tables, strict=True)):
+        for place, (part, table) in enumerate(zip(store.parts, store.tables, strict=True)):
+            if part.width < routes.widths[table]:
                 yield _Slice(table=table, column=part.columns[0], store=index, part=place)

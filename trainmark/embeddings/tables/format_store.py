@@ -50,19 +50,19 @@ class FormatStore(nn.Module):
     # --- state
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
         """Fill each part with its table's values, a block at a time, rounded to nearest."""
         for part, first in zip(self.parts, self.starts, strict=False):
             for start in range(0, part.num_rows, INIT_BLOCK_ROWS):
                 stop = min(start + INIT_BLOCK_ROWS, part.num_rows)
                 block = dataclasses.replace(part, rows=(part.rows[0] + start, part.rows[0] + stop))
-                self._init_block(block, slice(first + start, first + stop), seed)
+                self._init_block(block, slice(first + start, first + stop), seed, bound)
 
-    def _init_block(self, block: TablePart, place: slice, seed: int) -> None:
+    def _init_block(self, block: TablePart, place: slice, seed: int, bound: float | None) -> None:
         if self.codes.dtype == torch.float32:
-            return init_part(block, self.codes[place], seed)
+            return init_part(block, self.codes[place], seed, bound=bound)
         values = torch.empty(block.num_rows, block.width, device=self.codes.device)
-        init_part(block, values, seed)
+        init_part(block, values, seed, bound=bound)
         new = encode(values, self.codes.dtype)
         self.codes[place] = new.codes
         if self.scales is not None and new.scales is not None:

@@ -233,12 +233,12 @@ class HostStore(TableStore):
     # --- state
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
         self.weight = torch.empty(self.weight.shape)
         use_huge_pages(self.weight)
         map_to_gpu(self.weight, self._device, owner=self)
         for part, weight in super().part_weights():
-            init_part(part, weight, seed, draw_on=self._device)
+            init_part(part, weight, seed, bound=bound, draw_on=self._device)
 
     def create_state(self) -> None:
         super().create_state()

@@ -121,11 +121,11 @@ class TableStore(nn.Module):
     # --- state
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
         """Fill each part with its table's values."""
         use_huge_pages(self.weight)
         for part, weight in zip(self.parts, self._split(self.weight), strict=True):
-            init_part(part, weight, seed)
+            init_part(part, weight, seed, bound=bound)
 
     def create_state(self) -> None:
         """Allocate the optimiser's state for all rows."""
@@ -151,16 +151,21 @@ class TableStore(nn.Module):
 
 
 def init_part(
-    part: TablePart, weight: Tensor, seed: int, draw_on: torch.device | None = None
+    part: TablePart,
+    weight: Tensor,
+    seed: int,
+    *,
+    bound: float | None = None,
+    draw_on: torch.device | None = None,
 ) -> None:
-    """Fill a part with its table's values, uniform within +-sqrt(1 / rows of the table).
+    """Fill a part with its table's values, uniform within +-`bound`: sqrt(1 / rows of the table).
 
     Each kind of device has random streams of its own: `draw_on` is the one to draw with, by default
     that of `weight`.
     """
     device = draw_on or weight.device
     rows, columns = part.shape
-    bound = rows**-0.5
+    bound = rows**-0.5 if bound is None else bound
     first, last = part.rows
     for block in range(first // INIT_BLOCK_ROWS, -(-last // INIT_BLOCK_ROWS)):
         block_first = block * INIT_BLOCK_ROWS

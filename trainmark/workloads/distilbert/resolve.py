@@ -143,24 +143,8 @@ def _data_problems(cfg: DistilbertRun, splits: tuple[Sentences, ...]) -> list[st
 
 def _model_problems(cfg: DistilbertRun) -> list[str]:
     model, problems = cfg.model, []
-    counts = ("vocabulary", "positions", "hidden", "layers", "heads", "feed_forward", "labels")
-    named = [(f"model.{name}", getattr(model, name)) for name in counts]
-    named += [
-        (name, getattr(cfg, name))
-        for name in (
-            "sequence_length", "token_budget", "longest", "synthetic_sentences", "synthetic_tokens",
-        )
-    ]  # fmt: skip
-    problems += [
-        f"{name} must be at least 1. Received: {value}."
-        for name, value in named
-        if value is not None and value < 1
-    ]
-    if model.heads > 0 and model.hidden % model.heads:
+    if model.hidden % model.heads:
         problems.append(f"model.heads ({model.heads}) must divide model.hidden ({model.hidden}).")
-    for name in ("dropout", "attention_dropout", "head_dropout"):
-        if not 0 <= getattr(model, name) < 1:
-            problems.append(f"model.{name} must lie in [0, 1). Received: {getattr(model, name)}.")
     if cfg.sequence_length > model.positions:
         problems.append(
             f"sequence_length ({cfg.sequence_length}) must not exceed the model's positions "

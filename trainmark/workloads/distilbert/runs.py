@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
@@ -31,27 +32,27 @@ class Model:
 
     layout: Literal["distilbert", "bert"] = "distilbert"
     """Whose network it is; they differ in the head and in where dropout is applied."""
-    vocabulary: int = 30522
+    vocabulary: Ids = 30522
     """Number of token ids."""
-    positions: int = 512
+    positions: Width = 512
     """Longest sentence, in tokens, that the position embeddings allow."""
-    hidden: int = 768
+    hidden: Width = 768
     """Width of a token's vector."""
-    layers: int = 6
+    layers: Layers = 6
     """Transformer blocks."""
-    heads: int = 12
+    heads: Width = 12
     """Attention heads."""
-    feed_forward: int = 3072
+    feed_forward: Width = 3072
     """Width inside a block's feed-forward network."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Dropout of embeddings and block outputs."""
-    attention_dropout: float = 0.1
+    attention_dropout: Share = 0.1
     """Dropout of attention probabilities."""
-    head_dropout: float = 0.2
+    head_dropout: Share = 0.2
     """Dropout in the classification head."""
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: Positive = 1e-12
     """Added to the variance in LayerNorm."""
-    labels: int = 2
+    labels: Width = 2
     """Number of classes."""
 
 
@@ -59,13 +60,13 @@ class Model:
 class Optimizer:
     """AdamW, without weight decay on biases and LayerNorm."""
 
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Weight decay of matrices and embeddings (published: 0)."""
-    beta1: float = 0.9
+    beta1: Share = 0.9
     """Decay of the first moment."""
-    beta2: float = 0.999
+    beta2: Share = 0.999
     """Decay of the second moment."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Added to the denominator."""
 
 
@@ -74,8 +75,8 @@ class DistilbertRun(Run):
     """A DistilBERT run."""
 
     workload: Hidden = "distilbert"
-    global_batch: int | None = 256
-    lr: float = 5e-5
+    global_batch: Count | None = 256
+    lr: NotNegative = 5e-5
     quality_split: Literal["test", "validation"] = "validation"
     weights: str | None = None
     """Hugging Face folder (DistilBERT or BERT) to start from; default: `model/` in the data folder
@@ -83,20 +84,20 @@ class DistilbertRun(Run):
     mode: Literal["padded", "packed"] = "padded"
     """`padded` computes sequence_length tokens for every sentence, as published; `packed` computes
     the sentences' own tokens only."""
-    sequence_length: int = 512
+    sequence_length: Width = 512
     """Tokens that a padded sentence is computed at."""
-    token_budget: int | None = None
+    token_budget: Count | None = None
     """Packed: tokens that a micro-batch is filled up to, so that its shape is fixed; by default
     what the fullest micro-batch of the run needs."""
-    longest: int | None = None
+    longest: Count | None = None
     """Packed: no sentence has more tokens than this; by default the data's longest."""
     linear_decay: bool = True
     """Let the rate fall linearly to 0 at the end of the last epoch (sets `schedule`)."""
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
-    synthetic_sentences: int = 67_349
+    synthetic_sentences: Count = 67_349
     """Training sentences of `--data synthetic`."""
-    synthetic_tokens: int = 25
+    synthetic_tokens: Width = 25
     """Mean tokens of a synthetic sentence."""
 
 

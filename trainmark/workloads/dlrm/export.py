@@ -12,12 +12,11 @@ from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
 from trainmark.clickdata import feature_spec
-from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar
 from trainmark.workloads.dlrm import standalone
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, is_generated, score_offset, widths
 
 PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]
@@ -127,15 +126,17 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "numerical_features": model.numerical_features,
         "table_rows": list(model.table_rows),
         "embedding_dim": model.embedding_dim,
+        "table_widths": list(widths(model)),
         "bottom_mlp": list(model.bottom_mlp),
         "top_mlp": list(model.top_mlp),
+        "logit_offset": score_offset(cfg),
         "dataset": list(cfg.dataset),
     } | _names(cfg)
 
 
 def _names(cfg: DlrmRun) -> dict[str, Any]:
     """Of the features, if the dataset is still there to tell."""
-    if cfg.data is None or cfg.data == SYNTHETIC:
+    if cfg.data is None or is_generated(cfg.data):
         return {}
     try:
         spec = feature_spec.read(feature_spec.path_of(Path(cfg.data), "train"))

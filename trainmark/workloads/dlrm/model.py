@@ -43,6 +43,7 @@ class Dlrm(nn.Module):
             model.table_rows, model.embedding_dim, table_rule(cfg)
         )
         self.interaction = DotInteraction()
+        self.positive_weight = cfg.positive_weight
         self.top_gradients_done: Callable[[], None] | None = None
         """Called in the backward pass when only the bottom MLP's gradients are left to compute."""
 
@@ -52,12 +53,13 @@ class Dlrm(nn.Module):
         return logits_B1.squeeze(-1)
 
     def loss(self, numerical_BN: Tensor, prepared: Any, labels_B: Tensor, scale: Tensor) -> Tensor:
-        """Cross entropy, added up over the samples; its backward pass is that of `scale` x loss."""
+        """Weighted cross entropy, added up over the samples; its backward pass is that of `scale` x
+        loss."""
         codes = Beside(self.top.fp8_weights, numerical_BN.device)
         x_BM = self._interacted(numerical_BN, prepared)
         hidden_BM = self.top.hidden(x_BM, codes.result())
         last = cast(nn.Linear, self.top[-1])
-        return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale)
+        return click_loss(hidden_BM, last.weight, last.bias, labels_B, scale, self.positive_weight)
 
     @property
     def drops_out(self) -> bool:
@@ -223,7 +225,7 @@ def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> 
     """Allocate on `device` and fill in place, each parameter from its own random stream."""
     model = whole(parts)
     model.to_empty(device=device)
-    model.tables.init_weights(cfg.seed)
+    model.tables.init_weights(cfg.seed, cfg.model.table_init)
     linears = _linears(model)
     for name, linear in linears.items():
         random = generator(device, cfg.seed, name)

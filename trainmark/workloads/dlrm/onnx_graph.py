@@ -28,7 +28,7 @@ def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Graph:
     tables = len(config["table_rows"])
     x_BD = _perceptron(graph, config, tensors, "bottom", "numerical")
     x_B1D = graph.add("Unsqueeze", x_BD, graph.constant([1]))
-    rows_B1D = [_rows(graph, tensors, table) for table in range(tables)]
+    rows_B1D = [_filled_up(graph, config, tensors, table) for table in range(tables)]
     vectors_BVD = graph.add("Concat", x_B1D, *rows_B1D, axis=1)
     vectors_BDV = graph.add("Transpose", vectors_BVD, perm=[0, 2, 1])
     dots_BVV = graph.add("MatMul", vectors_BVD, vectors_BDV)
@@ -42,6 +42,8 @@ def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Graph:
     padded = graph.add("Pad", joined, graph.constant([0, 0, 0, zeros])) if zeros else joined
     logits_B1 = _perceptron(graph, config, tensors, "top", padded)
     logits_B = graph.add("Squeeze", logits_B1, graph.constant([1]))
+    if offset := config["logit_offset"]:
+        logits_B = graph.add("Add", logits_B, graph.constant(torch.tensor(offset)))
     graph.add("Sigmoid", logits_B, output="clicks")
     return graph
 
@@ -71,8 +73,18 @@ def _perceptron(
     return x
 
 
+def _filled_up(
+    graph: Graph, config: Mapping[str, Any], tensors: Mapping[str, Tensor], table: int
+) -> str:
+    """[B, 1, D] fp32 rows of a table, zeros behind those of a narrower one."""
+    rows = _rows(graph, tensors, table)
+    lacking = config["embedding_dim"] - config["table_widths"][table]
+    zeros = graph.constant([0, 0, 0, 0, 0, lacking])
+    return graph.add("Pad", rows, zeros) if lacking else rows
+
+
 def _rows(graph: Graph, tensors: Mapping[str, Tensor], table: int) -> str:
-    """[B, 1, D] fp32 rows of a table."""
+    """[B, 1, width] fp32 rows of a table."""
     name = f"tables.{table}"
     ids_B1 = graph.add("Gather", "categorical", graph.constant([table]), axis=1)
     if f"{name}.weight" in tensors:

@@ -1,7 +1,8 @@
 """Which parts of DLRM a rank owns: the MLPs whole, and the parts of tables that the placement says.
 
 One rank with all tables in its device's memory has nothing to exchange: on a GPU it looks up and
-interacts in one kernel.
+interacts in one kernel. Tables of several widths take the engine of many ranks, which puts rows
+together from pieces anyway.
 """
 
 import torch
@@ -17,7 +18,12 @@ from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
-from trainmark.workloads.dlrm.runs import DlrmRun, in_other_formats, table_formats
+from trainmark.workloads.dlrm.runs import (
+    DlrmRun,
+    has_narrow_tables,
+    in_other_formats,
+    table_formats,
+)
 from trainmark.workloads.dlrm.sharding import cluster, place
 
 
@@ -33,7 +39,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
         model.tables = _torchrec_engine(mesh, cfg)
         return [model]
     placement = _place(mesh, cfg)
-    if _needs_exchange(placement, cfg):
+    if _needs_exchange(placement, cfg) or has_narrow_tables(cfg.model):
         model.tables = ShardedEngine(
             placement,
             cfg.model.table_rows,

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from trainmark.config import SYNTHETIC
 from trainmark.contract import Plan
 from trainmark.embeddings.placement.placement import TablePlacement, to_json
 from trainmark.formatting import gib_cell, human, ranges, readable_size
@@ -10,7 +9,7 @@ from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import card_bytes
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.prediction import Prediction, predict
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law, widths
 
 
 def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
@@ -42,12 +41,12 @@ def _seconds(prediction: Prediction, device: int) -> Mapping[str, float | None]:
 
 
 def _table(cfg: DlrmRun, placed: TablePlacement) -> Mapping[str, str]:
-    rows = cfg.model.table_rows[placed.table]
+    rows, width = cfg.model.table_rows[placed.table], widths(cfg.model)[placed.table]
     host = ", host" if placed.memory == "host" else ""
     return {
         "table": str(placed.table),
         "rows": f"{rows:,}",
-        "GiB, fp32": gib_cell(rows * cfg.model.embedding_dim * 4),
+        "GiB, fp32": gib_cell(rows * width * 4),
         "sharding": placed.sharding + host,
         "devices": ranges(sorted({shard.device for shard in placed.shards})),
         "why": placed.reason,
@@ -59,7 +58,7 @@ def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
         "as often as preparation counted them"
         if sharding.counted(cfg)
         else "by a power law"
-        if cfg.synthetic_ids == "planted" and cfg.data == SYNTHETIC
+        if has_power_law(cfg)
         else "all equally often, because no counts are known (give --data)"
     )
     lines = [

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmark.clickdata import feature_spec, identity
-from trainmark.config import SYNTHETIC
+from trainmark.clickdata import feature_spec, identity, negatives, terabyte
+from trainmark.config import SYNTHETIC, filled
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware.devices import Cluster, lacks
 from trainmark.metrics import share_of_excess
@@ -15,11 +15,15 @@ from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import (
     METRIC,
     RUNS,
+    SYNTHETIC_ROWS,
+    TERABYTE,
     DlrmRun,
     Model,
     demo_schedule,
     fitted_fields,
+    has_narrow_tables,
     in_other_formats,
+    is_generated,
     mlp_parameters,
     table_parameters,
 )
@@ -34,25 +38,74 @@ MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     """Take features, table rows and the best AUC from the data, and check the network's shape."""
     problems: list[str] = []
-    cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=()))
+    cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=(), negative_rate=1.0))
     if cfg.data is None:
         problems.append(
-            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
-            "--data synthetic to measure speed without data."
+            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), --data terabyte "
+            "for rows like Criteo's that are made as they are needed, or --data synthetic to "
+            "measure speed alone."
         )
-    elif cfg.data != SYNTHETIC:
+    elif not is_generated(cfg.data):
         try:
             cfg = _with_dataset(cfg, Path(cfg.data))
         except InputError as error:
             problems.append(str(error))
+    else:
+        cfg, more = _with_generated(cfg)
+        problems += more
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
+    problems += _width_problems(cfg)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
-    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems and cfg.seed >= 0:
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
         best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
         cfg = _with_best_auc(cfg, best)
     return cfg, problems
+
+
+def _with_generated(cfg: DlrmRun) -> tuple[DlrmRun, list[str]]:
+    """The rows that are made where none are asked for; and whether the log has what is."""
+    if cfg.data == SYNTHETIC:
+        return dataclasses.replace(cfg, synthetic_rows=cfg.synthetic_rows or SYNTHETIC_ROWS), []
+    if cfg.synthetic_rows is None:
+        cfg = dataclasses.replace(cfg, synthetic_rows=terabyte.TRAIN_ROWS)
+    return dataclasses.replace(cfg, dataset=terabyte_lines(cfg)), list(_terabyte_problems(cfg))
+
+
+def terabyte_lines(cfg: DlrmRun) -> tuple[str, ...]:
+    """What the planted Terabyte's columns are, as those of a dataset are told."""
+    numerical = [
+        identity.Column(kind="numerical", name=f"num_{i}", reading="log")
+        for i in range(terabyte.NUM_NUMERICAL)
+    ]
+    categorical = [
+        identity.Column(kind="categorical", name=f"cat_{i}.bin", rows=rows, vocabulary="planted")
+        for i, rows in enumerate(cfg.model.table_rows)
+    ]
+    return tuple(column.line() for column in numerical + categorical)
+
+
+def _terabyte_problems(cfg: DlrmRun) -> Iterator[str]:
+    model, rows = cfg.model, filled(cfg.synthetic_rows)
+    shape = (model.numerical_features, len(model.table_rows))
+    if shape != (terabyte.NUM_NUMERICAL, len(terabyte.VOCABULARY)):
+        yield (
+            f"The planted Terabyte has {terabyte.NUM_NUMERICAL} numerical and "
+            f"{len(terabyte.VOCABULARY)} categorical features. Received: {shape[0]} and "
+            f"{shape[1]}. Leave model.numerical_features and model.table_rows as the named runs "
+            "have them, or use --data synthetic."
+        )
+    if rows > terabyte.TRAIN_ROWS:
+        yield (
+            f"The planted Terabyte has {terabyte.TRAIN_ROWS:,} training rows. Received: "
+            f"--synthetic-rows {rows:,}. Ask for fewer, or for more --epochs."
+        )
+    if cfg.shuffle != "none":
+        yield (
+            "The planted Terabyte's rows are independent of each other, and made in their order. "
+            f"Received: --shuffle {cfg.shuffle}. Leave it out."
+        )
 
 
 def _with_matching_widths(cfg: DlrmRun) -> DlrmRun:
@@ -81,7 +134,12 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
         cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
     )
     raise_all(_disagreements(cfg, model, folder))
-    cfg = dataclasses.replace(cfg, model=model, dataset=identity.of_dataset(folder))
+    cfg = dataclasses.replace(
+        cfg,
+        model=model,
+        dataset=identity.of_dataset(folder),
+        negative_rate=negatives.negative_rate(folder),
+    )
     cfg = _with_schedule(cfg, spec, folder)
     best = spec.metadata.get("best_auc")
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
@@ -97,7 +155,7 @@ def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -
         rows = feature_spec.count_rows(spec, folder, "train")
     except InputError:  # enough to evaluate on
         return cfg
-    steps = cfg.epochs * -(-rows // max(cfg.global_batch, 1))
+    steps = cfg.epochs * -(-rows // cfg.global_batch)
     return dataclasses.replace(cfg, schedule=demo_schedule(steps), schedule_steps=steps)
 
 
@@ -131,7 +189,8 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
     cfg = dataclasses.replace(cfg, dataset=())
     if "schedule" in fitted_fields(cfg):
         cfg = dataclasses.replace(cfg, schedule=named.schedule, schedule_steps=None)
-    if SYNTHETIC not in (cfg.data, data):  # synthetic rows have the sizes that a run asks for
+    # Generated rows have the sizes that a run asks for.
+    if not is_generated(cfg.data) and not is_generated(data):
         model = dataclasses.replace(
             cfg.model,
             numerical_features=named.model.numerical_features,
@@ -146,7 +205,10 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
 
 def check_data(cfg: DlrmRun, data: str) -> None:
     """Refuse a dataset whose ids stand for other values than those that a run has learned."""
-    if data != SYNTHETIC:
+    if data == TERABYTE:
+        if how := identity.difference(cfg.dataset, terabyte_lines(cfg)):
+            raise InputError(f"The planted Terabyte is not what the model was trained on: {how}.")
+    elif data != SYNTHETIC:
         identity.check(cfg.dataset, Path(data), cfg.data)
 
 
@@ -167,20 +229,6 @@ def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
 
 def _model_problems(cfg: DlrmRun) -> list[str]:
     model, problems = cfg.model, []
-    named = [
-        ("embedding_dim", model.embedding_dim),
-        ("shuffle_window", cfg.shuffle_window),
-        ("synthetic_rows", cfg.synthetic_rows),
-    ]
-    for name in ("table_rows", "bottom_mlp", "top_mlp"):
-        named += [(name, value) for value in getattr(model, name)]
-    problems += [
-        f"{name} must be at least 1. Received: {value}." for name, value in named if value < 1
-    ]
-    if model.numerical_features < 0:
-        problems.append(
-            f"numerical_features must not be negative. Received: {model.numerical_features}."
-        )
     if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
             f"The last width of model.bottom_mlp must equal model.embedding_dim "
@@ -199,27 +247,11 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
             f"Planted rows have at most {MAX_PLANTED:,} features. Received: {_features(model):,}. "
             "Ask for fewer, or for --synthetic-ids uniform."
         )
-    problems += [
-        f"model.{name} must be at least 0 and below 1: a share of the numbers. Received: {share}."
-        for name in ("dropout", "interaction_dropout")
-        if not 0 <= (share := getattr(model, name)) < 1
-    ]
-    if not 0 <= cfg.optimizer.beta1 < 1 or not 0 <= cfg.optimizer.beta2 < 1:
-        problems.append("optimizer.beta1 and optimizer.beta2 must lie in [0, 1).")
     decay = cfg.optimizer.weight_decay
-    if not 0 <= decay < math.inf:
-        problems.append(
-            f"optimizer.weight_decay must be a finite number of at least 0. Received: {decay}."
-        )
-    elif decay * cfg.lr >= 1:
+    if decay * cfg.lr >= 1:
         problems.append(
             f"lr {cfg.lr} times optimizer.weight_decay {decay} is the share that a step takes off "
             "the weights: it must be below 1. Lower one of them."
-        )
-    if not 0 < cfg.optimizer.eps < math.inf:
-        problems.append(
-            "optimizer.eps must be a finite number above 0: a weight whose gradients have all been "
-            f"0 would become 0 / 0. Received: {cfg.optimizer.eps}."
         )
     return problems
 
@@ -234,12 +266,6 @@ def _sharding_problems(cfg: DlrmRun) -> list[str]:
     if sharding.placement not in PLACEMENTS and not sharding.placement.endswith(".json"):
         error = unknown("placement", sharding.placement, PLACEMENTS)
         problems.append(f"{error} Or give a .json file that 'trainmark plan --json' wrote.")
-    for name in ("column_slice_threshold", "data_parallel_threshold"):
-        value = getattr(sharding, name)
-        if value is not None and not value >= 1:
-            problems.append(f"{name} must be at least 1 element. Received: {value}.")
-    if sharding.network_gb_s is not None and not 0 < sharding.network_gb_s < math.inf:
-        problems.append(f"network_gb_s must be positive. Received: {sharding.network_gb_s}.")
     problems += [
         f"host_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
         for table in sharding.host_tables
@@ -268,6 +294,41 @@ def _torchrec_problems(cfg: DlrmRun) -> list[str]:
             f"Received: {cfg.optimizer.weight_decay}. Leave one of them out."
         )
     return problems
+
+
+def _width_problems(cfg: DlrmRun) -> list[str]:
+    """Of tables that are narrower than others."""
+    model, chosen = cfg.model, cfg.model.table_widths
+    if chosen is None:
+        return []
+    if chosen != "auto":
+        found = f"Received: {_words(chosen)}."
+        if len(chosen) != len(model.table_rows):
+            return [
+                f"model.table_widths must have a width for each of the {len(model.table_rows)} "
+                f"tables. {found}"
+            ]
+        if not all(1 <= width <= model.embedding_dim for width in chosen):
+            return [
+                "model.table_widths must lie between 1 and model.embedding_dim "
+                f"({model.embedding_dim}). {found}"
+            ]
+    if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
+        return []
+    sharding = cfg.sharding
+    reasons = {
+        "--engine torchrec": sharding.engine == "torchrec",
+        f"--table-precision {cfg.table_format.table_precision}": in_other_formats(cfg),
+        f"--placement {sharding.placement}": sharding.placement.endswith(".json"),
+        "--column-slice-threshold": sharding.column_slice_threshold is not None,
+        "--data-parallel-threshold": sharding.data_parallel_threshold is not None,
+    }
+    return [
+        "Tables of several widths are fp32, and lie whole on one device each, in this version. "
+        f"Received: model.table_widths with {reason}. Leave one of them out."
+        for reason, is_so in reasons.items()
+        if is_so
+    ]
 
 
 def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:

@@ -2,16 +2,24 @@
 
 import dataclasses
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge
 
-from trainmark.clickdata import planted
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
+from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Share, Width
+from trainmark.clickdata import planted, terabyte
+from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
 from trainmark.schedule import Schedule
 
+TERABYTE = "terabyte"
+"""As `data`: the planted Terabyte."""
+SYNTHETIC_ROWS = 33_554_432
 METRIC = "auc"
 BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
@@ -29,27 +37,36 @@ WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
 
 
+Elements = Annotated[Finite, Ge(1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The network. With `data`, features and table rows come from its feature specification."""
 
-    numerical_features: int = 13
+    numerical_features: CountOrNone = 13
     """Numerical features (0 is allowed). A dataset in --data brings its own number."""
-    table_rows: tuple[int, ...] = (100_000,) * 26
+    table_rows: tuple[Count, ...] = (100_000,) * 26
     """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
     its own."""
-    embedding_dim: int = 128
+    embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
-    bottom_mlp: tuple[int, ...] = (512, 256, 128)
+    table_widths: tuple[int, ...] | Literal["auto"] | None = None
+    """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
+    a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
+    bottom_mlp: tuple[Width, ...] = (512, 256, 128)
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
-    top_mlp: tuple[int, ...] = (1024, 1024, 512, 256, 1)
+    top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the top MLP; the last one must be 1."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
-    """Whose documented initialisation to use for the MLPs; tables are uniform +-sqrt(1/rows)."""
-    dropout: float = 0.0
+    """Whose documented initialisation to use for the MLPs."""
+    table_init: NotNegative | None = None
+    """Tables begin with uniform numbers up to this size; by default, as published, up to
+    sqrt(1 / rows of the table)."""
+    dropout: Share = 0.0
     """Share of what the MLPs' hidden layers pass on that is dropped in training."""
-    interaction_dropout: float = 0.0
+    interaction_dropout: Share = 0.0
     """The same of what the top MLP reads: bottom MLP's output and dot products."""
 
 
@@ -59,13 +76,13 @@ class Optimizer:
 
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
     """Update rule. Tables are updated sparsely: only the rows that a batch touched."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Added to the denominator of Adagrad and Adam."""
-    beta1: float = 0.9
+    beta1: Share = 0.9
     """Adam's decay of the first moment."""
-    beta2: float = 0.999
+    beta2: Share = 0.999
     """Adam's decay of the second moment."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Share, times the learning rate, that a step takes off MLP weights (not biases) and off the
     table rows that its batch looked up, before it updates them."""
 
@@ -78,13 +95,13 @@ class Sharding:
     """Ours, or TorchRec's (an extra), with its planner."""
     placement: str = "auto"
     """auto, round_robin, memory_balanced, memory_optimized, greedy; or a file of `plan --json`."""
-    column_slice_threshold: float | None = None
+    column_slice_threshold: Elements | None = None
     """Elements above which a table is halved by columns, until none has more (published: 5e9)."""
-    data_parallel_threshold: float | None = None
+    data_parallel_threshold: Elements | None = None
     """Elements up to which a table lies whole on every device; `auto` decides if not given."""
-    host_tables: tuple[int, ...] = ()
+    host_tables: tuple[CountOrNone, ...] = ()
     """Tables to keep in host memory, by number; their rows travel for each batch."""
-    network_gb_s: float | None = None
+    network_gb_s: Positive | None = None
     """What a device gets of the network between nodes, GB/s; default: of the vendor's system."""
     force_exchange: bool = False
     """Send ids and rows through a process group even where one device holds all tables."""
@@ -100,9 +117,9 @@ class TableFormat:
     """Of large tables."""
     table_rounding: Literal["stochastic", "nearest"] = "stochastic"
     """Of updates, below 32 bits: stochastic, small ones add up; to nearest, they are lost."""
-    fp32_up_to_rows: int = 100_000
+    fp32_up_to_rows: CountOrNone = 100_000
     """Tables of at most so many rows stay fp32: they take little memory and every update."""
-    fp32_tables: tuple[int, ...] = ()
+    fp32_tables: tuple[CountOrNone, ...] = ()
     """Further tables to keep fp32, by number."""
 
 
@@ -114,45 +131,39 @@ class DlrmRun(Run):
     """A DLRM run."""
 
     workload: Hidden = "dlrm"
-    global_batch: int | None = 65536
-    lr: float = 24.0
+    global_batch: Count | None = 65536
+    lr: NotNegative = 24.0
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
     table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
+    positive_weight: Positive = 1.0
+    """How many times a click counts in the training loss. Predictions take it back."""
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
-    shuffle_window: int = 262_144
+    shuffle_window: Count = 262_144
     """Rows that are read and shuffled together."""
     page_cache: PageCache = "auto"
     """Training rows on their way from disk: `bypass` has the disk write straight into the batch,
     `use` keeps them in memory for another epoch or run, `auto` uses it if half of memory does."""
-    synthetic_rows: int = 33_554_432
-    """Training rows of `--data synthetic`."""
+    synthetic_rows: Count | None = None
+    """Training rows of generated data: of `--data synthetic` (default 33,554,432), or the first of
+    `--data terabyte` (default: all 4,195,197,692)."""
     synthetic_ids: Literal["uniform", "planted"] = "uniform"
     """Synthetic ids: uniform, or by a power law with clicks from a hidden model (`planted`)."""
-    best_auc: Annotated[float | None, tyro.conf.Suppress] = None
+    best_auc: Annotated[Finite | None, tyro.conf.Suppress] = None
     """Best possible AUC on this data, where it is known (set from planted data)."""
-    schedule_steps: Annotated[int | None, tyro.conf.Suppress] = None
+    schedule_steps: Annotated[Count | None, tyro.conf.Suppress] = None
     """Steps that the demo's schedule was made for (set from a dataset's rows, and the epochs)."""
+    negative_rate: Annotated[Positive, tyro.conf.Suppress] = 1.0
+    """Share of the training rows without a click that preparation kept (set from the dataset)."""
+    score_offset: Annotated[Finite | None, tyro.conf.Suppress] = None
+    """What predictions add to the logit, whatever data they are for (set of a trained run)."""
     dataset: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
     """The dataset's columns, a line each (set from it; see `clickdata.identity`)."""
 
 
 # --- named runs
-
-THRESHOLD_15 = (
-    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11,
-    2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35,
-)  # fmt: skip
-THRESHOLD_3 = (
-    45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10,
-    2209, 11267, 128, 4, 974, 14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35,
-)  # fmt: skip
-THRESHOLD_0 = (
-    227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10,
-    2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
-)  # fmt: skip
 
 _NVIDIA_SCHEDULE = Schedule(warmup_steps=8000, decay_start=48000, decay_steps=24000)
 
@@ -282,7 +293,9 @@ def closed(cfg: DlrmRun) -> frozenset[str]:
     """Top-level fields that may change while a result stays comparable with the named run's."""
     # The demo's tables are those of whatever log was prepared for it.
     own = {"model", "target"} if cfg.name == "dlrm-demo" else set()
-    return _CLOSED | own | fitted_fields(cfg)
+    # A planted log's quality cannot be compared with that of the real one.
+    planted_log = {"data"} if cfg.data == TERABYTE else set()
+    return (_CLOSED | own | fitted_fields(cfg)) - planted_log
 
 
 def fitted_fields(cfg: DlrmRun) -> frozenset[str]:
@@ -295,6 +308,42 @@ def fitted_fields(cfg: DlrmRun) -> frozenset[str]:
         unchosen.append(demo_schedule(cfg.schedule_steps))
     fitted = cfg.schedule in unchosen
     return frozenset({"dataset", "schedule", "schedule_steps"} if fitted else {"dataset"})
+
+
+# --- generated data
+
+
+def is_generated(data: str | None) -> bool:
+    """Whether it is no folder: rows come from their numbers."""
+    return data in (SYNTHETIC, TERABYTE)
+
+
+def notes(cfg: DlrmRun) -> list[str]:
+    """Where rows came from that nobody brought."""
+    if cfg.data != TERABYTE:
+        return []
+    where = "the GPU" if cfg.device == "cuda" else "the CPU"
+    return [
+        f"Rows of the planted Terabyte (docs/terabyte.md), made from their numbers by {where}: the "
+        "quality is that of its hidden model, not of Criteo's log."
+    ]
+
+
+def has_power_law(cfg: DlrmRun) -> bool:
+    """Whether a few generated ids are very frequent."""
+    planted_ids = cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted"
+    return planted_ids or cfg.data == TERABYTE
+
+
+def terabyte_range(cfg: DlrmRun, split: str) -> tuple[int, int]:
+    """The rows of a split of the planted Terabyte; fewer training rows have as few held out."""
+    train = filled(cfg.synthetic_rows)
+    start, most = {
+        "train": (0, terabyte.TRAIN_ROWS),
+        "test": (terabyte.TRAIN_ROWS, terabyte.TEST_ROWS),
+        "validation": (terabyte.TRAIN_ROWS + terabyte.TEST_ROWS, terabyte.VALIDATION_ROWS),
+    }[split]
+    return start, start + min(train, most)
 
 
 # --- sizes
@@ -322,8 +371,24 @@ def width_without_zeros(model: Model) -> int:
     return model.embedding_dim + vectors * (vectors - 1) // 2
 
 
+def widths(model: Model) -> tuple[int, ...]:
+    """Of each table."""
+    if model.table_widths is None:
+        return (model.embedding_dim,) * len(model.table_rows)
+    if model.table_widths != "auto":
+        return model.table_widths
+    # As many numbers as tell so many values apart, and some room; powers of 2 lie well in memory.
+    return tuple(
+        min(model.embedding_dim, 1 << round(math.log2(6 * rows**0.25))) for rows in model.table_rows
+    )
+
+
+def has_narrow_tables(model: Model) -> bool:
+    return any(width < model.embedding_dim for width in widths(model))
+
+
 def table_parameters(model: Model) -> int:
-    return sum(model.table_rows) * model.embedding_dim
+    return sum(map(operator.mul, model.table_rows, widths(model)))
 
 
 def table_formats(cfg: DlrmRun) -> list[str]:
@@ -339,9 +404,10 @@ def table_formats(cfg: DlrmRun) -> list[str]:
 
 def table_bytes(cfg: DlrmRun) -> int:
     """Bytes of all tables as they are stored, without the optimiser's state."""
+    tables = zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
     return sum(
-        rows * (cfg.model.embedding_dim * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
-        for rows, kind in zip(cfg.model.table_rows, table_formats(cfg), strict=True)
+        rows * (width * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
+        for rows, width, kind in tables
     )
 
 
@@ -360,16 +426,31 @@ def sizes(cfg: DlrmRun) -> dict[str, int]:
     }
 
 
+# --- predictions
+
+
+def score_offset(cfg: DlrmRun) -> float:
+    """What to add to a logit, so that it is of the log's own click rate.
+
+    Where negatives are kept at a rate r, and clicks count w times, a model learns odds that are
+    w / r times too high.
+    """
+    if cfg.score_offset is not None:
+        return cfg.score_offset
+    return math.log(cfg.negative_rate) - math.log(cfg.positive_weight)
+
+
 # --- less memory
 
 
 def for_prediction(cfg: DlrmRun) -> DlrmRun:
     """Tables placed on whatever devices are here, without an optimiser's state, which may take as
-    much memory as they do: SGD has none."""
+    much memory as they do: SGD has none. Scores stay those of the data that it was trained on."""
     return dataclasses.replace(
         cfg,
         optimizer=dataclasses.replace(cfg.optimizer, name="sgd", weight_decay=0.0),
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
+        score_offset=score_offset(cfg),
     )
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from trainmark.checkpoint import checkpoints
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.raw_values import RawValues, open_dataset
-from trainmark.config import SYNTHETIC, filled
+from trainmark.config import filled
 from trainmark.contract import Served
 from trainmark.errors import InputError, unknown
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
 from trainmark.workloads.dlrm import export, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 
 
 def load(served: Served[DlrmRun]) -> "ClickScorer":
@@ -83,7 +83,7 @@ def _check_memory(needed: int, device: str) -> None:
 
 def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> RawValues:
     """What reads the values of requests."""
-    data = served.data or (run_data if run_data != SYNTHETIC else None)
+    data = served.data or (None if is_generated(run_data) else run_data)
     if data is None or served.values == "prepared":
         if served.values == "raw":
             raise InputError("--values raw: give --data DIR, the dataset that was trained on.")

@@ -33,13 +33,15 @@ class Dlrm(nn.Module):
         """The probability of a click for each sample."""
         x_BD = self._perceptron("bottom", numerical_BN.float(), last_relu=True)
         rows = [self._rows(table, ids_B) for table, ids_B in enumerate(ids_BF.long().unbind(1))]
+        rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
         vectors_BVD = torch.stack([x_BD, *rows], dim=1)
         dots_BVV = vectors_BVD @ vectors_BVD.mT
         V = vectors_BVD.shape[1]
         high, low = torch.tril_indices(V, V, offset=-1, device=x_BD.device)
         pairs_BP = dots_BVV.flatten(1).index_select(1, high * V + low)
         joined = torch.cat([x_BD, pairs_BP], dim=1)
-        return self._perceptron("top", joined, last_relu=False).squeeze(1).sigmoid()
+        logits_B = self._perceptron("top", joined, last_relu=False).squeeze(1)
+        return (logits_B + self.config.get("logit_offset", 0.0)).sigmoid()
 
     def _perceptron(self, name: str, x: Tensor, *, last_relu: bool) -> Tensor:
         layers = len(self.config[f"{name}_mlp"])

@@ -7,15 +7,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark.config import filled
-from trainmark.contract import Data, DeviceBytes
+from trainmark.contract import Data, DeviceBytes, Predictions
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
-from trainmark.metrics import binary_metrics
+from trainmark.kernels.click_loss import click_loss_of_logits
 from trainmark.training.batches import rank_shares
 from trainmark.training.optimizers import (
     LossScale,
@@ -29,7 +28,7 @@ from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, score_offset
 from trainmark.workloads.dlrm.slots import Filled, Slots
 
 
@@ -111,9 +110,10 @@ class DlrmTrainer:
         tensors = [batch.numerical, batch.labels, *(group.ids for group in batch.groups)]
         features = [group.features for group in batch.groups]
         if self._slots and max_samples is None and batch.samples == self.cfg.micro_batch:
-            slot = self._slots.fill(tensors, partial(self._only_micro_batch, features))
+            prepare = partial(self._only_micro_batch, features)
+            slot = self._slots.fill(tensors, prepare, batch.make)
             return _prepared(batch, [], slot.ready, slot.prepared, slot)
-        (numerical, labels, *ids), ready = self._copy(tensors, _widened)
+        (numerical, labels, *ids), ready = self._copy(tensors, _widened, batch.make)
         parts = self._parts(batch, max_samples or filled(self.cfg.micro_batch))
         lookups, lookups_ready = self._copy.then(
             lambda: self._lookups(_groups(features, ids), parts)
@@ -213,9 +213,8 @@ class DlrmTrainer:
         return loss
 
     def _loss(self, batch: MicroBatch) -> Tensor:
-        return binary_cross_entropy_with_logits(
-            self._logits(batch), batch.labels_B, reduction="sum"
-        )
+        logits_B = self._logits(batch)
+        return click_loss_of_logits(logits_B, batch.labels_B, self.cfg.positive_weight)
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         with autocast(self.cfg.precision, self.mesh.device):
@@ -266,14 +265,15 @@ class DlrmTrainer:
 
     @torch.inference_mode()
     def predict(self, prepared: Prepared) -> Tensor:
-        """[B] click logits."""
+        """[B] click logits, of the log's own click rate."""
         wait_for(prepared.ready)
         wait_for(prepared.lookups_ready)
         logits = []
         for micro in prepared.micro_batches:
             self.model.tables.begin(micro.lookup)
             logits.append(self._logits(micro))
-        return torch.cat(logits)
+        offset = score_offset(self.cfg)
+        return torch.cat(logits) + offset if offset else torch.cat(logits)
 
     # --- state
 
@@ -360,8 +360,8 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
     return predict
 
 
-def evaluate(trainer: DlrmTrainer, data: Data[ClickBatch]) -> dict[str, float | None]:
-    """AUC, log loss, accuracy and calibration over all rows of a split."""
+def predict(trainer: DlrmTrainer, data: Data[ClickBatch]) -> Predictions:
+    """Click logits and labels of all rows of a split."""
     pieces = []
     for batch in data:
         prepared = trainer.prepare_to_predict(batch, filled(trainer.cfg.eval_batch))
@@ -378,4 +378,4 @@ def evaluate(trainer: DlrmTrainer, data: Data[ClickBatch]) -> dict[str, float | 
             f"finite, the first for row {int(bad[0])}. Check the values of that row; if all rows "
             "are affected, the weights have grown without bound: lower lr."
         )
-    return binary_metrics(joined, labels > 0)
+    return Predictions(logits=joined.contiguous(), labels=labels > 0)

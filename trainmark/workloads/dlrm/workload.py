@@ -4,12 +4,13 @@ from torch import nn
 
 from trainmark.contract import Workload
 from trainmark.workloads.dlrm import sharding
-from trainmark.workloads.dlrm.data import ClickBatch, build_data, held_out_splits
+from trainmark.workloads.dlrm.data import ClickBatch, build_data, groups, held_out_splits
 from trainmark.workloads.dlrm.flops import flops
+from trainmark.workloads.dlrm.importance import importance
 from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.parallelize import parallelize
 from trainmark.workloads.dlrm.runs import BETTER, METRIC, DlrmRun
-from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor, build_trainer, evaluate
+from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor, build_trainer, predict
 
 DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     build_model=build_model,
@@ -17,7 +18,9 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     init_weights=init_weights,
     build_data=build_data,
     build_trainer=build_trainer,
-    evaluate=evaluate,
+    predict=predict,
+    groups=groups,
+    importance=importance,
     held_out_splits=held_out_splits,
     metric=METRIC,
     better=BETTER,

@@ -65,8 +65,6 @@ def _with_data(cfg: LlamaRun) -> LlamaRun:
                 f"{cfg.model.vocab:,}. Prepare it with the model's tokenizer, or give "
                 f"--model.vocab {-(-found.vocab_size // 128) * 128}."
             )
-        if cfg.sequence < 1:  # told with what else is wrong with the network
-            return cfg
         split = _fitting_split(found, cfg.sequence) if cfg.split is None else cfg.split
         found.check_splits(split, cfg.sequence)
         available = found.samples("train", split, cfg.sequence)
@@ -89,22 +87,12 @@ def _wanted(cfg: LlamaRun, available: int) -> int:
 
 
 def _model_problems(cfg: LlamaRun) -> list[str]:
-    model = cfg.model
-    counts = [(f"model.{f.name}", getattr(model, f.name)) for f in dataclasses.fields(model)]
-    counts += [(name, getattr(cfg, name)) for name in ("sequence", "synthetic_samples")]
-    problems = [
-        f"{name} must be above 0. Received: {value}." for name, value in counts if not value > 0
-    ]
-    if problems:
-        return problems
+    model, problems = cfg.model, []
     if model.hidden % model.heads or model.heads % model.kv_heads or model.head_dim % 2:
         problems.append(
             f"model.heads ({model.heads}) must divide model.hidden ({model.hidden}) into heads of "
             f"even width, and model.kv_heads ({model.kv_heads}) must divide model.heads."
         )
-    betas = (cfg.optimizer.beta1, cfg.optimizer.beta2)
-    if not all(0 <= beta < 1 for beta in betas):
-        problems.append(f"optimizer.beta1 and beta2 must lie in [0, 1). Received: {betas}.")
     if cfg.optimizer_states == "bf16" and cfg.precision not in ("bf16", "fp8"):
         problems.append(
             "optimizer_states bf16 keeps the weights in bf16: it needs precision bf16 or fp8. "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
 from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
@@ -30,23 +31,23 @@ _CLOSED = OBSERVATION | {
 class Model:
     """The network. With `weights`, it comes from their config.json."""
 
-    layers: int = 32
+    layers: Layers = 32
     """Transformer blocks."""
-    hidden: int = 4096
+    hidden: Width = 4096
     """Width of a token's vector."""
-    ffn: int = 14336
+    ffn: Width = 14336
     """Width inside a block's SwiGLU."""
-    heads: int = 32
+    heads: Width = 32
     """Query heads."""
-    kv_heads: int = 8
+    kv_heads: Width = 8
     """Key and value heads; each serves heads / kv_heads query heads."""
-    vocab: int = 128256
+    vocab: Ids = 128256
     """Token ids."""
-    rope_theta: float = 500_000.0
+    rope_theta: Positive = 500_000.0
     """Base of the rotary position embedding."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Added to the mean square in RMSNorm."""
-    init_std: float = 0.008
+    init_std: Positive = 0.008
     """Standard deviation of the initial weights (published: 0.008)."""
 
     @property
@@ -58,15 +59,15 @@ class Model:
 class Optimizer:
     """AdamW, without weight decay on norms, with clipping of the global gradient norm."""
 
-    beta1: float = 0.9
+    beta1: Share = 0.9
     """Decay of the first moment."""
-    beta2: float = 0.95
+    beta2: Share = 0.95
     """Decay of the second moment."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Added to the denominator."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """Decoupled weight decay of matrices."""
-    clip: float = 1.0
+    clip: NotNegative = 1.0
     """Largest norm of the whole gradient; 0 turns clipping off."""
 
 
@@ -80,7 +81,7 @@ class LlamaRun(Run):
     workload: Hidden = "llama3"
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
-    sequence: int = 8192
+    sequence: Width = 8192
     """Tokens of a sample."""
     weights: str | None = None
     """Hugging Face folder of a Llama to start from; default: random weights."""
@@ -97,13 +98,13 @@ class LlamaRun(Run):
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     """fp32 keeps master weights and moments in fp32; bf16 has moments in bf16 and, for masters,
     eight more bits of each weight, rounded stochastically: 9 bytes a parameter, not 16."""
-    train_samples: int | None = None
+    train_samples: Count | None = None
     """Samples that the order of the data is drawn for, repeating documents as needed; default:
     max_steps x global batch, or one pass."""
     split: str | None = NOTHING_HELD_OUT
     """Shares of the documents for training, validation and test; the demo's default: 98,1,1 where
     the documents are enough for it, else 100,0,0."""
-    synthetic_samples: int = 65_536
+    synthetic_samples: Count = 65_536
     """Training samples of `--data synthetic`."""
 
 

@@ -1,5 +1,10 @@
 """Every formula, once. `docs/metrics.md` explains each; nothing else computes a reported number.
 
+Here are speed, targets and losses.
+
+ranking.py   how well scores order two classes: AUC, its error, PR-AUC, AUC within groups
+binary.py    all that is told of predictions of yes or no, with intervals; paired differences
+
 No torch at the top: `metrics` is read by verbs that must answer at once.
 """
 
@@ -9,11 +14,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from trainmark.metrics.binary import binary_metrics as binary_metrics
+from trainmark.metrics.ranking import auc as auc
 
 # --- speed
 
@@ -53,60 +56,11 @@ def evaluation_steps(steps_per_epoch: int, evals_per_epoch: int) -> frozenset[in
 # --- quality
 
 
-def binary_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | None]:
-    """AUC, log loss, accuracy and calibration of click predictions.
-
-    Args:
-        logits: [N], before the sigmoid, any floating type.
-        labels: [N], 0 or 1.
-    """
-    import torch
-
-    if logits.numel() == 0:
-        return {"auc": None, "log_loss": None, "accuracy": None, "calibration": None}
-    labels = labels.bool()
-    wide = logits.double()
-    clicks = labels.double()
-    # -[y log p + (1 - y) log(1 - p)] with p = sigmoid(x) is softplus(x) - x y, without overflow.
-    log_loss = (torch.nn.functional.softplus(wide) - wide * clicks).mean()
-    click_rate = clicks.mean()
-    calibration = wide.sigmoid().mean() / click_rate
-    return {
-        "auc": auc(logits, labels),
-        "log_loss": log_loss.item(),
-        "accuracy": ((logits > 0) == labels).double().mean().item(),
-        "calibration": calibration.item() if click_rate > 0 else None,
-    }
-
-
 def classification_metrics(correct: float, loss: float, count: float) -> dict[str, float | None]:
     """Accuracy and mean loss from sums over all samples."""
     if count == 0:
         return {"accuracy": None, "loss": None}
     return {"accuracy": correct / count, "loss": loss / count}
-
-
-def auc(scores: Tensor, labels: Tensor) -> float | None:
-    """Exact area under the ROC curve, on the tensors' device; None if there is one class only.
-
-    It is the chance that a random click scores above a random non-click, ties counting half.
-    Counted in integers (in half pairs), so that no rounding depends on the order of samples.
-    """
-    import torch
-
-    labels = labels.bool()
-    positives = int(labels.sum())
-    negatives = labels.numel() - positives
-    if positives == 0 or negatives == 0:
-        return None
-    ordered, order = torch.sort(scores)
-    _, ties = torch.unique_consecutive(ordered, return_counts=True)
-    clicks_upto = torch.cumsum(labels[order].long(), 0)[torch.cumsum(ties, 0) - 1]
-    clicks = torch.diff(clicks_upto, prepend=clicks_upto.new_zeros(1))
-    others = ties - clicks
-    others_below = torch.cumsum(others, 0) - others
-    half_pairs = int((clicks * (2 * others_below + others)).sum())
-    return half_pairs / (2 * positives * negatives)
 
 
 def guessing_error(positives: int, negatives: int) -> float:

@@ -1,0 +1,93 @@
+"""How good predictions are, as tables: for `trainmark evaluate` and for the page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from trainmark.contract import Metrics
+from trainmark.metrics.binary import Assessment, Importance
+from trainmark.metrics.ranking import Estimate
+from trainmark.report.tables import Grid
+
+INTERVAL = "95 % interval"
+UNDEFINED = "undefined"
+
+Told = Estimate | float | None
+
+
+# --- tables
+
+
+def metrics_grid(splits: Mapping[str, Metrics], assessed: Mapping[str, Assessment]) -> Grid:
+    """The metrics of each split, with their intervals where there are such."""
+    headers, numeric = ["metric"], [False]
+    for split in splits:
+        headers += [split, INTERVAL] if split in assessed else [split]
+        numeric += [True, False] if split in assessed else [True]
+    told = {split: _told(found, assessed.get(split)) for split, found in splits.items()}
+    rows = []
+    for name in dict.fromkeys(name for found in told.values() for name in found):
+        cells = [_cells(told[split].get(name), split in assessed) for split in splits]
+        rows.append([name, *chain.from_iterable(cells)])
+    return Grid(headers, rows, numeric)
+
+
+def _told(metrics: Metrics, found: Assessment | None) -> dict[str, Told]:
+    """All metrics of a split by name, those of every evaluation first."""
+    told: dict[str, Told] = dict(metrics)
+    if found is not None:
+        told |= {"auc": found.auc, "log_loss": found.log_loss, "calibration": found.calibration}
+        told["normalised_entropy"] = found.normalised_entropy
+        told["pr_auc"] = found.pr_auc
+        told["calibration_error"] = found.calibration_error
+        if found.group_auc is not None:
+            told["group_auc"] = found.group_auc.auc
+    return told
+
+
+def _cells(value: Told, with_interval: bool) -> list[str]:
+    exact = value.value if isinstance(value, Estimate) else value
+    cell = UNDEFINED if exact is None else f"{exact:.6f}"
+    if not with_interval:
+        return [cell]
+    return [cell, interval(value) if isinstance(value, Estimate) else ""]
+
+
+def interval(found: Estimate, sign: str = "") -> str:
+    """Its ends, with as many digits as it is sure of."""
+    if found.low is None or found.high is None:
+        return "too few rows"
+    half = (found.high - found.low) / 2
+    digits = min(max(2 - math.ceil(math.log10(half)), 2), 8) if half > 0 else 6
+    return f"{found.low:{sign}.{digits}f} to {found.high:{sign}.{digits}f}"
+
+
+def calibration_grid(found: Assessment) -> Grid:
+    """The bins of the reliability diagram."""
+    rows = [
+        [f"{b.prediction:.4f}", f"{b.rate.value:.4f}", interval(b.rate), f"{b.rows:,}"]
+        for b in found.bins
+    ]
+    return Grid(["predicted", "observed", INTERVAL, "rows"], rows, [True, True, False, True])
+
+
+def importance_grid(columns: Sequence[Importance]) -> Grid:
+    rows = [[c.column, f"{c.drop:.5f}", _plus_minus(c)] for c in columns]
+    return Grid(["column", "AUC lost without it", "standard error"], rows, [False, True, True])
+
+
+def _plus_minus(column: Importance) -> str:
+    return "" if column.error is None else f"{column.error:.5f}"
+
+
+# --- in words
+
+
+def remarks(split: str, found: Assessment) -> str:
+    """Of what rows the metrics are."""
+    text = f"{split}: {found.rows:,} rows, {found.positives:,} of them positive."
+    if found.group_auc is not None:
+        of = found.group_auc
+        left_out = f"{of.groups_left_out:,} groups of one class are left out"
+        text += f" group_auc is over {of.groups:,} groups with {of.rows:,} rows; {left_out}."
+    return text

@@ -1,0 +1,122 @@
+"""What each column is worth to a trained model: the AUC that is lost where the column says nothing.
+
+A column's values are given to other rows of the split, at random: they are as frequent as before
+and no longer tell anything of their row. All that was made of a column (the hour and the weekday
+of a time) moves together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmark.clickdata import identity
+from trainmark.errors import InputError
+from trainmark.metrics.binary import Importance, importance_of
+from trainmark.metrics.ranking import auc
+from trainmark.progress import rows_bar
+from trainmark.workloads.dlrm.data import ClickData, row_source
+from trainmark.workloads.dlrm.rows import Columns, RowSource
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.step import DlrmTrainer, predict
+
+REPEATS = 5
+STRETCHES = 64  # of neighbouring rows, from everywhere in the split: rows may be in order of time
+
+
+def importance(trainer: DlrmTrainer, split: str, most_rows: int) -> list[Importance]:
+    """Of every column, the most important one first; on at most so many rows of a split."""
+    rows = _some_rows(row_source(trainer.cfg, split), most_rows)
+    usual = _auc(trainer, split, rows)
+    if usual is None:
+        raise InputError(
+            f"There is no AUC on {len(rows.labels):,} rows of {split}: all have the same label. "
+            "Give --importance-rows more."
+        )
+    permutations = [
+        np.random.default_rng((trainer.cfg.seed, repeat)).permutation(len(rows.labels))
+        for repeat in range(REPEATS)
+    ]
+    found, inputs = [], list(model_inputs(trainer.cfg))
+    with rows_bar("importance", len(inputs)) as advance:
+        for column in inputs:
+            permuted = [_auc(trainer, split, column.permuted(rows, p)) for p in permutations]
+            found.append(importance_of(column.name, usual, [x for x in permuted if x is not None]))
+            advance(1)
+    return sorted(found, key=lambda column: -column.drop)
+
+
+def _auc(trainer: DlrmTrainer, split: str, rows: Columns) -> float | None:
+    mesh = trainer.mesh
+    data = ClickData(_InMemory(rows), trainer.cfg, split, mesh.dp_rank, mesh.dp_size)
+    predictions = predict(trainer, data)
+    return auc(predictions.logits, predictions.labels)
+
+
+# --- columns
+
+
+@dataclass
+class ModelInputs:
+    """What a model is fed of one column that a user knows."""
+
+    name: str
+    numerical: list[int] = field(default_factory=list)
+    """Numbers of the numerical features."""
+    categorical: list[int] = field(default_factory=list)
+    """Numbers of the tables."""
+
+    def permuted(self, rows: Columns, order: NDArray[np.int64]) -> Columns:
+        """The rows, with the values of this column from others."""
+        numerical, ids = rows.numerical, list(rows.ids)
+        if self.numerical:
+            numerical = numerical.copy()
+            numerical[:, self.numerical] = rows.numerical[order][:, self.numerical]
+        for number in self.categorical:
+            ids[number] = rows.ids[number][order]
+        return replace(rows, numerical=numerical, ids=ids)
+
+
+def model_inputs(cfg: DlrmRun) -> Iterator[ModelInputs]:
+    """By column, in the order of the first feature of each."""
+    model, columns = cfg.model, identity.columns(cfg.dataset)
+    if not columns:  # synthetic data
+        yield from (ModelInputs(f"num_{i}", numerical=[i]) for i in range(model.numerical_features))
+        yield from (ModelInputs(f"cat_{i}", categorical=[i]) for i in range(len(model.table_rows)))
+        return
+    found: dict[str, ModelInputs] = {}
+    for kind in ("numerical", "categorical"):
+        of_kind = [column for column in columns if column.kind == kind]
+        for number, column in enumerate(of_kind):
+            name = identity.source(column, columns)
+            getattr(found.setdefault(name, ModelInputs(name)), kind).append(number)
+    yield from found.values()
+
+
+# --- rows
+
+
+def _some_rows(source: RowSource, most: int) -> Columns:
+    """All rows, or stretches of them from everywhere."""
+    count = min(source.num_rows, most)
+    rows = Columns.empty(count, source)
+    stretches = STRETCHES if count < source.num_rows else 1
+    for part in range(stretches):
+        begin, end = (count * i // stretches for i in (part, part + 1))
+        start = source.num_rows * part // stretches
+        source.read(start, start + end - begin, rows.part(slice(begin, end)))
+    return rows
+
+
+class _InMemory:
+    """Rows that were read already, as a source."""
+
+    def __init__(self, rows: Columns) -> None:
+        self._rows = rows
+        self.num_rows, self.num_numerical = rows.numerical.shape
+        self.numerical_type = rows.numerical.dtype
+        self.id_types = [column.dtype for column in rows.ids]
+
+    def read(self, start: int, stop: int, into: Columns) -> None:
+        into.copy_from(self._rows.part(slice(start, stop)))
