@@ -58,6 +58,7 @@ The files here, which import any of these:
     tabular.py         what csv and parquet share
     inherit.py         what --vocabulary takes over from an earlier dataset
     encode.py          raw files by all settings of an earlier dataset, for a model of it
+    split_options.py   the flags that say which rows train, test and validate
     per_column.py      flags such as 15,C20=3
     transcode.py       data that have ids already: from CSV or Parquet to split_binary
     npy_files.py       TorchRec's day files; to_npy.py writes a dataset as such
