@@ -308,7 +308,7 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
         return
     output = prepare("csv", tmp_path, "log.csv", bad_rows=bad_rows)
     report = (output / "bad_rows.txt").read_text().splitlines()
-    label = "0, 1, true or false (or say what a click is: label=clicked=VALUE)"
+    label = "0, 1, true or false (--positive VALUE says which of two values is a click)"
     assert [line.split("log.csv:")[1] for line in report] == [
         "11: user is '12x', expected int64 or nothing",
         "12: 4 fields, expected 9",

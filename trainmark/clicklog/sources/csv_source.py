@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainmark.clicklog.sources import column_match, column_spec, number_readings, text_files
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
 from trainmark.errors import InputError
@@ -35,6 +36,7 @@ class CsvSource:
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong in it for
             missing; without a label, or with the wrong number of fields, it has to skip the line.
         old: the columns of an earlier dataset, to be read as they were (column_match.py).
+        row_columns: what else the columns say of rows (row_columns.py).
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class CsvSource:
         numerical: str = number_readings.AUTO,
         bad_rows: BadRows = "stop",
         old: OldColumns | None = None,
+        row_columns: RowColumns = NOTHING,
     ) -> None:
         if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
@@ -57,10 +60,11 @@ class CsvSource:
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self._names = self._check_headers()
         uses = column_match.uses(columns, self._names, str(self.files[0]), old)
+        uses = row_columns.add_to(uses, self._names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
         self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
         self.schema = column_spec.schema(self.uses)
-        self._columns = columns
+        self._columns, self._positive = columns, row_columns.positive
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -70,6 +74,7 @@ class CsvSource:
             "delimiter": self._delimiter,
             "header": self._header,
             **({"missing": self._missing} if self._missing else {}),
+            **({"positive": self._positive} if self._positive is not None else {}),
         }
 
     def inputs(self) -> Mapping[str, Any]:
