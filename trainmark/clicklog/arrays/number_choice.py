@@ -1,9 +1,10 @@
 """`--numerical auto`: what becomes of a column that nobody has said it of, by its training rows.
 
 The number is standardised, and stands beside its bin: a small network follows a line well and a
-step badly, and an embedding of each bin follows any curve. Where few numbers lie far from the
-others, the logarithm is standardised, lest all others become one. A missing number has an
-indicator, too. benchmarks/own_data.py compares the result with logistic regression and gradient
+step badly, and an embedding of each bin follows any curve. But only where numbers repeat, as ages
+and prices do: bins of many columns in which hardly two rows agree, such as measurements, let a
+small log be learned by heart. Where few numbers lie far from the others, the logarithm is
+standardised, lest all others become one. A missing number has an indicator, too. benchmarks/own_data.py compares the result with logistic regression and gradient
 boosting.
 """
 
@@ -15,6 +16,9 @@ from trainmark.clicklog.arrays import number_transforms
 HEAVY_TAILS = 6.0
 """The kurtosis from which on the logarithm may be taken; 3 is that of a normal distribution."""
 
+REPEATS = 4
+"""Rows that have the same number, on average, where numbers repeat."""
+
 
 def choose(sample: NDArray[np.float64], *, has_missing: bool) -> str:
     """The reading of a column, as number_readings.py has it.
@@ -23,8 +27,9 @@ def choose(sample: NDArray[np.float64], *, has_missing: bool) -> str:
         sample: numbers of training rows, none of them missing.
         has_missing: whether training rows lack the number.
     """
-    is_constant = len(sample) == 0 or sample.min() == sample.max()
-    words = ["standard"] if is_constant else [_transform(sample), "bins"]
+    distinct = len(np.unique(sample))
+    words = ["standard" if distinct < 2 else _transform(sample)]
+    words += ["bins"] * (1 < distinct <= len(sample) / REPEATS)
     return "+".join([*words, "missing"] if has_missing else words)
 
 
