@@ -1,11 +1,11 @@
 """`--numerical auto`: what becomes of a column that nobody has said it of, by its training rows.
 
-The number is standardised, and stands beside its bin: a small network follows a line well and a
-step badly, and an embedding of each bin follows any curve. But only where numbers repeat, as ages
-and prices do: bins of many columns in which hardly two rows agree, such as measurements, let a
-small log be learned by heart. Where few numbers lie far from the others, the logarithm is
-standardised, lest all others become one. A missing number has an indicator, too. benchmarks/own_data.py compares the result with logistic regression and gradient
-boosting.
+The number is standardised; where few numbers lie far from the others, its logarithm is, lest all
+others become one. Where numbers repeat, as ages and prices do, it stands beside its bin: a small
+network follows a line well and a step badly, and an embedding of each bin follows any curve. But
+bins of many columns in which hardly two rows agree, such as measurements, let a small log be
+learned by heart. A missing number has an indicator, too. benchmarks/own_data.py compares the result
+with logistic regression and gradient boosting.
 """
 
 import numpy as np
@@ -20,16 +20,18 @@ REPEATS = 4
 """Rows that have the same number, on average, where numbers repeat."""
 
 
-def choose(sample: NDArray[np.float64], *, has_missing: bool) -> str:
+def choose(sample: NDArray[np.float64], *, has_missing: bool, needs_bins: bool = False) -> str:
     """The reading of a column, as number_readings.py has it.
 
     Args:
         sample: numbers of training rows, none of them missing.
         has_missing: whether training rows lack the number.
+        needs_bins: whether the dataset would have no categorical feature else.
     """
     distinct = len(np.unique(sample))
     words = ["standard" if distinct < 2 else _transform(sample)]
-    words += ["bins"] * (1 < distinct <= len(sample) / REPEATS)
+    if distinct > 1 and (needs_bins or distinct <= len(sample) / REPEATS):
+        words.append("bins")
     return "+".join([*words, "missing"] if has_missing else words)
 
 

@@ -25,7 +25,6 @@ from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import number_readings
 from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES
-from trainmark.clicklog.sources.rows import Number
 from trainmark.errors import InputError
 
 SAMPLE_ROWS = 1_000_000
@@ -130,7 +129,14 @@ def fit(store: Store, train: TrainRows, number: int, memory: int) -> FittedNumbe
     column = store.schema.numbers[number]
     sample = _sample(store, train, number, memory)
     present = sample[~np.isnan(sample)]
-    reading = _reading(column, present, has_missing=len(present) < len(sample))
+    words = column.reading
+    if words == number_readings.AUTO:
+        words = number_choice.choose(
+            present,
+            has_missing=len(present) < len(sample),
+            needs_bins=number == 0 and not store.schema.categorical,
+        )
+    reading = number_readings.parse(words)
     parameters = column.parameters
     if parameters is None:
         parameters = number_transforms.fit(reading.transform or "", present)
@@ -157,12 +163,6 @@ def fit(store: Store, train: TrainRows, number: int, memory: int) -> FittedNumbe
         facts=facts,
         exact_in_float16=exact,
     )
-
-
-def _reading(column: Number, present: Array, *, has_missing: bool) -> NumberReading:
-    if column.reading != number_readings.AUTO:
-        return number_readings.parse(column.reading)
-    return number_readings.parse(number_choice.choose(present, has_missing=has_missing))
 
 
 def _sample(store: Store, train: TrainRows, number: int, memory: int) -> Array:
