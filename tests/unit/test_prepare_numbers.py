@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clickdata import feature_spec, identity
-from trainmark.clicklog import csv_data, raw_values
+from trainmark.clicklog import csv_data, parquet_data, raw_values
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.encode import encode
 from trainmark.clicklog.engine import encode_phase, numbers
@@ -180,6 +181,33 @@ def test_auto_takes_every_finite_number_and_says_what_it_chose(
     recorded = json.loads((data / "vocabulary" / "vocabulary.json").read_text())["inputs"]
     found = {use["column"]: use["reading"] for use in recorded["columns"]}
     assert {name: found[name] for name in facts} == {n: f["reading"] for n, f in facts.items()}
+
+
+@pytest.mark.parametrize("reading", ["plain", "auto", "log", "quantile+bins"])
+def test_integers_of_any_size_are_taken(reading: str, tmp_path: Path) -> None:
+    """Of Parquet, which has 64 bits of them: more than float64 holds exactly."""
+    values = [2**63 - 1 - 3 * i for i in range(70)]
+    table = {
+        "y": [i % 2 for i in range(70)],
+        "x": values,
+        "big": [2**64 - 1] * 70,
+        "new": [True] * 70,
+    }
+    kinds = [pa.int8(), pa.int64(), pa.uint64(), pa.bool_()]
+    schema = pa.schema(list(zip(table, kinds, strict=True)))
+    pq.write_table(pa.table(table, schema=schema), tmp_path / "log.parquet")
+    columns = ",".join(f"{name}:{reading}" for name in ("x", "big", "new"))
+    parquet_data.prepare(
+        parquet_data.Options(
+            input=str(tmp_path / "log.parquet"),
+            output=tmp_path / "data",
+            columns=f"label=y numerical={columns}",
+        )
+    )
+    facts = facts_of(tmp_path / "data")
+    assert facts["x"]["maximum"] == pytest.approx(2.0**63)
+    assert facts["big"]["minimum"] == 2.0**64
+    assert facts["new"]["maximum"] == 1
 
 
 def test_a_default_for_all_numbers(tmp_path: Path) -> None:

@@ -227,6 +227,8 @@ def _label(column: pa.Array, use: ColumnUse) -> tuple[NDArray[np.bool_], Mask]:
 
 def _number(column: pa.Array) -> tuple[NDArray[np.float64], Mask]:
     """As they are; what is bad counts as missing."""
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.float64(), safe=False)  # also those that float64 rounds
     values, missing, bad = _floats(column)
     bad |= np.isinf(values)
     return np.where(missing | bad, np.nan, values), bad
