@@ -374,7 +374,9 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"log.csv:1: a quoted field does not end on its line"):
         CsvSource([path], "label=label categorical=name")
     write_parquet(path, random_rows(5))
-    with pytest.raises(InputError, match=r"is not text. `trainmark prepare parquet` reads"):
+    with pytest.raises(
+        InputError, match=r"a Parquet file, which `trainmark prepare parquet` reads"
+    ):
         CsvSource([path], "label=clicked categorical=user")
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
     source = CsvSource([path], "label=label categorical=st*")
