@@ -409,7 +409,7 @@ def test_second_run_and_new_data_with_the_old_vocabulary(
     ("text", "message"),
     [
         ("", "expected roles with their columns"),
-        ("label=clicked", "names no categorical column"),
+        ("label=clicked", "names no numerical or categorical column"),
         ("label=clicked categorical=usr", "Unknown column of log.csv 'usr'. Did you mean 'user'"),
         ("categorical=user", "names 0 labels; exactly one"),
         ("label=clicked categorical=user,user", "names 'user' twice"),
