@@ -104,5 +104,5 @@ def test_the_loss_and_its_step_are_torchs(fused: torch.dtype | None) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
 def test_weights_that_are_none(weight: float) -> None:
-    with pytest.raises(InputError, match="positive_weight must be (above 0|a finite number)"):
+    with pytest.raises(InputError, match=r"positive_weight must be (above 0|a finite number)"):
         config(positive_weight=weight)
