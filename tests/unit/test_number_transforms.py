@@ -50,7 +50,7 @@ def test_scores_end_where_those_of_the_training_rows_do() -> None:
     sample = np.append(np.zeros(9_999), 1.0)
     parameters = fit("standard", sample)
     assert apply("standard", parameters, sample).max() == pytest.approx(math.sqrt(9_999))
-    assert apply("standard", parameters, np.array([2.0])) == pytest.approx(math.sqrt(9_999))
+    assert apply("standard", parameters, np.array([2.0])) == 100
     assert apply("standard", fit("standard", np.array([0.0, 2.0])), np.array([9.0])) == 8
 
 
@@ -80,6 +80,8 @@ def test_standard_of_constants_and_of_the_largest_numbers() -> None:
     assert fit("standard", np.empty(0)) == {"mean": 0.0, "deviation": 1.0, "limit": 10.0}
     ends = np.array([-HUGE, HUGE])
     np.testing.assert_allclose(apply("standard", fit("standard", ends), ends), [-1, 1])
+    smallest = np.array([0.0, 5e-324])
+    assert np.isfinite(apply("standard", fit("standard", smallest), smallest)).all()
     tiny = np.array([1.0, 1.0 + 2**-52])
     np.testing.assert_allclose(apply("standard", fit("standard", tiny), tiny), [-1, 1], atol=1)
 

@@ -7,8 +7,6 @@ indicator, too. benchmarks/own_data.py compares the result with logistic regress
 boosting.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,4 +35,4 @@ def _transform(sample: NDArray[np.float64]) -> str:
 
 def _kurtosis(transform: str, sample: NDArray[np.float64]) -> float:
     scores = number_transforms.apply(transform, number_transforms.fit(transform, sample), sample)
-    return math.fsum(scores**4) / len(scores)
+    return float((scores**4).mean())

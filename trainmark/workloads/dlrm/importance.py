@@ -116,6 +116,7 @@ class _InMemory:
         self._rows = rows
         self.num_rows, self.num_numerical = rows.numerical.shape
         self.numerical_type = rows.numerical.dtype
+        self.numerical_type = rows.numerical.dtype
         self.id_types = [column.dtype for column in rows.ids]
 
     def read(self, start: int, stop: int, into: Columns) -> None:

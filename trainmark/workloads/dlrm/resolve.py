@@ -26,6 +26,7 @@ from trainmark.workloads.dlrm.runs import (
     is_generated,
     mlp_parameters,
     table_parameters,
+    terabyte_range,
 )
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
@@ -61,6 +62,9 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
         best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
         cfg = _with_best_auc(cfg, best)
+    if cfg.data == TERABYTE and not problems:
+        known = terabyte.best_auc(*terabyte_range(cfg, "test"))
+        cfg = cfg if known is None else _with_best_auc(cfg, known)
     return cfg, problems
 
 
