@@ -308,7 +308,7 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
         return
     output = prepare("csv", tmp_path, "log.csv", bad_rows=bad_rows)
     report = (output / "bad_rows.txt").read_text().splitlines()
-    label = "0, 1, true or false (or say what a click is: label=clicked=VALUE)"
+    label = "0, 1, true or false (--positive VALUE says which of two values is a click)"
     assert [line.split("log.csv:")[1] for line in report] == [
         "11: user is '12x', expected int64 or nothing",
         "12: 4 fields, expected 9",
@@ -374,7 +374,9 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"log.csv:1: a quoted field does not end on its line"):
         CsvSource([path], "label=label categorical=name")
     write_parquet(path, random_rows(5))
-    with pytest.raises(InputError, match=r"is not text. `trainmark prepare parquet` reads"):
+    with pytest.raises(
+        InputError, match=r"a Parquet file, which `trainmark prepare parquet` reads"
+    ):
         CsvSource([path], "label=clicked categorical=user")
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
     source = CsvSource([path], "label=label categorical=st*")

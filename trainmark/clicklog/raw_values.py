@@ -22,7 +22,13 @@ from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.numbers import bin_name, features_of
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
-from trainmark.clicklog.sources import column_spec, convert, criteo_format, number_readings
+from trainmark.clicklog.sources import (
+    arrow_columns,
+    column_spec,
+    convert,
+    criteo_format,
+    number_readings,
+)
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES, Recipe
@@ -140,7 +146,7 @@ class CriteoValues:
         if column is None or column.type not in (pa.int64(), pa.null()):
             column = pa.array([self._integer(*entry) for entry in enumerate(values)], pa.int64())
         column = column.cast(pa.int64())
-        return pc.fill_null(column, 0).to_numpy(), convert.nulls(column)
+        return pc.fill_null(column, 0).to_numpy(), arrow_columns.nulls(column)
 
     def _integer(self, place: int, value: Any) -> int | None:
         """One that is a text or a float, perhaps."""
@@ -169,7 +175,7 @@ class CriteoValues:
             place = int(np.argmax(bad))
             name = self.categorical[place % width]
             raise refusal(place // width, name, values[place], self.expects[name])
-        missing = convert.nulls(column).reshape(-1, width)
+        missing = arrow_columns.nulls(column).reshape(-1, width)
         by_column = zip(numbers.numbers.reshape(-1, width).T, missing.T, strict=True)
         return [Values(*column) for column in by_column]
 

@@ -60,6 +60,7 @@ class EmbeddedEngine:
         with self._phase("parse"):
             store, rows_per_file = self._parse()
         try:
+            parse_phase.check_labels(store.records)
             division = divide(self.job.split, store, rows_per_file, self.work.folder / "splits.bin")
         except InputError:
             self.work.remove()  # nothing can come of it
@@ -191,7 +192,7 @@ class EmbeddedEngine:
             bad=bad,
             features=dict(zip(names, facts, strict=True)),
             numerical={column.name: column.facts for column in fitted.columns},
-            metadata=job.metadata,
+            metadata={**job.told, **job.metadata},
         )
         files.write_json(dataset / MANIFEST, manifest)
         self.work.publish()

@@ -73,6 +73,8 @@ class BlockRecord:
     """Checksums of the dictionaries of string columns, by file name."""
     numbers: list[StoredNumbers] = field(default_factory=list)
     """Of each column of `Schema.numbers`."""
+    other_labels: tuple[str, ...] = ()
+    """As `ParsedRows` has them."""
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
@@ -147,6 +149,7 @@ def write(
     return BlockRecord(
         rows=len(block),
         bad=len(block.bad),
+        other_labels=block.other_labels,
         check=check.value(),
         columns=columns,
         strings=dictionaries,

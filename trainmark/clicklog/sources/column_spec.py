@@ -29,6 +29,8 @@ from trainmark.clicklog.sources.rows import Column, Kind, Number, Schema
 from trainmark.errors import InputError, raise_all, unknown
 
 Role = Literal["label", "numerical", "categorical", "timestamp"]
+RowRole = Literal["order", "group"]
+"""Of columns that are no features (row_columns.py)."""
 READINGS: dict[Role, tuple[str, ...]] = {
     "label": ("string",),
     "numerical": number_readings.WORDS,
@@ -44,11 +46,12 @@ class ColumnUse:
     """What becomes of one column of the input."""
 
     column: str
-    role: Role
+    role: Role | RowRole
     reading: str | None = None
     """How to read it; None: as its type in the file says, or as the default for text."""
     comparison: tuple[str, float | str] | None = None
-    """Of a label: it is 1 where the column compares so; a text can only be equal."""
+    """Of a label: it is 1 where the column compares so; a text can only be equal. `is`: one of two
+    values."""
     parameters: Mapping[str, Any] | None = None
     """Of a number: what an earlier dataset has fitted."""
 
@@ -173,7 +176,14 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
         for use in uses
         if use.role == "numerical"
     )
-    return Schema(len(numbers), tuple(categorical), numbers)
+    helpers = tuple(
+        Column(use.role, ("int64" if use.reading == "iso" else "float64"))
+        if use.role == "order"
+        else Column(use.role, kinds[use.reading or "string"])
+        for use in uses
+        if use.role in get_args(RowRole)
+    )
+    return Schema(len(numbers), tuple(categorical), numbers, helpers)
 
 
 def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
@@ -182,7 +192,7 @@ def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
     columns = [
         {"column": use.column, "role": use.role, "reading": use.reading}
         for use in uses
-        if use.role != "label"
+        if use.role in get_args(Role) and use.role != "label"
     ]
     return {
         "missing": missing,
