@@ -78,6 +78,32 @@ def test_standard_is_fitted_to_training_rows_alone(tmp_path: Path) -> None:
     assert feature_spec.read(data).numerical_dtype == "float32"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"holdout": "random:0.3"},
+        {"holdout": "random:0.3", "group": "c"},
+        {"split_by": "at:number", "holdout": "0.4"},
+        {"negative_rate": 0.3},
+    ],
+)
+def test_the_rows_that_are_trained_on_have_mean_0_and_deviation_1(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    values = [None if value is None else math.log(value + 6) for value in skewed()]
+    write_csv(
+        tmp_path / "log.csv",
+        x=[None if x is None else x * (1 + 5 * (i % 2)) for i, x in enumerate(values)],
+        at=[-i for i in range(ROWS)],
+        c=[i // 50 for i in range(ROWS)],
+    )
+    trained = read(prepare(tmp_path, "x:standard+missing", **options), "train")["numerical"]
+    assert 200 < len(trained) < 650
+    present = trained[trained[:, 1] == 0, 0].astype(np.float64)
+    assert present.mean() == pytest.approx(0, abs=1e-6)
+    assert present.std() == pytest.approx(1, abs=1e-6)
+
+
 def test_facts_of_each_column_are_recorded_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,7 +354,9 @@ def test_what_was_fitted_is_part_of_the_identity(tmp_path: Path) -> None:
         ["categorical", "bins", "x.bin"],
     ]
     assert first == same
-    assert identity.difference(first, other) == "its numerical column 'x' was fitted to others"
+    assert (
+        identity.difference(first, other) == "its numerical column 'x' was fitted to other numbers"
+    )
 
 
 def test_other_days_are_read_with_what_was_fitted(tmp_path: Path) -> None:
