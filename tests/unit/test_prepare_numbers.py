@@ -210,7 +210,7 @@ def test_numbers_alone_are_enough(tmp_path: Path) -> None:
             len(feature_spec.read(data).numerical),
             tables,
         ]
-        again = encode([str(tmp_path / "log.csv")], data, tmp_path / f"again {number}")
+        again = encode(str(tmp_path / "log.csv"), data, tmp_path / f"again {number}")
         assert identity.of_dataset(again) == identity.of_dataset(data)
         data.rename(tmp_path / f"first {number}")
 
