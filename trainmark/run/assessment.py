@@ -27,6 +27,8 @@ from trainmark.validation import parse
 SCORES = "scores"
 MAX_SCORES = 20_000_000  # rows of a split: 100 MB
 SCHEMA = "trainmark.scores/1"
+INPUT = "input"
+"""What raw files are called among the splits."""
 
 
 def evaluated(
