@@ -1,7 +1,6 @@
 """Around the loop: from a configuration to a checked output folder, a run, and its result."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.config import AnyRun, Precision, Run, TrainOptions
 from trainmark.contract import MODEL_FOLDER, AnyWorkload, Trainer
@@ -292,4 +291,4 @@ def evaluate(
 
 
 def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
-    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")
+    write_atomically(folder / EVALUATION_FILE, checksums.dumps(evaluation))

@@ -11,9 +11,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from trainmark import files, progress
+from trainmark import checksums, files, progress
 from trainmark.clickdata import identity
-from trainmark.clicklog.arrays import checksum, shuffle
+from trainmark.clicklog.arrays import shuffle
 from trainmark.clicklog.engine import numbers, parse_phase, split_binary, summary, vocabulary
 from trainmark.clicklog.engine.arrange import Field, TrainRows, write_in_order, write_train
 from trainmark.clicklog.engine.column_reader import ColumnReader
@@ -244,7 +244,7 @@ class EmbeddedEngine:
 
     def _intact(self, record: dict[str, Any]) -> bool:
         files = record["files"].items()
-        return all(checksum.matches(self.work.dataset / name, check) for name, check in files)
+        return all(checksums.matches(self.work.dataset / name, check) for name, check in files)
 
     def _tasks(
         self,
@@ -262,7 +262,7 @@ class EmbeddedEngine:
                 path = self.work.dataset / split.name / file
                 if not split.rows:
                     path.touch()
-                    check = checksum.Checksum()
+                    check = checksums.Checksum()
                 elif split.name == "train":
                     check = write_train(train, field, path, memory * 2 // 5)
                 else:
@@ -291,7 +291,7 @@ class EmbeddedEngine:
                 "rare": 0,
                 "digest": identity.digest(path),
             }
-            return {"files": files | {name: checksum.of_file(path)}, "facts": facts}
+            return {"files": files | {name: checksums.of_file(path)}, "facts": facts}
 
         def label() -> dict[str, Any]:
             files, clicks = dict[str, Any](), dict[str, int]()
@@ -324,7 +324,7 @@ class EmbeddedEngine:
                 "rare": field.rare,
                 "digest": identity.digest(path),
             }
-            return {"files": files | {name: checksum.of_file(path)}, "facts": facts}
+            return {"files": files | {name: checksums.of_file(path)}, "facts": facts}
 
         stored = [
             sum(record.columns[column].width * record.rows for record in store.records)
@@ -395,4 +395,6 @@ class EmbeddedEngine:
             metadata=job.metadata,
         )
         files.write_json(dataset / MANIFEST, manifest)
+        written = (record["files"] for record in self.work.column_log.read())
+        checksums.seal(dataset, files.SIGNED, {n: c for of in written for n, c in of.items()})
         self.work.publish()
