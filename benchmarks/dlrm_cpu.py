@@ -239,7 +239,7 @@ def trainmark_system(cfg: DlrmRun) -> System:
     assert isinstance(tables, LocalEngine)
     store = tables.store  # whose weights are allocated anew before they are filled
 
-    def fill(seed: int) -> None:
+    def fill(seed: int, bound: float | None = None) -> None:
         store.weight.fill_(TABLE_VALUE)
 
     tables.init_weights = fill  # type: ignore[method-assign]

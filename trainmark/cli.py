@@ -158,16 +158,9 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 def _evaluate(arguments: list[str], started: float) -> None:
     """A checkpoint of a run on its held-out data."""
-    from trainmark.verbs.evaluate import evaluate
+    from trainmark.verbs.evaluate import EvaluateOptions, evaluate
 
-    options = parse(EvaluateOptions, arguments, "evaluate")
-    evaluate(
-        options.folder,
-        data=options.data,
-        device=options.device,
-        checkpoint=options.checkpoint,
-        importance_rows=options.importance_rows if options.importance else None,
-    )
+    evaluate(parse(EvaluateOptions, arguments, "evaluate"))
 
 
 def _infer(arguments: list[str], started: float) -> None:
@@ -344,24 +337,6 @@ class PlanOptions(ShowOptions):
 
     json: Path | None = None
     """File to write the placement of the tables to; edited or not, --placement takes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Evaluate a checkpoint in a run's folder."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run."""
-    checkpoint: Checkpoint = None
-    """Which one; default: the best if the run had --patience, else the last."""
-    data: str | None = None
-    """Another dataset to evaluate on; default: the run's own."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to evaluate."""
-    importance: bool = False
-    """Find out what each column is worth: what the AUC loses when its values go to other rows."""
-    importance_rows: int = 50_000
-    """Of the split that quality is judged on: how many rows at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,10 @@ class TrainOptions:
     fresh: bool = False
     """Refuse to continue: the output folder must be new or empty."""
     weights_from: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """Start a new run from the weights of this checkpoint (or run folder)."""
+    """Start a new run from the weights of this checkpoint (or run folder), on its data or on data
+    that extend it (prepare --vocabulary OLD --grow)."""
+    with_optimizer: bool = False
+    """With --from, take the optimiser's state, too."""
     config: Path | None = None
     """Configuration file between the named run and the flags: TOML, or a result.json."""
     reference: Path | None = None

@@ -112,8 +112,15 @@ def _shard(kind: str, rank: int, part: Range, rows: int) -> Shard:
 # --- runs
 
 
-def config(world: int, optimizer: Any, regular: bool = False, **changes: Any) -> DlrmRun:
-    """The small run, resolved for `world` ranks; `regular`: with dropout and weight decay."""
+def config(
+    world: int, optimizer: Any, regular: bool = False, narrow: bool = False, **changes: Any
+) -> DlrmRun:
+    """The small run, resolved for `world` ranks.
+
+    Args:
+        regular: with dropout and weight decay.
+        narrow: with tables of several widths.
+    """
     run = DlrmRun(
         name="dlrm-demo",
         data="synthetic",
@@ -122,6 +129,7 @@ def config(world: int, optimizer: Any, regular: bool = False, **changes: Any) ->
             numerical_features=5,
             table_rows=TABLE_ROWS,
             embedding_dim=DIM,
+            table_widths=(8, 2, 4, 8, 6, 2) if narrow else None,
             bottom_mlp=(16, DIM),
             top_mlp=(16, 1),
             dropout=0.3 * regular,
@@ -139,7 +147,9 @@ def config(world: int, optimizer: Any, regular: bool = False, **changes: Any) ->
 
 
 def placed(world: int, optimizer: str, kind: str, folder: Path, **changes: Any) -> DlrmRun:
-    """The same with its tables placed in one of the ways."""
+    """The same with its tables placed in one of the ways; of several widths, by themselves."""
+    if "narrow" in changes:
+        return config(world, optimizer, **changes)
     path = folder / f"{kind}-{world}-{os.getpid()}.json"  # every rank makes the same
     if not path.exists():
         path.write_text(to_json(placement(kind, world)))
@@ -205,6 +215,10 @@ def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
         chosen += [(kind, "rowwise_adagrad", micro_batches), (kind, "sgd", LOW_PRECISION)]
         chosen += [(kind, "rowwise_adagrad", micro_batches | {"regular": True})]
     chosen += [("mixture", optimizer, {"regular": True}) for optimizer in ("sgd", "adam")]
+    chosen += [
+        ("table_wise", "rowwise_adagrad", micro_batches | {"narrow": True}),
+        ("table_wise", "adam", {"narrow": True, "sharding": Sharding(host_tables=(1, 4))}),
+    ]
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 
 

@@ -243,6 +243,7 @@ def test_your_own_log(tmp_path: Path) -> None:
     run_chain(chain[:-1], tmp_path)  # a server would not end; test_command_parses has it
     result = read(tmp_path / "my" / "run")
     assert result.samples == 12 * 2048
-    assert len(result.config["model"]["table_rows"]) == 4  # user, city, hour, day of the week
+    # user, city, hour, day of the week, bins of age
+    assert len(result.config["model"]["table_rows"]) == 5
     assert (tmp_path / "my" / "run" / "report.html").is_file()
     assert (tmp_path / "my" / "run" / "export" / "model.safetensors").is_file()

@@ -166,8 +166,8 @@ def test_all_problems_are_reported_together(capsys: pytest.CaptureFixture[str]) 
     flags = ["--model.top-mlp", "4", "2", "--checkpoint-every", "x"]
     flags += ["--global-batch", "7", "--micro-batch", "2"]
     out_of_bounds = ["--lr", "-1", "--epochs", "0", "--log-every", "0"]
-    names = ("lr", "epochs", "log_every", "checkpoint_every")
-    message = refused(capsys, small(*flags, *out_of_bounds), *names, lines=5)
+    first = ("lr", "epochs", "log_every", "checkpoint_every")
+    message = refused(capsys, small(*flags, *out_of_bounds), *first, lines=5)
     assert "4 problems" in message
     names = ("top_mlp", "checkpoint_every", "global_batch")
     assert "3 problems" in refused(capsys, small(*flags), *names, lines=4)

@@ -15,10 +15,9 @@ from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import csv_data, raw_values
-from trainmark.clicklog.arrays import primitives
+from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.encode import encode
-from trainmark.clicklog.engine import numbers
-from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine import encode_phase, numbers
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.errors import InputError
 
@@ -197,21 +196,30 @@ def test_a_default_for_all_numbers(tmp_path: Path) -> None:
         prepare(tmp_path, "x:log+plain")
 
 
-def test_numbers_alone_are_enough_where_they_have_bins(tmp_path: Path) -> None:
-    write_csv(tmp_path / "log.csv", x=skewed())
-    only_x = {"columns": "label=y numerical=x"}
-    data = prepare(tmp_path, "", **only_x)
-    assert len(feature_spec.read(data).categorical) == 1
-    (tmp_path / "data").rename(tmp_path / "first")
-    with pytest.raises(InputError, match="no numerical one has bins"):
-        prepare(tmp_path, "", numerical="plain", **only_x)
+def test_numbers_alone_are_enough(tmp_path: Path) -> None:
+    """Also where they have no bins: then there is no table."""
+    write_csv(tmp_path / "log.csv", x=skewed(), z=[i % 7 for i in range(ROWS)])
+    for number, (columns, tables) in enumerate({"x,z": 1, "x": 0, "x:bins,z:bins": 2}.items()):
+        data = prepare(tmp_path, "", columns=f"label=y numerical={columns}")
+        assert len(feature_spec.read(data).categorical) == tables
+        values = raw_values.open_dataset(data)
+        assert values is not None
+        row = [1.5] * len(values.numerical)
+        encoded = values.encode([row, row], [[], []])
+        assert [part.shape[1] for part in encoded] == [
+            len(feature_spec.read(data).numerical),
+            tables,
+        ]
+        again = encode(str(tmp_path / "log.csv"), data, tmp_path / f"again {number}")
+        assert identity.of_dataset(again) == identity.of_dataset(data)
+        data.rename(tmp_path / f"first {number}")
 
 
 def test_a_column_that_is_called_as_bins_are(tmp_path: Path) -> None:
     columns = {"x": skewed(), "x.bin": ["a", "b"] * (ROWS // 2)}
     write_csv(tmp_path / "log.csv", **columns)
-    with pytest.raises(InputError, match=r"both 'x\.bin'.*numerical=x:quantile"):
-        prepare(tmp_path, "x categorical=x.bin")
+    with pytest.raises(InputError, match=r"both 'x\.bin'.*numerical=x:standard"):
+        prepare(tmp_path, "x:standard+bins categorical=x.bin")
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -221,7 +229,7 @@ def test_the_bytes_do_not_depend_on_memory_threads_or_numba(
     if fast:
         pytest.importorskip("numba")
     monkeypatch.setattr(numbers, "SAMPLE_ROWS", 400)  # so that it is a sample
-    monkeypatch.setattr(engine.shuffle, "BUCKET_ROWS", 64)
+    monkeypatch.setattr(shuffle, "BUCKET_ROWS", 64)
     write_csv(tmp_path / "log.csv", x=skewed(), z=skewed(1, missing=0))
     first = prepare(tmp_path, "x,z:standard+bins")
     first.rename(tmp_path / "first")
@@ -238,7 +246,7 @@ def test_a_killed_run_goes_on_with_what_was_fitted(
     write_csv(tmp_path / "log.csv", x=skewed())
     prepare(tmp_path, "x").rename(tmp_path / "first")
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "NumbersField", lambda *args: 1 / 0)
+        patch.setattr(encode_phase, "NumbersField", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(tmp_path, "x")
     fitted: list[int] = []
@@ -271,7 +279,7 @@ def test_a_served_row_is_the_prepared_row(tmp_path: Path) -> None:
     ids = np.concatenate([np.stack(read(data, split)["ids"], 1) for split in HELD_OUT])
     np.testing.assert_array_equal(found_ids, ids)
     assert len(values.tables) == ids.shape[1]
-    encoded = values.encode([[None] * len(names)], [["a"]])
+    encoded = values.encode(([None] * len(names),), [["a"]])
     assert encoded[0].sum() == 3  # the three indicators
     assert (encoded[1][0][1:] == 0).all()
 
@@ -305,7 +313,7 @@ def test_other_days_are_read_with_what_was_fitted(tmp_path: Path) -> None:
     last = {name: column[TRAIN:] for name, column in columns.items()}
     write_csv(later / "log.csv", **dict(reversed(last.items())))
     again = prepare(later, "", columns=None, vocabulary=first, holdout="0.5")
-    whole = encode([str(later / "log.csv")], first, tmp_path / "whole")
+    whole = encode(str(later / "log.csv"), first, tmp_path / "whole")
     np.testing.assert_array_equal(read(whole, "test")["numerical"], held_out(first))
     np.testing.assert_array_equal(held_out(again), held_out(first)[50:])
     for data in (again, whole):

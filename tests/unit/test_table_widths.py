@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.small import config, newest, saved, train, trainer
 from tests.unit.refusals import refused, small
+from trainmark.embeddings.placement.strategies import whole_tables
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import (
@@ -22,7 +23,7 @@ from trainmark.workloads.dlrm.runs import (
     widths,
 )
 from trainmark.workloads.dlrm.sharding import plan_devices
-from trainmark.workloads.dlrm.step import DlrmTrainer, evaluate
+from trainmark.workloads.dlrm.step import DlrmTrainer, predict
 
 WIDTHS = (8, 2, 5)
 FLAGS = ("--model.table-widths", "8", "2", "5")
@@ -81,7 +82,9 @@ def test_steps_are_those_of_zeros_in_full_rows(
         expected = table(full, number)[:, :width]
         torch.testing.assert_close(table(ours, number), expected, rtol=close, atol=close / 10)
     held_out = build_data(full.cfg, "test", 0, 1)
-    assert evaluate(ours, held_out) == pytest.approx(evaluate(full, held_out), rel=close)
+    torch.testing.assert_close(
+        predict(ours, held_out).logits, predict(full, held_out).logits, rtol=close, atol=close
+    )
 
 
 def test_row_wise_adagrad_takes_the_mean_over_a_tables_own_columns() -> None:
@@ -111,8 +114,8 @@ def test_bytes_are_those_that_were_planned() -> None:
 
 def test_widths_by_rule() -> None:
     model = Model(table_rows=(1, 4, 100, 10_000, 10**6, 10**9), table_widths="auto")
-    assert widths(model) == (8, 16, 32, 64, 128, 128)
-    assert widths(dataclasses.replace(model, embedding_dim=48))[2:] == (32, 48, 48, 48)
+    assert widths(model) == (8, 8, 16, 64, 128, 128)
+    assert widths(dataclasses.replace(model, embedding_dim=48))[2:] == (16, 48, 48, 48)
     assert widths(dataclasses.replace(model, table_widths=None)) == (128,) * 6
 
 
@@ -129,10 +132,14 @@ def test_a_run_is_continued_and_evaluated(tmp_path: Path) -> None:
         (("8", "2"), ("a width for each of the 3 tables", "Received: 8 2.")),
         (("8", "0", "3"), ("between 1 and model.embedding_dim (8)", "Received: 8 0 3.")),
         (("9", "8", "8"), ("between 1 and model.embedding_dim (8)",)),
-        (("8", "4", "8", "--engine", "torchrec"), ("lie on one device", "--engine torchrec")),
+        (("8", "4", "8", "--engine", "torchrec"), ("whole on one device", "--engine torchrec")),
+        (
+            ("8", "4", "8", "--data-parallel-threshold", "50"),
+            ("whole on one device", "--data-parallel-threshold"),
+        ),
         (
             ("8", "4", "8", "--table-precision", "int8", "--fp32-up-to-rows", "5"),
-            ("lie on one device, in fp32", "--table-precision int8"),
+            ("are fp32", "--table-precision int8"),
         ),
     ],
     ids=str,
@@ -143,6 +150,12 @@ def test_what_is_refused(
     refused(capsys, small("--model.table-widths", *flags), *parts)
 
 
-def test_several_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = small(*FLAGS, "--dry-run", "--cluster", "cpux1x2")
-    refused(capsys, flags, "lie on one device", "with several devices (cpux1x2)")
+def test_devices_get_whole_tables_by_their_bytes() -> None:
+    placed = whole_tables("memory_optimized", (10, 100, 30, 7), (8, 1, 2, 4), 2, host_tables=[3])
+    found = [(t.table, t.memory, [(s.device, s.columns) for s in t.shards]) for t in placed.tables]
+    assert found == [
+        (0, "device", [(1, (0, 8))]),
+        (1, "device", [(0, (0, 1))]),
+        (2, "device", [(1, (0, 2))]),
+        (3, "host", [(0, (0, 4))]),
+    ]

@@ -4,5 +4,7 @@ feature_spec.py   the specification of a dataset on disk
 identity.py       which dataset a model belongs to
 negatives.py      which share of the rows without a click was kept
 planted.py        a generated log whose best possible AUC is known
+terabyte.py       a log of Criteo's size and shape, made row by row from the number
+counters.py       random numbers by counter
 numerical.py      the transform of integers
 """

@@ -87,6 +87,7 @@ class PlantedClicks:
         num_numerical: number of integer columns.
         ids: `power_law`, as in real logs, or `uniform`.
         signal: without one, every row has the same click probability.
+        click_rate: share of the rows that are clicks.
 
     Example:
         >>> log = PlantedClicks(seed=1)
@@ -103,6 +104,7 @@ class PlantedClicks:
         num_numerical: int = NUM_NUMERICAL,
         ids: Literal["power_law", "uniform"] = "power_law",
         signal: bool = True,
+        click_rate: float = CLICK_RATE,
     ) -> None:
         self.seed = seed
         self.cardinalities = cardinalities
@@ -119,7 +121,7 @@ class PlantedClicks:
         self._integers = _Integers(rng, num_numerical)
         self._scales = dict.fromkeys(SHARES, np.float32(signal))
         self._bias = np.float32(0)
-        self._calibrate()
+        self._calibrate(click_rate)
         self._latest: tuple[int, Rows] | None = None
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -202,7 +204,7 @@ class PlantedClicks:
 
     # --- the hidden model's scale
 
-    def _calibrate(self) -> None:
+    def _calibrate(self, click_rate: float) -> None:
         """Give each term its share of the logit's variance, then find the bias.
 
         On a sample of rows of its own, so that seeds and shapes differ little in how hard they are.
@@ -213,7 +215,7 @@ class PlantedClicks:
         for name, spread in spreads.items():
             if spread > 0:
                 self._scales[name] *= np.float32(LOGIT_STD * np.sqrt(SHARES[name] / total) / spread)
-        self._bias = _bias_for(self._logits(terms))
+        self._bias = _bias_for(self._logits(terms), click_rate)
 
     def _stream(self, *key: int) -> np.random.Generator:
         return np.random.Generator(np.random.SFC64([self.seed, *key]))
@@ -337,13 +339,13 @@ def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.float32(1) / (np.float32(1) + np.exp(-logits))
 
 
-def _bias_for(logits: NDArray[np.float32]) -> np.float32:
+def _bias_for(logits: NDArray[np.float32], click_rate: float) -> np.float32:
     """The bias that gives the wanted click rate, by bisection."""
     low, high = -20.0, 20.0
     for _ in range(40):
         middle = (low + high) / 2
         rate = float(_sigmoid(logits + np.float32(middle)).mean())
-        low, high = (low, middle) if rate > CLICK_RATE else (middle, high)
+        low, high = (low, middle) if rate > click_rate else (middle, high)
     return np.float32(middle)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainmark import checksums, files
 from trainmark.clicklog import per_column
-from trainmark.clicklog.engine.phases import VOCABULARY
+from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import column_spec

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from trainmark.contract import Metrics
 from trainmark.metrics.binary import Assessment, Importance
@@ -24,10 +25,10 @@ def metrics_grid(splits: Mapping[str, Metrics], assessed: Mapping[str, Assessmen
         headers += [split, INTERVAL] if split in assessed else [split]
         numeric += [True, False] if split in assessed else [True]
     told = {split: _told(found, assessed.get(split)) for split, found in splits.items()}
-    rows = [
-        [name, *(cell for split in splits for cell in _cells(told[split][name], split in assessed))]
-        for name in next(iter(told.values()), {})
-    ]
+    rows = []
+    for name in dict.fromkeys(name for found in told.values() for name in found):
+        cells = [_cells(told[split].get(name), split in assessed) for split in splits]
+        rows.append([name, *chain.from_iterable(cells)])
     return Grid(headers, rows, numeric)
 
 

@@ -26,7 +26,7 @@ CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 
 
-def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
+def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
     """Refuse a folder that cannot be this run's; nothing is changed."""
     if output.exists() and not output.is_dir():
         raise InputError(f"Output {output} is a file; give a folder.")
@@ -42,13 +42,11 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
             f"Output {output} is not empty and is not the folder of a run. Give another --output."
         )
     _check_checkpoints(output)
-    if started_from and checkpoints.latest(output / CHECKPOINTS):
+    if from_another and checkpoints.latest(output / CHECKPOINTS):
         raise InputError(
             f"--from starts a new run, but {output} has a checkpoint to continue. "
             "Give another --output."
         )
-    if started_from:
-        _check_same_data(started_from, cfg)
 
 
 def _check_checkpoints(output: Path) -> None:
@@ -61,15 +59,6 @@ def _check_checkpoints(output: Path) -> None:
             f"{root} holds no checkpoint, but {log} says that the run has saved some. If they lie "
             "on a disk that is not mounted now, mount it; else start again with another --output."
         )
-
-
-def _check_same_data(checkpoint: Path, cfg: Run) -> None:
-    """Refuse weights that were trained on data with which these do not go together."""
-    data = checkpoints.read_state(checkpoint).get("config")
-    if cfg.data is None or not isinstance(data, dict) or data.get("workload") != cfg.workload:
-        return
-    earlier = _parse_config(data, checkpoint)
-    workloads.definition(cfg).check_data(earlier, cfg.data)
 
 
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
@@ -129,10 +118,11 @@ def read_config(folder: Path) -> Any:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
-    return _parse_config(read_json(path), path)
+    return parse_config(read_json(path), path)
 
 
-def _parse_config(data: Any, path: Path) -> Any:
+def parse_config(data: Any, path: Path) -> Any:
+    """A configuration as a checkpoint or config.json has it."""
     try:
         kind = type(workloads.named_run(str(data["name"])))
     except (ValueError, KeyError, TypeError) as error:

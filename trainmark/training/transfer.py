@@ -1,4 +1,4 @@
-"""Copies of a batch to the device, on a stream of their own, ahead of the step."""
+"""A batch's way to the device, on a stream of its own, ahead of the step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 Convert = Callable[[list[Tensor]], list[Tensor]]
+Make = Callable[[list[Tensor]], None]
+"""Fills tensors on the device that have the shapes of a batch's."""
 Result = TypeVar("Result")
 
 
@@ -18,23 +20,37 @@ class Copier:
         on_host = device.type in ("cpu", "meta")
         self._stream: Any = None if on_host else torch.Stream(device=device)
 
-    def __call__(self, tensors: list[Tensor], convert: Convert) -> tuple[list[Tensor], Any]:
-        """The converted tensors, and the event after which the compute stream may read them."""
+    def __call__(
+        self, tensors: list[Tensor], convert: Convert, make: Make | None = None
+    ) -> tuple[list[Tensor], Any]:
+        """The converted tensors, and the event after which the compute stream may read them.
+
+        With `make`, there is nothing to copy: it makes them on the device, like `tensors`.
+        """
         if self._stream is None:
             return convert(tensors), None
         with self._stream:
-            copies = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+            if make is None:
+                copies = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+            else:
+                copies = [torch.empty_like(tensor, device=self.device) for tensor in tensors]
+                make(copies)
             converted = convert(copies)
             ready = torch.Event(device=self.device)
             ready.record()
         used_here(converted)
         return converted, ready
 
-    def into(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        """Copy to given places on a GPU; the event after which they may be read."""
+    def into(
+        self, places: list[Tensor], tensors: Sequence[Tensor], make: Make | None = None
+    ) -> Any:
+        """Copy to given places on a GPU, or `make`; the event after which they may be read."""
         with self._stream:
-            for place, tensor in zip(places, tensors, strict=True):
-                place.copy_(tensor, non_blocking=True)
+            if make is not None:
+                make(places)
+            else:
+                for place, tensor in zip(places, tensors, strict=True):
+                    place.copy_(tensor, non_blocking=True)
             ready = torch.Event(device=self.device)
             ready.record()
         return ready

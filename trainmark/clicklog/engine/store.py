@@ -74,6 +74,8 @@ class BlockRecord:
     """Checksums of the dictionaries of string columns, by file name."""
     numbers: list[StoredNumbers] = field(default_factory=list)
     """Of each column of `Schema.numbers`."""
+    other_labels: tuple[str, ...] = ()
+    """As `ParsedRows` has them."""
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
@@ -121,9 +123,7 @@ def write(
     columns = []
     dictionaries = {}
     offset = sum(part.nbytes for part in parts)
-    for number, (column, values) in enumerate(
-        zip(schema.categorical, block.categorical, strict=True)
-    ):
+    for number, (column, values) in enumerate(zip(schema.stored, block.categorical, strict=True)):
         if column.kind == "string":
             from trainmark.clicklog.arrays import strings
 
@@ -150,6 +150,7 @@ def write(
     return BlockRecord(
         rows=len(block),
         bad=len(block.bad),
+        other_labels=block.other_labels,
         check=check.value(),
         columns=columns,
         strings=dictionaries,
@@ -298,7 +299,7 @@ class Store:
     def dictionary(self, record: BlockRecord, column: int) -> tuple[Array, Array]:
         """Numbers in order of appearance, 0 for missing or 0, and their counts."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         numbers = self._read(record, offset, stored.distinct, dtype)
         offset += numbers.nbytes
@@ -307,7 +308,7 @@ class Store:
     def codes(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
         """Codes (or numbers, where there is no dictionary) of the places `start` to `stop`."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         if stored.distinct:
             offset += stored.distinct * (dtype.itemsize + 4)

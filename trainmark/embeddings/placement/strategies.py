@@ -177,6 +177,32 @@ def by_strategy(
     return Placement(devices=devices, tables=tuple(tables))
 
 
+def whole_tables(
+    name: str,
+    table_rows: Sequence[int],
+    widths: Sequence[int],
+    devices: int,
+    host_tables: Sequence[int] = (),
+) -> Placement:
+    """Place tables of several widths by a published strategy, each whole on one device."""
+    parts = [
+        Part(table=table, columns=(0, width), elements=rows * width)
+        for table, (rows, width) in enumerate(zip(table_rows, widths, strict=True))
+    ]
+    tables = [
+        TablePlacement(
+            table=part.table,
+            sharding="table_wise",
+            shards=(Shard(device=device, rows=(0, table_rows[part.table]), columns=part.columns),),
+            memory="host" if part.table in host_tables else "device",
+            reason=_REASONS[name],
+        )
+        for device, hand in enumerate(STRATEGIES[name](parts, devices))
+        for part in hand
+    ]
+    return Placement(devices=devices, tables=tuple(sorted(tables, key=lambda t: t.table)))
+
+
 def _joined(slices: Sequence[tuple[Range, int]], rows: int) -> tuple[Shard, ...]:
     """Shards of one table; neighbouring slices on the same device become one."""
     shards: list[Shard] = []

@@ -1,4 +1,5 @@
-"""DLRM's input: batches of click rows, from a dataset on disk or made in memory (`rows.py`).
+"""DLRM's input: batches of click rows, from a dataset on disk or made in memory (`rows.py`); those
+of the planted Terabyte are made where they are used (`terabyte.py`).
 
 Rows travel in their narrow types (about 90 bytes a row for Criteo) until they are on the device.
 Background threads read them, ahead of the step, into the memory that is copied to the device.
@@ -8,9 +9,11 @@ order, and rows within a window are shuffled, so that reading stays sequential a
 the stream can be found again, at any world size.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,10 @@ from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.training.background import Kept, in_background
 from trainmark.training.batches import GlobalBatch, GlobalBatches, rank_shares
+from trainmark.training.transfer import Make
 from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
+from trainmark.workloads.dlrm.terabyte import TerabyteRows
 
 MAX_READERS = 16  # 8 brought 19 M rows/s from a cold disk, where an H200 took 23
 # Batches that wait for a GPU. A disk that is fast enough on average still pauses now and then, for
@@ -39,7 +44,10 @@ MAX_WINDOWS = 2**26  # their order is kept in memory
 
 @dataclass(frozen=True, kw_only=True)
 class ClickBatch:
-    """One optimiser step's share of a data-parallel rank, in host memory."""
+    """One optimiser step's share of a data-parallel rank, in host memory.
+
+    With `make`, its tensors have shapes only, and `make` fills such ones on a GPU.
+    """
 
     numerical: Tensor
     """[B, N] float16, or float32 where the dataset has that"""
@@ -53,6 +61,7 @@ class ClickBatch:
     """Samples of all ranks up to the end of this batch's global batch, over all epochs."""
     partial: bool
     """Fewer samples than a full batch, at the end of an epoch."""
+    make: Make | None = None
 
 
 class RowOrder:
@@ -108,6 +117,9 @@ class ClickData:
         self._source, self._cfg, self.split = source, cfg, split
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._training = split == "train"
+        self._made_on_gpu: TerabyteRows | None = None
+        if isinstance(source, TerabyteRows) and cfg.device == "cuda":
+            self._made_on_gpu = source
         self._batches = GlobalBatches(
             samples=source.num_rows,
             size=filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size,
@@ -146,6 +158,8 @@ class ClickData:
         # A CPU that trains has no cores to spare; one that feeds a GPU has little else to do, and
         # readers mostly wait for the disk.
         batches = self._batches.after(self._position)
+        if self._made_on_gpu is not None:
+            return map(partial(self._make_batch, self._made_on_gpu), batches)
         if self._cfg.device == "cpu":
             return in_background(self._read_batch, batches, 1, MIN_WAITING)
         readers = min(MAX_READERS, len(os.sched_getaffinity(0)))
@@ -156,6 +170,12 @@ class ClickData:
         row_bytes = sum(column.nbytes for column in Columns.empty(1, self._source).arrays())
         batch_bytes = max(rank_shares(self._batches.size, self._dp_size)) * row_bytes
         return max(MIN_WAITING, min(MAX_WAITING, WAITING_BYTES // batch_bytes))
+
+    def _make_batch(self, rows: TerabyteRows, whole: GlobalBatch) -> ClickBatch:
+        """This rank's share of a global batch, to be made ahead of the step by the GPU itself."""
+        share = whole.share(self._dp_rank, self._dp_size)
+        batch = self._empty_batch(len(share), global_samples=whole.size, position=whole.position)
+        return dataclasses.replace(batch, make=rows.maker(share.start))
 
     def _read_batch(self, whole: GlobalBatch) -> ClickBatch:
         """This rank's share of a global batch, read straight into the batch's own memory."""
@@ -196,18 +216,19 @@ class ClickData:
 
     def _empty_batch(self, samples: int, global_samples: int, position: int) -> ClickBatch:
         """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids."""
-        pinned = self._cfg.device == "cuda"  # PyTorch keeps and reuses pinned memory
+        made = self._made_on_gpu is not None
+        pinned = self._cfg.device == "cuda" and not made  # PyTorch keeps and reuses pinned memory
+        room = partial(torch.empty, pin_memory=pinned, device="meta" if made else "cpu")
         types = self._source.id_types
         numerical_type = _torch_type(self._source.numerical_type)
         groups = []
         for dtype in sorted(set(types), key=lambda d: d.itemsize):
             features = [i for i, d in enumerate(types) if d == dtype]
-            ids = torch.empty(len(features), samples, dtype=_torch_type(dtype), pin_memory=pinned)
-            groups.append(IdGroup(features, ids))
+            groups.append(IdGroup(features, room(len(features), samples, dtype=_torch_type(dtype))))
         shape = (samples, self._source.num_numerical)
         return ClickBatch(
-            numerical=torch.empty(shape, dtype=numerical_type, pin_memory=pinned),
-            labels=torch.empty(samples, dtype=torch.bool, pin_memory=pinned),
+            numerical=room(shape, dtype=numerical_type),
+            labels=room(samples, dtype=torch.bool),
             groups=groups,
             samples=samples,
             global_samples=global_samples,
@@ -247,6 +268,8 @@ def row_source(cfg: DlrmRun, split: str) -> RowSource:
     data = filled(cfg.data)
     if data == SYNTHETIC:
         return SyntheticRows(cfg, split)
+    if data == TERABYTE:
+        return TerabyteRows(cfg, split)
     # Held-out rows are read again and again.
     return SplitBinary(Path(data), split, cfg.page_cache if split == "train" else "use")
 
@@ -265,7 +288,7 @@ GROUPS = "group.bin"
 def groups(cfg: DlrmRun, split: str) -> Tensor | None:
     """The number of each row's group, where the data were prepared with `--group`."""
     path = Path(filled(cfg.data)) / split / GROUPS
-    if cfg.data == SYNTHETIC or not path.is_file():
+    if is_generated(cfg.data) or not path.is_file():
         return None
     return torch.from_numpy(np.fromfile(checksums.check_file(path), np.int32))
 
@@ -273,6 +296,6 @@ def groups(cfg: DlrmRun, split: str) -> Tensor | None:
 def held_out_splits(cfg: DlrmRun) -> tuple[str, ...]:
     """`test`, and `validation` where the dataset has one."""
     data = filled(cfg.data)
-    if data != SYNTHETIC and not feature_spec.path_of(data, "validation").exists():
+    if not is_generated(data) and not feature_spec.path_of(data, "validation").exists():
         return ("test",)
     return ("test", "validation")

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
 from trainmark.clickdata import feature_spec
-from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar
 from trainmark.workloads.dlrm import standalone
-from trainmark.workloads.dlrm.runs import DlrmRun, score_offset, widths
+from trainmark.workloads.dlrm.runs import DlrmRun, is_generated, score_offset, widths
 
 PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]
@@ -137,7 +136,7 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
 
 def _names(cfg: DlrmRun) -> dict[str, Any]:
     """Of the features, if the dataset is still there to tell."""
-    if cfg.data is None or cfg.data == SYNTHETIC:
+    if cfg.data is None or is_generated(cfg.data):
         return {}
     try:
         spec = feature_spec.read(feature_spec.path_of(Path(cfg.data), "train"))

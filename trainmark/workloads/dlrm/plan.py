@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from trainmark.config import SYNTHETIC
 from trainmark.contract import Plan
 from trainmark.embeddings.placement.placement import TablePlacement, to_json
 from trainmark.formatting import gib_cell, human, ranges, readable_size
@@ -10,7 +9,7 @@ from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import card_bytes
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.prediction import Prediction, predict
-from trainmark.workloads.dlrm.runs import DlrmRun, widths
+from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law, widths
 
 
 def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
@@ -59,7 +58,7 @@ def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
         "as often as preparation counted them"
         if sharding.counted(cfg)
         else "by a power law"
-        if cfg.synthetic_ids == "planted" and cfg.data == SYNTHETIC
+        if has_power_law(cfg)
         else "all equally often, because no counts are known (give --data)"
     )
     lines = [

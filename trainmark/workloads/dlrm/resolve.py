@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmark.clickdata import feature_spec, identity, negatives
-from trainmark.config import SYNTHETIC
+from trainmark.clickdata import feature_spec, identity, negatives, terabyte
+from trainmark.config import SYNTHETIC, filled
 from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware.devices import Cluster, lacks
 from trainmark.metrics import share_of_excess
@@ -15,14 +15,18 @@ from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import (
     METRIC,
     RUNS,
+    SYNTHETIC_ROWS,
+    TERABYTE,
     DlrmRun,
     Model,
     demo_schedule,
     fitted_fields,
     has_narrow_tables,
     in_other_formats,
+    is_generated,
     mlp_parameters,
     table_parameters,
+    terabyte_range,
 )
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
@@ -38,23 +42,74 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     cfg = _with_matching_widths(dataclasses.replace(cfg, dataset=(), negative_rate=1.0))
     if cfg.data is None:
         problems.append(
-            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), or "
-            "--data synthetic to measure speed without data."
+            f"{cfg.name} needs data: give --data DIR (see 'trainmark prepare'), --data terabyte "
+            "for rows like Criteo's that are made as they are needed, or --data synthetic to "
+            "measure speed alone."
         )
-    elif cfg.data != SYNTHETIC:
+    elif not is_generated(cfg.data):
         try:
             cfg = _with_dataset(cfg, Path(cfg.data))
         except InputError as error:
             problems.append(str(error))
+    else:
+        cfg, more = _with_generated(cfg)
+        problems += more
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
-    problems += _width_problems(cfg, cluster)
+    problems += _width_problems(cfg)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
         best = planted_clicks(cfg).best_auc(*synthetic_range(cfg, "test"))
         cfg = _with_best_auc(cfg, best)
+    if cfg.data == TERABYTE and not problems:
+        known = terabyte.best_auc(*terabyte_range(cfg, "test"))
+        cfg = cfg if known is None else _with_best_auc(cfg, known)
     return cfg, problems
+
+
+def _with_generated(cfg: DlrmRun) -> tuple[DlrmRun, list[str]]:
+    """The rows that are made where none are asked for; and whether the log has what is."""
+    if cfg.data == SYNTHETIC:
+        return dataclasses.replace(cfg, synthetic_rows=cfg.synthetic_rows or SYNTHETIC_ROWS), []
+    if cfg.synthetic_rows is None:
+        cfg = dataclasses.replace(cfg, synthetic_rows=terabyte.TRAIN_ROWS)
+    return dataclasses.replace(cfg, dataset=terabyte_lines(cfg)), list(_terabyte_problems(cfg))
+
+
+def terabyte_lines(cfg: DlrmRun) -> tuple[str, ...]:
+    """What the planted Terabyte's columns are, as those of a dataset are told."""
+    numerical = [
+        identity.Column(kind="numerical", name=f"num_{i}", reading="log")
+        for i in range(terabyte.NUM_NUMERICAL)
+    ]
+    categorical = [
+        identity.Column(kind="categorical", name=f"cat_{i}.bin", rows=rows, vocabulary="planted")
+        for i, rows in enumerate(cfg.model.table_rows)
+    ]
+    return tuple(column.line() for column in numerical + categorical)
+
+
+def _terabyte_problems(cfg: DlrmRun) -> Iterator[str]:
+    model, rows = cfg.model, filled(cfg.synthetic_rows)
+    shape = (model.numerical_features, len(model.table_rows))
+    if shape != (terabyte.NUM_NUMERICAL, len(terabyte.VOCABULARY)):
+        yield (
+            f"The planted Terabyte has {terabyte.NUM_NUMERICAL} numerical and "
+            f"{len(terabyte.VOCABULARY)} categorical features. Received: {shape[0]} and "
+            f"{shape[1]}. Leave model.numerical_features and model.table_rows as the named runs "
+            "have them, or use --data synthetic."
+        )
+    if rows > terabyte.TRAIN_ROWS:
+        yield (
+            f"The planted Terabyte has {terabyte.TRAIN_ROWS:,} training rows. Received: "
+            f"--synthetic-rows {rows:,}. Ask for fewer, or for more --epochs."
+        )
+    if cfg.shuffle != "none":
+        yield (
+            "The planted Terabyte's rows are independent of each other, and made in their order. "
+            f"Received: --shuffle {cfg.shuffle}. Leave it out."
+        )
 
 
 def _with_matching_widths(cfg: DlrmRun) -> DlrmRun:
@@ -138,7 +193,8 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
     cfg = dataclasses.replace(cfg, dataset=())
     if "schedule" in fitted_fields(cfg):
         cfg = dataclasses.replace(cfg, schedule=named.schedule, schedule_steps=None)
-    if SYNTHETIC not in (cfg.data, data):  # synthetic rows have the sizes that a run asks for
+    # Generated rows have the sizes that a run asks for.
+    if not is_generated(cfg.data) and not is_generated(data):
         model = dataclasses.replace(
             cfg.model,
             numerical_features=named.model.numerical_features,
@@ -153,8 +209,23 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
 
 def check_data(cfg: DlrmRun, data: str) -> None:
     """Refuse a dataset whose ids stand for other values than those that a run has learned."""
-    if data != SYNTHETIC:
+    if data == TERABYTE:
+        if how := identity.difference(cfg.dataset, terabyte_lines(cfg)):
+            raise InputError(f"The planted Terabyte is not what the model was trained on: {how}.")
+    elif data != SYNTHETIC:
         identity.check(cfg.dataset, Path(data), cfg.data)
+
+
+def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
+    """Tables that are larger in a dataset that extends a run's -> their rows in the run."""
+    if data == SYNTHETIC or not identity.extends(cfg.dataset, Path(data)):
+        return {}
+    before, now = cfg.model.table_rows, feature_spec.read(Path(data)).cardinalities
+    return {
+        f"tables.{number}": rows
+        for number, (rows, more) in enumerate(zip(before, now, strict=True))
+        if rows != more
+    }
 
 
 # --- checks
@@ -229,7 +300,7 @@ def _torchrec_problems(cfg: DlrmRun) -> list[str]:
     return problems
 
 
-def _width_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+def _width_problems(cfg: DlrmRun) -> list[str]:
     """Of tables that are narrower than others."""
     model, chosen = cfg.model, cfg.model.table_widths
     if chosen is None:
@@ -248,15 +319,17 @@ def _width_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
             ]
     if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
         return []
+    sharding = cfg.sharding
     reasons = {
-        f"several devices ({cluster})": cluster.world > 1,
-        "--engine torchrec": cfg.sharding.engine == "torchrec",
+        "--engine torchrec": sharding.engine == "torchrec",
         f"--table-precision {cfg.table_format.table_precision}": in_other_formats(cfg),
-        f"--placement {cfg.sharding.placement}": cfg.sharding.placement.endswith(".json"),
+        f"--placement {sharding.placement}": sharding.placement.endswith(".json"),
+        "--column-slice-threshold": sharding.column_slice_threshold is not None,
+        "--data-parallel-threshold": sharding.data_parallel_threshold is not None,
     }
     return [
-        "Tables of several widths lie on one device, in fp32, in this version. Received: "
-        f"model.table_widths with {reason}. Leave one of them out."
+        "Tables of several widths are fp32, and lie whole on one device each, in this version. "
+        f"Received: model.table_widths with {reason}. Leave one of them out."
         for reason, is_so in reasons.items()
         if is_so
     ]

@@ -10,14 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, planted, terabyte
+from trainmark.clickdata.counters import random_bits
 from trainmark.clickdata.numerical import log_transform
 from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
+from trainmark.config import filled
 from trainmark.errors import InputError
 from trainmark.hardware.devices import host_memory_bytes
 from trainmark.workloads.dlrm.runs import DlrmRun, PageCache
 
 SYNTHETIC_HELD_OUT = 131_072  # rows of test and of validation, at most
+UNIFORM_OFFSET = np.float32(3.83)  # of the logit: 3.3 % clicks, as in Criteo's log
 DISK_BLOCK = 512  # a disk with larger ones refuses, and is read through the page cache
 MIN_DIRECT = 1 << 16  # bytes; smaller reads are better off with the system's reading ahead
 
@@ -180,12 +183,22 @@ def _mappings(split: str) -> tuple[str, ...]:
     return ("validation",) if split == "validation" else ("train", "test")
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Rows that were made, and how probable a click each is."""
+
+    columns: Columns
+    probability: NDArray[np.float32]
+
+
 class SyntheticRows:
     """Rows made in memory, a function of (seed, row).
 
     `planted` rows have power-law ids and a hidden signal. `uniform` ids say nothing; the clicks
     follow the first numerical feature, so that a loss can fall. Rows repeat after
-    `DISTINCT_ROWS`, so that a long run costs no more memory or time to make than a short one.
+    `DISTINCT_ROWS`, so that a long run costs no more memory or time to make than a short one. Their
+    labels are then drawn anew: a network that sees a row with the same label again and again learns
+    it by heart, and at the published learning rates that ends in a loss that is not finite.
     """
 
     DISTINCT_ROWS = 1 << 21
@@ -198,7 +211,8 @@ class SyntheticRows:
         self.num_numerical = cfg.model.numerical_features
         self.numerical_type = np.dtype(np.float16)
         self.id_types = [np.dtype(feature_spec.dtype_for(rows)) for rows in cfg.model.table_rows]
-        self._blocks: dict[int, Columns] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._stream = np.random.default_rng((cfg.seed, 1)).integers(2**64, dtype=np.uint64)
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         done = 0
@@ -206,33 +220,44 @@ class SyntheticRows:
             position = (start + done) % self.DISTINCT_ROWS
             block, offset = divmod(self._first + position, BLOCK_ROWS)
             size = min(stop - start - done, BLOCK_ROWS - offset, self.DISTINCT_ROWS - position)
-            rows = self._block(block).part(slice(offset, offset + size))
-            into.part(slice(done, done + size)).copy_from(rows)
+            part, made = into.part(slice(done, done + size)), self._block(block)
+            rows = slice(offset, offset + size)
+            part.copy_from(made.columns.part(rows))
+            if start + done >= self.DISTINCT_ROWS:
+                part.labels[:] = self._drawn(start + done, made.probability[rows])
             done += size
 
-    def _block(self, number: int) -> Columns:
+    def _drawn(self, start: int, probability: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Labels of rows from `start` on, a function of the row."""
+        numbers = np.arange(start, start + len(probability), dtype=np.uint64)
+        bits = random_bits(numbers, self._stream) >> np.uint64(40)
+        return np.asarray(bits.astype(np.float32) * np.float32(2**-24) < probability)
+
+    def _block(self, number: int) -> "_Block":
         if number not in self._blocks:
             self._blocks[number] = self._make_block(number)
         return self._blocks[number]
 
-    def _make_block(self, number: int) -> Columns:
+    def _make_block(self, number: int) -> "_Block":
         if self._planted is None:
             return self._uniform_block(number)
         rows = self._planted.rows(number * BLOCK_ROWS, (number + 1) * BLOCK_ROWS)
         ids = [c.astype(d) for c, d in zip(rows.categorical, self.id_types, strict=True)]
-        return Columns(log_transform(rows.numerical), rows.labels, ids)
+        columns = Columns(log_transform(rows.numerical), rows.labels, ids)
+        return _Block(columns, rows.probability)
 
-    def _uniform_block(self, number: int) -> Columns:
+    def _uniform_block(self, number: int) -> "_Block":
         model = self._cfg.model
         random = np.random.default_rng((self._cfg.seed, number))
         dense = random.standard_normal((BLOCK_ROWS, model.numerical_features), np.float32)
         signal = dense[:, 0] if model.numerical_features else np.zeros(BLOCK_ROWS, np.float32)
-        clicks = random.random(BLOCK_ROWS, np.float32) < 1 / (1 + np.exp(1.5 - signal))
+        probability = 1 / (1 + np.exp(UNIFORM_OFFSET - signal))
+        clicks = random.random(BLOCK_ROWS, np.float32) < probability
         ids = [
             random.integers(0, rows, BLOCK_ROWS, dtype)
             for rows, dtype in zip(model.table_rows, self.id_types, strict=True)
         ]
-        return Columns(dense.astype(np.float16), clicks, ids)
+        return _Block(Columns(dense.astype(np.float16), clicks, ids), probability)
 
 
 def planted_clicks(cfg: DlrmRun) -> PlantedClicks:
@@ -241,11 +266,14 @@ def planted_clicks(cfg: DlrmRun) -> PlantedClicks:
         seed=cfg.seed,
         cardinalities=cfg.model.table_rows,
         num_numerical=cfg.model.numerical_features,
+        # The published learning rates are for as few clicks as Criteo's log has.
+        click_rate=planted.CLICK_RATE if cfg.name == "dlrm-demo" else terabyte.CLICK_RATE,
     )
 
 
 def synthetic_range(cfg: DlrmRun, split: str) -> tuple[int, int]:
     """The rows of a synthetic split: train first, then test and validation, equally long."""
-    train, held_out = cfg.synthetic_rows, min(cfg.synthetic_rows, SYNTHETIC_HELD_OUT)
+    train = filled(cfg.synthetic_rows)
+    held_out = min(train, SYNTHETIC_HELD_OUT)
     start = {"train": 0, "test": train, "validation": train + held_out}[split]
     return start, start + (train if split == "train" else held_out)

@@ -12,10 +12,14 @@ import tyro
 from annotated_types import Ge
 
 from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Share, Width
-from trainmark.clickdata import planted
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
+from trainmark.clickdata import planted, terabyte
+from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
+from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
 from trainmark.schedule import Schedule
 
+TERABYTE = "terabyte"
+"""As `data`: the planted Terabyte."""
+SYNTHETIC_ROWS = 33_554_432
 METRIC = "auc"
 BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
@@ -48,7 +52,7 @@ class Model:
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
-    table_widths: tuple[Width, ...] | Literal["auto"] | None = None
+    table_widths: tuple[int, ...] | Literal["auto"] | None = None
     """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
     a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
@@ -134,7 +138,8 @@ class DlrmRun(Run):
     table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
     positive_weight: Positive = 1.0
-    """How many times a click counts in the training loss. Predictions take it back."""
+    """How many times a click counts in the training loss, also where that is reported. Predictions
+    take it back."""
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: Count = 262_144
@@ -142,8 +147,9 @@ class DlrmRun(Run):
     page_cache: PageCache = "auto"
     """Training rows on their way from disk: `bypass` has the disk write straight into the batch,
     `use` keeps them in memory for another epoch or run, `auto` uses it if half of memory does."""
-    synthetic_rows: Count = 33_554_432
-    """Training rows of `--data synthetic`."""
+    synthetic_rows: Count | None = None
+    """Training rows of generated data: of `--data synthetic` (default 33,554,432), or the first of
+    `--data terabyte` (default: all 4,195,197,692)."""
     synthetic_ids: Literal["uniform", "planted"] = "uniform"
     """Synthetic ids: uniform, or by a power law with clicks from a hidden model (`planted`)."""
     best_auc: Annotated[Finite | None, tyro.conf.Suppress] = None
@@ -159,19 +165,6 @@ class DlrmRun(Run):
 
 
 # --- named runs
-
-THRESHOLD_15 = (
-    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11,
-    2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35,
-)  # fmt: skip
-THRESHOLD_3 = (
-    45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10,
-    2209, 11267, 128, 4, 974, 14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35,
-)  # fmt: skip
-THRESHOLD_0 = (
-    227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10,
-    2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
-)  # fmt: skip
 
 _NVIDIA_SCHEDULE = Schedule(warmup_steps=8000, decay_start=48000, decay_steps=24000)
 
@@ -301,7 +294,9 @@ def closed(cfg: DlrmRun) -> frozenset[str]:
     """Top-level fields that may change while a result stays comparable with the named run's."""
     # The demo's tables are those of whatever log was prepared for it.
     own = {"model", "target"} if cfg.name == "dlrm-demo" else set()
-    return _CLOSED | own | fitted_fields(cfg)
+    # A planted log's quality cannot be compared with that of the real one.
+    planted_log = {"data"} if cfg.data == TERABYTE else set()
+    return (_CLOSED | own | fitted_fields(cfg)) - planted_log
 
 
 def fitted_fields(cfg: DlrmRun) -> frozenset[str]:
@@ -314,6 +309,42 @@ def fitted_fields(cfg: DlrmRun) -> frozenset[str]:
         unchosen.append(demo_schedule(cfg.schedule_steps))
     fitted = cfg.schedule in unchosen
     return frozenset({"dataset", "schedule", "schedule_steps"} if fitted else {"dataset"})
+
+
+# --- generated data
+
+
+def is_generated(data: str | None) -> bool:
+    """Whether it is no folder: rows come from their numbers."""
+    return data in (SYNTHETIC, TERABYTE)
+
+
+def notes(cfg: DlrmRun) -> list[str]:
+    """Where rows came from that nobody brought."""
+    if cfg.data != TERABYTE:
+        return []
+    where = "the GPU" if cfg.device == "cuda" else "the CPU"
+    return [
+        f"Rows of the planted Terabyte (docs/terabyte.md), made from their numbers by {where}: the "
+        "quality is that of its hidden model, not of Criteo's log."
+    ]
+
+
+def has_power_law(cfg: DlrmRun) -> bool:
+    """Whether a few generated ids are very frequent."""
+    planted_ids = cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted"
+    return planted_ids or cfg.data == TERABYTE
+
+
+def terabyte_range(cfg: DlrmRun, split: str) -> tuple[int, int]:
+    """The rows of a split of the planted Terabyte; fewer training rows have as few held out."""
+    train = filled(cfg.synthetic_rows)
+    start, most = {
+        "train": (0, terabyte.TRAIN_ROWS),
+        "test": (terabyte.TRAIN_ROWS, terabyte.TEST_ROWS),
+        "validation": (terabyte.TRAIN_ROWS + terabyte.TEST_ROWS, terabyte.VALIDATION_ROWS),
+    }[split]
+    return start, start + min(train, most)
 
 
 # --- sizes
@@ -349,8 +380,7 @@ def widths(model: Model) -> tuple[int, ...]:
         return model.table_widths
     # As many numbers as tell so many values apart, and some room; powers of 2 lie well in memory.
     return tuple(
-        min(model.embedding_dim, 1 << math.ceil(math.log2(6 * rows**0.25)))
-        for rows in model.table_rows
+        min(model.embedding_dim, 1 << round(math.log2(6 * rows**0.25))) for rows in model.table_rows
     )
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from trainmark.checkpoint import checkpoints
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.raw_values import RawValues, open_dataset
-from trainmark.config import SYNTHETIC, filled
+from trainmark.config import filled
 from trainmark.contract import Served
 from trainmark.errors import InputError, unknown
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
 from trainmark.workloads.dlrm import export, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 
 
 def load(served: Served[DlrmRun]) -> "ClickScorer":
@@ -83,7 +83,7 @@ def _check_memory(needed: int, device: str) -> None:
 
 def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> RawValues:
     """What reads the values of requests."""
-    data = served.data or (run_data if run_data != SYNTHETIC else None)
+    data = served.data or (None if is_generated(run_data) else run_data)
     if data is None or served.values == "prepared":
         if served.values == "raw":
             raise InputError("--values raw: give --data DIR, the dataset that was trained on.")
@@ -170,14 +170,19 @@ class ClickScorer:
         """Each row as its numerical values and its categorical ones, in order."""
         if body.keys() == {"rows"}:
             return self._records(body["rows"])
-        if not body.keys() <= {"numerical", "categorical"} or "categorical" not in body:
+        names = {"numerical": self._values.numerical, "categorical": self._values.categorical}
+        lacks_ids = "categorical" not in body and names["categorical"]
+        if not body or not body.keys() <= names.keys() or lacks_ids:
             received = ", ".join(map(repr, body)) or "nothing"
             raise InputError(
                 f"The body has {received}; expected 'rows', or 'numerical' and 'categorical'."
             )
-        categorical = self._matrix(body["categorical"], "categorical", self._values.categorical)
-        given = body.get("numerical", [[]] * len(categorical))
-        numerical = self._matrix(given, "numerical", self._values.numerical)
+        given = {key: self._matrix(body[key], key, names[key]) for key in names if key in body}
+        rows = max(map(len, given.values()))
+        numerical, categorical = (
+            given[key] if key in given else self._matrix([[]] * rows, key, names[key])
+            for key in names
+        )
         if len(numerical) != len(categorical):
             raise InputError(
                 f"'numerical' has {len(numerical)} rows and 'categorical' has {len(categorical)}, "

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from trainmark.config import SYNTHETIC, filled
+from trainmark.config import filled
 from trainmark.embeddings.placement import access
 from trainmark.embeddings.placement import placement as placements
 from trainmark.embeddings.placement.access import AccessProfile
@@ -14,7 +14,7 @@ from trainmark.embeddings.placement.auto import DoesNotFitError, auto
 from trainmark.embeddings.placement.costs import STATE_BYTES, Load, TableCosts, TableStep
 from trainmark.embeddings.placement.cutting import Options
 from trainmark.embeddings.placement.placement import Placement, TablePlacement
-from trainmark.embeddings.placement.strategies import by_strategy
+from trainmark.embeddings.placement.strategies import by_strategy, whole_tables
 from trainmark.errors import InputError, raise_all
 from trainmark.formatting import GIB, readable_size
 from trainmark.hardware.devices import Cluster
@@ -27,7 +27,9 @@ from trainmark.workloads.dlrm.runs import (
     DlrmRun,
     TableFormat,
     has_narrow_tables,
+    has_power_law,
     in_other_formats,
+    is_generated,
     mlp_parameters,
     smaller,
     table_bytes,
@@ -41,9 +43,15 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
         return placements.read(Path(sharding.placement), rows, dim, devices)
-    if has_narrow_tables(cfg.model):  # on one device: `resolve` has seen to it
-        return _on_the_only_device(cfg)
-    if in_other_formats(cfg):  # on one device as well
+    if has_narrow_tables(cfg.model):
+        return whole_tables(
+            "memory_optimized" if sharding.placement == "auto" else sharding.placement,
+            rows,
+            widths(cfg.model),
+            devices,
+            sharding.host_tables,
+        )
+    if in_other_formats(cfg):  # on one device: `resolve` has seen to it
         placed = _on_the_only_device(cfg)
     elif sharding.placement == "auto":
         placed = _auto(cfg, devices)
@@ -67,12 +75,11 @@ def _on_the_only_device(cfg: DlrmRun) -> Placement:
             TablePlacement(
                 table=table,
                 sharding="table_wise",
-                shards=placements.whole_everywhere(rows, width, 1),
-                memory="host" if table in cfg.sharding.host_tables else "device",
+                shards=placements.whole_everywhere(rows, cfg.model.embedding_dim, 1),
                 reason=f"the only device; stored in {kind}",
             )
-            for table, (rows, width, kind) in enumerate(
-                zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
+            for table, (rows, kind) in enumerate(
+                zip(cfg.model.table_rows, table_formats(cfg), strict=True)
             )
         ),
     )
@@ -124,7 +131,7 @@ def room(cfg: DlrmRun, costs: TableCosts) -> float:
 def profiles(cfg: DlrmRun) -> list[AccessProfile]:
     """How often the rows of each table are looked up, as far as it is known."""
     rows = cfg.model.table_rows
-    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted":
+    if has_power_law(cfg):
         return [access.power_law(count) for count in rows]
     if not counted(cfg):
         return [access.uniform(count) for count in rows]
@@ -147,7 +154,7 @@ def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
 
 def counted(cfg: DlrmRun) -> bool:
     """Whether preparation left the counts of all values with the data."""
-    if cfg.data in (None, SYNTHETIC):
+    if cfg.data is None or is_generated(cfg.data):
         return False
     folder = Path(cfg.data or "")
     tables = range(len(cfg.model.table_rows))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels.graph import GraphedInPlace
-from trainmark.training.transfer import Copier
+from trainmark.training.transfer import Copier, Make
 
 
 class Slot:
@@ -49,9 +49,9 @@ class Slot:
         self._prepare = GraphedInPlace(fill)
         self._train = GraphedInPlace(lambda: train(self._batch), pool)
 
-    def fill(self, tensors: Sequence[Tensor]) -> "Filled":
-        """Copy a batch and prepare it, once the step with the batch before has ended."""
-        ready = self._copier.into(self._copies, tensors)
+    def fill(self, tensors: Sequence[Tensor], make: Make | None = None) -> "Filled":
+        """Copy or make a batch and prepare it, once the step with the batch before has ended."""
+        ready = self._copier.into(self._copies, tensors, make)
         _, prepared = self._copier.then(self._prepare, after=self._trained)
         self._fills += 1
         return Filled(self, self._fills, ready, prepared)
@@ -88,7 +88,12 @@ class Slots:
         self._slots: list[Slot] = []
         self._fills = 0
 
-    def fill(self, tensors: Sequence[Tensor], prepare: Callable[[list[Tensor]], Any]) -> Filled:
+    def fill(
+        self,
+        tensors: Sequence[Tensor],
+        prepare: Callable[[list[Tensor]], Any],
+        make: Make | None = None,
+    ) -> Filled:
         """Fill the next slot. How the first batch is prepared, all are."""
         if not self._slots:
             pool = torch.cuda.graph_pool_handle()
@@ -96,4 +101,4 @@ class Slots:
                 Slot(tensors, self._copier, prepare, self._train, pool) for _ in range(self.COUNT)
             ]
         self._fills += 1
-        return self._slots[self._fills % self.COUNT].fill(tensors)
+        return self._slots[self._fills % self.COUNT].fill(tensors, make)

@@ -110,9 +110,10 @@ class DlrmTrainer:
         tensors = [batch.numerical, batch.labels, *(group.ids for group in batch.groups)]
         features = [group.features for group in batch.groups]
         if self._slots and max_samples is None and batch.samples == self.cfg.micro_batch:
-            slot = self._slots.fill(tensors, partial(self._only_micro_batch, features))
+            prepare = partial(self._only_micro_batch, features)
+            slot = self._slots.fill(tensors, prepare, batch.make)
             return _prepared(batch, [], slot.ready, slot.prepared, slot)
-        (numerical, labels, *ids), ready = self._copy(tensors, _widened)
+        (numerical, labels, *ids), ready = self._copy(tensors, _widened, batch.make)
         parts = self._parts(batch, max_samples or filled(self.cfg.micro_batch))
         lookups, lookups_ready = self._copy.then(
             lambda: self._lookups(_groups(features, ids), parts)
