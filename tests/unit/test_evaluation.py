@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
-from tests.small import result
+from tests.small import config, result
 from tests.unit.refusals import refused
 from tests.unit.results import make_result
 from trainmark import report
@@ -206,6 +206,28 @@ def test_importance_on_some_rows_takes_them_from_everywhere(
     starts = [len(all_labels) * part // 4 for part in range(4)]
     expected = np.concatenate([all_labels[start : start + 10] for start in starts])
     assert (seen[0].labels == expected).all()
+
+
+def test_what_was_made_of_a_column_is_one_column() -> None:
+    dataset = (
+        "numerical log - - price",
+        "numerical standard - 0123456789abcdef age",
+        "numerical standard - 0123456789abcdef age.missing",
+        "categorical int64 57 8f3c21aa90b1c4de user",
+        "categorical bins 11 8f3c21aa90b1c4df age.bin",
+        "categorical string 9 8f3c21aa90b1c4d0 odd.bin",
+        "categorical timestamp 25 8f3c21aa90b1c4d1 seen.hour",
+        "categorical timestamp 8 8f3c21aa90b1c4d2 seen.weekday",
+    )
+    cfg = dataclasses.replace(config(), dataset=dataset)
+    found = {c.name: (c.numerical, c.categorical) for c in importance.model_inputs(cfg)}
+    assert found == {
+        "price": ([0], []),
+        "age": ([1, 2], [1]),
+        "user": ([], [0]),
+        "odd.bin": ([], [2]),
+        "seen": ([], [3, 4]),
+    }
 
 
 def test_few_rows_for_importance_are_refused(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,21 +196,30 @@ def test_a_default_for_all_numbers(tmp_path: Path) -> None:
         prepare(tmp_path, "x:log+plain")
 
 
-def test_numbers_alone_are_enough_where_they_have_bins(tmp_path: Path) -> None:
-    write_csv(tmp_path / "log.csv", x=skewed())
-    only_x = {"columns": "label=y numerical=x"}
-    data = prepare(tmp_path, "", **only_x)
-    assert len(feature_spec.read(data).categorical) == 1
-    (tmp_path / "data").rename(tmp_path / "first")
-    with pytest.raises(InputError, match="no numerical one has bins"):
-        prepare(tmp_path, "", numerical="plain", **only_x)
+def test_numbers_alone_are_enough(tmp_path: Path) -> None:
+    """Also where they have no bins: then there is no table."""
+    write_csv(tmp_path / "log.csv", x=skewed(), z=[i % 7 for i in range(ROWS)])
+    for number, (columns, tables) in enumerate({"x,z": 1, "x": 0, "x:bins,z:bins": 2}.items()):
+        data = prepare(tmp_path, "", columns=f"label=y numerical={columns}")
+        assert len(feature_spec.read(data).categorical) == tables
+        values = raw_values.open_dataset(data)
+        assert values is not None
+        row = [1.5] * len(values.numerical)
+        encoded = values.encode([row, row], [[], []])
+        assert [part.shape[1] for part in encoded] == [
+            len(feature_spec.read(data).numerical),
+            tables,
+        ]
+        again = encode(str(tmp_path / "log.csv"), data, tmp_path / f"again {number}")
+        assert identity.of_dataset(again) == identity.of_dataset(data)
+        data.rename(tmp_path / f"first {number}")
 
 
 def test_a_column_that_is_called_as_bins_are(tmp_path: Path) -> None:
     columns = {"x": skewed(), "x.bin": ["a", "b"] * (ROWS // 2)}
     write_csv(tmp_path / "log.csv", **columns)
-    with pytest.raises(InputError, match=r"both 'x\.bin'.*numerical=x:quantile"):
-        prepare(tmp_path, "x categorical=x.bin")
+    with pytest.raises(InputError, match=r"both 'x\.bin'.*numerical=x:standard"):
+        prepare(tmp_path, "x:standard+bins categorical=x.bin")
 
 
 @pytest.mark.parametrize("fast", [True, False])

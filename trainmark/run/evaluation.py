@@ -118,12 +118,13 @@ def _evaluate(
         if importance_rows and workload.importance:
             split = cfg.quality_split if cfg.quality_split in splits else splits[0]
             columns = workload.importance(model.trainer, split, importance_rows)
-    assessed = assessments(cfg, workload, predictions) if mesh.is_main else {}
-    if files:
+        is_main = mesh.is_main  # afterwards there are no ranks
+    assessed = assessments(cfg, workload, predictions) if is_main else {}
+    if files:  # one process: see `_encoded`
         found = {INPUT: found[splits[0]]}
         predictions = {INPUT: predictions[splits[0]]}
         assessed = {INPUT: assessed[splits[0]]}
-    if mesh.is_main and (files or data is None):
+    if is_main and (files or data is None):
         write_scores(folder, predictions, samples=model.samples, data=files or cfg.data)
     return {
         "schema": "trainmark.evaluation/1",

@@ -16,15 +16,21 @@ OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 """And how they are given on a command line."""
 
 
+def is_padded(files: Sequence[Path], delimiter: str) -> bool:
+    """Whether fields of the first line have blanks around them, as in `age, city`: then those of
+    all lines are taken without. Files whose first line has none keep every blank."""
+    return any(field != field.strip(" ") for field in _first_line(files[0], delimiter))
+
+
 def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[str]:
     """The names of the columns, which all files must agree on; numbers without a header."""
-    first = _first_line(files[0], delimiter)
+    first = [field.strip(" ") for field in _first_line(files[0], delimiter)]
     if len(first) == 1:
         _refuse_delimiter(files[0], delimiter, first[0])
     if not header:
         return [str(number) for number in range(1, len(first) + 1)]
     for path in files[1:]:
-        other = _first_line(path, delimiter)
+        other = [field.strip(" ") for field in _first_line(path, delimiter)]
         if other != first:
             raise InputError(f"{path} has the header {other}, but {files[0]} has {first}.")
     repeated = sorted({name for name in first if first.count(name) > 1})

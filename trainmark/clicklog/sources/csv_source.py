@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
 from trainmark.clicklog.sources import column_match, column_spec, number_readings, text_files
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
-from trainmark.clicklog.sources.csv_header import OPEN_QUOTE, column_names, decoded
+from trainmark.clicklog.sources.csv_header import OPEN_QUOTE, column_names, decoded, is_padded
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
@@ -58,6 +59,7 @@ class CsvSource:
         self._numerical = number_readings.check_default(numerical)
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self.names = column_names(self.files, delimiter, header)
+        self._padded = is_padded(self.files, delimiter)
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
         uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
@@ -156,12 +158,21 @@ class CsvSource:
             line += 1
         path = str(self.files[piece.start.file])
         table, numbers, reasons = self._rows(text)
-        converted = convert([_utf8(table[use.column]) for use in self.uses], self.uses)
+        columns = [_utf8(table[use.column]) for use in self.uses]
+        if self._padded:
+            columns = [self._without_blanks(column) for column in columns]
+        converted = convert(columns, self.uses)
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]
         if piece.raw.damage:
             bad.append(BadRow(path, piece.start.line + piece.raw.lines, piece.raw.damage))
         return parsed_rows(converted, path, lines, bad, self.bad_rows)
+
+    def _without_blanks(self, column: pa.Array) -> pa.Array:
+        """Values without the blanks around them; some then stand for a missing one."""
+        trimmed = pc.utf8_trim(column, characters=" ")
+        missing = pc.is_in(trimmed, value_set=pa.array(["", *self._missing]))
+        return pc.if_else(missing, pa.scalar(None, pa.string()), trimmed)
 
 
 def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:

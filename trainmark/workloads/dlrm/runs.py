@@ -138,7 +138,8 @@ class DlrmRun(Run):
     table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
     positive_weight: Positive = 1.0
-    """How many times a click counts in the training loss. Predictions take it back."""
+    """How many times a click counts in the training loss, also where that is reported. Predictions
+    take it back."""
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: Count = 262_144
