@@ -1,11 +1,9 @@
 """`--numerical auto`: what becomes of a column that nobody has said it of, by its training rows.
 
-The number is standardised; where few numbers lie far from the others, its logarithm is, lest all
-others become one. Where numbers repeat, as ages and prices do, it stands beside its bin: a small
-network follows a line well and a step badly, and an embedding of each bin follows any curve. But
-bins of many columns in which hardly two rows agree, such as measurements, let a small log be
-learned by heart. A missing number has an indicator, too. benchmarks/own_data.py compares the result
-with logistic regression and gradient boosting.
+The number is standardised. Where few numbers lie far from the others, their logarithm is, lest all
+others become one. Numbers that repeat stand beside their bins: a small network follows a line well
+and a step badly, and an embedding of each bin follows any curve; but bins of numbers that are
+nearly all distinct let a small log be learned by heart. A missing number has an indicator, too.
 """
 
 import numpy as np
@@ -15,24 +13,24 @@ from trainmark.clicklog.arrays import number_transforms
 
 HEAVY_TAILS = 6.0
 """The kurtosis from which on the logarithm may be taken; 3 is that of a normal distribution."""
-
 REPEATS = 4
-"""Rows that have the same number, on average, where numbers repeat."""
+"""How many times a number occurs on average, at least, where there are bins."""
 
 
-def choose(sample: NDArray[np.float64], *, has_missing: bool, needs_bins: bool = False) -> str:
+def choose(sample: NDArray[np.float64], *, has_missing: bool) -> str:
     """The reading of a column, as number_readings.py has it.
 
     Args:
         sample: numbers of training rows, none of them missing.
         has_missing: whether training rows lack the number.
-        needs_bins: whether the dataset would have no categorical feature else.
     """
     distinct = len(np.unique(sample))
-    words = ["standard" if distinct < 2 else _transform(sample)]
-    if distinct > 1 and (needs_bins or distinct <= len(sample) / REPEATS):
+    words = [_transform(sample) if distinct > 1 else "standard"]
+    if distinct > 1 and len(sample) >= REPEATS * distinct:
         words.append("bins")
-    return "+".join([*words, "missing"] if has_missing else words)
+    if has_missing:
+        words.append("missing")
+    return "+".join(words)
 
 
 def _transform(sample: NDArray[np.float64]) -> str:

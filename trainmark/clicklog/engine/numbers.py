@@ -25,9 +25,12 @@ from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import number_readings
 from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES
+from trainmark.clicklog.sources.rows import Number
 from trainmark.errors import InputError
 
 SAMPLE_ROWS = 1_000_000
+FIT_BYTES = 80 * SAMPLE_ROWS
+"""What fitting a column takes, at most: its sample, and copies that are sorted or transformed."""
 BIN_RULES = Rules(recipe=RECIPES["nvidia"], threshold=0)
 """Bins have ids from 1 on; missing numbers have the id 0."""
 
@@ -92,20 +95,14 @@ class FittedNumbers:
         return [(i, column) for i, column in enumerate(self.columns) if column.read_as.bins]
 
     def check_names(self, categorical: Sequence[str]) -> None:
-        """Refuse what has no categorical feature, or two of one name."""
-        names = [*categorical, *(bin_name(column.name) for _, column in self.with_bins())]
-        if not names:
-            raise InputError(
-                "--columns names no categorical column, and no numerical one has bins; one is "
-                "needed. Give a numerical column that is not constant, such as "
-                "numerical=age:quantile+bins."
-            )
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise InputError(
-                f"The bins of a numerical column and a categorical column are both {twice[0]!r}. "
-                f"Read the number without bins: numerical={twice[0].removesuffix('.bin')}:quantile."
-            )
+        """Refuse two categorical features of one name."""
+        bins = [bin_name(column.name) for _, column in self.with_bins()]
+        for name in bins:
+            if name in categorical:
+                raise InputError(
+                    f"The bins of a numerical column and a categorical column are both {name!r}. "
+                    f"Read the number without bins: numerical={name.removesuffix('.bin')}:standard."
+                )
 
     def recorded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """How the columns were read, for vocabulary.json, with what was chosen and fitted."""
@@ -129,14 +126,7 @@ def fit(store: Store, train: TrainRows, number: int, memory: int) -> FittedNumbe
     column = store.schema.numbers[number]
     sample = _sample(store, train, number, memory)
     present = sample[~np.isnan(sample)]
-    words = column.reading
-    if words == number_readings.AUTO:
-        words = number_choice.choose(
-            present,
-            has_missing=len(present) < len(sample),
-            needs_bins=number == 0 and not store.schema.categorical,
-        )
-    reading = number_readings.parse(words)
+    reading = _reading(column, present, has_missing=len(present) < len(sample))
     parameters = column.parameters
     if parameters is None:
         parameters = number_transforms.fit(reading.transform or "", present)
@@ -163,6 +153,12 @@ def fit(store: Store, train: TrainRows, number: int, memory: int) -> FittedNumbe
         facts=facts,
         exact_in_float16=exact,
     )
+
+
+def _reading(column: Number, present: Array, *, has_missing: bool) -> NumberReading:
+    if column.reading != number_readings.AUTO:
+        return number_readings.parse(column.reading)
+    return number_readings.parse(number_choice.choose(present, has_missing=has_missing))
 
 
 def _sample(store: Store, train: TrainRows, number: int, memory: int) -> Array:

@@ -151,20 +151,9 @@ def _problems(uses: Sequence[ColumnUse]) -> list[str]:
         if use.column in named:
             problems.append(f"--columns names {use.column!r} twice.")
         named.add(use.column)
-    if not any(use.role in ("categorical", "timestamp") or _has_bins(use) for use in uses):
-        problems.append(
-            "--columns names no categorical column; at least one is needed, or the bins of a "
-            "numerical one, such as numerical=age:quantile+bins."
-        )
+    if not any(use.role in ("numerical", "categorical", "timestamp") for use in uses):
+        problems.append("--columns names no numerical or categorical column; one is needed.")
     return problems
-
-
-def _has_bins(use: ColumnUse) -> bool:
-    """Whether a numerical column has bins, or may have."""
-    reading = use.reading or number_readings.AUTO
-    return use.role == "numerical" and (
-        reading == number_readings.AUTO or number_readings.parse(reading).bins
-    )
 
 
 def schema(uses: Sequence[ColumnUse]) -> Schema:

@@ -64,7 +64,8 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
             received = "missing" if found is None else f"{found!r:.60}"
-            problems.setdefault(row, f"{use.column} is {received}, expected {expected(use)}")
+            wanted = expected(use) + _comma_hint(use, found)
+            problems.setdefault(row, f"{use.column} is {received}, expected {wanted}")
     rows = len(columns[0])
     matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
     return Converted(label.clicks, matrix, categorical, problems, label.bad, label.others)
@@ -85,6 +86,16 @@ def expected(use: ColumnUse) -> str:
             return "a number to order rows by"
         return f"a time such as 2024-05-01 13:30:00 (--split-by {use.column}:number reads numbers)"
     return f"{use.reading} or nothing"
+
+
+def _comma_hint(use: ColumnUse, found: Any) -> str:
+    """What to say where a number would be one without its commas."""
+    if use.role != "numerical" or not isinstance(found, str) or "," not in found:
+        return ""
+    digits = found.replace(",", "").replace(".", "").replace(" ", "")
+    if not digits.lstrip("+-").isdigit():
+        return ""
+    return " with a decimal point and no comma"
 
 
 def resolve(
@@ -193,6 +204,8 @@ def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
 
 def _number(column: pa.Array) -> tuple[NDArray[np.float64], Mask]:
     """As they are; what is bad counts as missing."""
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.float64(), safe=False)  # also those that float64 rounds
     values, missing, bad = floats(column)
     bad |= np.isinf(values)
     return np.where(missing | bad, np.nan, values), bad

@@ -40,8 +40,9 @@ class ParquetSource:
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._positive = columns, row_columns.positive
         schemas = [_open_parquet(path).schema_arrow for path in self.files]
-        uses = column_match.uses(columns, schemas[0].names, str(self.files[0]), old)
-        uses = row_columns.add_to(uses, schemas[0].names, str(self.files[0]))
+        self.names: list[str] = schemas[0].names
+        uses = column_match.uses(columns, self.names, str(self.files[0]), old)
+        uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         types = [schemas[0].field(use.column).type for use in uses]
         self.uses = resolve(uses, types, self._numerical)
         if old is not None:

@@ -54,6 +54,11 @@ class RowColumns:
 NOTHING = RowColumns()
 
 
+def names_column(text: str, columns: Sequence[str]) -> bool:
+    """Whether the words of --split-by or --group name one of these columns."""
+    return text in columns or text.rpartition(":")[0] in columns
+
+
 def _use(
     flag: str,
     text: str,

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainmark import checksums
 from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
@@ -291,7 +292,10 @@ def _holds_out_training_rows(cfg: DlrmRun) -> bool:
 
 def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
     """The batches of `split` for one data-parallel rank."""
-    return ClickData(row_source(cfg, split), cfg, split, dp_rank, dp_size)
+    source = row_source(cfg, split)
+    if isinstance(source, SplitBinary) and dp_rank == 0:
+        source.check_bytes()
+    return ClickData(source, cfg, split, dp_rank, dp_size)
 
 
 GROUPS = "group.bin"
@@ -302,7 +306,7 @@ def groups(cfg: DlrmRun, split: str) -> Tensor | None:
     path = Path(filled(cfg.data)) / split / GROUPS
     if is_generated(cfg.data) or not path.is_file():
         return None
-    return torch.from_numpy(np.fromfile(path, np.int32))
+    return torch.from_numpy(np.fromfile(checksums.check_file(path), np.int32))
 
 
 def held_out_splits(cfg: DlrmRun) -> tuple[str, ...]:

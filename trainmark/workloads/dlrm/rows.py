@@ -92,11 +92,15 @@ class SplitBinary:
         self.id_types = [
             np.dtype(str(self._spec.feature_spec[name].dtype)) for name in self._spec.categorical
         ]
-        self._folder = folder
+        self._folder, self._split = folder, split
         self._files = self._spec.files(split)
         self._descriptors = {file: self._open(file) for file in set(self._files.values())}
         is_large = page_cache == "auto" and self._num_bytes() > host_memory_bytes() // 2
         self._direct = self._open_directly() if is_large or page_cache == "bypass" else {}
+
+    def check_bytes(self) -> None:
+        """Refuse files that are not as they were written."""
+        feature_spec.check_bytes(self._spec, self._folder, self._split)
 
     def _num_bytes(self) -> int:
         return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors.values())

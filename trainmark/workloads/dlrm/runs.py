@@ -44,7 +44,7 @@ class Model:
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
-    table_widths: tuple[int, ...] | Literal["auto"] | None = None
+    table_widths: tuple[Width, ...] | Literal["auto"] | None = None
     """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
     a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
@@ -130,7 +130,8 @@ class DlrmRun(Run):
     table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
     positive_weight: Positive = 1.0
-    """How many times a click counts in the training loss. Predictions take it back."""
+    """How many times a click counts in the training loss, also where that is reported. Predictions
+    take it back."""
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: Count = 262_144
