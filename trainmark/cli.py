@@ -157,7 +157,7 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 
 def _evaluate(arguments: list[str], started: float) -> None:
-    """A checkpoint of a run on its held-out data."""
+    """A checkpoint of a run on its held-out data, or on raw files."""
     from trainmark.verbs.evaluate import EvaluateOptions, evaluate
 
     evaluate(parse(EvaluateOptions, arguments, "evaluate"))
