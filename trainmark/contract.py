@@ -351,12 +351,12 @@ class Definition(Generic[RunT]):
     check_data: Callable[[RunT, str], None] = _any_data
     """Refuse, by an `InputError`, a dataset that a model of a finished run cannot be used with;
     asked before that dataset is resolved."""
-    grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
-    """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
-    with the rows that the run's have; empty for any other data."""
     encode_files: Callable[[RunT, Sequence[str], Path, BadRows], EncodedFiles] | None = None
     """(cfg, paths or patterns, a folder to write, what to do with bad rows): for `trainmark
     evaluate --input`."""
+    grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
+    """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
+    with the rows that the run's have; empty for any other data."""
     best_possible: Callable[[RunT], float | None] = _unknown
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None

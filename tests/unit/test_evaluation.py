@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
-from tests.small import result
+from tests.small import config, result
 from tests.unit.refusals import refused
 from tests.unit.results import make_result
 from trainmark import report
@@ -161,6 +161,22 @@ def test_groups_of_the_dataset_give_the_auc_within_them(
     )
 
 
+def test_groups_are_those_of_the_log_and_of_raw_files(log: Path, tmp_path: Path) -> None:
+    shutil.copy(log / "log.csv", tmp_path)
+    given = ["--input", str(tmp_path / "log.csv"), "--output", str(tmp_path / "data")]
+    assert main(["prepare", "csv", *given, "--columns", COLUMNS, "--group", "city"]) == 0
+    run = train(tmp_path, "run", "--max-steps", "2")
+    held_out = lines()[-ROWS // 7 :]
+    (tmp_path / "new.csv").write_text("\n".join([HEADER, *held_out]) + "\n")
+    found = evaluate(run, "--input", str(tmp_path / "new.csv"))["assessments"]["input"]
+    assert result(run)["assessments"]["test"]["group_auc"]["groups"] == 5
+    cities, kept = np.array([line.split(",")[2] for line in held_out]), read_scores(run, "input")
+    of = [cities == city for city in np.unique(cities)]
+    aucs = [roc_auc_score(kept.labels[rows], kept.scores[rows]) for rows in of]
+    expected = np.average(aucs, weights=[rows.sum() for rows in of])
+    assert found["group_auc"]["auc"]["value"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_importance_is_the_auc_that_a_permuted_column_costs(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +222,28 @@ def test_importance_on_some_rows_takes_them_from_everywhere(
     starts = [len(all_labels) * part // 4 for part in range(4)]
     expected = np.concatenate([all_labels[start : start + 10] for start in starts])
     assert (seen[0].labels == expected).all()
+
+
+def test_what_was_made_of_a_column_is_one_column() -> None:
+    dataset = (
+        "numerical log - - price",
+        "numerical standard - 0123456789abcdef age",
+        "numerical standard - 0123456789abcdef age.missing",
+        "categorical int64 57 8f3c21aa90b1c4de user",
+        "categorical bins 11 8f3c21aa90b1c4df age.bin",
+        "categorical string 9 8f3c21aa90b1c4d0 odd.bin",
+        "categorical timestamp 25 8f3c21aa90b1c4d1 seen.hour",
+        "categorical timestamp 8 8f3c21aa90b1c4d2 seen.weekday",
+    )
+    cfg = dataclasses.replace(config(), dataset=dataset)
+    found = {c.name: (c.numerical, c.categorical) for c in importance.model_inputs(cfg)}
+    assert found == {
+        "price": ([0], []),
+        "age": ([1, 2], [1]),
+        "user": ([], [0]),
+        "odd.bin": ([], [2]),
+        "seen": ([], [3, 4]),
+    }
 
 
 def test_few_rows_for_importance_are_refused(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ class ListSource:
     def __init__(self, rows: list[tuple[Any, ...]], rows_per_piece: int) -> None:
         self.rows, self.rows_per_piece = rows, rows_per_piece
         self.schema = Schema(0, tuple(Column(kind, kind) for kind in KINDS))
-        self.files = [Path("list")]
+        self.files: list[Path] = []
 
     def settings(self) -> dict[str, Any]:
         return {"rows": len(self.rows)}

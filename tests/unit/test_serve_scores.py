@@ -150,6 +150,39 @@ def test_own_columns_by_name(tmp_path: Path) -> None:
     assert first == pytest.approx(second, abs=1e-7)
 
 
+def test_numbers_alone(tmp_path: Path) -> None:
+    """Standardised, in bins and with indicators: by name, as arrays, and from a file."""
+    rng = random.Random(1)
+    rows = [[rng.randrange(2), *(_number(rng) for _ in range(3))] for _ in range(700)]
+    text = ["y,a,b,c", *(",".join("" if v is None else str(v) for v in row) for row in rows)]
+    (tmp_path / "log.csv").write_text("\n".join(text) + "\n")
+    data = tmp_path / "data"
+    flags = ["--input", str(tmp_path / "log.csv"), "--output", str(data)]
+    assert main(["prepare", "csv", *flags, "--columns", "label=y numerical=a,b,c"]) == 0
+    run = train(data, tmp_path / "run")
+    client = served(run)
+    sent = [row[1:] for row in rows[600:650]]  # the test split
+    expected = pytest.approx(predictions(run, "test"), abs=1e-6)
+    assert scores(client, {"numerical": sent}) == expected
+    records = [dict(zip("abc", row, strict=True)) for row in sent]
+    assert scores(client, {"rows": records}) == expected
+    answer = client.post("/score", json={"categorical": [[]]})
+    assert answer.status_code == 422
+    assert "'numerical' has 0 values" in answer.text
+    (tmp_path / "test.csv").write_text("\n".join([text[0], *text[601:651]]) + "\n")
+    arguments = ["evaluate", str(run), "--device", "cpu"]
+    assert main([*arguments, "--input", str(tmp_path / "test.csv")]) == 0
+    found = json.loads((run / "evaluation.json").read_text())
+    assert main(arguments) == 0
+    usual = json.loads((run / "evaluation.json").read_text())
+    (split,) = found["splits"].values()
+    assert split["auc"] == pytest.approx(usual["splits"]["test"]["auc"], abs=1e-9)
+
+
+def _number(rng: random.Random) -> float | None:
+    return None if rng.random() < 0.2 else rng.choice([0.0, rng.lognormvariate(2, 3), -7.0])
+
+
 def test_the_columns_of_the_page(tmp_path: Path) -> None:
     """The page's two bodies are the same row."""
     page = (ROOT / "docs" / "inference.md").read_text().partition("## Serving")[2]

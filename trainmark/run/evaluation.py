@@ -1,24 +1,20 @@
 """`trainmark evaluate`: a checkpoint of a run on held-out data, on other data, or on raw files."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.contract import AnyWorkload, BadRows, EncodedFiles, Metrics, Predictions
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.run import run_folder
-from trainmark.run.assessment import EVALUATION_FILE, assessments, evaluated, write_scores
+from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
 from trainmark.run.runner import loaded
-
-INPUT = "input"
-"""What raw files are called among the splits."""
 
 
 def evaluate(
@@ -59,7 +55,7 @@ def evaluate(
 
 
 def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
-    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")
+    write_atomically(folder / EVALUATION_FILE, checksums.dumps(evaluation))
 
 
 @contextmanager
@@ -118,12 +114,13 @@ def _evaluate(
         if importance_rows and workload.importance:
             split = cfg.quality_split if cfg.quality_split in splits else splits[0]
             columns = workload.importance(model.trainer, split, importance_rows)
-    assessed = assessments(cfg, workload, predictions) if mesh.is_main else {}
-    if files:
+        is_main = mesh.is_main  # afterwards there are no ranks
+    assessed = assessments(cfg, workload, predictions) if is_main else {}
+    if files:  # one process: see `_encoded`
         found = {INPUT: found[splits[0]]}
         predictions = {INPUT: predictions[splits[0]]}
         assessed = {INPUT: assessed[splits[0]]}
-    if mesh.is_main and (files or data is None):
+    if is_main and (files or data is None):
         write_scores(folder, predictions, samples=model.samples, data=files or cfg.data)
     return {
         "schema": "trainmark.evaluation/1",

@@ -6,6 +6,7 @@ runs.py             list, show, train, infer
 evaluate.py         how good a run's predictions are
 plan.py             memory and predicted time before a run
 export.py           a checkpoint in the layout of other software
+verify.py           whether every byte is as it was written
 suite.py            a list of cases; suite_cases.py reads and checks it
 sweep.py            many runs that differ in some fields; sweep_space.py: which; sweep_search.py: by
                     Optuna; sweep_trials.py: what a sweep remembers

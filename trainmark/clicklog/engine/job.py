@@ -54,6 +54,12 @@ class Job:
             "seed": self.seed,
         }
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """Facts for prepare.json that training and evaluation ask for."""
+        facts = {"group": self.split.group, "negative_rate": self.split.negative_rate}
+        return {key: value for key, value in facts.items() if value is not None}
+
 
 def _one_if_all_alike(of_columns: list[Any]) -> Any:
     return of_columns[0] if len(set(of_columns)) == 1 else of_columns

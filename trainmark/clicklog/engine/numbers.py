@@ -29,6 +29,8 @@ from trainmark.clicklog.sources.rows import Number
 from trainmark.errors import InputError
 
 SAMPLE_ROWS = 1_000_000
+FIT_BYTES = 80 * SAMPLE_ROWS
+"""What fitting a column takes, at most: its sample, and copies that are sorted or transformed."""
 BIN_RULES = Rules(recipe=RECIPES["nvidia"], threshold=0)
 """Bins have ids from 1 on; missing numbers have the id 0."""
 
@@ -93,20 +95,14 @@ class FittedNumbers:
         return [(i, column) for i, column in enumerate(self.columns) if column.read_as.bins]
 
     def check_names(self, categorical: Sequence[str]) -> None:
-        """Refuse what has no categorical feature, or two of one name."""
-        names = [*categorical, *(bin_name(column.name) for _, column in self.with_bins())]
-        if not names:
-            raise InputError(
-                "--columns names no categorical column, and no numerical one has bins; one is "
-                "needed. Give a numerical column that is not constant, such as "
-                "numerical=age:quantile+bins."
-            )
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise InputError(
-                f"The bins of a numerical column and a categorical column are both {twice[0]!r}. "
-                f"Read the number without bins: numerical={twice[0].removesuffix('.bin')}:quantile."
-            )
+        """Refuse two categorical features of one name."""
+        bins = [bin_name(column.name) for _, column in self.with_bins()]
+        for name in bins:
+            if name in categorical:
+                raise InputError(
+                    f"The bins of a numerical column and a categorical column are both {name!r}. "
+                    f"Read the number without bins: numerical={name.removesuffix('.bin')}:standard."
+                )
 
     def recorded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """How the columns were read, for vocabulary.json, with what was chosen and fitted."""

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from trainmark import files, progress
+from trainmark import checksums, files, progress
 from trainmark.clicklog.arrays import shuffle
 from trainmark.clicklog.engine import numbers, parse_phase, split_binary, summary
 from trainmark.clicklog.engine.division import Division, divide
@@ -60,6 +60,7 @@ class EmbeddedEngine:
         with self._phase("parse"):
             store, rows_per_file = self._parse()
         try:
+            parse_phase.check_labels(store.records)
             division = divide(self.job.split, store, rows_per_file, self.work.folder / "splits.bin")
         except InputError:
             self.work.remove()  # nothing can come of it
@@ -191,9 +192,11 @@ class EmbeddedEngine:
             bad=bad,
             features=dict(zip(names, facts, strict=True)),
             numerical={column.name: column.facts for column in fitted.columns},
-            metadata=job.metadata,
+            metadata={**job.told, **job.metadata},
         )
         files.write_json(dataset / MANIFEST, manifest)
+        written = (record["files"] for record in self.work.column_log.read())
+        checksums.seal(dataset, files.SIGNED, {n: c for of in written for n, c in of.items()})
         self.work.publish()
 
     def _extends(

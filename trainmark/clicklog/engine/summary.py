@@ -89,7 +89,7 @@ def vocabulary_facts(
     """
     return {
         "schema": "trainmark.vocabulary/1",
-        "recipe": rules[0].recipe.name if rules else None,
+        "recipe": rules[0].recipe.name if rules else "nvidia",  # without ids, all are alike
         "columns": {
             name: {
                 "threshold": rule.threshold,
@@ -128,6 +128,12 @@ def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
     for name, rows in facts["rows"].items():
         splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
     Console().print(splits)
+    held_out = sum(facts["rows"].values()) - facts["rows"].get("train", 0)
+    if held_out > facts["rows"].get("train", 0):
+        warn(
+            f"{held_out:,} rows are held out, more than the {facts['rows'].get('train', 0):,} to "
+            "train on. --holdout 0.2 would hold out a fifth of all rows."
+        )
     for name, rate in facts["click_rate"].items():
         if rate in (0, 1):
             which = "no row" if rate == 0 else "every row"

@@ -92,6 +92,8 @@ class ParsedRows:
     """Per column `Values`, or for kind "string" an Arrow array of strings with nulls."""
     bad: Sequence[BadRow] = field(default=())
     """Rows of this block that broke the rules, whether skipped or kept."""
+    other_labels: tuple[str, ...] = ()
+    """Of a label that has to have two values: those that are no clicks."""
 
     def __len__(self) -> int:
         return len(self.labels)

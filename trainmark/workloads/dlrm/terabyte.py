@@ -72,5 +72,5 @@ def on_device(table_rows: tuple[int, ...], device: torch.device) -> RowTables:
         interacting=moved([np.int32(c in terabyte.INTERACTING) for c in columns]),
         table_rows=moved(np.array(table_rows, np.int32)),
         pair_weight=t.pair_weight,
-        lowest_level=terabyte.LEVELS // 2 + terabyte.BIAS,
+        lowest_level=terabyte.ZERO + terabyte.BIAS,
     )
