@@ -59,9 +59,9 @@ def test_over() -> None:
     for bad in ([], [""], ["parallel"], ["=1"], ["parallel="]):
         with pytest.raises(InputError, match="--over must be FIELD=V1,V2"):
             parse_over(bad)
-    for bad in ("lr=1..0.1", "lr=0..1:log", "lr=1..1e400"):
+    for wrong in ("lr=1..0.1", "lr=0..1:log", "lr=1..1e400"):
         with pytest.raises(InputError, match="from a smaller number to a larger one"):
-            parse_over([bad])
+            parse_over([wrong])
     with pytest.raises(InputError, match="names lr twice"):
         parse_over(["lr=1,2", "lr=3"])
 
