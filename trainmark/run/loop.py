@@ -186,6 +186,11 @@ class Training:
         if self.cfg.checkpoint_every != "never" or self.cfg.patience is not None:
             tensors = self._weights() | self._trainer_state()
             check_room(self.output / CHECKPOINTS, tensors)
+        else:
+            self.log.say(
+                "Nothing will be saved but the result: checkpoint_every is 'never'. To continue, "
+                "evaluate or export this run, give --checkpoint-every '10 minutes'."
+            )
 
     @property
     def total_steps(self) -> int:

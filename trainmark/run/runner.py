@@ -52,7 +52,9 @@ def train(
     with _joined(cfg) as mesh:
         for repeat in range(options.repeats):
             # Resolved per seed, because synthetic data (and so its target) depends on the seed.
-            seeded = _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+            seeded = run_folder.with_full_path(
+                _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+            )
             folder = output / str(repeat) if options.repeats > 1 else output
             finished.append((_train_one(seeded, options, mesh, folder, started, watch), folder))
             started = time.perf_counter()
