@@ -219,6 +219,13 @@ def _serve(arguments: list[str], started: float) -> None:
     serve(options)
 
 
+def _verify(arguments: list[str], started: float) -> None:
+    """Whether every byte of a dataset, a run or an export is as it was written."""
+    from trainmark.verbs.verify import verify
+
+    verify(parse(VerifyOptions, arguments, "verify").folder)
+
+
 def _sweep(arguments: list[str], started: float) -> None:
     """One run per value of a field; an out-of-memory is a row of the table."""
     from rich.console import Console
@@ -298,6 +305,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "compare": _compare,
     "export": _export,
     "serve": _serve,
+    "verify": _verify,
     "align": _align,
     "sweep": _sweep,
     "suite": _suite,
@@ -375,6 +383,14 @@ class ExportOptions:
     torch.export: of models that score rows, at any batch."""
     output: Path | None = None
     """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Read everything that has a checksum."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
+from trainmark import checksums
 from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.schedule import Schedule
@@ -146,7 +147,7 @@ def with_file(
     if is_result:
         if not isinstance(given.get("config"), dict):
             raise InputError(f"{path} has no 'config': expected the result.json of a run.")
-        given = given["config"]
+        given = checksums.checked(given, path)["config"]
     for fixed in ("name", "workload"):
         if given.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
             raise InputError(

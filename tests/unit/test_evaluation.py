@@ -161,6 +161,22 @@ def test_groups_of_the_dataset_give_the_auc_within_them(
     )
 
 
+def test_groups_are_those_of_the_log_and_of_raw_files(log: Path, tmp_path: Path) -> None:
+    shutil.copy(log / "log.csv", tmp_path)
+    given = ["--input", str(tmp_path / "log.csv"), "--output", str(tmp_path / "data")]
+    assert main(["prepare", "csv", *given, "--columns", COLUMNS, "--group", "city"]) == 0
+    run = train(tmp_path, "run", "--max-steps", "2")
+    held_out = lines()[-ROWS // 7 :]
+    (tmp_path / "new.csv").write_text("\n".join([HEADER, *held_out]) + "\n")
+    found = evaluate(run, "--input", str(tmp_path / "new.csv"))["assessments"]["input"]
+    assert result(run)["assessments"]["test"]["group_auc"]["groups"] == 5
+    cities, kept = np.array([line.split(",")[2] for line in held_out]), read_scores(run, "input")
+    of = [cities == city for city in np.unique(cities)]
+    aucs = [roc_auc_score(kept.labels[rows], kept.scores[rows]) for rows in of]
+    expected = np.average(aucs, weights=[rows.sum() for rows in of])
+    assert found["group_auc"]["auc"]["value"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_importance_is_the_auc_that_a_permuted_column_costs(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

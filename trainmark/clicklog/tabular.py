@@ -22,6 +22,9 @@ from trainmark.errors import InputError
 
 # Ids by falling count, 0 for what is rare or missing. Numbers are as --columns says.
 RECIPE = RECIPES["nvidia"]
+FREQUENCY_THRESHOLD = 10
+"""By default. A value of fewer rows teaches more noise than signal; and what the rare ones teach
+together, later values that nobody has seen yet are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class TabularOptions(SplitOptions):
     training rows), plain, log, signed_log, standard, standard_log, quantile, bins, or several,
     such as standard+bins+missing."""
     frequency_threshold: str | None = None
-    """Categorical values seen less often share id 0; 0, the default, keeps all. For single columns:
+    """Categorical values seen less often share id 0 (default 10); 0 keeps all. For single columns:
     15,user=3."""
     max_rows: str | None = None
     """Fold ids into this many per column by modulo; for single columns: 100000,user=1000."""
@@ -149,6 +152,10 @@ def _rules(
     )
     caps = per_column.parse(max_rows, "--max-rows", len(names), 1, names)
     return [
-        Rules(recipe=RECIPE, threshold=threshold or 0, max_rows=cap)
+        Rules(
+            recipe=RECIPE,
+            threshold=FREQUENCY_THRESHOLD if threshold is None else threshold,
+            max_rows=cap,
+        )
         for threshold, cap in zip(thresholds, caps, strict=True)
     ]

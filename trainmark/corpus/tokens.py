@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.corpus import dataset, tokenizer
 from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
@@ -93,12 +93,11 @@ def prepare(options: Options) -> None:
         found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
         write_atomically(
             dataset.note_path(prefix),
-            json.dumps(
+            checksums.dumps(
                 {"schema": dataset.SCHEMA, "vocab_size": tokens.vocab_size,
                  "tokenizer": tokens.name, "end_of_document": tokens.end_of_document, **found,
-                 "settings": settings},
-                indent=2,
-            ) + "\n",
+                 "settings": settings, "files": dataset.checksums_of(prefix)},
+            ),
         )  # fmt: skip
         shutil.rmtree(parts)
     print(f"{prefix}: {dataset.counted(found['documents'])}, {found['tokens']:,} tokens.")

@@ -8,18 +8,17 @@ Besides what `runlog.py` writes into it, and what the verbs leave in it afterwar
     .lock                     held by the process that trains
 """
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, SYNTHETIC, Run, differences, to_plain
 from trainmark.errors import InputError
-from trainmark.files import locked, write_atomically
+from trainmark.files import locked, read_json, write_atomically
 from trainmark.validation import parse
 
 CONFIG_FILE = "config.json"
@@ -89,7 +88,7 @@ def claimed(output: Path, cfg: Run) -> Iterator[None]:
     """Make `output` this run's folder, and this process the only one that trains in it."""
     otherwise = f"Another process trains in {output} now. Wait, or give another --output."
     with locked(output / LOCK_FILE, otherwise):
-        write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
+        write_atomically(output / CONFIG_FILE, checksums.dumps(to_plain(cfg)))
         yield
 
 
@@ -119,11 +118,7 @@ def read_config(folder: Path) -> Any:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged ({error}).") from None
-    return parse_config(data, path)
+    return parse_config(read_json(path), path)
 
 
 def parse_config(data: Any, path: Path) -> Any:

@@ -29,6 +29,8 @@ from trainmark.clicklog.sources.rows import Number
 from trainmark.errors import InputError
 
 SAMPLE_ROWS = 1_000_000
+FIT_BYTES = 80 * SAMPLE_ROWS
+"""What fitting a column takes, at most: its sample, and copies that are sorted or transformed."""
 BIN_RULES = Rules(recipe=RECIPES["nvidia"], threshold=0)
 """Bins have ids from 1 on; missing numbers have the id 0."""
 
