@@ -273,6 +273,16 @@ def test_negatives_of_training_rows_are_thinned_out(holdout: str, tmp_path: Path
     there = dict(zip(counts["value"], counts["count"], strict=True))
     assert there == {user: users.count(user) for user in set(users) - {""}}
     assert facts["features"]["user"]["missing_share"] == users.count("") / len(users)
+    # Only what is kept counts for numbers, too.
+    log = write(
+        tmp_path / "gaps.csv", [r | {"row": "" if r["row"] % 2 else r["row"]} for r in rows]
+    )
+    gaps = prepare(tmp_path / "gaps", input=log, holdout=holdout, negative_rate=0.2)
+    kept_rows = [number for numbers in found.values() for number in numbers]
+    told = json.loads((gaps / "prepare.json").read_text())["numerical"]["row"]
+    even = [number for number in kept_rows if number % 2 == 0]
+    assert told["missing"] == len(kept_rows) - len(even)
+    assert (told["minimum"], told["maximum"]) == (min(even), max(even))
 
 
 # --- the same bytes
