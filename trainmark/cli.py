@@ -158,16 +158,9 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 def _evaluate(arguments: list[str], started: float) -> None:
     """A checkpoint of a run on its held-out data."""
-    from trainmark.verbs.evaluate import evaluate
+    from trainmark.verbs.evaluate import EvaluateOptions, evaluate
 
-    options = parse(EvaluateOptions, arguments, "evaluate")
-    evaluate(
-        options.folder,
-        data=options.data,
-        device=options.device,
-        checkpoint=options.checkpoint,
-        importance_rows=options.importance_rows if options.importance else None,
-    )
+    evaluate(parse(EvaluateOptions, arguments, "evaluate"))
 
 
 def _infer(arguments: list[str], started: float) -> None:
@@ -224,6 +217,13 @@ def _serve(arguments: list[str], started: float) -> None:
     from trainmark.inference.serving import serve
 
     serve(options)
+
+
+def _verify(arguments: list[str], started: float) -> None:
+    """Whether every byte of a dataset, a run or an export is as it was written."""
+    from trainmark.verbs.verify import verify
+
+    verify(parse(VerifyOptions, arguments, "verify").folder)
 
 
 def _sweep(arguments: list[str], started: float) -> None:
@@ -305,6 +305,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "compare": _compare,
     "export": _export,
     "serve": _serve,
+    "verify": _verify,
     "align": _align,
     "sweep": _sweep,
     "suite": _suite,
@@ -336,24 +337,6 @@ class PlanOptions(ShowOptions):
 
     json: Path | None = None
     """File to write the placement of the tables to; edited or not, --placement takes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Evaluate a checkpoint in a run's folder."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run."""
-    checkpoint: Checkpoint = None
-    """Which one; default: the best if the run had --patience, else the last."""
-    data: str | None = None
-    """Another dataset to evaluate on; default: the run's own."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to evaluate."""
-    importance: bool = False
-    """Find out what each column is worth: what the AUC loses when its values go to other rows."""
-    importance_rows: int = 50_000
-    """Of the split that quality is judged on: how many rows at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,6 +383,14 @@ class ExportOptions:
     torch.export: of models that score rows, at any batch."""
     output: Path | None = None
     """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Read everything that has a checksum."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
 
 
 @dataclass(frozen=True, kw_only=True)

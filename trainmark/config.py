@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
+from trainmark import checksums
 from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.schedule import Schedule
@@ -113,7 +114,10 @@ class TrainOptions:
     fresh: bool = False
     """Refuse to continue: the output folder must be new or empty."""
     weights_from: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """Start a new run from the weights of this checkpoint (or run folder)."""
+    """Start a new run from the weights of this checkpoint (or run folder), on its data or on data
+    that extend it (prepare --vocabulary OLD --grow)."""
+    with_optimizer: bool = False
+    """With --from, take the optimiser's state, too."""
     config: Path | None = None
     """Configuration file between the named run and the flags: TOML, or a result.json."""
     reference: Path | None = None
@@ -143,7 +147,7 @@ def with_file(
     if is_result:
         if not isinstance(given.get("config"), dict):
             raise InputError(f"{path} has no 'config': expected the result.json of a run.")
-        given = given["config"]
+        given = checksums.checked(given, path)["config"]
     for fixed in ("name", "workload"):
         if given.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
             raise InputError(

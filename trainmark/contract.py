@@ -257,6 +257,21 @@ class Scorer(Protocol):
 # --- what is known without torch
 
 
+BadRows = Literal["stop", "skip", "keep"]
+"""What to do with rows of raw files that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedFiles:
+    """Raw files as a dataset that a trained model takes, all rows in its first held-out split."""
+
+    folder: Path
+    unknown_share: Mapping[str, float]
+    """By column: the share of rows whose value is rare, missing, or new to the model."""
+    bad_rows: int
+    """That could not be read as they are."""
+
+
 class Exporter(Protocol[RunT_contra]):
     """Writes a checkpoint in the layout of other software."""
 
@@ -273,6 +288,10 @@ def _same_on_other_data(cfg: RunT, data: str) -> RunT:
 
 def _any_data(cfg: Any, data: str) -> None:
     return None
+
+
+def _none_grown(cfg: Any, data: str) -> Mapping[str, int]:
+    return {}
 
 
 def _no_fields(cfg: Any) -> frozenset[str]:
@@ -332,6 +351,12 @@ class Definition(Generic[RunT]):
     check_data: Callable[[RunT, str], None] = _any_data
     """Refuse, by an `InputError`, a dataset that a model of a finished run cannot be used with;
     asked before that dataset is resolved."""
+    encode_files: Callable[[RunT, Sequence[str], Path, BadRows], EncodedFiles] | None = None
+    """(cfg, paths or patterns, a folder to write, what to do with bad rows): for `trainmark
+    evaluate --input`."""
+    grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
+    """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
+    with the rows that the run's have; empty for any other data."""
     best_possible: Callable[[RunT], float | None] = _unknown
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None

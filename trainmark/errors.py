@@ -38,12 +38,12 @@ def raise_all(problems: Iterable[str]) -> None:
         raise InputError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))
 
 
-def no_file_matches(pattern: str) -> InputError:
-    """The error for an `--input` without a file; a folder is the usual reason."""
+def no_file_matches(pattern: str, flag: str = "--input") -> InputError:
+    """The error for a pattern without a file; a folder is the usual reason."""
     hint = (
         f" It is a folder: give its files, as '{pattern.rstrip('/')}/*'." if isdir(pattern) else ""
     )
-    return InputError(f"No file matches --input {pattern!r}.{hint}")
+    return InputError(f"No file matches {flag} {pattern!r}.{hint}")
 
 
 def unknown(kind: str, received: str, known: Iterable[str]) -> InputError:

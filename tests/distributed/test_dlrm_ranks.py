@@ -15,6 +15,7 @@ from tests.distributed import dlrm_ranks as ranks
 from tests.small import FLAGS, result, train
 from trainmark.checkpoint import checkpoints
 from trainmark.distributed.mesh import single
+from trainmark.run.evaluation import evaluate
 from trainmark.training.batches import rank_shares
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,6 +155,8 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     assert sent["ids"] >= 256 * 4
     assert sent["counts"] > 0
     assert sent["replicas"] == 7 * 8 * 4
+    last = {e["split"]: e["metrics"]["auc"] for e in first["evaluations"]}
+    assert {s: found["auc"]["value"] for s, found in first["assessments"].items()} == last
     assert train(output, *flags) == 0
     assert train(tmp_path / "alone", *flags) == 0
     found, expected = result(output), result(tmp_path / "alone")
@@ -165,10 +168,15 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     for evaluation in expected["evaluations"]:  # the first run ended with some of its own
         metrics = evaluations[evaluation["at_sample"], evaluation["split"]]
         assert metrics == pytest.approx(evaluation["metrics"], rel=1e-5)
-    torchrun("evaluate", str(tmp_path / "alone"))
-    evaluated = json.loads((tmp_path / "alone" / "evaluation.json").read_text())["splits"]
+    torchrun("evaluate", str(tmp_path / "alone"), "--importance", "--importance-rows", "500")
+    evaluated = json.loads((tmp_path / "alone" / "evaluation.json").read_text())
     for evaluation in expected["evaluations"][1:]:
-        assert evaluated[evaluation["split"]] == pytest.approx(evaluation["metrics"], rel=1e-5)
+        found = evaluated["splits"][evaluation["split"]]
+        assert found == pytest.approx(evaluation["metrics"], rel=1e-5)
+    by_one = evaluate(tmp_path / "alone", device="cpu", importance_rows=500)["importance"]
+    drops = {column["column"]: column["drop"] for column in evaluated["importance"]}
+    assert len(drops) == 16
+    assert drops == pytest.approx({c["column"]: c["drop"] for c in by_one}, abs=1e-3)
 
 
 def torchrun(*arguments: str) -> None:

@@ -16,6 +16,7 @@ from trainmark.checkpoint import checkpoints
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
+from trainmark.run.assessment import evaluated
 from trainmark.run.loop import Interrupted, Training
 
 CPU = torch.device("cpu")
@@ -59,8 +60,7 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
     except InputError as error:
         ended = str(error)
     totals = training.clocks.totals
-    assert training.workload.evaluate is not None
-    at_end = training.workload.evaluate(training.trainer, training._data("test"))
+    at_end, _ = evaluated(training.workload, training.trainer, training._data("test"))
     return {
         "error_at_end": at_end["error"],
         "ended": ended,

@@ -73,7 +73,7 @@ def parses(words: Sequence[str]) -> int:
         for target in (
             "trainmark.verbs.runs.train",
             "trainmark.verbs.runs.dry_run",
-            "trainmark.verbs.runs.evaluate",
+            "trainmark.verbs.evaluate.evaluate",
             "trainmark.verbs.runs.infer",
             "trainmark.verbs.runs.resolved_run",
             "trainmark.verbs.plan.plan",

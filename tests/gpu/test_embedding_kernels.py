@@ -107,7 +107,8 @@ def test_update(table_format: str, name: RuleName, dtype: torch.dtype) -> None:
     parts = [random_ids(3000, 900, 1, "cuda"), random_ids(9000, 3, 2, "cuda") + 950]
     for dim in (16, 100, 128, 512):
         rows = stored(960, dim, FORMATS[table_format], "cuda")
-        check_update(rows, torch.cat(parts), Rule(name), "cuda", grad_dtype=dtype)
+        rule = Rule(name, weight_decay=3.0 if dim == 100 else 0.0)
+        check_update(rows, torch.cat(parts), rule, "cuda", grad_dtype=dtype)
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1025])

@@ -10,7 +10,7 @@ from tests import small, small_distilbert
 from trainmark.cli import main
 from trainmark.inference import figures
 from trainmark.metrics import binary_metrics
-from trainmark.run import runner
+from trainmark.run import evaluation, runner
 from trainmark.training.precision import compute_dtype
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +49,7 @@ def test_clicks(way: str, tmp_path: Path) -> None:
     assert not found.case.startswith("cpu")
     with runner.loaded(tmp_path, device="cuda") as model:
         labels = torch.cat([b.labels for b in model.workload.build_data(model.cfg, "test", 0, 1)])
-    expected = runner.evaluate(tmp_path, data=None, device="cuda")["splits"]["test"]
+    expected = evaluation.evaluate(tmp_path, data=None, device="cuda")["splits"]["test"]
     logits = scores(tmp_path, "cuda", 700)
     assert binary_metrics(logits, labels) == pytest.approx(expected, rel=1e-5)
     near = 3e-2 if compute_dtype(found.precision) != torch.float32 else 1e-3

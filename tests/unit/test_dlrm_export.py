@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests import small
 from trainmark.cli import main
 from trainmark.interop import shards
-from trainmark.run import run_folder, runner
+from trainmark.run import evaluation, run_folder
 from trainmark.workloads.dlrm.data import build_data
 
 FEW = ("--fp32-up-to-rows", "5")
@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_evaluation(
         ids[:, features] = torch.cat([b.groups[group].ids.t().long() for b in batches])
     clicks = scored_by_itself(target, numerical, ids).double()
 
-    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["test"]
+    expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["test"]
     assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-6)
     assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
 

@@ -152,7 +152,7 @@ def test_the_loss_that_brings_its_gradients_along(
     cfg = config(precision=precision, loss_scale=scale, micro_batch=micro_batch)
     plain, fused = trainer(cfg), trainer(cfg)
     fused.model.top.fused_dtype = torch.float32
-    close = 1e-5 if precision == "fp32" else 2e-3
+    close = 1e-5 if precision == "fp32" else 5e-3
     assert steps(fused, cfg) == pytest.approx(steps(plain, cfg), rel=close)
     for key, tensor in plain.weights().items():
         torch.testing.assert_close(fused.weights()[key], tensor, rtol=close, atol=close)

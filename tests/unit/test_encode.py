@@ -84,3 +84,19 @@ def test_what_cannot_be_encoded(old: Path, tmp_path: Path) -> None:
         encode(str(tmp_path / "none.csv"), old, tmp_path / "x")
     with pytest.raises(InputError, match=r"there is no vocabulary\.json"):
         encode(write(tmp_path / "new.csv", OLD), tmp_path, tmp_path / "x")
+
+
+def test_groups_are_written_where_the_files_have_them(tmp_path: Path) -> None:
+    names = (*NAMES, "session")
+    rows = [(*row, f"s{i % 5}") for i, row in enumerate(OLD)]
+    log = write(tmp_path / "log.csv", rows, names)
+    columns = "label=clicked numerical=age categorical=user:int64,city"
+    data = tmp_path / "data"
+    csv_data.prepare(
+        csv_data.Options(input=log, output=data, columns=columns, group="session:string")
+    )
+    encoded = encode(log, data, tmp_path / "encoded")
+    groups = np.fromfile(encoded / "test" / "group.bin", "<i4").tolist()
+    assert len(set(zip(groups, (row[-1] for row in rows), strict=True))) == len(set(groups)) == 5
+    without = encode(write(tmp_path / "new.csv", OLD), data, tmp_path / "without")
+    assert not (without / "test" / "group.bin").exists()

@@ -17,7 +17,7 @@ from torch.nn.functional import softmax
 from tests import small, small_distilbert
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
-from trainmark.run import run_folder, runner
+from trainmark.run import evaluation, run_folder, runner
 from trainmark.verbs import export
 from trainmark.workloads.distilbert.runs import load_sentences
 from trainmark.workloads.dlrm import standalone
@@ -116,7 +116,7 @@ def test_clicks_are_those_of_the_evaluation(
 
     in_onnx = exported(run, "onnx") / "model.onnx"
     clicks = run_onnx(in_onnx, numerical=numerical, categorical=ids).double()
-    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["test"]
+    expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["test"]
     assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-6)
     assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
 
@@ -238,7 +238,7 @@ def test_classes_are_those_of_the_evaluation(
     assert said.startswith("Exported ")
     assert said.count("\n") == 1
     logits = run_onnx(in_onnx, input_ids=tokens, attention_mask=mask)
-    expected = runner.evaluate(run, data=None, device="cpu")["splits"]["validation"]
+    expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["validation"]
     right = (logits.argmax(1) == labels).double().mean().item()
     assert right == pytest.approx(expected["accuracy"], abs=1e-3)  # a tie may fall either way
     loss = log_loss(labels, softmax(logits.double(), dim=1))

@@ -23,7 +23,7 @@ from trainmark.inference import figures, latency
 from trainmark.metrics import binary_metrics
 from trainmark.report import report
 from trainmark.report.tables import milliseconds
-from trainmark.run import memory, run_folder, runner
+from trainmark.run import evaluation, memory, run_folder, runner
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import Sharding, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -108,7 +108,7 @@ def test_table_and_file(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
     capsys.readouterr()
     assert main(["infer", str(finished), "--batches", "3,1,3,64", "--steps", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == str(small.newest(finished))
+    assert lines[0] == f"{small.newest(finished)} (last)"
     assert "cpux1x1, fp32, 5 requests of each size" in lines[1]
     assert lines[-1] == str(finished / "inference.json")
     written = json.loads((finished / "inference.json").read_text())
@@ -182,7 +182,7 @@ def test_the_page_shows_it(finished: Path, tmp_path: Path) -> None:
 )
 def test_scores_are_those_of_the_evaluation(flags: tuple[str, ...], tmp_path: Path) -> None:
     assert small.train(tmp_path, *flags, "--eval-batch", "700") == 0
-    expected = runner.evaluate(tmp_path, data=None, device="cpu")["splits"]["test"]
+    expected = evaluation.evaluate(tmp_path, data=None, device="cpu")["splits"]["test"]
     with runner.loaded(tmp_path, device="cpu") as model:
         assert model.workload.build_predictor is not None
         predict = model.workload.build_predictor(model.trainer)
@@ -197,7 +197,7 @@ def test_scores_are_those_of_the_evaluation(flags: tuple[str, ...], tmp_path: Pa
 
 
 def test_classes_are_those_of_the_evaluation(sentences: Path) -> None:
-    expected = runner.evaluate(sentences, data=None, device="cpu")["splits"]["validation"]
+    expected = evaluation.evaluate(sentences, data=None, device="cpu")["splits"]["validation"]
     with runner.loaded(sentences, device="cpu") as model:
         assert model.workload.build_predictor is not None
         predict = model.workload.build_predictor(model.trainer)

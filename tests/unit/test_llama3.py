@@ -179,7 +179,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(
     monkeypatch.setattr(
         "trainmark.run.run_folder.read_config", lambda folder: workloads.named_run("llama3-demo")
     )
-    monkeypatch.setattr("trainmark.run.run_folder.find_checkpoint", lambda folder: folder)
+    monkeypatch.setattr("trainmark.run.run_folder.find_checkpoint", lambda folder, which: folder)
     monkeypatch.setattr("trainmark.checkpoint.checkpoints.shapes", lambda path: {})
     with pytest.raises(InputError, match=r"out cannot be written: .*No space left on device"):
         export(tmp_path, "safetensors", tmp_path / "out")

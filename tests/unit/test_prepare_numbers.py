@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
@@ -14,11 +15,10 @@ from sklearn.preprocessing import StandardScaler
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clickdata import feature_spec, identity
-from trainmark.clicklog import csv_data, raw_values
-from trainmark.clicklog.arrays import primitives
+from trainmark.clicklog import csv_data, parquet_data, raw_values
+from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.encode import encode
-from trainmark.clicklog.engine import numbers
-from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine import encode_phase, numbers
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.errors import InputError
 
@@ -76,6 +76,32 @@ def test_standard_is_fitted_to_training_rows_alone(tmp_path: Path) -> None:
     trained = read(data, "train")["numerical"]
     np.testing.assert_allclose(np.sort(trained[:, 0]), np.sort(expected[:TRAIN]), atol=1e-5)
     assert feature_spec.read(data).numerical_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"holdout": "random:0.3"},
+        {"holdout": "random:0.3", "group": "c"},
+        {"split_by": "at:number", "holdout": "0.4"},
+        {"negative_rate": 0.3},
+    ],
+)
+def test_the_rows_that_are_trained_on_have_mean_0_and_deviation_1(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    values = [None if value is None else math.log(value + 6) for value in skewed()]
+    write_csv(
+        tmp_path / "log.csv",
+        x=[None if x is None else x * (1 + 5 * (i % 2)) for i, x in enumerate(values)],
+        at=[-i for i in range(ROWS)],
+        c=[i // 50 for i in range(ROWS)],
+    )
+    trained = read(prepare(tmp_path, "x:standard+missing", **options), "train")["numerical"]
+    assert 200 < len(trained) < 650
+    present = trained[trained[:, 1] == 0, 0].astype(np.float64)
+    assert present.mean() == pytest.approx(0, abs=1e-6)
+    assert present.std() == pytest.approx(1, abs=1e-6)
 
 
 def test_facts_of_each_column_are_recorded_and_shown(
@@ -183,6 +209,33 @@ def test_auto_takes_every_finite_number_and_says_what_it_chose(
     assert {name: found[name] for name in facts} == {n: f["reading"] for n, f in facts.items()}
 
 
+@pytest.mark.parametrize("reading", ["plain", "auto", "log", "quantile+bins"])
+def test_integers_of_any_size_are_taken(reading: str, tmp_path: Path) -> None:
+    """Of Parquet, which has 64 bits of them: more than float64 holds exactly."""
+    values = [2**63 - 1 - 3 * i for i in range(70)]
+    table = {
+        "y": [i % 2 for i in range(70)],
+        "x": values,
+        "big": [2**64 - 1] * 70,
+        "new": [True] * 70,
+    }
+    kinds = [pa.int8(), pa.int64(), pa.uint64(), pa.bool_()]
+    schema = pa.schema(list(zip(table, kinds, strict=True)))
+    pq.write_table(pa.table(table, schema=schema), tmp_path / "log.parquet")
+    columns = ",".join(f"{name}:{reading}" for name in ("x", "big", "new"))
+    parquet_data.prepare(
+        parquet_data.Options(
+            input=str(tmp_path / "log.parquet"),
+            output=tmp_path / "data",
+            columns=f"label=y numerical={columns}",
+        )
+    )
+    facts = facts_of(tmp_path / "data")
+    assert facts["x"]["maximum"] == pytest.approx(2.0**63)
+    assert facts["big"]["minimum"] == 2.0**64
+    assert facts["new"]["maximum"] == 1
+
+
 def test_a_default_for_all_numbers(tmp_path: Path) -> None:
     write_csv(tmp_path / "log.csv", x=list(range(ROWS)), z=list(range(ROWS)))
     data = prepare(tmp_path, "x,z:plain", numerical="log")
@@ -197,21 +250,30 @@ def test_a_default_for_all_numbers(tmp_path: Path) -> None:
         prepare(tmp_path, "x:log+plain")
 
 
-def test_numbers_alone_are_enough_where_they_have_bins(tmp_path: Path) -> None:
-    write_csv(tmp_path / "log.csv", x=skewed())
-    only_x = {"columns": "label=y numerical=x"}
-    data = prepare(tmp_path, "", **only_x)
-    assert len(feature_spec.read(data).categorical) == 1
-    (tmp_path / "data").rename(tmp_path / "first")
-    with pytest.raises(InputError, match="no numerical one has bins"):
-        prepare(tmp_path, "", numerical="plain", **only_x)
+def test_numbers_alone_are_enough(tmp_path: Path) -> None:
+    """Also where they have no bins: then there is no table."""
+    write_csv(tmp_path / "log.csv", x=skewed(), z=[i % 7 for i in range(ROWS)])
+    for number, (columns, tables) in enumerate({"x,z": 1, "x": 0, "x:bins,z:bins": 2}.items()):
+        data = prepare(tmp_path, "", columns=f"label=y numerical={columns}")
+        assert len(feature_spec.read(data).categorical) == tables
+        values = raw_values.open_dataset(data)
+        assert values is not None
+        row = [1.5] * len(values.numerical)
+        encoded = values.encode([row, row], [[], []])
+        assert [part.shape[1] for part in encoded] == [
+            len(feature_spec.read(data).numerical),
+            tables,
+        ]
+        again = encode(str(tmp_path / "log.csv"), data, tmp_path / f"again {number}")
+        assert identity.of_dataset(again) == identity.of_dataset(data)
+        data.rename(tmp_path / f"first {number}")
 
 
 def test_a_column_that_is_called_as_bins_are(tmp_path: Path) -> None:
     columns = {"x": skewed(), "x.bin": ["a", "b"] * (ROWS // 2)}
     write_csv(tmp_path / "log.csv", **columns)
-    with pytest.raises(InputError, match=r"both 'x\.bin'.*numerical=x:quantile"):
-        prepare(tmp_path, "x categorical=x.bin")
+    with pytest.raises(InputError, match=r"both 'x\.bin'.*numerical=x:standard"):
+        prepare(tmp_path, "x:standard+bins categorical=x.bin")
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -221,7 +283,7 @@ def test_the_bytes_do_not_depend_on_memory_threads_or_numba(
     if fast:
         pytest.importorskip("numba")
     monkeypatch.setattr(numbers, "SAMPLE_ROWS", 400)  # so that it is a sample
-    monkeypatch.setattr(engine.shuffle, "BUCKET_ROWS", 64)
+    monkeypatch.setattr(shuffle, "BUCKET_ROWS", 64)
     write_csv(tmp_path / "log.csv", x=skewed(), z=skewed(1, missing=0))
     first = prepare(tmp_path, "x,z:standard+bins")
     first.rename(tmp_path / "first")
@@ -238,7 +300,7 @@ def test_a_killed_run_goes_on_with_what_was_fitted(
     write_csv(tmp_path / "log.csv", x=skewed())
     prepare(tmp_path, "x").rename(tmp_path / "first")
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "NumbersField", lambda *args: 1 / 0)
+        patch.setattr(encode_phase, "NumbersField", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(tmp_path, "x")
     fitted: list[int] = []
@@ -271,7 +333,7 @@ def test_a_served_row_is_the_prepared_row(tmp_path: Path) -> None:
     ids = np.concatenate([np.stack(read(data, split)["ids"], 1) for split in HELD_OUT])
     np.testing.assert_array_equal(found_ids, ids)
     assert len(values.tables) == ids.shape[1]
-    encoded = values.encode([[None] * len(names)], [["a"]])
+    encoded = values.encode(([None] * len(names),), [["a"]])
     assert encoded[0].sum() == 3  # the three indicators
     assert (encoded[1][0][1:] == 0).all()
 
@@ -292,7 +354,9 @@ def test_what_was_fitted_is_part_of_the_identity(tmp_path: Path) -> None:
         ["categorical", "bins", "x.bin"],
     ]
     assert first == same
-    assert identity.difference(first, other) == "its numerical column 'x' was fitted to others"
+    assert (
+        identity.difference(first, other) == "its numerical column 'x' was fitted to other numbers"
+    )
 
 
 def test_other_days_are_read_with_what_was_fitted(tmp_path: Path) -> None:

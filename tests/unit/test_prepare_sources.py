@@ -12,8 +12,8 @@ import pytest
 
 from trainmark.clicklog.arrays import primitives, strings
 from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources.recipes import RECIPES
@@ -29,7 +29,7 @@ class ListSource:
     def __init__(self, rows: list[tuple[Any, ...]], rows_per_piece: int) -> None:
         self.rows, self.rows_per_piece = rows, rows_per_piece
         self.schema = Schema(0, tuple(Column(kind, kind) for kind in KINDS))
-        self.files = [Path("list")]
+        self.files: list[Path] = []
 
     def settings(self) -> dict[str, Any]:
         return {"rows": len(self.rows)}

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -192,6 +193,22 @@ def test_timestamps_are_hour_and_weekday(tmp_path: Path) -> None:
     assert values == [[23], [3]] * 4 + [[23], [2]]  # an hour before 1970, a Thursday, began
 
 
+def test_blanks_around_names_and_values_are_no_part_of_them(tmp_path: Path) -> None:
+    """Adult census income, among others, is written so."""
+    lines = ["1, 2.5, Bern", "0, ?, Bern ", "1,, ?", "0, 7, New York"] * 20
+    padded = "\n".join(["kept, price, city", *lines, ""])
+    found = []
+    for name, text in (("padded", padded), ("plain", re.sub(" ?, ?| (?=\n)", ",", padded))):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "log.csv").write_text(text.replace(",\n", "\n"))
+        columns = "label=kept numerical=price categorical=city"
+        output = prepare("csv", folder, "log.csv", columns=columns, missing=("?",))
+        found.append((output / "vocabulary" / "cat_0.parquet").read_bytes())
+        found.append((output / "test" / "numerical.bin").read_bytes())
+    assert found[:2] == found[2:]
+
+
 def test_labels_by_comparison(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(
         "rating,item\n" + "".join(f"{i % 5 + 1},x\n" for i in range(70))
@@ -308,7 +325,7 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
         return
     output = prepare("csv", tmp_path, "log.csv", bad_rows=bad_rows)
     report = (output / "bad_rows.txt").read_text().splitlines()
-    label = "0, 1, true or false (or say what a click is: label=clicked=VALUE)"
+    label = "0, 1, true or false (--positive VALUE says which of two values is a click)"
     assert [line.split("log.csv:")[1] for line in report] == [
         "11: user is '12x', expected int64 or nothing",
         "12: 4 fields, expected 9",
@@ -374,7 +391,9 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"log.csv:1: a quoted field does not end on its line"):
         CsvSource([path], "label=label categorical=name")
     write_parquet(path, random_rows(5))
-    with pytest.raises(InputError, match=r"is not text. `trainmark prepare parquet` reads"):
+    with pytest.raises(
+        InputError, match=r"a Parquet file, which `trainmark prepare parquet` reads"
+    ):
         CsvSource([path], "label=clicked categorical=user")
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
     source = CsvSource([path], "label=label categorical=st*")
@@ -407,7 +426,7 @@ def test_second_run_and_new_data_with_the_old_vocabulary(
     ("text", "message"),
     [
         ("", "expected roles with their columns"),
-        ("label=clicked", "names no categorical column"),
+        ("label=clicked", "names no numerical or categorical column"),
         ("label=clicked categorical=usr", "Unknown column of log.csv 'usr'. Did you mean 'user'"),
         ("categorical=user", "names 0 labels; exactly one"),
         ("label=clicked categorical=user,user", "names 'user' twice"),

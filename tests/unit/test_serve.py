@@ -60,7 +60,7 @@ def without(name: str) -> dict[str, Any]:
         ({"numerical": [[1] * 13], "categorical": [["a"] * 26] * 2}, ["1 rows", "has 2"]),
         ({"categorical": [["a"] * 26]}, ["Row 0: 'numerical' has 0 values", "13"]),
         ({"numerical": [1], "categorical": [["a"] * 26]}, ["Row 0: 'numerical' has a int"]),
-        ({"numerical": 1, "categorical": 2}, ["'categorical' is a int, expected a list of rows"]),
+        ({"numerical": 1, "categorical": 2}, ["'numerical' is a int, expected a list of rows"]),
     ],
 )
 def test_bad_rows(clicks_client: TestClient, body: dict[str, Any], parts: list[str]) -> None:

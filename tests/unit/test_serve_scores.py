@@ -19,7 +19,7 @@ from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv
 from trainmark.cli import main
 from trainmark.config import filled
 from trainmark.errors import InputError
-from trainmark.run import run_folder, runner
+from trainmark.run import evaluation, run_folder, runner
 
 
 def scores(client: TestClient, body: dict[str, Any]) -> list[float]:
@@ -56,7 +56,7 @@ def test_raw_values_score_as_the_evaluation_predicts(clicks: Path) -> None:
     client = served(clicks / "run")
     found = scores(client, ARRAYS)
     assert found == pytest.approx(predictions(clicks / "run", "test"), abs=1e-6)
-    expected = runner.evaluate(clicks / "run", data=None, device="cpu")["splits"]["test"]
+    expected = evaluation.evaluate(clicks / "run", data=None, device="cpu")["splits"]["test"]
     labels = [int(line[0]) for line in TEST_LINES]
     assert roc_auc_score(labels, found) == pytest.approx(expected["auc"], abs=1e-9)
     assert log_loss(labels, found) == pytest.approx(expected["log_loss"], abs=1e-6)
@@ -148,6 +148,39 @@ def test_own_columns_by_name(tmp_path: Path) -> None:
     unknown, missing = sent[0] | {"city": "Atlantis"}, sent[0] | {"city": None}
     first, second = scores(client, {"rows": [unknown, missing]})
     assert first == pytest.approx(second, abs=1e-7)
+
+
+def test_numbers_alone(tmp_path: Path) -> None:
+    """Standardised, in bins and with indicators: by name, as arrays, and from a file."""
+    rng = random.Random(1)
+    rows = [[rng.randrange(2), *(_number(rng) for _ in range(3))] for _ in range(700)]
+    text = ["y,a,b,c", *(",".join("" if v is None else str(v) for v in row) for row in rows)]
+    (tmp_path / "log.csv").write_text("\n".join(text) + "\n")
+    data = tmp_path / "data"
+    flags = ["--input", str(tmp_path / "log.csv"), "--output", str(data)]
+    assert main(["prepare", "csv", *flags, "--columns", "label=y numerical=a,b,c"]) == 0
+    run = train(data, tmp_path / "run")
+    client = served(run)
+    sent = [row[1:] for row in rows[600:650]]  # the test split
+    expected = pytest.approx(predictions(run, "test"), abs=1e-6)
+    assert scores(client, {"numerical": sent}) == expected
+    records = [dict(zip("abc", row, strict=True)) for row in sent]
+    assert scores(client, {"rows": records}) == expected
+    answer = client.post("/score", json={"categorical": [[]]})
+    assert answer.status_code == 422
+    assert "'numerical' has 0 values" in answer.text
+    (tmp_path / "test.csv").write_text("\n".join([text[0], *text[601:651]]) + "\n")
+    arguments = ["evaluate", str(run), "--device", "cpu"]
+    assert main([*arguments, "--input", str(tmp_path / "test.csv")]) == 0
+    found = json.loads((run / "evaluation.json").read_text())
+    assert main(arguments) == 0
+    usual = json.loads((run / "evaluation.json").read_text())
+    (split,) = found["splits"].values()
+    assert split["auc"] == pytest.approx(usual["splits"]["test"]["auc"], abs=1e-9)
+
+
+def _number(rng: random.Random) -> float | None:
+    return None if rng.random() < 0.2 else rng.choice([0.0, rng.lognormvariate(2, 3), -7.0])
 
 
 def test_the_columns_of_the_page(tmp_path: Path) -> None:

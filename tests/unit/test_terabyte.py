@@ -224,12 +224,14 @@ def test_held_out_rows_are_none_of_the_training_rows() -> None:
 
 
 def test_what_the_log_does_not_have_is_refused() -> None:
-    with pytest.raises(InputError, match="4,195,197,692 training rows. Received: --synthetic-rows"):
+    with pytest.raises(
+        InputError, match=r"4,195,197,692 training rows\. Received: --synthetic-rows"
+    ):
         config(synthetic_rows=TRAIN_ROWS + 1)
     model = dataclasses.replace(config().model, table_rows=(10, 20))
-    with pytest.raises(InputError, match="13 numerical and 26 categorical.*Received: 13 and 2"):
+    with pytest.raises(InputError, match=r"13 numerical and 26 categorical.*Received: 13 and 2"):
         config(model=model)
-    with pytest.raises(InputError, match="Received: --shuffle rows. Leave it out"):
+    with pytest.raises(InputError, match=r"Received: --shuffle rows\. Leave it out"):
         config(shuffle="rows")
 
 
@@ -237,5 +239,5 @@ def test_a_model_of_other_values_is_not_evaluated_on_it() -> None:
     cfg = config()
     check_data(cfg, "terabyte")
     other = [line.replace(" planted ", " 8f3c21aa90b1c4de ") for line in cfg.dataset]
-    with pytest.raises(InputError, match="not what the model was trained on.*another vocabulary"):
+    with pytest.raises(InputError, match=r"not what the model was trained on.*another vocabulary"):
         check_data(dataclasses.replace(cfg, dataset=tuple(other)), "terabyte")

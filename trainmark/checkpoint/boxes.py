@@ -5,7 +5,7 @@ may read what another wrote.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,19 @@ class Boxes:
             if box.offsets == tuple(index.offset or ()):
                 return box.tensor
         raise ValueError(f"This rank holds no box {index}.")
+
+
+def first_rows(tensor: Any, count: int) -> Any:
+    """The first rows of a tensor, or of what this rank holds of it as `Boxes`, in the same memory;
+    None if it holds none of them."""
+    if not isinstance(tensor, Boxes):
+        return tensor[:count]
+    boxes = [
+        replace(box, tensor=box.tensor[: count - box.offsets[0]])
+        for box in tensor.boxes
+        if box.offsets[0] < count
+    ]
+    return Boxes((count, *tensor.shape[1:]), boxes) if boxes else None
 
 
 class SavePlanner(DefaultSavePlanner):

@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainmark import checksums
 from trainmark.errors import InputError, raise_all
 from trainmark.files import write_atomically
+from trainmark.progress import say
 from trainmark.validation import load_yaml, parse
 
 FILE_NAME = "feature_spec.yaml"
@@ -174,6 +176,7 @@ def read(path: str | Path) -> FeatureSpec:
             f"{path} does not exist. Expected the specification of a dataset; "
             "`trainmark prepare` writes one."
         )
+    checksums.check_file(path)
     try:
         data = load_yaml(path.read_bytes())
     except OSError as error:
@@ -414,6 +417,19 @@ def count_rows(spec: FeatureSpec, base: str | Path, mapping: str) -> int:
             rows[path] = size // row_bytes
     raise_all(problems)
     return _agreed(rows, mapping)
+
+
+def check_bytes(spec: FeatureSpec, base: str | Path, mapping: str) -> None:
+    """Read the files of `mapping` once, if they are few enough, and refuse one that has changed."""
+    names = [file for chunk in spec.source_spec[mapping] for file in chunk.files]
+    size = sum((Path(base) / name).stat().st_size for name in names)
+    if size > MAX_CHECKED_BYTES and (Path(base) / checksums.FILE_NAME).is_file():
+        say(f"{base}: checksums are not checked now, because it is large: trainmark verify {base}")
+    elif size <= MAX_CHECKED_BYTES:
+        checksums.check(Path(base), names)
+
+
+MAX_CHECKED_BYTES = 4 * 2**30  # a second or two
 
 
 def _row_bytes(spec: FeatureSpec, chunk: Chunk) -> int:

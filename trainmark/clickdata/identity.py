@@ -99,6 +99,11 @@ def no_extension(lines: Sequence[str], folder: Path) -> str | None:
     return difference(lines, as_before)
 
 
+def extends(lines: Sequence[str], folder: Path) -> bool:
+    """Whether the dataset in `folder` is known to be that of `lines`, or to extend it."""
+    return bool(lines) and folder.is_dir() and no_extension(lines, folder) is None
+
+
 def _before(column: Column, grown: Column) -> Column:
     """A grown column as it was when it was `column`; itself, if it never was."""
     if (column.vocabulary, column.rows) not in grown.extends:
@@ -158,7 +163,7 @@ def columns(lines: Sequence[str]) -> list[Column]:
 def source(column: Column, others: Sequence[Column]) -> str:
     """The name of the column of the log that a column was made of."""
     name, _, part = column.name.rpartition(".")
-    made_of_it = column.reading == "timestamp" or any(other.name == name for other in others)
+    made_of_it = column.reading in ("timestamp", "bins") or any(o.name == name for o in others)
     return name if part in PARTS and made_of_it else column.name
 
 
@@ -195,7 +200,9 @@ def _how(column: Column, other: Column) -> str | None:
         return f"{subject} was read as {other.reading}, not as {column.reading}"
     if _differ(column.vocabulary, other.vocabulary):
         numerical = column.kind == "numerical"
-        return f"{subject} " + ("was fitted to others" if numerical else "has another vocabulary")
+        return f"{subject} " + (
+            "was fitted to other numbers" if numerical else "has another vocabulary"
+        )
     if _differ(column.rows, other.rows):
         return f"{subject} has {other.rows:,} ids, not {column.rows:,}"
     return None

@@ -13,7 +13,9 @@ The rules that make the result the same bytes for any memory, number of threads,
 input, with or without numba, and however often the run was killed:
 
 - Rows are numbered through all files in input order. A split is a range of row numbers: training
-  rows first, then the last day, which is halved.
+  rows first, then the last day, which is halved. With --split-by, --holdout random and
+  --negative-rate it is a range of places in another order of the rows (engine.division), which
+  depends on nothing but the rows and the seed.
 - The random order of the training rows: row r gets a 40-bit key from (seed, r); rows are sorted by
   key, then by r. So no pass needs to know how many rows there are, and the store can group rows by
   the first bits of their keys while parsing (buckets), so that ordering later touches a bucket at
@@ -60,6 +62,7 @@ The files here, which import any of these:
     tabular.py         what csv and parquet share
     inherit.py         what --vocabulary takes over from an earlier dataset
     encode.py          raw files by all settings of an earlier dataset, for a model of it
+    split_options.py   the flags that say which rows train, test and validate
     per_column.py      flags such as 15,C20=3
     transcode.py       data that have ids already: from CSV or Parquet to split_binary
     npy_files.py       TorchRec's day files; to_npy.py writes a dataset as such

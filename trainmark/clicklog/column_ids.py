@@ -16,7 +16,8 @@ from trainmark.clicklog.arrays.primitives import Array
 from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.column_reader import numpy_array
 from trainmark.clicklog.engine.numbers import read_bins
-from trainmark.clicklog.engine.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary, read_sizes
+from trainmark.clicklog.engine.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary
+from trainmark.clicklog.engine.vocabulary_files import read_sizes
 from trainmark.clicklog.sources.rows import Column, Kind, Values
 
 ALL_IN_MEMORY = 1 << 62

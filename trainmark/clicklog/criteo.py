@@ -9,37 +9,35 @@ seventh is the last day.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
 from trainmark import files
 from trainmark.clickdata import planted
-from trainmark.clicklog import inherit, per_column, to_npy
+from trainmark.clicklog import inherit, per_column, split_options, to_npy
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine import summary
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
-from trainmark.clicklog.engine.splits import LAST_DAY, SplitRule
+from trainmark.clicklog.engine.splits import RANDOM
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.criteo_format import NAMES
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES, Name, Recipe
-from trainmark.clicklog.sources.source import BadRows, Patterns, find_days
+from trainmark.clicklog.sources.source import BadRows
+from trainmark.clicklog.split_options import SplitOptions
 from trainmark.errors import InputError, raise_all
 
 DEFAULT: Name = "nvidia"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(SplitOptions):
     """Turn raw click logs in Criteo's format into a dataset for training."""
 
-    input: Annotated[Patterns, tyro.conf.arg(metavar="FILES")]
-    """Raw files: any number of files and patterns such as 'raw/day_*'; plain, .gz or .zst. Days in
-    number order."""
     output: str | Path
     """Folder to write; it appears when everything is written."""
     frequency_threshold: str | None = None
@@ -50,15 +48,14 @@ class Options:
     nvidia; with --vocabulary, that dataset's."""
     max_rows: str | None = None
     """Fold ids into this many per column by modulo; for single columns: 40000000,C20=1000."""
-    holdout: str = LAST_DAY
-    """What is not for training: last-day, or the last rows as a fraction of all, such as 0.1."""
-    test_half: Literal["first", "second"] | None = None
-    """Which half of that is the test split; the other one validates. Default: the recipe's."""
     vocabulary_from: Literal["all", "train"] = "all"
     """Count values in all days, as published, or in the training days only."""
     vocabulary: Path | None = None
     """A dataset prepared earlier, whose vocabularies to use instead of counting, with their recipe,
     thresholds and --max-rows."""
+    grow: bool = False
+    """With --vocabulary: values that it does not know, and that occur often enough, get ids behind
+    the old ones, so that a model can learn on from it (train --from)."""
     bad_rows: BadRows = "stop"
     """Lines that break the format: stop at the first, skip them, or keep them with the bad fields
     as missing. Skipped and kept ones are listed in bad_rows.txt."""
@@ -111,6 +108,12 @@ def _unsupported_on_spark(options: Options) -> Iterator[str]:
         yield "--engine spark writes split_binary; --to npy is for the embedded engine."
     if options.vocabulary is not None:
         yield "--engine spark builds its vocabularies; it does not take --vocabulary."
+    if options.train or options.test or options.validation:
+        yield "--engine spark divides --input; it does not take --train, --test and --validation."
+    if options.holdout.startswith(RANDOM) or options.negative_rate is not None:
+        yield "--engine spark takes neither --holdout random nor --negative-rate."
+    if options.grow:
+        yield "--engine spark builds its vocabularies; it does not take --grow."
     if options.memory is not None:
         yield (
             "--memory is for the embedded engine; Spark's is --spark-conf spark.driver.memory=... "
@@ -126,14 +129,15 @@ def make_job(
     recipe = old.recipe if old else RECIPES[options.recipe or DEFAULT]
     flags = (options.frequency_threshold, options.max_rows)
     rules = _rules(options, recipe) if old is None else old.rules(NAMES, *flags)
+    of_splits = None
     if source is None:
-        paths = find_days(options.input, options.bad_rows)
+        if not options.has_files:
+            raise InputError("Give --input, or --train and --test.")
+        paths, of_splits = split_options.find_files(options, options.bad_rows)
         source = CriteoSource(paths, recipe, options.bad_rows)
         metadata = planted.known_auc(files.read_json(paths[0].parent / planted.MANIFEST))
-    split = SplitRule(
-        holdout=options.holdout,
-        test_half=options.test_half or recipe.test_half,
-        rounds_up=recipe.rounds_up,
+    split = split_options.split_rule(
+        options, of_splits, test_half=recipe.test_half, rounds_up=recipe.rounds_up
     )
     return Job(
         source=source,
@@ -144,6 +148,7 @@ def make_job(
         bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from,
         vocabulary=old.vocabularies if old else None,
+        grow=options.grow,
         metadata=metadata or {},
     )
 

@@ -43,6 +43,7 @@ def prepare(options: Options) -> None:
             numerical=options.numerical or AUTO,
             bad_rows=options.bad_rows,
             old=old.columns() if old else None,
+            row_columns=tabular.row_columns(options),
         )
 
     tabular.prepare(options, "csv", source, delimiter=delimiter or ",")

@@ -4,14 +4,20 @@
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trainmark.clicklog import inherit
 from trainmark.clicklog.engine import phases as engine
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.engine.phases import Job
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.inherit import Inherited
+from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns, names_column
 from trainmark.clicklog.sources.source import BadRows, Patterns, Source, find_days
+
+if TYPE_CHECKING:  # pyarrow, which `--help` need not wait for
+    from trainmark.clicklog.sources.csv_source import CsvSource
+    from trainmark.clicklog.sources.parquet_source import ParquetSource
 
 PARQUET = (".parquet", ".pq")
 
@@ -27,7 +33,8 @@ def encode(
     """Write `output`: all rows of the files, in input order, as the split `test`.
 
     It is equal to `dataset` for `clickdata.identity`; its split `train` is empty. How many rows
-    have the id of rare values is in its prepare.json.
+    have the id of rare values is in its prepare.json. It has groups (group.bin) where the dataset
+    has them and the files have their column.
 
     Args:
         files: paths or patterns, of the dataset's own format; Parquet files have any CSV columns.
@@ -37,13 +44,12 @@ def encode(
     """
     old = inherit.open_dataset(dataset)
     paths = find_days(files, bad_rows)
-    source = _open(old, paths, bad_rows)
-    names = [column.name for column in source.schema.categorical]
+    source, group = _open(old, paths, bad_rows)
     job = Job(
         source=source,
         output=output,
-        rules=old.rules(names),
-        split=SplitRule(files={"train": 0, "test": len(paths)}),
+        rules=old.rules([column.name for column in source.schema.categorical]),
+        split=SplitRule(files={"train": 0, "test": len(paths)}, group=group),
         bad_rows=bad_rows,
         vocabulary=old.vocabularies,
     )
@@ -51,16 +57,27 @@ def encode(
     return output
 
 
-def _open(old: Inherited, paths: list[Path], bad_rows: BadRows) -> Source:
-    """The rows of the files, read as the dataset's were."""
+def _open(old: Inherited, paths: list[Path], bad_rows: BadRows) -> tuple[Source, str | None]:
+    """The rows of the files, read as the dataset's were; and what they are grouped by."""
     if old.is_criteo:
         from trainmark.clicklog.sources.criteo_text import CriteoSource
 
-        return CriteoSource(paths, old.recipe, bad_rows)
+        return CriteoSource(paths, old.recipe, bad_rows), None
+    source = _open_columns(old, paths, bad_rows, NOTHING)
+    group = old.settings.get("group")
+    if group is None or not names_column(group, source.names):
+        return source, None
+    return _open_columns(old, paths, bad_rows, RowColumns(group=group)), group
+
+
+def _open_columns(
+    old: Inherited, paths: list[Path], bad_rows: BadRows, row_columns: RowColumns
+) -> "CsvSource | ParquetSource":
+    asked: Any = {"bad_rows": bad_rows, "old": old.columns(), "row_columns": row_columns}
     if all(path.suffix in PARQUET for path in paths):
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        return ParquetSource(paths, None, bad_rows=bad_rows, old=old.columns())
+        return ParquetSource(paths, None, **asked)
     from trainmark.clicklog.sources.csv_source import CsvSource
 
     return CsvSource(
@@ -69,6 +86,5 @@ def _open(old: Inherited, paths: list[Path], bad_rows: BadRows) -> Source:
         delimiter=old.delimiter,
         header=old.header,
         missing=old.missing(),
-        bad_rows=bad_rows,
-        old=old.columns(),
+        **asked,
     )

@@ -15,14 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.clicklog.arrays import number_transforms
 from trainmark.clicklog.column_ids import ColumnIds, open_bins, open_column
+from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.numbers import bin_name, features_of
-from trainmark.clicklog.engine.phases import VOCABULARY
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
-from trainmark.clicklog.sources import column_spec, convert, criteo_format, number_readings
+from trainmark.clicklog.sources import (
+    arrow_columns,
+    column_spec,
+    convert,
+    criteo_format,
+    number_readings,
+)
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES, Recipe
@@ -67,6 +73,7 @@ def open_dataset(data: Path) -> RawValues | None:
     facts = files.read_json(data / VOCABULARY / "vocabulary.json")
     if not facts:
         return None
+    checksums.check(data, [f"{VOCABULARY}/{path.name}" for path in (data / VOCABULARY).iterdir()])
     recipe = RECIPES[facts["recipe"]]
     rules = [
         Rules(recipe=recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])
@@ -91,8 +98,11 @@ def _open_columns(
     ]
 
 
-def _ids(columns: Sequence[ColumnIds], values: Sequence[Any]) -> NDArray[np.int64]:
-    return np.stack([ids.look_up(v) for ids, v in zip(columns, values, strict=True)], axis=1)
+def _ids(columns: Sequence[ColumnIds], values: Sequence[Any], rows: int) -> NDArray[np.int64]:
+    ids = np.empty((rows, len(columns)), np.int64)
+    for place, (column, of_column) in enumerate(zip(columns, values, strict=True)):
+        ids[:, place] = column.look_up(of_column)
+    return ids
 
 
 def refusal(row: int, name: str, received: Any, expected: str) -> InputError:
@@ -128,14 +138,16 @@ class CriteoValues:
         numbers = self._recipe.transform(integers)
         numbers[missing] = self._recipe.missing_number
         values = self._hexadecimals(list(chain.from_iterable(categorical)))
-        return numbers.astype(np.float16).reshape(len(numerical), -1), _ids(self._columns, values)
+        return numbers.astype(np.float16).reshape(len(numerical), -1), _ids(
+            self._columns, values, len(numerical)
+        )
 
     def _integers(self, values: list[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         column = _inferred(values)
         if column is None or column.type not in (pa.int64(), pa.null()):
             column = pa.array([self._integer(*entry) for entry in enumerate(values)], pa.int64())
         column = column.cast(pa.int64())
-        return pc.fill_null(column, 0).to_numpy(), convert.nulls(column)
+        return pc.fill_null(column, 0).to_numpy(), arrow_columns.nulls(column)
 
     def _integer(self, place: int, value: Any) -> int | None:
         """One that is a text or a float, perhaps."""
@@ -164,7 +176,7 @@ class CriteoValues:
             place = int(np.argmax(bad))
             name = self.categorical[place % width]
             raise refusal(place // width, name, values[place], self.expects[name])
-        missing = convert.nulls(column).reshape(-1, width)
+        missing = arrow_columns.nulls(column).reshape(-1, width)
         by_column = zip(numbers.numbers.reshape(-1, width).T, missing.T, strict=True)
         return [Values(*column) for column in by_column]
 
@@ -220,7 +232,9 @@ class TabularValues:
         ]
         rows = np.stack(features, axis=1) if features else np.empty((len(numerical), 0))
         values = [*converted.categorical, *(numbers[name] for name in self._binned)]
-        return number_transforms.narrowed(rows, np.float32), _ids(self._columns, values)
+        return number_transforms.narrowed(rows, np.float32), _ids(
+            self._columns, values, len(numerical)
+        )
 
     def _array(self, values: Sequence[Any], use: ColumnUse) -> pa.Array:
         """A column as a file might have it: of its type, or of texts."""

@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.corpus import dataset, tokenizer
 from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
@@ -93,12 +93,11 @@ def prepare(options: Options) -> None:
         found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
         write_atomically(
             dataset.note_path(prefix),
-            json.dumps(
+            checksums.dumps(
                 {"schema": dataset.SCHEMA, "vocab_size": tokens.vocab_size,
                  "tokenizer": tokens.name, "end_of_document": tokens.end_of_document, **found,
-                 "settings": settings},
-                indent=2,
-            ) + "\n",
+                 "settings": settings, "files": dataset.checksums_of(prefix)},
+            ),
         )  # fmt: skip
         shutil.rmtree(parts)
     print(f"{prefix}: {dataset.counted(found['documents'])}, {found['tokens']:,} tokens.")
@@ -230,7 +229,7 @@ def _write_part(block: TextBlock, parts: Path) -> None:
     documents = tokens.encode(texts)
     if not any(documents) and any(text.strip() for text in texts):
         raise InputError(
-            f"{work.tokenizer} knows no token in lines {block.first_line:,} and on of {block.path}: "
+            f"{work.tokenizer} knows no token in {block.path} from line {block.first_line:,} on: "
             "the text would be dropped. Is it the tokenizer of this text, and whole?"
         )
     if work.append_eod:

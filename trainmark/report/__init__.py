@@ -3,7 +3,8 @@
 html.py             the page; sections.py: its parts; charts.py and markup.py: SVG and HTML
 assessments.py      how good predictions are, as tables; predictions.py: on the page
 tables.py           the published form; published.py: rows of published systems
-comparison.py       two results side by side; fields.py: their configurations
+comparison.py       two results side by side; fields.py: their configurations;
+                    paired.py: their scores, row by row
 alignment_page.py   the page of `trainmark align`
 """
 
@@ -13,14 +14,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.inference import figures
 from trainmark.report import comparison
 from trainmark.report.html import page
+from trainmark.report.paired import paired_differences
 from trainmark.report.sections import Run
+from trainmark.report.tables import metrics_table
 from trainmark.run import alignment, result
 from trainmark.run.assessment import read_evaluation
 from trainmark.run.curves import read_loss
@@ -48,8 +52,11 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
 
 
 def compare(a: Path, b: Path) -> RenderableType:
-    """Two runs side by side, for a terminal."""
-    return comparison.compare(result.read(a), result.read(b), (f"A: {a}", f"B: {b}"))
+    """Two runs side by side, for a terminal; where they have scores, also row by row."""
+    sides = comparison.compare(result.read(a), result.read(b), (f"A: {a}", f"B: {b}"))
+    grid, left_out = paired_differences(_home(a), _home(b))
+    paired = [metrics_table(grid, "On the same rows")] if grid.rows else []
+    return Group(sides, *paired, *map(Text, left_out))
 
 
 def _with_results(given: Sequence[Path]) -> Sequence[Path]:

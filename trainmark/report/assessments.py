@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from trainmark.contract import Metrics
 from trainmark.metrics.binary import Assessment, Importance
@@ -24,10 +25,10 @@ def metrics_grid(splits: Mapping[str, Metrics], assessed: Mapping[str, Assessmen
         headers += [split, INTERVAL] if split in assessed else [split]
         numeric += [True, False] if split in assessed else [True]
     told = {split: _told(found, assessed.get(split)) for split, found in splits.items()}
-    rows = [
-        [name, *(cell for split in splits for cell in _cells(told[split][name], split in assessed))]
-        for name in next(iter(told.values()), {})
-    ]
+    rows = []
+    for name in dict.fromkeys(name for found in told.values() for name in found):
+        cells = [_cells(told[split].get(name), split in assessed) for split in splits]
+        rows.append([name, *chain.from_iterable(cells)])
     return Grid(headers, rows, numeric)
 
 
@@ -87,6 +88,8 @@ def remarks(split: str, found: Assessment) -> str:
     text = f"{split}: {found.rows:,} rows, {found.positives:,} of them positive."
     if found.group_auc is not None:
         of = found.group_auc
-        left_out = f"{of.groups_left_out:,} groups of one class are left out"
-        text += f" group_auc is over {of.groups:,} groups with {of.rows:,} rows; {left_out}."
+        text += (
+            f" group_auc is of {of.rows:,} rows in {of.groups:,} groups; left out, with one class "
+            f"only: {of.groups_left_out:,}."
+        )
     return text

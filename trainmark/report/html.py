@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from trainmark.formatting import DASH, duration, human, readable_size
+from trainmark.report.assessments import interval
 from trainmark.report.markup import Markup, join, tag
 from trainmark.report.predictions import prediction_sections, predictions_of_several
 from trainmark.report.sections import (
@@ -169,6 +170,9 @@ def _quality_value(result: Result) -> str:
 def _quality_remark(result: Result) -> str:
     outcome = result.quality
     parts = [outcome.split]
+    assessed = result.assessments.get(outcome.split)
+    if assessed is not None and assessed.auc is not None and outcome.metric == "auc":
+        parts.append(f"95 %: {interval(assessed.auc)}")
     if outcome.target is not None:
         when = f" reached after {duration(outcome.at_s)}" if outcome.at_s is not None else ""
         parts.append(f"target {outcome.target:.4g}{when}")

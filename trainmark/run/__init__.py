@@ -4,10 +4,11 @@ runner.py       from a configuration to a finished run, or to a loaded model
 loop.py         THE training loop; feed.py prepares its batches ahead; profiler.py traces steps
 patience.py     best, not last: the split that is watched, and its best evaluation
 clocks.py       whole, train and core time; the sample counter
+start.py        what a new run takes from another: weights, optimiser state
 memory.py       what a run needs of a device, and whether it is there
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
 runlog.py       progress, loss.csv and log lines while it runs
-assessment.py   how good its predictions are; scores for comparing
+evaluation.py   `trainmark evaluate`; assessment.py: how good predictions are, and their scores
 outcome.py      from a finished training to its result; result.py: result.json
 warnings.py     what makes a result one not to trust
 curves.py       loss curves from files; alignment.py: whether two of them agree

@@ -8,8 +8,6 @@ them with another run's:
     scores/SPLIT.json         where they are from
 """
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark import checksums
 from trainmark.config import Run
 from trainmark.contract import AnyWorkload, Data, Metrics, Predictions, Trainer
 from trainmark.errors import InputError
-from trainmark.files import read_json, write_atomically
+from trainmark.files import read_json, replacing, write_atomically
 from trainmark.metrics.binary import Assessment, Importance, assess, binary_metrics
 from trainmark.validation import parse
 
 SCORES = "scores"
 MAX_SCORES = 20_000_000  # rows of a split: 100 MB
 SCHEMA = "trainmark.scores/1"
+INPUT = "input"
+"""What raw files are called among the splits."""
 
 
 def evaluated(
@@ -119,14 +120,14 @@ def write_scores(
         _write_array(folder / f"{split}.npy", made.logits.sigmoid().float().cpu().numpy())
         _write_array(folder / f"{split}.labels.npy", made.labels.cpu().numpy())
         told = {"schema": SCHEMA, "rows": len(made.logits), "samples": samples, "data": data}
-        write_atomically(facts, json.dumps(told, indent=2) + "\n")
+        arrays = [folder / f"{split}.npy", folder / f"{split}.labels.npy"]
+        told["files"] = {path.name: checksums.of_file(path) for path in arrays}
+        write_atomically(facts, checksums.dumps(told))
 
 
 def _write_array(path: Path, array: NDArray[Any]) -> None:
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, open(temporary, "xb") as file:
         np.save(file, array)
-    os.replace(temporary, path)
 
 
 def scored_splits(output: Path) -> list[str]:
@@ -138,6 +139,7 @@ def read_scores(output: Path, split: str) -> Scores:
     """What `write_scores` kept."""
     folder = output / SCORES
     facts = read_json(folder / f"{split}.json")
+    checksums.check(folder, listed_in=f"{split}.json")
     try:
         scores, labels = (np.load(folder / f"{split}{end}") for end in (".npy", ".labels.npy"))
     except (OSError, ValueError, EOFError) as error:

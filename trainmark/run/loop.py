@@ -31,6 +31,8 @@ from trainmark.run.result import Best, Evaluation
 from trainmark.run.run_folder import CHECKPOINTS
 from trainmark.run.runlog import RunLog, SilentLog
 from trainmark.run.signals import StopRequest
+from trainmark.run.start import Start
+from trainmark.run.start import load as load_start
 from trainmark.validation import parse
 
 
@@ -70,7 +72,7 @@ class Training:
         mesh: this rank's place and device.
         output: folder of the run; a checkpoint of the same run in it is continued.
         started: `time.perf_counter()` when the process began its work.
-        weights_from: checkpoint to take the first weights from.
+        start: what to begin with, if not with random weights.
     """
 
     def __init__(
@@ -81,10 +83,10 @@ class Training:
         output: Path,
         *,
         started: float,
-        weights_from: Path | None = None,
+        start: Start | None = None,
     ) -> None:
         self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
-        self.weights_from = weights_from
+        self.start = start
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
         self.progress = Progress()
         self.log = RunLog(output, cfg, started) if mesh.is_main else SilentLog()
@@ -165,9 +167,15 @@ class Training:
         self._unsaved = path is None
         if path is not None:
             self._restore(path)
-        elif self.weights_from is not None:
-            checkpoints.load(self.weights_from, self._weights())
-            self.log.say(f"Weights from {self.weights_from}.")
+        elif self.start is not None:
+            self._begin_with(self.start)
+
+    def _begin_with(self, start: Start) -> None:
+        state = self._trainer_state() if start.with_optimizer else {}
+        host_state = load_start(start, self._weights() | state)
+        if start.with_optimizer:
+            self.trainer.load_state_dict(host_state)
+        self.log.say(f"Beginning with the {start}.")
 
     def _check_disk(self) -> None:
         """A disk without room for a checkpoint is found now, not after what it should keep."""

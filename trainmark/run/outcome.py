@@ -213,8 +213,8 @@ def _notes(training: Training) -> list[str]:
         notes.append("torch.autograd anomaly detection was on.")
     if cfg.profile:
         notes.append(f"Steps {cfg.profile} ran under torch.profiler.")
-    if training.weights_from:
-        notes.append(f"Started from the weights of {training.weights_from}.")
+    if training.start:
+        notes.append(f"Started from the {training.start}.")
     return notes + workloads.definition(cfg).notes(cfg)
 
 

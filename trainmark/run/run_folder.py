@@ -8,18 +8,17 @@ Besides what `runlog.py` writes into it, and what the verbs leave in it afterwar
     .lock                     held by the process that trains
 """
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, SYNTHETIC, Run, differences, to_plain
 from trainmark.errors import InputError
-from trainmark.files import locked, write_atomically
+from trainmark.files import locked, read_json, write_atomically
 from trainmark.validation import parse
 
 CONFIG_FILE = "config.json"
@@ -27,7 +26,7 @@ CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 
 
-def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> None:
+def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
     """Refuse a folder that cannot be this run's; nothing is changed."""
     if output.exists() and not output.is_dir():
         raise InputError(f"Output {output} is a file; give a folder.")
@@ -43,13 +42,11 @@ def check(output: Path, cfg: Run, *, fresh: bool, started_from: Path | None) -> 
             f"Output {output} is not empty and is not the folder of a run. Give another --output."
         )
     _check_checkpoints(output)
-    if started_from and checkpoints.latest(output / CHECKPOINTS):
+    if from_another and checkpoints.latest(output / CHECKPOINTS):
         raise InputError(
             f"--from starts a new run, but {output} has a checkpoint to continue. "
             "Give another --output."
         )
-    if started_from:
-        _check_same_data(started_from, cfg)
 
 
 def _check_checkpoints(output: Path) -> None:
@@ -62,15 +59,6 @@ def _check_checkpoints(output: Path) -> None:
             f"{root} holds no checkpoint, but {log} says that the run has saved some. If they lie "
             "on a disk that is not mounted now, mount it; else start again with another --output."
         )
-
-
-def _check_same_data(checkpoint: Path, cfg: Run) -> None:
-    """Refuse weights that were trained on data with which these do not go together."""
-    data = checkpoints.read_state(checkpoint).get("config")
-    if cfg.data is None or not isinstance(data, dict) or data.get("workload") != cfg.workload:
-        return
-    earlier = _parse_config(data, checkpoint)
-    workloads.definition(cfg).check_data(earlier, cfg.data)
 
 
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
@@ -100,7 +88,7 @@ def claimed(output: Path, cfg: Run) -> Iterator[None]:
     """Make `output` this run's folder, and this process the only one that trains in it."""
     otherwise = f"Another process trains in {output} now. Wait, or give another --output."
     with locked(output / LOCK_FILE, otherwise):
-        write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
+        write_atomically(output / CONFIG_FILE, checksums.dumps(to_plain(cfg)))
         yield
 
 
@@ -130,14 +118,11 @@ def read_config(folder: Path) -> Any:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged ({error}).") from None
-    return _parse_config(data, path)
+    return parse_config(read_json(path), path)
 
 
-def _parse_config(data: Any, path: Path) -> Any:
+def parse_config(data: Any, path: Path) -> Any:
+    """A configuration as a checkpoint or config.json has it."""
     try:
         kind = type(workloads.named_run(str(data["name"])))
     except (ValueError, KeyError, TypeError) as error:

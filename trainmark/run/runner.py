@@ -1,7 +1,6 @@
 """Around the loop: from a configuration to a checked output folder, a run, and its result."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,11 +20,10 @@ from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.monitor import Monitor
-from trainmark.run import alignment, result, run_folder
-from trainmark.run.assessment import EVALUATION_FILE, assessments, evaluated, write_scores
+from trainmark.run import alignment, result, run_folder, start
+from trainmark.run.assessment import assessments, write_scores
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
@@ -58,17 +56,17 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
     workload = workloads.load(cfg.workload)
     _settle(cfg, mesh)
     _forget_peaks(mesh)
-    weights = find_checkpoint(options.weights_from) if options.weights_from else None
+    begin = start.find(options, cfg)
     if mesh.is_main:
         if options.reference:  # a bad one is found now, not after the last step
             alignment.read_curve(options.reference)
         if launched.is_restart():  # what this run wrote itself is to be continued
-            run_folder.check(output, cfg, fresh=False, started_from=None)
+            run_folder.check(output, cfg, fresh=False, from_another=False)
         else:
-            run_folder.check(output, cfg, fresh=options.fresh, started_from=weights)
+            run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
     check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
-        training = Training(cfg, workload, mesh, output, started=started, weights_from=weights)
+        training = Training(cfg, workload, mesh, output, started=started, start=begin)
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
             earlier = result.read(output)
@@ -230,66 +228,3 @@ def loaded(
             step=state["progress"]["step"],
             samples=state["data"]["samples"],
         )
-
-
-def evaluate(
-    folder: Path,
-    *,
-    data: str | None,
-    device: str,
-    checkpoint: str | None = None,
-    importance_rows: int | None = None,
-) -> dict[str, Any]:
-    """A checkpoint of a run on its held-out data.
-
-    Args:
-        folder: the run's output folder, which keeps the scores for its own data.
-        data: another dataset than the run's own.
-        device: auto, cpu or cuda.
-        checkpoint: see `find_checkpoint`.
-        importance_rows: find out on so many rows at most what each column is worth.
-    """
-
-    def check(cfg: Any, workload: AnyWorkload) -> None:
-        if not workload.held_out_splits(cfg):
-            raise InputError(
-                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
-            )
-        if importance_rows and workload.importance is None:
-            raise InputError(
-                f"--importance is for models of columns; the run in {folder} is of {cfg.workload}."
-            )
-
-    with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
-        cfg, workload, mesh = model.cfg, model.workload, model.mesh
-        found, predictions = {}, {}
-        for split in workload.held_out_splits(cfg):
-            rows = workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
-            found[split], made = evaluated(workload, model.trainer, rows)
-            if made is not None:
-                predictions[split] = made
-        columns = []
-        if importance_rows and workload.importance:
-            columns = workload.importance(model.trainer, cfg.quality_split, importance_rows)
-    assessed = assessments(cfg, workload, predictions) if mesh.is_main else {}
-    if mesh.is_main and data is None:
-        write_scores(folder, predictions, samples=model.samples, data=cfg.data)
-    return {
-        "schema": "trainmark.evaluation/1",
-        "run": cfg.name,
-        "checkpoint": str(model.path),
-        "role": run_folder.role(model.path),
-        "step": model.step,
-        "samples": model.samples,
-        "data": cfg.data,
-        "target": cfg.target,
-        "metric": workload.metric,
-        "best_possible": workloads.definition(cfg).best_possible(cfg),
-        "splits": found,
-        "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},
-        "importance": [dataclasses.asdict(column) for column in columns],
-    }
-
-
-def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
-    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")

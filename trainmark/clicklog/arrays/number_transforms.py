@@ -10,7 +10,7 @@
 A missing number, a NaN here, becomes 0.0. All is computed in float64, and kept as float32, or as
 float16 where that keeps every number exactly. Fitted parameters are plain numbers and lists.
 Fitted transforms do not go on far beyond the training rows: a score ends at the largest of theirs
-(a standard one at 10 at least).
+(a standard one at 10 at least, and at a whole number).
 """
 
 import math
@@ -55,15 +55,17 @@ def _fit_standard(sample: Numbers) -> dict[str, Any]:
     """Mean, standard deviation (1 for that of a constant, as scikit-learn has it), and limit."""
     if not len(sample):
         return {"mean": 0.0, "deviation": 1.0, "limit": FAR}
-    # In a unit in which no square is beyond float64. Exact sums do not depend on their order.
+    if sample.min() == sample.max():
+        return {"mean": float(sample[0]), "deviation": 1.0, "limit": FAR}
+    # In a unit in which no square is beyond float64; and to 12 digits, because the order of a sum,
+    # and with it the last ones, differ between processors.
     unit = math.ldexp(1.0, math.frexp(float(np.abs(sample).max()))[1] - 1)
     scaled = sample / unit
-    mean = math.fsum(scaled) / len(scaled)
-    variance = math.fsum((scaled - mean) ** 2) / len(scaled)
-    deviation = math.sqrt(variance) * unit
-    is_constant = sample.min() == sample.max()
-    fitted = {"mean": mean * unit, "deviation": 1.0 if is_constant else deviation or 1.0}
-    return fitted | {"limit": max(FAR, float(np.abs(_standard(fitted, sample)).max()))}
+    deviation = float(f"{scaled.std():.12g}")
+    mean = round(float(scaled.mean() / deviation), 12) * deviation
+    fitted = {"mean": mean * unit, "deviation": deviation * unit or 1.0}
+    largest = float(np.abs(_standard(fitted, sample)).max())
+    return fitted | {"limit": max(FAR, float(math.ceil(largest)))}
 
 
 def _fit_quantile(sample: Numbers) -> dict[str, Any]:

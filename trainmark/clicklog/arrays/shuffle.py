@@ -17,6 +17,9 @@ MAX_BUCKET_BITS = 10
 
 GOLDEN = 0x9E3779B97F4A7C15
 
+SPLITS, GROUPS, NEGATIVES = 1, 2, 3
+"""What else is drawn from the seed: each its own numbers, which say nothing of the others."""
+
 
 def bucket_bits(rows: int) -> int:
     """How many bits number the buckets of a log of about `rows` rows."""
@@ -53,6 +56,12 @@ def keys(seed: int, start: int, stop: int) -> NDArray[np.uint64]:
     rows = np.arange(start, stop, dtype=np.uint64)
     mixed = _mix(_origin(seed) + (rows + np.uint64(1)) * np.uint64(GOLDEN))
     return mixed >> np.uint64(64 - KEY_BITS)
+
+
+def hashed(seed: int, stream: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64 random bits of each number: different ones of different numbers."""
+    origin = _mix(_origin(seed) + np.uint64(stream))
+    return _mix(origin + (numbers + np.uint64(1)) * np.uint64(GOLDEN))
 
 
 def _origin(seed: int) -> NDArray[np.uint64]:

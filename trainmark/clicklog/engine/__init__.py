@@ -1,12 +1,13 @@
 """Owns the way from parsed rows to a dataset, in bounded memory on one machine.
 
-phases.py          a job, and the three phases; parse_phase.py is the first
+phases.py          the three phases; parse_phase.py is the first, encode_phase.py the second
+job.py             what to prepare, and how
 store.py           rows on disk between the phases; column_reader.py: one of their columns
 work.py            the work folder: what is done already
-vocabulary.py      ids of categorical values
+vocabulary.py      ids of categorical values; vocabulary_files.py: where they are kept
 numbers.py         numerical columns: fitted to training rows, counted, transformed
 arrange.py         columns in the order of the dataset; fields.py: what each column writes
-splits.py          which rows train, test, validate
+splits.py          which rows train, test, validate; division.py: where these are no ranges
 split_binary.py    the files of a dataset
 summary.py         prepare.json, and the tables on the terminal
 limits.py          memory and threads that a run may use

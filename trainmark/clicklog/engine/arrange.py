@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trainmark.checksums import Checksum
 from trainmark.clicklog.arrays import primitives, shuffle
-from trainmark.clicklog.arrays.checksum import Checksum
 from trainmark.clicklog.arrays.primitives import Array, Scratch
-from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import BlockRecord, Store
 
 _scratch = Scratch()
@@ -61,14 +61,15 @@ class TrainRows:
 
     Args:
         store: all rows.
-        stop_row: rows from here on do not train.
+        rows: those that train.
         path: file for the order, 4 bytes a row.
     """
 
-    def __init__(self, store: Store, stop_row: int, path: Path) -> None:
-        self.store, self.stop_row, self.path = store, stop_row, path
-        self.records = [record for record in store.records if record.first_row < stop_row]
-        self._bounds = store.bounds[: len(self.records)]
+    def __init__(self, store: Store, rows: RowSet, path: Path) -> None:
+        self.store, self.rows, self.path = store, rows, path
+        some = [number for number, r in enumerate(store.records) if not rows.has_none(r)]
+        self.records = [store.records[number] for number in some]
+        self._bounds = store.bounds[some]
         self._bucket_rows = np.diff(self._bounds.sum(axis=0, dtype=np.int64))
         self._order_bounds: list[int] = []
 
@@ -106,9 +107,9 @@ class TrainRows:
             all_keys, order = self.store.keys_and_order(part.record)
             rows = order[part.start : part.stop]
             keys.append(all_keys[rows])
-            trains.append(rows < self.stop_row - part.record.first_row)
+            whole = self.rows.has_all(part.record)
+            trains.append(np.ones(len(rows), bool) if whole else self.rows.mask(part.record)[rows])
         joined_keys = self.joined(np.concatenate(keys), buckets)
-        # Only the last block can hold rows that do not train.
         if all(train.all() for train in trains):
             for _, bucket_keys in joined_keys:
                 places = np.arange(len(bucket_keys), dtype=np.uint64)
@@ -161,31 +162,29 @@ def write_train(rows: TrainRows, field: Field, path: Path, memory: int) -> Check
     return check
 
 
-def write_in_order(store: Store, split: Split, field: Field, path: Path, memory: int) -> Checksum:
-    """Write a field of a split's rows in input order."""
+def write_in_order(store: Store, rows: RowSet, field: Field, path: Path, memory: int) -> Checksum:
+    """Write a field of some rows in input order."""
     check = Checksum()
     with path.open("wb") as file:
-        for batch in _batches(store, split, memory // field.row_bytes):
+        for batch in _batches(store, rows, memory // field.row_bytes):
             read = field.read([Part(record, 0, record.rows) for record in batch])
             end = 0
             for record in batch:
                 start, end = end, end + record.rows
                 out = np.empty((record.rows, *read.shape[1:]), field.dtype)
                 out[store.keys_and_order(record)[1]] = read[start:end]
-                wanted = slice(
-                    max(split.start - record.first_row, 0), max(split.stop - record.first_row, 0)
-                )
-                _write(file, check, field.finish(out[wanted]))
+                wanted = out if rows.has_all(record) else out[rows.mask(record)]
+                _write(file, check, field.finish(wanted))
             del read
     return check
 
 
-def _batches(store: Store, split: Split, rows: int) -> Iterator[list[BlockRecord]]:
+def _batches(store: Store, rows: RowSet, most_rows: int) -> Iterator[list[BlockRecord]]:
     batch: list[BlockRecord] = []
     for record in store.records:
-        if record.first_row >= split.stop or record.first_row + record.rows <= split.start:
+        if rows.has_none(record):
             continue
-        if batch and sum(held.rows for held in batch) + record.rows > rows:
+        if batch and sum(held.rows for held in batch) + record.rows > most_rows:
             yield batch
             batch = []
         batch.append(record)

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainmark.clicklog.arrays.primitives import NO_KEYS, Array
 from trainmark.clicklog.engine import store as stores
+from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import BlockRecord, Store
 
 
@@ -17,18 +18,18 @@ class ColumnReader:
 
     Args:
         store: the finished store.
-        column: which of its categorical columns.
+        column: which of its categorical columns, helpers included.
         modulus: numbers are taken modulo this, if given.
     """
 
     def __init__(self, store: Store, column: int, modulus: int | None = None) -> None:
         self.store, self.column, self.modulus = store, column, modulus
-        self.kind = store.schema.categorical[column].kind
-        self.dtype = stores.dtype_of(store.schema.categorical[column])
+        self.kind = store.schema.stored[column].kind
+        self.dtype = stores.dtype_of(store.schema.stored[column])
 
-    def records(self, stop_row: int) -> Iterator[BlockRecord]:
-        """Blocks that have rows before `stop_row`."""
-        return (record for record in self.store.records if record.first_row < stop_row)
+    def records(self, rows: RowSet) -> Iterator[BlockRecord]:
+        """Blocks that have some of these rows."""
+        return (record for record in self.store.records if not rows.has_none(record))
 
     def _final(self, record: BlockRecord, numbers: Array) -> Array:
         """Numbers that mean the same in all blocks."""
@@ -52,14 +53,14 @@ class ColumnReader:
         return self._final(record, codes)
 
     def occurrences(
-        self, record: BlockRecord, stop_row: int, keyed: bool
+        self, record: BlockRecord, rows: RowSet, keyed: bool
     ) -> tuple[Array, Array | None, Array]:
-        """Numbers, how often each occurs (None: once), and keys that rise with the rows.
+        """Numbers of some rows, how often each occurs (None: once), and keys that rise with them.
 
         A block's dictionary is in order of appearance, so that an entry's index will do for the
         row of its first appearance: no other block has keys in between.
         """
-        whole = record.first_row + record.rows <= stop_row
+        whole = rows.has_all(record)
         if whole and record.columns[self.column].distinct:
             numbers, counts = self.dictionary(record)
             keys = record.first_row + np.arange(len(numbers)) if keyed else NO_KEYS
@@ -67,26 +68,27 @@ class ColumnReader:
         numbers = self.numbers(record, 0, record.rows)
         if whole and not keyed:
             return numbers, None, NO_KEYS
-        rows = record.first_row + self.store.keys_and_order(record)[1].astype(np.int64)
-        within = rows < stop_row
-        return numbers[within], None, rows[within] if keyed else NO_KEYS
+        order = self.store.keys_and_order(record)[1]
+        within = rows.mask(record)[order]
+        keys = record.first_row + order[within].astype(np.int64) if keyed else NO_KEYS
+        return numbers[within], None, keys
 
-    def zeros_and_first(self, stop_row: int, with_missing: bool) -> tuple[int, int]:
-        """How many rows hold the number 0 (or nothing), and a key of the first."""
+    def zeros_and_first(self, rows: RowSet, with_missing: bool) -> tuple[int, int]:
+        """How many of these rows hold the number 0 (or nothing), and a key of the first."""
         count = first = 0
-        for record in self.records(stop_row):
+        for record in self.records(rows):
             if with_missing:
-                numbers, counts, keys = self.occurrences(record, stop_row, True)
+                numbers, counts, keys = self.occurrences(record, rows, True)
                 zeros = numbers == 0
                 here = int(zeros.sum() if counts is None else counts[zeros].sum())
                 if here and not count:
                     first = int(keys[zeros].min())
-            elif record.first_row + record.rows <= stop_row:
+            elif rows.has_all(record):
                 here = record.columns[self.column].zeros
             else:
-                rows = self.store.keys_and_order(record)[1]
+                order = self.store.keys_and_order(record)[1]
                 places = self.store.zeros(record, self.column)
-                here = int(np.count_nonzero(rows[places] < stop_row - record.first_row))
+                here = int(np.count_nonzero(rows.mask(record)[order[places]]))
             count += here
         return count, first
 
@@ -97,9 +99,21 @@ class ColumnReader:
         places = self.store.zeros(record, self.column).astype(np.int64)
         return places[(places >= start) & (places < stop)] - start
 
-    def missing(self) -> int:
-        """How many rows hold nothing."""
-        return sum(record.columns[self.column].missing for record in self.store.records)
+    def missing(self, rows: RowSet) -> int:
+        """How many of these rows hold nothing."""
+        return sum(self._missing(record, rows) for record in self.records(rows))
+
+    def _missing(self, record: BlockRecord, rows: RowSet) -> int:
+        stored = record.columns[self.column]
+        if not stored.missing or rows.has_all(record):
+            return stored.missing
+        numbers = self.codes(record, 0, record.rows)
+        if stored.distinct:
+            numbers = self.store.dictionary(record, self.column)[0][numbers]
+        nothing = numbers == 0
+        nothing[self.store.zeros(record, self.column)] = False
+        order = self.store.keys_and_order(record)[1]
+        return int(np.count_nonzero(nothing & rows.mask(record)[order]))
 
     # --- numbers as users know them
 

@@ -123,3 +123,13 @@ class CategoricalField:
             self.rare += count
             rows[unknown] = self._special.rare
         return rows
+
+
+class GroupField(CategoricalField):
+    """The numbers of a column's groups: as ids, but always of 4 bytes."""
+
+    def __init__(
+        self, reader: ColumnReader, vocabulary: Vocabulary, groups: int, special: SpecialIds
+    ) -> None:
+        super().__init__(reader, vocabulary, groups, special)
+        self.dtype = np.dtype("<i4")

@@ -17,7 +17,7 @@ from trainmark.clickdata import feature_spec
 from trainmark.clicklog.arrays import number_choice, number_transforms
 from trainmark.clicklog.arrays.number_transforms import Losses
 from trainmark.clicklog.arrays.primitives import Array, Scratch
-from trainmark.clicklog.engine import vocabulary
+from trainmark.clicklog.engine import vocabulary_files
 from trainmark.clicklog.engine.arrange import Part, TrainRows, in_training_order
 from trainmark.clicklog.engine.column_reader import arrow_array, numpy_array
 from trainmark.clicklog.engine.store import Store
@@ -29,6 +29,8 @@ from trainmark.clicklog.sources.rows import Number
 from trainmark.errors import InputError
 
 SAMPLE_ROWS = 1_000_000
+FIT_BYTES = 80 * SAMPLE_ROWS
+"""What fitting a column takes, at most: its sample, and copies that are sorted or transformed."""
 BIN_RULES = Rules(recipe=RECIPES["nvidia"], threshold=0)
 """Bins have ids from 1 on; missing numbers have the id 0."""
 
@@ -93,20 +95,14 @@ class FittedNumbers:
         return [(i, column) for i, column in enumerate(self.columns) if column.read_as.bins]
 
     def check_names(self, categorical: Sequence[str]) -> None:
-        """Refuse what has no categorical feature, or two of one name."""
-        names = [*categorical, *(bin_name(column.name) for _, column in self.with_bins())]
-        if not names:
-            raise InputError(
-                "--columns names no categorical column, and no numerical one has bins; one is "
-                "needed. Give a numerical column that is not constant, such as "
-                "numerical=age:quantile+bins."
-            )
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise InputError(
-                f"The bins of a numerical column and a categorical column are both {twice[0]!r}. "
-                f"Read the number without bins: numerical={twice[0].removesuffix('.bin')}:quantile."
-            )
+        """Refuse two categorical features of one name."""
+        bins = [bin_name(column.name) for _, column in self.with_bins()]
+        for name in bins:
+            if name in categorical:
+                raise InputError(
+                    f"The bins of a numerical column and a categorical column are both {name!r}. "
+                    f"Read the number without bins: numerical={name.removesuffix('.bin')}:standard."
+                )
 
     def recorded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """How the columns were read, for vocabulary.json, with what was chosen and fitted."""
@@ -205,7 +201,7 @@ def write_bins(column: FittedNumber, path: Path) -> None:
     """The vocabulary of a column's bins: their lower ends, with ids that rise."""
     import pyarrow as pa
 
-    with vocabulary.Writer(path, pa.float64()) as writer:
+    with vocabulary_files.Writer(path, pa.float64()) as writer:
         ids = np.arange(1, len(column.lower_ends) + 1, dtype=np.int32)
         values = np.asarray(column.lower_ends, np.float64)
         counts = np.asarray(column.bin_counts, np.int64)
@@ -290,13 +286,14 @@ def features_of(reading: NumberReading, parameters: Mapping[str, Any], numbers: 
 
 
 class BinField:
-    """The bins of a column, as ids."""
+    """The bins of a column, as ids; counts the rows that have none."""
 
     row_bytes = 48
 
     def __init__(self, store: Store, number: int, lower_ends: Array) -> None:
         self.dtype = np.dtype(feature_spec.dtype_for(len(lower_ends) + 1)).newbyteorder("<")
         self._store, self._number, self._lower_ends = store, number, lower_ends
+        self.missing = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
         ids = _scratch.array("bins", sum(part.rows for part in parts), self.dtype)
@@ -308,4 +305,5 @@ class BinField:
         return ids
 
     def finish(self, rows: Array) -> Array:
+        self.missing += int(np.count_nonzero(rows == 0))
         return rows

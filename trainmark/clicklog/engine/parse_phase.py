@@ -9,6 +9,7 @@ from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.store import BlockRecord
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, Source
+from trainmark.errors import InputError
 
 
 def finished_blocks(work: Work, bad_rows: BadRows) -> list[BlockRecord]:
@@ -144,3 +145,15 @@ def rows_per_file(records: Sequence[BlockRecord], num_files: int) -> list[int]:
         rows[number] += record.rows
         number = record.stop.file
     return rows
+
+
+def check_labels(records: Sequence[BlockRecord]) -> None:
+    """Refuse a label that has more than two values, where --positive names one of them."""
+    others = sorted({value for record in records for value in record.other_labels})
+    if len(others) > 1:
+        named = ", ".join(map(repr, others[:5])) + (", ..." if len(others) > 5 else "")
+        raise InputError(
+            f"Besides that of --positive, the label should have one value; it has {named}. Is "
+            "--positive spelled as in the data? If all others are no clicks, say "
+            "label=COLUMN=VALUE in --columns instead."
+        )

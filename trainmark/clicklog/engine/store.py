@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.clicklog.arrays import checksum, primitives, shuffle
+from trainmark import checksums
+from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.sources.rows import Column, Kind, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Position
@@ -73,6 +74,8 @@ class BlockRecord:
     """Checksums of the dictionaries of string columns, by file name."""
     numbers: list[StoredNumbers] = field(default_factory=list)
     """Of each column of `Schema.numbers`."""
+    other_labels: tuple[str, ...] = ()
+    """As `ParsedRows` has them."""
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
@@ -120,9 +123,7 @@ def write(
     columns = []
     dictionaries = {}
     offset = sum(part.nbytes for part in parts)
-    for number, (column, values) in enumerate(
-        zip(schema.categorical, block.categorical, strict=True)
-    ):
+    for number, (column, values) in enumerate(zip(schema.stored, block.categorical, strict=True)):
         if column.kind == "string":
             from trainmark.clicklog.arrays import strings
 
@@ -141,7 +142,7 @@ def write(
         columns.append(_describe(offset, pieces, numbers))
         parts += pieces
         offset += sum(part.nbytes for part in pieces)
-    check = checksum.Checksum()
+    check = checksums.Checksum()
     with path_of(folder, record["index"]).open("wb") as file:
         for part in parts:
             check.update(part)
@@ -149,6 +150,7 @@ def write(
     return BlockRecord(
         rows=len(block),
         bad=len(block.bad),
+        other_labels=block.other_labels,
         check=check.value(),
         columns=columns,
         strings=dictionaries,
@@ -180,7 +182,7 @@ def _taken(name: str, source: Array, order: Array, dtype: Any = None) -> Array:
 def intact(folder: Path, data: dict[str, Any]) -> bool:
     """Whether the files of a block (its record as JSON) are as they were written."""
     files = data["strings"] | {path_of(folder, data["index"]).name: data["check"]}
-    return all(checksum.matches(folder / name, check) for name, check in files.items())
+    return all(checksums.matches(folder / name, check) for name, check in files.items())
 
 
 def split_zeros(column: Column, values: Values) -> tuple[Array, Array]:
@@ -297,7 +299,7 @@ class Store:
     def dictionary(self, record: BlockRecord, column: int) -> tuple[Array, Array]:
         """Numbers in order of appearance, 0 for missing or 0, and their counts."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         numbers = self._read(record, offset, stored.distinct, dtype)
         offset += numbers.nbytes
@@ -306,7 +308,7 @@ class Store:
     def codes(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
         """Codes (or numbers, where there is no dictionary) of the places `start` to `stop`."""
         stored = record.columns[column]
-        dtype = dtype_of(self.schema.categorical[column])
+        dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
         if stored.distinct:
             offset += stored.distinct * (dtype.itemsize + 4)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.splits import NamedRows
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.formatting import readable_size
 
@@ -26,10 +26,10 @@ LOSSES = {
 def manifest(
     *,
     settings: Mapping[str, Any],
-    splits: Sequence[Split],
+    splits: Sequence[NamedRows],
     clicks: Mapping[str, int],
     bad: int,
-    features: Mapping[str, Mapping[str, int]],
+    features: Mapping[str, Mapping[str, Any]],
     numerical: Mapping[str, Mapping[str, Any]] | None = None,
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def manifest(
                 "missing_share": feature["missing"] / rows,
                 "rare_rows": feature["rare"],
                 "rare_share": feature["rare"] / rows,
+                **({"new_ids": feature["grown"]["new_ids"]} if "grown" in feature else {}),
             }
             for name, feature in features.items()
         },
@@ -78,22 +79,24 @@ def vocabulary_facts(
     names: Sequence[str],
     inputs: Mapping[str, Any] | None,
     digests: Sequence[str | None],
+    extends: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """What one must know besides the files to encode new data in the same way.
 
     Args:
         inputs: how the columns were read, where the format does not say it.
-        digests: of the vocabularies, see `clickdata.identity`.
+        digests, extends: of the vocabularies, see `clickdata.identity`.
     """
     return {
         "schema": "trainmark.vocabulary/1",
-        "recipe": rules[0].recipe.name if rules else None,
+        "recipe": rules[0].recipe.name if rules else "nvidia",  # without ids, all are alike
         "columns": {
             name: {
                 "threshold": rule.threshold,
                 "max_rows": rule.max_rows,
                 "rare_id": rule.rare_id,
                 "digest": digest,
+                **({"extends": extends[name]} if extends and extends[name] else {}),
             }
             for name, rule, digest in zip(names, rules, digests, strict=True)
         },
@@ -125,6 +128,12 @@ def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
     for name, rows in facts["rows"].items():
         splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
     Console().print(splits)
+    held_out = sum(facts["rows"].values()) - facts["rows"].get("train", 0)
+    if held_out > facts["rows"].get("train", 0):
+        warn(
+            f"{held_out:,} rows are held out, more than the {facts['rows'].get('train', 0):,} to "
+            "train on. --holdout 0.2 would hold out a fifth of all rows."
+        )
     for name, rate in facts["click_rate"].items():
         if rate in (0, 1):
             which = "no row" if rate == 0 else "every row"
@@ -160,6 +169,10 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
         f"{readable_size(model['fp32_bytes'])} in fp32",
         soft_wrap=True,
     )
+    new = {name: feature.get("new_ids") for name, feature in facts["features"].items()}
+    if any(count is not None for count in new.values()):
+        named = ", ".join(f"{name} {count:,}" for name, count in new.items() if count)
+        console.print(f"new ids behind the old ones: {named or 'none'}", soft_wrap=True)
     if facts["bad_rows"]:
         rows = "1 bad row" if facts["bad_rows"] == 1 else f"{facts['bad_rows']:,} bad rows"
         console.print(f"{rows}, listed in {output / 'bad_rows.txt'}")

@@ -1,7 +1,7 @@
-"""Vocabularies: which categorical values have an id, and which one. Built, written and read.
+"""Vocabularies: which categorical values have an id, and which one. Built, extended and looked up.
 
-A vocabulary is a Parquet file with the columns value, id and count, by rising value. The number 0
-of a column is among the values if it is one; the missing value is not.
+Their files (vocabulary_files.py) hold value, id and count. The number 0 of a column is among the
+values if it is one; the missing value is not.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,23 @@ from trainmark.clicklog.arrays import counting, primitives
 from trainmark.clicklog.arrays.counting import Counts
 from trainmark.clicklog.arrays.primitives import NO_KEYS, Array, IdLookup
 from trainmark.clicklog.engine.column_reader import ColumnReader, arrow_array, numpy_array
+from trainmark.clicklog.engine.splits import RowSet
+from trainmark.clicklog.engine.vocabulary_files import (
+    Entries,
+    Sizes,
+    Writer,
+    merged,
+    read,
+    read_sizes,
+)
 from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import Kind
-from trainmark.errors import InputError
 
 BYTES_PER_ENTRY = {4: 40, 8: 72}
 """Memory that an entry takes at the worst moment of counting, by the size of a number."""
 LARGE_COUNT = 1 << 16
 """Counts from here on are rare enough to be handled one by one."""
 WINDOW_ROWS = 1 << 24
-GROUP_ROWS = 1 << 20
-"""Entries of a row group in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,50 +67,57 @@ class Rules:
         return cardinality
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is worth knowing of a vocabulary."""
-
-    distinct: int
-    """Values that occur."""
-    kept: int
-    """Values that have an id of their own."""
-
-
-def build(reader: ColumnReader, rules: Rules, stop_row: int, memory: int, path: Path) -> Sizes:
-    """Count a column's values up to `stop_row` and write its vocabulary.
+def build(
+    reader: ColumnReader,
+    rules: Rules,
+    rows: RowSet,
+    memory: int,
+    path: Path,
+    old: Path | None = None,
+) -> Sizes:
+    """Count a column's values and write its vocabulary.
 
     Args:
+        rows: those that count.
         memory: bytes that may be used, roughly.
         path: the file to write. Parts that do not fit in memory wait beside it.
+        old: a vocabulary to extend: its values keep their ids, and new ones follow.
     """
     limit = memory // BYTES_PER_ENTRY[reader.dtype.itemsize]
     keyed = rules.recipe.order == "appearance"
+    known = Vocabulary(old, reader, memory // 4) if old else None
     parts = _Parts(path)
-    zero = _count_zeros(reader, rules, stop_row)
+    zero = _count_zeros(reader, rules, rows)
     low = 1
     while True:
         counter = counting.counter(reader.dtype, low, limit, keyed)
-        for record in reader.records(stop_row):
-            counter.add(*reader.occurrences(record, stop_row, keyed))
-        parts.add(counter.result(rules.threshold))
+        for record in reader.records(rows):
+            counter.add(*reader.occurrences(record, rows, keyed))
+        counts = counter.result(rules.threshold)
+        parts.add(known.without(counts) if known else counts)
         if counter.high == np.iinfo(reader.dtype).max:
             break
         low = counter.high + 1
-    if zero is not None:
+    if zero is not None and (known is None or known.zero_id() is None):
         parts.add_zero(zero, rules.threshold)
-    with Writer(path, reader.arrow_type()) as writer:
-        number = _by_appearance if keyed else _by_count
-        for part, ids in number(parts, rules.recipe.first_id):
+    first_id = rules.recipe.first_id + (read_sizes(old).kept if old else 0)
+    number = _by_appearance if keyed else _by_count
+
+    def counted() -> Iterator[Entries]:
+        for part, ids in number(parts, first_id):
             folded, counts = arrow_array(rules.fold(ids)), arrow_array(part.counts)
-            writer.write(reader.to_arrow(part.values), folded, counts)
+            yield reader.to_arrow(part.values), folded, counts
+
+    with Writer(path, reader.arrow_type()) as writer:
+        for entries in merged(read(old), counted()) if old else counted():
+            writer.write(*entries)
     parts.remove()
-    return Sizes(parts.distinct, parts.kept)
+    return read_sizes(path) if old else Sizes(parts.distinct, parts.kept)
 
 
-def _count_zeros(reader: ColumnReader, rules: Rules, stop_row: int) -> Counts | None:
+def _count_zeros(reader: ColumnReader, rules: Rules, rows: RowSet) -> Counts | None:
     """The number 0, which the store keeps apart; None if there is none."""
-    count, first = reader.zeros_and_first(stop_row, rules.recipe.missing_is_zero)
+    count, first = reader.zeros_and_first(rows, rules.recipe.missing_is_zero)
     if not count:
         return None
     firsts = np.array([first]) if rules.recipe.order == "appearance" else NO_KEYS
@@ -199,50 +212,7 @@ def _within(firsts: Array, start: int) -> Array:
     return firsts[(firsts >= start) & (firsts < start + WINDOW_ROWS)]
 
 
-# --- files
-
-
-class Writer:
-    """Writes a vocabulary. Its bytes do not depend on how the entries come in pieces.
-
-    Args:
-        path: the file.
-        value_type: Arrow's type of the values.
-    """
-
-    def __init__(self, path: Path, value_type: Any) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        fields = [("value", value_type), ("id", pa.int32()), ("count", pa.int64())]
-        self._schema = pa.schema(fields)
-        self._waiting: list[Any] = []
-        self._file = pq.ParquetWriter(
-            path, self._schema, compression="none", use_dictionary=False, write_statistics=False
-        )
-
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._write(sum(map(len, self._waiting)))
-        self._file.close()
-
-    def write(self, values: Any, ids: Any, counts: Any) -> None:
-        """Add entries, by rising value: arrays of Arrow's."""
-        import pyarrow as pa
-
-        self._waiting.append(pa.Table.from_arrays([values, ids, counts], schema=self._schema))
-        self._write(sum(map(len, self._waiting)) // GROUP_ROWS * GROUP_ROWS)
-
-    def _write(self, rows: int) -> None:
-        import pyarrow as pa
-
-        if rows:
-            waiting = pa.concat_tables(self._waiting)
-            ready = waiting.slice(0, rows).combine_chunks()
-            self._file.write_table(ready, row_group_size=GROUP_ROWS)
-            self._waiting = [waiting.slice(rows)]
+# --- mapping
 
 
 class Numbering(Protocol):
@@ -275,6 +245,13 @@ class Vocabulary:
         for values, ids in self._batches(1):
             return int(ids[0]) if len(values) and values[0] == 0 else None
         return None
+
+    def without(self, counts: Counts) -> Counts:
+        """The counts of those values that it does not know."""
+        ids = np.full(len(counts), UNKNOWN, np.int32)
+        for lookup in self.lookups():
+            lookup(counts.values, ids)
+        return counts.keep(ids == UNKNOWN)
 
     def lookups(self) -> Iterator[IdLookup]:
         """One after the other: tables that know all values together."""
@@ -329,14 +306,3 @@ class SpecialIds:
         zero = UNKNOWN if found is None else found
         missing = zero if rules.recipe.missing_is_zero else rules.rare_id
         return cls(rules.rare_id, zero, missing)
-
-
-def read_sizes(path: Path) -> Sizes:
-    """Sizes of a vocabulary that was built earlier; all its values count as distinct."""
-    import pyarrow.parquet as pq
-
-    try:
-        rows = pq.read_metadata(path).num_rows
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as a vocabulary: {error}.") from None
-    return Sizes(rows, rows)

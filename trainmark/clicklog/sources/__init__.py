@@ -6,9 +6,11 @@ recipes.py         the published rules for Criteo's columns
 criteo_text.py     Criteo's text; criteo_format.py: its rules, a line at a time;
                    criteo_kernel.py (numba) and criteo_arrow.py: the fast parsers
 csv_source.py, parquet_source.py
-                   files with any columns
+                   files with any columns; csv_header.py: their names in CSV files
 column_spec.py     --columns: what these columns are; convert.py makes numbers of them;
                    number_readings.py: what is to become of numbers
+labels.py          which rows are clicks; arrow_columns.py: columns in other types
 column_match.py    --vocabulary: what they were in an earlier dataset
+row_columns.py     --positive, --split-by, --group: what they say of a row besides its features
 text_files.py      pieces of whole lines, compressed or not
 """

@@ -29,6 +29,8 @@ from trainmark.clicklog.sources.rows import Column, Kind, Number, Schema
 from trainmark.errors import InputError, raise_all, unknown
 
 Role = Literal["label", "numerical", "categorical", "timestamp"]
+RowRole = Literal["order", "group"]
+"""Of columns that are no features (row_columns.py)."""
 READINGS: dict[Role, tuple[str, ...]] = {
     "label": ("string",),
     "numerical": number_readings.WORDS,
@@ -44,11 +46,12 @@ class ColumnUse:
     """What becomes of one column of the input."""
 
     column: str
-    role: Role
+    role: Role | RowRole
     reading: str | None = None
     """How to read it; None: as its type in the file says, or as the default for text."""
     comparison: tuple[str, float | str] | None = None
-    """Of a label: it is 1 where the column compares so; a text can only be equal."""
+    """Of a label: it is 1 where the column compares so; a text can only be equal. `is`: one of two
+    values."""
     parameters: Mapping[str, Any] | None = None
     """Of a number: what an earlier dataset has fitted."""
 
@@ -148,20 +151,9 @@ def _problems(uses: Sequence[ColumnUse]) -> list[str]:
         if use.column in named:
             problems.append(f"--columns names {use.column!r} twice.")
         named.add(use.column)
-    if not any(use.role in ("categorical", "timestamp") or _has_bins(use) for use in uses):
-        problems.append(
-            "--columns names no categorical column; at least one is needed, or the bins of a "
-            "numerical one, such as numerical=age:quantile+bins."
-        )
+    if not any(use.role in ("numerical", "categorical", "timestamp") for use in uses):
+        problems.append("--columns names no numerical or categorical column; one is needed.")
     return problems
-
-
-def _has_bins(use: ColumnUse) -> bool:
-    """Whether a numerical column has bins, or may have."""
-    reading = use.reading or number_readings.AUTO
-    return use.role == "numerical" and (
-        reading == number_readings.AUTO or number_readings.parse(reading).bins
-    )
 
 
 def schema(uses: Sequence[ColumnUse]) -> Schema:
@@ -184,7 +176,14 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
         for use in uses
         if use.role == "numerical"
     )
-    return Schema(len(numbers), tuple(categorical), numbers)
+    helpers = tuple(
+        Column(use.role, ("int64" if use.reading == "iso" else "float64"))
+        if use.role == "order"
+        else Column(use.role, kinds[use.reading or "string"])
+        for use in uses
+        if use.role in get_args(RowRole)
+    )
+    return Schema(len(numbers), tuple(categorical), numbers, helpers)
 
 
 def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
@@ -193,7 +192,7 @@ def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
     columns = [
         {"column": use.column, "role": use.role, "reading": use.reading}
         for use in uses
-        if use.role != "label"
+        if use.role in get_args(Role) and use.role != "label"
     ]
     return {
         "missing": missing,

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from trainmark.clicklog.sources import labels
+from trainmark.clicklog.sources.arrow_columns import Mask, cast, floats, nulls
 from trainmark.clicklog.sources.column_spec import ColumnUse
+from trainmark.clicklog.sources.labels import Labels
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Values
 from trainmark.clicklog.sources.source import BadRows, stop_at_bad_row
 from trainmark.errors import InputError
-
-Mask = NDArray[np.bool_]
 
 HOUR_S, DAY_S = 3600, 86_400
 THURSDAY = 3
@@ -33,50 +34,68 @@ class Converted:
     """Row -> what is wrong with it, the first thing if there are several."""
     unlabelled: Mask
     """Rows whose label is missing or wrong: these cannot be kept."""
+    other_labels: tuple[str, ...] = ()
+    """As `ParsedRows` has them."""
 
 
 def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted:
     """Convert one batch; `columns` and `uses` correspond."""
     columns = [_plain(column) for column in columns]
     problems: dict[int, str] = {}
-    labels = unlabelled = np.empty(0, np.bool_)
+    label = Labels(np.empty(0, np.bool_), np.empty(0, np.bool_))
     numerical: list[NDArray[np.float64]] = []
     categorical: list[Any] = []
     for column, use in zip(columns, uses, strict=True):
         if use.role == "label":
-            labels, bad = _label(column, use)
-            unlabelled = bad
+            label = labels.read(column, use)
+            bad = label.bad
         elif use.role == "numerical":
             numbers, bad = _number(column)
             numerical.append(numbers)
         elif use.role == "timestamp":
             features, bad = _time(column, use)
             categorical += features
+        elif use.role == "order":
+            values, bad = _order(column, use)
+            categorical.append(values)
         else:
             values, bad = _category(column, use)
             categorical.append(values)
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
             received = "missing" if found is None else f"{found!r:.60}"
-            problems.setdefault(row, f"{use.column} is {received}, expected {expected(use)}")
+            wanted = expected(use) + _comma_hint(use, found)
+            problems.setdefault(row, f"{use.column} is {received}, expected {wanted}")
     rows = len(columns[0])
     matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
-    return Converted(labels, matrix, categorical, problems, unlabelled)
+    return Converted(label.clicks, matrix, categorical, problems, label.bad, label.others)
 
 
 def expected(use: ColumnUse) -> str:
     """What may stand in a column, in words, and how to have something else read."""
     if use.role == "label":
-        if use.comparison is None:
-            return f"0, 1, true or false (or say what a click is: label={use.column}=VALUE)"
-        return "a number" if isinstance(use.comparison[1], float) else "a value"
+        return labels.expected(use)
     if use.role == "numerical":
         return "a finite number"
     if use.role == "timestamp":
         if use.reading in ("unix", "unix_ms"):
             return "seconds since 1970" if use.reading == "unix" else "milliseconds since 1970"
         return f"a time such as 2024-05-01 13:30:00 (numbers: {use.column}:unix or :unix_ms)"
+    if use.role == "order":
+        if use.reading == "number":
+            return "a number to order rows by"
+        return f"a time such as 2024-05-01 13:30:00 (--split-by {use.column}:number reads numbers)"
     return f"{use.reading} or nothing"
+
+
+def _comma_hint(use: ColumnUse, found: Any) -> str:
+    """What to say where a number would be one without its commas."""
+    if use.role != "numerical" or not isinstance(found, str) or "," not in found:
+        return ""
+    digits = found.replace(",", "").replace(".", "").replace(" ", "")
+    if not digits.lstrip("+-").isdigit():
+        return ""
+    return " with a decimal point and no comma"
 
 
 def resolve(
@@ -111,7 +130,9 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
                 f"{use.column}:unix_ms."
             )
         return "iso"
-    if use.role != "categorical":
+    if use.role == "order":
+        return "number" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else "iso"
+    if use.role not in ("categorical", "group"):
         return numerical if use.role == "numerical" else "string"
     if pa.types.is_unsigned_integer(kind):
         return "uint64"
@@ -154,7 +175,13 @@ def parsed_rows(
         keep[list(converted.problems)] = False
     if not keep.all():
         converted = _select(converted, keep)
-    return ParsedRows(converted.labels, converted.numerical, converted.categorical, tuple(bad))
+    return ParsedRows(
+        converted.labels,
+        converted.numerical,
+        converted.categorical,
+        tuple(bad),
+        converted.other_labels,
+    )
 
 
 def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
@@ -175,70 +202,22 @@ def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
 # --- one column
 
 
-def _cast(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    """The column in another type, null where that is not possible; and where that is."""
-    try:
-        return column.cast(kind), np.zeros(len(column), np.bool_)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        bad = np.array([not _casts(value, kind) for value in column], np.bool_)
-        return pc.if_else(pa.array(~bad), column, pa.scalar(None, column.type)).cast(kind), bad
-
-
-def _casts(value: pa.Scalar, kind: pa.DataType) -> bool:
-    try:
-        value.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False
-    return True
-
-
-def nulls(column: pa.Array) -> Mask:
-    return np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False))
-
-
-def _floats(column: pa.Array) -> tuple[NDArray[np.float64], Mask, Mask]:
-    """Numbers (0.0 where there is none), where they are missing, and where they are bad."""
-    numbers, bad = _cast(column, pa.float64())
-    array = pc.fill_null(numbers, float("nan")).to_numpy(zero_copy_only=False)
-    missing = np.isnan(array) & ~bad
-    return np.where(np.isnan(array), 0.0, array), missing, bad
-
-
-def _label(column: pa.Array, use: ColumnUse) -> tuple[NDArray[np.bool_], Mask]:
-    if use.comparison:
-        operator, wanted = use.comparison
-        if isinstance(wanted, str):
-            texts, bad = _cast(column, pa.string())
-            equal = pc.fill_null(pc.equal(texts, wanted), False).to_numpy(zero_copy_only=False)
-            return equal, nulls(texts) | bad
-        values, missing, bad = _floats(column)
-        compare = {
-            ">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less,
-            "=": np.equal, "==": np.equal,
-        }[operator]  # fmt: skip
-        return compare(values, wanted), missing | bad
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        lower = pc.utf8_lower(column)
-        words = pc.replace_with_mask(lower, pc.fill_null(pc.equal(lower, "true"), False), "1")
-        column = pc.replace_with_mask(words, pc.fill_null(pc.equal(words, "false"), False), "0")
-    values, missing, bad = _floats(column)
-    return values == 1, missing | bad | ((values != 0) & (values != 1))
-
-
 def _number(column: pa.Array) -> tuple[NDArray[np.float64], Mask]:
     """As they are; what is bad counts as missing."""
-    values, missing, bad = _floats(column)
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.float64(), safe=False)  # also those that float64 rounds
+    values, missing, bad = floats(column)
     bad |= np.isinf(values)
     return np.where(missing | bad, np.nan, values), bad
 
 
 def _category(column: pa.Array, use: ColumnUse) -> tuple[Any, Mask]:
     if use.reading == "string":
-        return _cast(column, pa.string())
+        return cast(column, pa.string())
     if use.reading == "hex":
         return hexadecimal(column)
     kinds = {"int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64()}
-    numbers, bad = _cast(column, kinds[str(use.reading)])
+    numbers, bad = cast(column, kinds[str(use.reading)])
     missing = nulls(numbers)
     array = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
     if use.reading == "float64":
@@ -265,7 +244,7 @@ def hexadecimal(column: pa.Array) -> tuple[Values, Mask]:
 def _time(column: pa.Array, use: ColumnUse) -> tuple[list[Values], Mask]:
     """Hour and day of the week, in UTC."""
     if use.reading in ("unix", "unix_ms"):
-        values, missing, bad = _floats(column)
+        values, missing, bad = floats(column)
         bad |= ~(np.abs(values) < 2**53)
         values = np.where(bad, 0.0, values)
         seconds = np.floor(values / (1000 if use.reading == "unix_ms" else 1)).astype(np.int64)
@@ -281,14 +260,24 @@ def _time(column: pa.Array, use: ColumnUse) -> tuple[list[Values], Mask]:
     return [Values(hours, hidden), Values(weekdays, hidden)], bad
 
 
+def _order(column: pa.Array, use: ColumnUse) -> tuple[Values, Mask]:
+    """What rows are ordered by: a number, or a time in microseconds."""
+    if use.reading == "number":
+        values, missing, bad = floats(column)
+        return Values(values + 0.0, missing | bad), bad
+    times, bad = _iso(column)
+    moments = pc.fill_null(times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()), 0)
+    return Values(moments.to_numpy(zero_copy_only=False), nulls(times)), bad
+
+
 def _iso(column: pa.Array) -> tuple[pa.Array, Mask]:
     if pa.types.is_temporal(column.type):
         if pa.types.is_timestamp(column.type) and column.type.tz:
             column = column.cast(pa.timestamp(column.type.unit))  # the same instant, in UTC
-        return _cast(column, pa.timestamp("ms") if pa.types.is_date(column.type) else column.type)
+        return cast(column, pa.timestamp("ms") if pa.types.is_date(column.type) else column.type)
     try:
         return column.cast(pa.timestamp("us", tz="UTC")).cast(pa.timestamp("us")), np.zeros(
             len(column), np.bool_
         )
     except pa.ArrowInvalid:
-        return _cast(column, pa.timestamp("us"))
+        return cast(column, pa.timestamp("us"))

@@ -66,6 +66,7 @@ class CriteoSource:
     def __init__(self, files: Sequence[Path], recipe: Recipe, bad_rows: BadRows = "stop") -> None:
         self.schema = Schema(NUM_NUMERICAL, tuple(Column(name) for name in NAMES))
         self.files = list(files)
+        text_files.refuse_formats(self.files)
         self.recipe = recipe
         self.bad_rows = bad_rows
         numbers = np.arange(TABLE_START, TABLE_STOP)

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
 from trainmark.clicklog.sources import column_match, column_spec, number_readings, text_files
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.csv_header import OPEN_QUOTE, column_names, decoded, is_padded
+from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
 from trainmark.errors import InputError
-
-HEADER_BYTES = text_files.MAX_LINE_BYTES
-OPEN_QUOTE = "a quoted field does not end on its line"
 
 
 class CsvSource:
@@ -35,6 +35,7 @@ class CsvSource:
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong in it for
             missing; without a label, or with the wrong number of fields, it has to skip the line.
         old: the columns of an earlier dataset, to be read as they were (column_match.py).
+        row_columns: what else the columns say of rows (row_columns.py).
     """
 
     def __init__(
@@ -48,19 +49,23 @@ class CsvSource:
         numerical: str = number_readings.AUTO,
         bad_rows: BadRows = "stop",
         old: OldColumns | None = None,
+        row_columns: RowColumns = NOTHING,
     ) -> None:
         if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
         self.files = list(files)
+        text_files.refuse_formats(self.files)
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
-        self._names = self._check_headers()
-        uses = column_match.uses(columns, self._names, str(self.files[0]), old)
+        self.names = column_names(self.files, delimiter, header)
+        self._padded = is_padded(self.files, delimiter)
+        uses = column_match.uses(columns, self.names, str(self.files[0]), old)
+        uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
         self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
         self.schema = column_spec.schema(self.uses)
-        self._columns = columns
+        self._columns, self._positive = columns, row_columns.positive
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -70,6 +75,7 @@ class CsvSource:
             "delimiter": self._delimiter,
             "header": self._header,
             **({"missing": self._missing} if self._missing else {}),
+            **({"positive": self._positive} if self._positive is not None else {}),
         }
 
     def inputs(self) -> Mapping[str, Any]:
@@ -80,36 +86,6 @@ class CsvSource:
 
     def bytes_per_row(self) -> float:
         return text_files.bytes_per_line(self.files)
-
-    def _check_headers(self) -> list[str]:
-        """The names of the columns, which all files must agree on; numbers without a header."""
-        first = self._first_line(self.files[0])
-        if not self._header:
-            return [str(number) for number in range(1, len(first) + 1)]
-        for path in self.files[1:]:
-            other = self._first_line(path)
-            if other != first:
-                raise InputError(f"{path} has the header {other}, but {self.files[0]} has {first}.")
-        repeated = sorted({name for name in first if first.count(name) > 1})
-        if repeated:
-            raise InputError(f"{self.files[0]} has more than one column {', '.join(repeated)}.")
-        return first
-
-    def _first_line(self, path: Path) -> list[str]:
-        with text_files.TextFile(path) as file:
-            start = np.empty(HEADER_BYTES, np.uint8)
-            line = start[: file.read_into(start)].tobytes().split(b"\n")[0]
-        if not line:
-            raise InputError(f"{path}: the first line is empty.")
-        if b"\0" in line:
-            raise InputError(
-                f"{path} is not text. `trainmark prepare parquet` reads Parquet files."
-            )
-        try:
-            table = self._read(line.removesuffix(b"\r") + b"\n", None, [])
-        except pa.ArrowInvalid:
-            raise InputError(f"{path}:1: {OPEN_QUOTE}.") from None
-        return [str(_utf8(column)[0].as_py() or "") for column in table.columns]
 
     def _rows(self, text: bytes) -> tuple[pa.Table, NDArray[np.int64], dict[int, str]]:
         """Lines as columns of strings, their numbers from 0, and why other lines are no rows."""
@@ -125,7 +101,7 @@ class CsvSource:
             table, odd = self._with_empty_line(text)
         places = [row.number - 1 for row in odd]
         for place, row in zip(places, odd, strict=True):
-            fields = f"{row.actual_columns} fields, expected {len(self._names)}"
+            fields = f"{row.actual_columns} fields, expected {len(self.names)}"
             reasons[int(numbers[place])] = fields
         return table.slice(0, table.num_rows - 1), np.delete(numbers, places), reasons
 
@@ -143,21 +119,19 @@ class CsvSource:
         """Read lines and one more. Arrow reads a quoted field on to the next quote, over the ends
         of lines and of the text: then there are fewer rows than lines."""
         odd: list[Any] = []
-        return self._read(text + b"\n", self._names, odd), odd
+        return self._read(text + b"\n", odd), odd
 
-    def _read(self, text: bytes, names: list[str] | None, odd: list[Any]) -> pa.Table:
+    def _read(self, text: bytes, odd: list[Any]) -> pa.Table:
         """Lines of fields as columns of strings; those with too many or few go to `odd`."""
 
         def note(row: Any) -> str:
             odd.append(row)
             return "skip"
 
-        kinds = dict.fromkeys(names or [], pa.string())
         return pa.csv.read_csv(
             pa.BufferReader(text),
             pa.csv.ReadOptions(
-                column_names=names,
-                autogenerate_column_names=names is None,
+                column_names=self.names,
                 use_threads=False,
                 block_size=max(len(text), 1),
                 encoding="utf8",
@@ -166,7 +140,7 @@ class CsvSource:
                 delimiter=self._delimiter, ignore_empty_lines=False, invalid_row_handler=note
             ),
             pa.csv.ConvertOptions(
-                column_types=kinds,
+                column_types=dict.fromkeys(self.names, pa.string()),
                 null_values=["", *self._missing],
                 strings_can_be_null=True,
                 check_utf8=False,
@@ -184,12 +158,21 @@ class CsvSource:
             line += 1
         path = str(self.files[piece.start.file])
         table, numbers, reasons = self._rows(text)
-        converted = convert([_utf8(table[use.column]) for use in self.uses], self.uses)
+        columns = [_utf8(table[use.column]) for use in self.uses]
+        if self._padded:
+            columns = [self._without_blanks(column) for column in columns]
+        converted = convert(columns, self.uses)
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]
         if piece.raw.damage:
             bad.append(BadRow(path, piece.start.line + piece.raw.lines, piece.raw.damage))
         return parsed_rows(converted, path, lines, bad, self.bad_rows)
+
+    def _without_blanks(self, column: pa.Array) -> pa.Array:
+        """Values without the blanks around them; some then stand for a missing one."""
+        trimmed = pc.utf8_trim(column, characters=" ")
+        missing = pc.is_in(trimmed, value_set=pa.array(["", *self._missing]))
+        return pc.if_else(missing, pa.scalar(None, pa.string()), trimmed)
 
 
 def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:
@@ -209,12 +192,5 @@ def _utf8(column: pa.ChunkedArray) -> pa.Array:
         array.validate(full=True)
     except pa.ArrowInvalid:
         raw = array.cast(pa.binary()).to_pylist()
-        return pa.array([None if text is None else _decoded(text) for text in raw], pa.string())
+        return pa.array([None if text is None else decoded(text) for text in raw], pa.string())
     return array
-
-
-def _decoded(text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return text.decode("latin-1")

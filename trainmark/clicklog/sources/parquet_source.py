@@ -11,6 +11,7 @@ import pyarrow.parquet
 from trainmark.clicklog.sources import column_match, column_spec, number_readings
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
 from trainmark.errors import InputError, raise_all
@@ -21,7 +22,7 @@ class ParquetSource:
 
     Args:
         files: in the order of their rows.
-        columns, numerical, bad_rows, old: as for `CsvSource`.
+        columns, numerical, bad_rows, old, row_columns: as for `CsvSource`.
     """
 
     def __init__(
@@ -32,13 +33,16 @@ class ParquetSource:
         numerical: str = number_readings.AUTO,
         bad_rows: BadRows = "stop",
         old: OldColumns | None = None,
+        row_columns: RowColumns = NOTHING,
     ) -> None:
         self.files = list(files)
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
-        self._columns = columns
+        self._columns, self._positive = columns, row_columns.positive
         schemas = [_open_parquet(path).schema_arrow for path in self.files]
-        uses = column_match.uses(columns, schemas[0].names, str(self.files[0]), old)
+        self.names: list[str] = schemas[0].names
+        uses = column_match.uses(columns, self.names, str(self.files[0]), old)
+        uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         types = [schemas[0].field(use.column).type for use in uses]
         self.uses = resolve(uses, types, self._numerical)
         if old is not None:
@@ -66,6 +70,7 @@ class ParquetSource:
             "input": names_and_sizes(self.files),
             "columns": self._columns,
             **({"numerical": self._numerical} if self.schema.numbers else {}),
+            **({"positive": self._positive} if self._positive is not None else {}),
         }
 
     def inputs(self) -> Mapping[str, Any]:
@@ -96,7 +101,7 @@ class ParquetSource:
                 groups.append(group)
             else:
                 row += rows
-        names = [use.column for use in self.uses]
+        names = list(dict.fromkeys(use.column for use in self.uses))
         for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names):
             begin, row = row, row + batch.num_rows
             if row <= first:

@@ -39,6 +39,19 @@ class Schema:
     categorical: tuple[Column, ...]
     numbers: tuple[Number, ...] = ()
     """The numerical columns; none where the source transforms them itself."""
+    helpers: tuple[Column, ...] = ()
+    """Columns by which rows are divided, named `order` and `group`: no features, but stored behind
+    the categorical columns and as they are."""
+
+    @property
+    def stored(self) -> tuple[Column, ...]:
+        """The categorical columns of the store."""
+        return self.categorical + self.helpers
+
+    def helper(self, name: str) -> int | None:
+        """The number of a helper among the stored columns; None if there is no such."""
+        names = [column.name for column in self.helpers]
+        return len(self.categorical) + names.index(name) if name in names else None
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,8 @@ class ParsedRows:
     """Per column `Values`, or for kind "string" an Arrow array of strings with nulls."""
     bad: Sequence[BadRow] = field(default=())
     """Rows of this block that broke the rules, whether skipped or kept."""
+    other_labels: tuple[str, ...] = ()
+    """Of a label that has to have two values: those that are no clicks."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -90,9 +90,9 @@ def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:
     return [[path.name, path.stat().st_size] for path in paths]
 
 
-def find_days(patterns: Patterns, bad_rows: BadRows = "stop") -> list[Path]:
+def find_days(patterns: Patterns, bad_rows: BadRows = "stop", flag: str = "--input") -> list[Path]:
     """The files that match, each once, in the order of the numbers in their names."""
-    found = [path for pattern in listed(patterns) for path in _matching(pattern)]
+    found = [path for pattern in listed(patterns) for path in _matching(pattern, flag)]
     paths = list(dict.fromkeys(found))
     if bad_rows == "stop":
         raise_all(f"{path} is empty." for path in paths if path.stat().st_size == 0)
@@ -104,11 +104,11 @@ def listed(patterns: Patterns) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else patterns
 
 
-def _matching(pattern: str) -> list[Path]:
+def _matching(pattern: str, flag: str) -> list[Path]:
     expanded = [pattern] if Path(pattern).is_file() else expand_braces(pattern)
     for each in expanded:
         if not any(Path(path).is_file() for path in _glob(each)):
-            raise no_file_matches(each)
+            raise no_file_matches(each, flag)
     return [Path(path) for each in expanded for path in _glob(each) if Path(path).is_file()]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Scratch
 from trainmark.clicklog.sources.source import Piece, Position
-from trainmark.errors import InputError
+from trainmark.errors import InputError, raise_all
 
 PADDING = 16
 """Zero bytes behind the text of a piece, so that parsers may look ahead."""
@@ -38,6 +38,36 @@ class Text:
 
     def __bytes__(self) -> bytes:
         return bytes(self.buffer[: self.length])
+
+
+FORMATS = {
+    b"\x1f\x8b": (".gz", "compressed by gzip: give it a name that ends in .gz"),
+    b"\x28\xb5\x2f\xfd": (".zst", "compressed by zstd: give it a name that ends in .zst"),
+    b"PAR1": (None, "a Parquet file, which `trainmark prepare parquet` reads"),
+    b"\xff\xfe": (None, "text in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": (None, "text in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8"),
+    b"PK\x03\x04": (None, "a zip archive: unpack it"),
+}
+"""First bytes of files that are no plain text: the suffix that they need, and what to say."""
+
+
+def refuse_formats(paths: Sequence[Path]) -> None:
+    """Refuse files that are not what their names say, or no text at all."""
+    raise_all(problem for path in paths if (problem := _format_problem(path)))
+
+
+def _format_problem(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    for sign, (suffix, words) in FORMATS.items():
+        if start.startswith(sign):
+            return None if suffix == path.suffix else f"{path} is {words}."
+    if start and path.suffix in (".gz", ".zst"):
+        return f"{path} is not compressed, though its name ends in {path.suffix}: give it another."
+    return None
 
 
 class TextFile:

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from trainmark.clickdata import feature_spec
-from trainmark.clicklog.engine.phases import Job
+from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL
 from trainmark.clicklog.spark import frames

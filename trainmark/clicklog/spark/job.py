@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from trainmark import files
 from trainmark.clickdata import identity, planted
-from trainmark.clicklog.engine import split_binary, summary, vocabulary
-from trainmark.clicklog.engine.phases import BAD_ROWS, VOCABULARY, Job
+from trainmark.clicklog.engine import split_binary, summary, vocabulary_files
+from trainmark.clicklog.engine.job import VOCABULARY, Job
+from trainmark.clicklog.engine.phases import BAD_ROWS
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.sources.criteo_format import NAMES, NUM_NUMERICAL, parse_line
 from trainmark.clicklog.sources.criteo_text import CriteoSource
@@ -186,7 +187,7 @@ class _Run:
             digests = {}
             for number, tables in engine.vocabulary_tables():
                 path = here / VOCABULARY / f"cat_{number}.parquet"
-                with vocabulary.Writer(path, pa.uint32()) as writer:
+                with vocabulary_files.Writer(path, pa.uint32()) as writer:
                     for table in tables:
                         writer.write(table["value"].cast(pa.uint32()), table["id"], table["count"])
                 digests[number] = identity.digest(path)

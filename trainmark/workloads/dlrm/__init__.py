@@ -2,6 +2,8 @@
 
 Besides the files that every workload has (docs/adding_a_workload.md):
 
+    auto.py               what dlrm-auto chooses, by a log's rows
+    fitted.py             which settings follow from a log, and which may differ
     rows.py               where click rows come from: a dataset on disk, or made in memory
     terabyte.py           rows of the planted Terabyte, made on the device
     sharding.py           which device holds which part of which table
@@ -10,5 +12,6 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust
+    raw_files.py          files for `trainmark evaluate --input`, encoded
     prepared_values.py    requests to `trainmark serve` that hold ids, not raw values
 """

@@ -1,12 +1,23 @@
 """DLRM as the registry knows it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from trainmark.contract import Definition, Exporter, Metrics, Plan, Scorer, Served, Workload
+from trainmark.contract import (
+    BadRows,
+    Definition,
+    EncodedFiles,
+    Exporter,
+    Metrics,
+    Plan,
+    Scorer,
+    Served,
+    Workload,
+)
 from trainmark.hardware.devices import Cluster
-from trainmark.workloads.dlrm import runs
-from trainmark.workloads.dlrm.resolve import check_data, on_other_data, resolve
+from trainmark.workloads.dlrm import fitted, runs
+from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
@@ -20,6 +31,14 @@ def _warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
     from trainmark.workloads.dlrm.warnings import warnings
 
     return warnings(cfg, metrics)
+
+
+def _encode_files(
+    cfg: DlrmRun, inputs: Sequence[str], folder: Path, bad_rows: BadRows
+) -> EncodedFiles:
+    from trainmark.workloads.dlrm.raw_files import encode_files
+
+    return encode_files(cfg, inputs, folder, bad_rows)
 
 
 def _exporters() -> Mapping[str, Exporter[DlrmRun]]:
@@ -47,17 +66,19 @@ DLRM = Definition(
     metric=runs.METRIC,
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
-    closed=runs.closed,
+    closed=fitted.closed,
     sizes=runs.sizes,
     precisions=runs.PRECISIONS,
     layout_fields=frozenset({"sharding", "page_cache"}),
-    fitted_fields=runs.fitted_fields,
+    fitted_fields=fitted.fitted_fields,
     notes=runs.notes,
     warnings=_warnings,
     smaller=runs.smaller,
     for_prediction=runs.for_prediction,
     on_other_data=on_other_data,
     check_data=check_data,
+    encode_files=_encode_files,
+    grown_tables=grown_tables,
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,
     inference_batches=runs.INFERENCE_BATCHES,

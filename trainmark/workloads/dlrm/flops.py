@@ -36,6 +36,9 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + interaction_width(model))
     # The rows, the joined vectors and their gradients, the dot products and theirs.
     per_sample += 4 * vectors * model.embedding_dim + 2 * vectors * vectors
+    # Where numbers are dropped: which, and what is left of them.
+    per_sample += 2 * (sum(model.bottom_mlp[:-1]) + sum(model.top_mlp[:-1])) * (model.dropout > 0)
+    per_sample += 2 * interaction_width(model) * (model.interaction_dropout > 0)
     width = 4 if cfg.precision in ("fp32", "tf32") else 2
     local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
     rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4

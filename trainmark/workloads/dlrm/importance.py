@@ -5,7 +5,8 @@ and no longer tell anything of their row. All that was made of a column (the hou
 of a time) moves together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,12 +40,17 @@ def importance(trainer: DlrmTrainer, split: str, most_rows: int) -> list[Importa
         for repeat in range(REPEATS)
     ]
     found, inputs = [], list(model_inputs(trainer.cfg))
-    with rows_bar("importance", len(inputs)) as advance:
+    with _bar(trainer, len(inputs)) as advance:
         for column in inputs:
             permuted = [_auc(trainer, split, column.permuted(rows, p)) for p in permutations]
             found.append(importance_of(column.name, usual, [x for x in permuted if x is not None]))
             advance(1)
     return sorted(found, key=lambda column: -column.drop)
+
+
+def _bar(trainer: DlrmTrainer, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Progress, shown by the rank that speaks."""
+    return rows_bar("importance", total) if trainer.mesh.is_main else nullcontext(lambda done: None)
 
 
 def _auc(trainer: DlrmTrainer, split: str, rows: Columns) -> float | None:
@@ -115,6 +121,7 @@ class _InMemory:
     def __init__(self, rows: Columns) -> None:
         self._rows = rows
         self.num_rows, self.num_numerical = rows.numerical.shape
+        self.numerical_type = rows.numerical.dtype
         self.numerical_type = rows.numerical.dtype
         self.id_types = [column.dtype for column in rows.ids]
 

@@ -170,14 +170,19 @@ class ClickScorer:
         """Each row as its numerical values and its categorical ones, in order."""
         if body.keys() == {"rows"}:
             return self._records(body["rows"])
-        if not body.keys() <= {"numerical", "categorical"} or "categorical" not in body:
+        names = {"numerical": self._values.numerical, "categorical": self._values.categorical}
+        lacks_ids = "categorical" not in body and names["categorical"]
+        if not body or not body.keys() <= names.keys() or lacks_ids:
             received = ", ".join(map(repr, body)) or "nothing"
             raise InputError(
                 f"The body has {received}; expected 'rows', or 'numerical' and 'categorical'."
             )
-        categorical = self._matrix(body["categorical"], "categorical", self._values.categorical)
-        given = body.get("numerical", [[]] * len(categorical))
-        numerical = self._matrix(given, "numerical", self._values.numerical)
+        given = {key: self._matrix(body[key], key, names[key]) for key in names if key in body}
+        rows = max(map(len, given.values()))
+        numerical, categorical = (
+            given[key] if key in given else self._matrix([[]] * rows, key, names[key])
+            for key in names
+        )
         if len(numerical) != len(categorical):
             raise InputError(
                 f"'numerical' has {len(numerical)} rows and 'categorical' has {len(categorical)}, "

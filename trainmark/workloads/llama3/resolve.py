@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from trainmark import checksums
 from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
@@ -42,6 +43,7 @@ def resolve(cfg: LlamaRun, cluster: Cluster) -> tuple[LlamaRun, list[str]]:
 def _with_weights(cfg: LlamaRun) -> LlamaRun:
     if cfg.weights is None:
         return cfg
+    checksums.check(Path(cfg.weights))
     return dataclasses.replace(cfg, model=huggingface.read_model(Path(cfg.weights)))
 
 

@@ -1,0 +1,133 @@
+"""Files that are not what they seem, names that are numbers, and many files at once."""
+
+import gzip
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.criteo_oracle import random_lines, write_day
+from tests.unit.test_prepare_engine import prepare as prepare_criteo
+from tests.unit.test_prepare_npy import read
+from trainmark.cli import main
+from trainmark.clicklog import csv_data, raw_values
+from trainmark.clicklog.sources.source import expand_braces, find_days
+from trainmark.errors import InputError
+
+ROWS = [(i % 2, i % 5, f"{i}.5") for i in range(42)]
+
+
+def text(header: str, delimiter: str = ",") -> str:
+    lines = [delimiter.join(map(str, row)) for row in ROWS]
+    return "\n".join([header, *lines]) + "\n"
+
+
+def prepare(tmp_path: Path, name: str, content: bytes | str, **options: Any) -> Path:
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    options = {"columns": "label=clicked categorical=user numerical=price:plain"} | options
+    csv_data.prepare(csv_data.Options(input=str(path), output=tmp_path / "data", **options))
+    return tmp_path / "data"
+
+
+def assert_rows(data: Path) -> None:
+    found = read(data, "test")
+    assert found["numerical"][:, 0].tolist() == [36.5, 37.5, 38.5]
+    assert found["labels"].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("header", ["0,1,2", "2024,NA,3.0", "true,1e3,-0"])
+def test_names_are_texts(header: str, tmp_path: Path) -> None:
+    label, user, price = header.split(",")
+    columns = f"label={label} categorical={user} numerical={price}:plain"
+    data = prepare(tmp_path, "log.csv", text(header), columns=columns, missing=("NA",))
+    assert_rows(data)
+    encoder = raw_values.open_dataset(data)
+    assert encoder is not None
+    assert (encoder.numerical, encoder.categorical) == ((price,), (user,))
+
+
+def test_a_mark_before_the_text_is_no_part_of_it(tmp_path: Path) -> None:
+    marked = text("clicked,user,price").encode("utf-8-sig")
+    assert_rows(prepare(tmp_path, "log.csv", marked))
+    (tmp_path / "bare").mkdir()
+    bare = text("").lstrip("\n").encode("utf-8-sig")
+    columns = "label=1 categorical=2 numerical=3:plain"
+    assert_rows(prepare(tmp_path / "bare", "log.csv", bare, columns=columns, header=False))
+
+
+PLAIN = text("clicked,user,price")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("log.csv", text("clicked;user;price", ";"), r"separated by ';': give --delimiter ';'"),
+        ("log.csv", text("clicked\tuser\tprice", "\t"), r"by tabs: give --delimiter tab"),
+        ("log.csv", PLAIN.encode("utf-16"), "is text in UTF-16: convert it"),
+        ("log.csv", PLAIN.encode("utf-16-be"), "is not text"),
+        ("log.csv", gzip.compress(PLAIN.encode()), r"compressed by gzip: .* that ends in \.gz"),
+        ("log.csv.gz", PLAIN, r"is not compressed, though its name ends in \.gz"),
+        ("log.csv", b"PAR1 and so on", "a Parquet file, which `trainmark prepare parquet` reads"),
+        ("log.csv", b"PK\x03\x04 and so on", "a zip archive: unpack it"),
+    ],
+)
+def test_files_that_are_something_else(
+    name: str, content: bytes | str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(tmp_path, name, content)
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_delimiter_is_named_without_a_header_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"separated by '\|': give --delimiter '\|'"):
+        prepare(tmp_path, "log.csv", text("0|1|1.5", "|"), header=False, columns="label=1")
+
+
+@pytest.mark.parametrize("number", ["0,5", "1.234,5", "-1,234.5", "1 234,5"])
+def test_commas_in_numbers(number: str, tmp_path: Path) -> None:
+    log = text("clicked;user;price", ";") + f"1;2;{number}\n"
+    with pytest.raises(InputError, match="a finite number with a decimal point and no comma"):
+        prepare(tmp_path, "log.csv", log, delimiter=";")
+    with pytest.raises(InputError, match=r"price is 'a,b', expected a finite number\."):
+        prepare(tmp_path, "log.csv", log.replace(number, "a,b"), delimiter=";")
+
+
+def test_criteo_files_that_are_something_else(tmp_path: Path) -> None:
+    write_day(tmp_path / "plain", random_lines(random.Random(0), 40))
+    (tmp_path / "day_0").write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    with pytest.raises(InputError, match=r"day_0 is compressed by gzip"):
+        prepare_criteo(tmp_path / "day_0", tmp_path / "data")
+
+
+# --- many files
+
+
+def test_any_number_of_files_and_patterns(tmp_path: Path, capsys: Any) -> None:
+    for number in (1, 2, 10, 11):
+        (tmp_path / f"day_{number}.csv").write_text(PLAIN)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "day_2.csv").write_text(PLAIN)
+    (tmp_path / "day_[x].csv").write_text(PLAIN)
+
+    def found(*patterns: str) -> list[str]:
+        paths = find_days(tuple(str(tmp_path / pattern) for pattern in patterns))
+        return [path.relative_to(tmp_path).as_posix() for path in paths]
+
+    assert found("day_1?.csv", "day_{1,2}.csv") == [f"day_{n}.csv" for n in (1, 2, 10, 11)]
+    assert found("day_{10..11}.csv") == ["day_10.csv", "day_11.csv"]
+    assert found("more/day_2.csv", "day_2.csv", "day_*2.csv") == ["day_2.csv", "more/day_2.csv"]
+    assert found("day_[x].csv") == ["day_[x].csv"]
+    with pytest.raises(InputError, match=r"No file matches --input '.*day_9\.csv'"):
+        found("day_{9..11}.csv")
+    flags = ["--input", *(str(tmp_path / f"day_{n}.csv") for n in (1, 2)), "--output"]
+    flags += [str(tmp_path / "data"), "--columns", "label=clicked categorical=user"]
+    assert main(["prepare", "csv", *flags]) == 0
+    capsys.readouterr()
+
+
+def test_braces() -> None:
+    assert expand_braces("a_{1,x}_{2..3}") == ["a_1_2", "a_1_3", "a_x_2", "a_x_3"]
+    assert expand_braces("a_{1}_{b") == ["a_{1}_{b"]

@@ -1,0 +1,134 @@
+"""A vocabulary's file: Parquet, with the columns value, id and count, by rising value."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmark.errors import InputError
+
+GROUP_ROWS = 1 << 20
+"""Entries of a row group."""
+BATCH_ROWS = 1 << 16
+"""Entries that are read at a time."""
+
+Entries = tuple[Any, Any, Any]
+"""Values, ids and counts: arrays of Arrow's."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is worth knowing of a vocabulary."""
+
+    distinct: int
+    """Values that occur."""
+    kept: int
+    """Values that have an id of their own."""
+
+
+def read_sizes(path: Path) -> Sizes:
+    """Sizes of a vocabulary that was built earlier; all its values count as distinct."""
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_metadata(path).num_rows
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as a vocabulary: {error}.") from None
+    return Sizes(rows, rows)
+
+
+class Writer:
+    """Writes a vocabulary. Its bytes do not depend on how the entries come in pieces.
+
+    Args:
+        path: the file.
+        value_type: Arrow's type of the values.
+    """
+
+    def __init__(self, path: Path, value_type: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        fields = [("value", value_type), ("id", pa.int32()), ("count", pa.int64())]
+        self._schema = pa.schema(fields)
+        self._waiting: list[Any] = []
+        self._file = pq.ParquetWriter(
+            path, self._schema, compression="none", use_dictionary=False, write_statistics=False
+        )
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._write(sum(map(len, self._waiting)))
+        self._file.close()
+
+    def write(self, values: Any, ids: Any, counts: Any) -> None:
+        """Add entries, by rising value: arrays of Arrow's."""
+        import pyarrow as pa
+
+        self._waiting.append(pa.Table.from_arrays([values, ids, counts], schema=self._schema))
+        self._write(sum(map(len, self._waiting)) // GROUP_ROWS * GROUP_ROWS)
+
+    def _write(self, rows: int) -> None:
+        import pyarrow as pa
+
+        if rows:
+            waiting = pa.concat_tables(self._waiting)
+            ready = waiting.slice(0, rows).combine_chunks()
+            self._file.write_table(ready, row_group_size=GROUP_ROWS)
+            self._waiting = [waiting.slice(rows)]
+
+
+def read(path: Path) -> Iterator[Entries]:
+    """All entries, some at a time."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
+            yield batch.column("value"), batch.column("id"), batch.column("count")
+
+
+def merged(first: Iterator[Entries], second: Iterator[Entries]) -> Iterator[Entries]:
+    """The entries of both, which have no value in common, by rising value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    streams = [_Stream(first), _Stream(second)]
+    while waiting := [stream for stream in streams if stream.load()]:
+        # Neither has values up to the smaller of the last ones besides those in memory.
+        bound = min(stream.last() for stream in waiting)
+        parts = [stream.take(bound) for stream in waiting]
+        columns = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+        order = pc.sort_indices(columns[0])  # texts by their bytes
+        values, ids, counts = (column.take(order) for column in columns)
+        yield values, ids, counts
+
+
+class _Stream:
+    """Entries, of which some are in memory."""
+
+    def __init__(self, entries: Iterator[Entries]) -> None:
+        self._entries = entries
+        self._here: list[Any] = []
+
+    def load(self) -> bool:
+        """Whether there are any more."""
+        while not self._here or not len(self._here[0]):
+            found = next(self._entries, None)
+            if found is None:
+                return False
+            self._here = list(found)
+        return True
+
+    def last(self) -> Any:
+        return self._here[0][-1].as_py()
+
+    def take(self, bound: Any) -> list[Any]:
+        """Remove the entries up to a value."""
+        import pyarrow.compute as pc
+
+        count = pc.sum(pc.less_equal(self._here[0], bound)).as_py() or 0
+        taken = [column.slice(0, count) for column in self._here]
+        self._here = [column.slice(count) for column in self._here]
+        return taken

@@ -1,0 +1,85 @@
+"""The names of a CSV file's columns, and hints where a file is not what it was said to be."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from trainmark.clicklog.sources import text_files
+from trainmark.errors import InputError
+
+HEADER_BYTES = text_files.MAX_LINE_BYTES
+OPEN_QUOTE = "a quoted field does not end on its line"
+OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
+"""And how they are given on a command line."""
+
+
+def is_padded(files: Sequence[Path], delimiter: str) -> bool:
+    """Whether fields of the first line have blanks around them, as in `age, city`: then those of
+    all lines are taken without. Files whose first line has none keep every blank."""
+    return any(field != field.strip(" ") for field in _first_line(files[0], delimiter))
+
+
+def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[str]:
+    """The names of the columns, which all files must agree on; numbers without a header."""
+    first = [field.strip(" ") for field in _first_line(files[0], delimiter)]
+    if len(first) == 1:
+        _refuse_delimiter(files[0], delimiter, first[0])
+    if not header:
+        return [str(number) for number in range(1, len(first) + 1)]
+    for path in files[1:]:
+        other = [field.strip(" ") for field in _first_line(path, delimiter)]
+        if other != first:
+            raise InputError(f"{path} has the header {other}, but {files[0]} has {first}.")
+    repeated = sorted({name for name in first if first.count(name) > 1})
+    if repeated:
+        raise InputError(f"{files[0]} has more than one column {', '.join(repeated)}.")
+    return first
+
+
+def _first_line(path: Path, delimiter: str) -> list[str]:
+    """Its fields, each as it is written, be it a number."""
+    with text_files.TextFile(path) as file:
+        start = np.empty(HEADER_BYTES, np.uint8)
+        line = start[: file.read_into(start)].tobytes().split(b"\n")[0]
+    if not line:
+        raise InputError(f"{path}: the first line is empty.")
+    if b"\0" in line:
+        raise InputError(f"{path} is not text. `trainmark prepare parquet` reads Parquet files.")
+    most = line.count(delimiter.encode()) + 1
+    try:
+        table = pa.csv.read_csv(
+            pa.BufferReader(line.removesuffix(b"\r") + b"\n"),
+            pa.csv.ReadOptions(autogenerate_column_names=True, block_size=len(line) + 1),
+            pa.csv.ParseOptions(delimiter=delimiter, ignore_empty_lines=False),
+            pa.csv.ConvertOptions(
+                # The names that Arrow makes up.
+                column_types={f"f{number}": pa.binary() for number in range(most)},
+                null_values=[],
+            ),
+        )
+    except pa.ArrowInvalid:
+        raise InputError(f"{path}:1: {OPEN_QUOTE}.") from None
+    return [decoded(column[0].as_py()) for column in table.columns]
+
+
+def _refuse_delimiter(path: Path, delimiter: str, line: str) -> None:
+    """A label and a feature are two columns: a single one is a line that was not divided."""
+    likely = [other for other in OTHER_DELIMITERS if other != delimiter and other in line]
+    if likely:
+        other = max(likely, key=line.count)
+        name = {"\t": "tabs"}.get(other, f"{other!r}")
+        raise InputError(
+            f"{path} has a single column, {line!r:.80}. Its fields seem to be separated by {name}: "
+            f"give --delimiter {OTHER_DELIMITERS[other]}."
+        )
+
+
+def decoded(text: bytes) -> str:
+    """Text that is not UTF-8 is taken for Latin-1: different bytes stay different values."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")

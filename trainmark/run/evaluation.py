@@ -1,0 +1,139 @@
+"""`trainmark evaluate`: a checkpoint of a run on held-out data, on other data, or on raw files."""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainmark import checksums, workloads
+from trainmark.contract import AnyWorkload, BadRows, EncodedFiles, Metrics, Predictions
+from trainmark.distributed.mesh import launched_ranks
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.run import run_folder
+from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
+from trainmark.run.runner import loaded
+
+
+def evaluate(
+    folder: Path,
+    *,
+    data: str | None = None,
+    device: str = "auto",
+    checkpoint: str | None = None,
+    importance_rows: int | None = None,
+    inputs: Sequence[str] = (),
+    bad_rows: BadRows = "stop",
+) -> dict[str, Any]:
+    """A checkpoint of a run on its held-out data.
+
+    Args:
+        folder: the run's output folder, which keeps the scores for its own data.
+        data: another dataset than the run's own.
+        device: auto, cpu or cuda.
+        checkpoint: see `find_checkpoint`.
+        importance_rows: find out on so many rows at most what each column is worth.
+        inputs: raw files or patterns to evaluate on instead, all of their rows.
+        bad_rows: of these, what to do with rows that cannot be read.
+    """
+    if inputs and data:
+        raise InputError("Give --input or --data: raw files, or a dataset that was prepared.")
+    with _encoded(folder, inputs, bad_rows) as encoded:
+        found = _evaluate(
+            folder,
+            data=str(encoded.folder) if encoded else data,
+            device=device,
+            checkpoint=checkpoint,
+            importance_rows=importance_rows,
+            files=" ".join(inputs) if encoded else None,
+        )
+    if encoded is None:
+        return found
+    return found | {"unknown_share": encoded.unknown_share, "bad_rows": encoded.bad_rows}
+
+
+def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
+    write_atomically(folder / EVALUATION_FILE, checksums.dumps(evaluation))
+
+
+@contextmanager
+def _encoded(
+    folder: Path, inputs: Sequence[str], bad_rows: BadRows
+) -> Iterator[EncodedFiles | None]:
+    """Raw files as a dataset that is there as long as it is needed; None without files."""
+    if not inputs:
+        yield None
+        return
+    cfg = run_folder.read_config(folder)
+    encode = workloads.definition(cfg).encode_files
+    if encode is None:
+        raise InputError(f"--input is for click logs; the run in {folder} is of {cfg.workload}.")
+    if launched_ranks() > 1:
+        raise InputError(
+            "--input is for one process. Prepare the files with --vocabulary, and evaluate on "
+            "what comes out with --data."
+        )
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".input-") as temporary:
+        yield encode(cfg, inputs, Path(temporary) / "data", bad_rows)
+
+
+def _evaluate(
+    folder: Path,
+    *,
+    data: str | None,
+    device: str,
+    checkpoint: str | None,
+    importance_rows: int | None,
+    files: str | None,
+) -> dict[str, Any]:
+    """`files`: what the data were encoded from, if they were, all rows in one split."""
+
+    def check(cfg: Any, workload: AnyWorkload) -> None:
+        if not workload.held_out_splits(cfg):
+            raise InputError(
+                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
+            )
+        if importance_rows and workload.importance is None:
+            raise InputError(
+                f"--importance is for models of columns; the run in {folder} is of {cfg.workload}."
+            )
+
+    with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
+        cfg, workload, mesh = model.cfg, model.workload, model.mesh
+        splits = workload.held_out_splits(cfg)
+        found: dict[str, Metrics] = {}
+        predictions: dict[str, Predictions] = {}
+        for split in splits:
+            rows = workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+            found[split], made = evaluated(workload, model.trainer, rows)
+            if made is not None:
+                predictions[split] = made
+        columns = []
+        if importance_rows and workload.importance:
+            split = cfg.quality_split if cfg.quality_split in splits else splits[0]
+            columns = workload.importance(model.trainer, split, importance_rows)
+        is_main = mesh.is_main  # afterwards there are no ranks
+    assessed = assessments(cfg, workload, predictions) if is_main else {}
+    if files:  # one process: see `_encoded`
+        found = {INPUT: found[splits[0]]}
+        predictions = {INPUT: predictions[splits[0]]}
+        assessed = {INPUT: assessed[splits[0]]}
+    if is_main and (files or data is None):
+        write_scores(folder, predictions, samples=model.samples, data=files or cfg.data)
+    return {
+        "schema": "trainmark.evaluation/1",
+        "run": cfg.name,
+        "checkpoint": str(model.path),
+        "role": run_folder.role(model.path),
+        "step": model.step,
+        "samples": model.samples,
+        "data": files or cfg.data,
+        "target": cfg.target,
+        "metric": workload.metric,
+        "best_possible": workloads.definition(cfg).best_possible(cfg),
+        "splits": found,
+        "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},
+        "importance": [dataclasses.asdict(column) for column in columns],
+    }

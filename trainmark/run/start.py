@@ -1,0 +1,78 @@
+"""`train --from`: a new run begins with what another one has learned.
+
+Its data may be those of the other run, or extend them (`prepare --vocabulary OLD --grow`): then the
+rows that a table had come from the checkpoint, and the new ones behind them begin as new rows do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainmark import workloads
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.boxes import first_rows
+from trainmark.config import Run, TrainOptions
+from trainmark.errors import InputError
+from trainmark.run.run_folder import find_checkpoint, parse_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a new run begins with."""
+
+    path: Path
+    """The checkpoint."""
+    with_optimizer: bool = False
+    grown: Mapping[str, int] = field(default_factory=dict)
+    """Tables that have more rows by now -> those that the checkpoint has."""
+
+    def __str__(self) -> str:
+        taken = "weights and optimiser state" if self.with_optimizer else "weights"
+        tables = f"{len(self.grown)} table{'s' if len(self.grown) > 1 else ''}"
+        return f"{taken} of {self.path}" + (f", and new rows in {tables}" if self.grown else "")
+
+
+def find(options: TrainOptions, cfg: Run) -> Start | None:
+    """The start that was asked for; one whose data do not go together with the run's is refused."""
+    if options.weights_from is None:
+        if options.with_optimizer:
+            raise InputError("--with-optimizer needs --from RUN, whose optimiser state to take.")
+        return None
+    path = find_checkpoint(options.weights_from)
+    return Start(path=path, with_optimizer=options.with_optimizer, grown=_grown(path, cfg))
+
+
+def _grown(checkpoint: Path, cfg: Run) -> Mapping[str, int]:
+    config = checkpoints.read_state(checkpoint).get("config")
+    if cfg.data is None or not isinstance(config, dict) or config.get("workload") != cfg.workload:
+        return {}
+    earlier, definition = parse_config(config, checkpoint), workloads.definition(cfg)
+    grown = definition.grown_tables(earlier, cfg.data)
+    if not grown:
+        definition.check_data(earlier, cfg.data)
+    return grown
+
+
+def load(start: Start, tensors: dict[str, Tensor]) -> Any:
+    """Fill `tensors`, by their names in a checkpoint. Returns the trainer's other state."""
+    missing = sorted(
+        name for name in tensors.keys() - set(checkpoints.names(start.path))
+        if name.startswith("trainer.")
+    )  # fmt: skip
+    if missing:
+        raise InputError(
+            f"--with-optimizer: {start.path} was trained with another optimiser or precision; it "
+            f"has no {missing[0]}. Train with the same, or leave --with-optimizer out."
+        )
+    wanted = {name: _as_before(name, tensor, start.grown) for name, tensor in tensors.items()}
+    there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+    return checkpoints.load(start.path, there)["trainer"]
+
+
+def _as_before(name: str, tensor: Tensor, grown: Mapping[str, int]) -> Tensor | None:
+    """The rows that a table had; None if this rank holds none of them."""
+    table = name.split(".", 1)[1].rpartition(".")[0]  # model.tables.3.weight, trainer.tables.3.sum
+    return first_rows(tensor, grown[table]) if table in grown else tensor
