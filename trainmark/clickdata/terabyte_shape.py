@@ -172,4 +172,5 @@ def _thresholds() -> NDArray[np.uint32]:
 
 
 if __name__ == "__main__":
-    np.savez_compressed(Path(__file__).with_name(TABLES_FILE), **made())
+    arrays: Any = made()
+    np.savez_compressed(Path(__file__).with_name(TABLES_FILE), **arrays)
