@@ -36,6 +36,7 @@ KERNELS = (
     "tests/unit/test_llama3_kernels.py",
     "tests/unit/test_relu_mlp.py",
     "tests/unit/test_sharded_kernels.py",
+    "tests/unit/test_terabyte.py::test_kernels",
 )
 
 NEEDS = {
