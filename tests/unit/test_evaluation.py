@@ -183,6 +183,26 @@ def test_groups_are_those_of_the_log_and_of_raw_files(log: Path, tmp_path: Path)
     assert found["group_auc"]["auc"]["value"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_run_that_holds_training_rows_out_has_their_groups_and_takes_raw_files(
+    log: Path, tmp_path: Path
+) -> None:
+    for name, part in (("train", lines()), ("test", lines(300, seed=3))):
+        (tmp_path / f"{name}.csv").write_text("\n".join([HEADER, *part]) + "\n")
+    files = [f"--{name}={tmp_path / name}.csv" for name in ("train", "test")]
+    given = [*files, "--output", str(tmp_path / "data"), "--columns", COLUMNS, "--group", "city"]
+    assert main(["prepare", "csv", *given]) == 0
+    run = train(tmp_path, "run", "--max-steps", "2", "--validation-share", "0.25")
+    groups = np.fromfile(tmp_path / "data" / "train" / "group.bin", np.int32)[-ROWS // 4 :]
+    kept = read_scores(run, "validation")
+    of = [groups == number for number in np.unique(groups)]
+    aucs = [roc_auc_score(kept.labels[rows], kept.scores[rows]) for rows in of]
+    expected = np.average(aucs, weights=[rows.sum() for rows in of])
+    found = result(run)["assessments"]["validation"]["group_auc"]
+    assert found["auc"]["value"] == pytest.approx(expected, abs=1e-5)
+    raw = evaluate(run, "--input", str(tmp_path / "test.csv"))
+    assert raw["splits"] == {"input": result(run)["evaluations"][-2]["metrics"]}
+
+
 def test_importance_is_the_auc_that_a_permuted_column_costs(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
