@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from tests.small import config, result
@@ -15,7 +18,10 @@ from tests.unit.refusals import refused
 from tests.unit.results import make_result
 from trainmark import report
 from trainmark.cli import main
+from trainmark.contract import Predictions
+from trainmark.metrics.binary import assess
 from trainmark.report import paired
+from trainmark.run import assessment
 from trainmark.run.assessment import read_scores
 from trainmark.run.result import Result, read
 from trainmark.workloads.dlrm import importance
@@ -309,6 +315,37 @@ def test_raw_files_that_cannot_be_evaluated_are_refused(
     assert "--bad-rows skip" in message
     assert evaluate(run, *ask[4:], "--bad-rows", "skip")["bad_rows"] == 1
     assert len(read_scores(run, "input").labels) == 19
+
+
+# --- devices
+
+
+def test_a_full_device_leaves_the_assessment_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Predictions(logits=torch.randn(50), labels=torch.rand(50) < 0.5)
+    expected = assess(made.logits, made.labels)
+    calls = []
+
+    def on_a_full_device(*rows: Any) -> Any:
+        calls.append(rows)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return assess(*rows)
+
+    monkeypatch.setattr(assessment, "assess", on_a_full_device)
+    assert assessment._assess(made, None) == expected
+    assert len(calls) == 2
+
+
+def test_a_page_is_made_without_torch(log: Path) -> None:
+    code = """if True:
+        import sys
+        from trainmark.cli import main
+        main(sys.argv[1:])
+        print("torch" in sys.modules)
+    """
+    command = [sys.executable, "-c", code, "report", str(log / "run")]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.endswith("False\n")
 
 
 # --- the page

@@ -292,8 +292,10 @@ def dlrm_auto() -> DlrmRun:
         shuffle="rows",
         validation_share=0.1,
         evals_per_epoch=2,
-        # Half a tenth of the rows is a noisy judge: four epochs without a better evaluation.
+        # A few clicks are a noisy judge: four epochs without a better evaluation, and by log loss,
+        # for which every row counts, not the order of the clicks alone.
         patience=8,
+        patience_metric="log_loss",
         stop_at_target=False,
         log_every=50,
     )
