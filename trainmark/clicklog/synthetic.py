@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -35,6 +34,7 @@ from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.npy_files import DayWriter
 from trainmark.errors import InputError, raise_all
+from trainmark.progress import SafeConsole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,10 @@ def _generate(options: Options, settings: dict[str, Any]) -> None:
     last_day_start = (options.days - 1) * (options.rows // options.days)
     every_day, last_day = BestAuc(), BestAuc()
     write = WRITERS[options.format](log)
-    with files.building(options.output) as partial, Progress(console=Console(stderr=True)) as bar:
+    with (
+        files.building(options.output) as partial,
+        Progress(console=SafeConsole(stderr=True)) as bar,
+    ):
         task = bar.add_task("Generating rows", total=options.rows)
 
         def watched(piece: Split) -> Iterator[Rows]:
@@ -156,7 +159,7 @@ def _show(output: Path, manifest: dict[str, Any]) -> None:
     if "best_auc" in manifest:
         table.add_row("best possible AUC, last day", f"{manifest['best_auc']:.4f}")
         table.add_row("best possible AUC, all days", f"{manifest['best_auc_all_days']:.4f}")
-    Console().print(table)
+    SafeConsole().print(table)
 
 
 # --- raw text

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from trainmark.config import Run
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.hardware.devices import Cluster
+from trainmark.progress import SafeConsole
 from trainmark.run import result
 from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, attempt
 from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
@@ -65,7 +66,7 @@ def _folder(plan: Sweep, value: str) -> Path:
 
 def _run_one(plan: Sweep, value: str) -> str:
     """`done`, `OOM`, or why the run failed."""
-    Console(stderr=True).print(f"{plan.run} with {plan.field} {value}", highlight=False)
+    SafeConsole(stderr=True).print(f"{plan.run} with {plan.field} {value}", highlight=False)
     folder = _folder(plan, value)
     words = [plan.run, f"--{plan.field}", value, *plan.flags, "--output", str(folder)]
     ended = attempt(words, plan.devices, folder.with_name(f"{folder.name}.log"))
