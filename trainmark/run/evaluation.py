@@ -13,11 +13,8 @@ from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.run import run_folder
-from trainmark.run.assessment import EVALUATION_FILE, assessments, evaluated, write_scores
+from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
 from trainmark.run.runner import loaded
-
-INPUT = "input"
-"""What raw files are called among the splits."""
 
 
 def evaluate(

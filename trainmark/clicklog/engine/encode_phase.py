@@ -92,9 +92,11 @@ class Encoder:
         schema = self.store.schema
 
         def fit(number: int) -> FittedNumber:
-            return numbers.fit(self.store, self._train, number, self._memory)
+            rows = self.division.all_rows
+            return numbers.fit(self.store, self._train, rows, number, self._memory)
 
-        with ThreadPoolExecutor(self._threads) as pool:
+        most = self._threads * self._memory // numbers.FIT_BYTES
+        with ThreadPoolExecutor(max(min(self._threads, most), 1)) as pool:
             fitted = FittedNumbers(list(pool.map(fit, range(len(schema.numbers)))))
         fitted.check_names([column.name for column in schema.categorical])
         record = {"name": NUMBERS, "files": {}, "facts": fitted.to_json()}

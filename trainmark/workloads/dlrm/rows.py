@@ -173,6 +173,31 @@ class SplitBinary:
                 )
 
 
+class RowRange:
+    """Consecutive rows of a source, as a source."""
+
+    def __init__(self, source: RowSource, start: int, stop: int) -> None:
+        self._source, self._start, self.num_rows = source, start, stop - start
+        self.num_numerical = source.num_numerical
+        self.numerical_type, self.id_types = source.numerical_type, source.id_types
+
+    def read(self, start: int, stop: int, into: Columns) -> None:
+        self._source.read(self._start + start, self._start + stop, into)
+
+
+def has_validation(folder: Path) -> bool:
+    """Whether a dataset has a validation split of its own."""
+    return feature_spec.path_of(folder, "validation").exists()
+
+
+def rows_trained_on(cfg: DlrmRun, rows: int) -> int:
+    """How many of a dataset's training rows are trained on; `validation_share` says what the others
+    are for. One of them at least, as long as there are two."""
+    if not cfg.validation_share or has_validation(Path(filled(cfg.data))):
+        return rows
+    return rows - min(max(round(rows * cfg.validation_share), 1), rows - 1)
+
+
 def _suits_disk(offset: int, room: NDArray[np.uint8]) -> bool:
     """Whether the disk itself can write there, and should."""
     aligned = all(n % DISK_BLOCK == 0 for n in (room.ctypes.data, offset, room.size))
