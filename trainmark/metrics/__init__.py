@@ -119,6 +119,24 @@ def risen_loss(losses: Sequence[float]) -> tuple[float, float] | None:
     return (lowest, last) if last - lowest > clear else None
 
 
+def explained_share(groups: Sequence[Sequence[float]]) -> float | None:
+    """The share of the variance of all values that lies between groups, less what chance puts there
+    (epsilon squared of a one-way analysis of variance), and at least 0.
+
+    None unless there are two groups or more, and more values than groups.
+    """
+    values = [value for group in groups for value in group]
+    between, within = len(groups) - 1, len(values) - len(groups)
+    if between < 1 or within < 1:
+        return None
+    mean = statistics.fmean(values)
+    total = sum((value - mean) ** 2 for value in values)
+    if total == 0:
+        return 0.0
+    inside = sum((value - statistics.fmean(group)) ** 2 for group in groups for value in group)
+    return max(0.0, 1 - inside / within * (between + within) / total)
+
+
 def mean_relative_error(values: Sequence[float], references: Sequence[float]) -> float:
     """Mean of |value - reference| / |reference|, the published measure of loss alignment."""
     pairs = list(zip(values, references, strict=True))

@@ -5,7 +5,7 @@ assessments.py      how good predictions are, as tables; predictions.py: on the 
 tables.py           the published form; published.py: rows of published systems
 comparison.py       two results side by side; fields.py: their configurations;
                     paired.py: their scores, row by row
-alignment_page.py   the page of `trainmark align`
+alignment_page.py   the page of `trainmark align`; sweep_page.py: that of `trainmark sweep`
 """
 
 import dataclasses

@@ -1,12 +1,16 @@
 """Best, not last: the split that a run watches while it trains, and its best evaluation so far."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from trainmark import metrics
 from trainmark.config import Run, filled
 from trainmark.contract import AnyWorkload
 from trainmark.errors import InputError
 from trainmark.run.result import Best, Evaluation
+
+Watch = Callable[[Sequence[Evaluation]], None]
+"""Sees a run's evaluations so far after each one during training; what it raises ends the run."""
 
 
 def watched_split(cfg: Run, workload: AnyWorkload) -> str:

@@ -123,6 +123,9 @@ class DlrmRun(Run):
     """A DLRM run."""
 
     workload: Hidden = "dlrm"
+    data: str | None = None
+    """Folder of train-ready data (see `trainmark prepare`); `terabyte`, a planted log like Criteo's
+    whose rows are made as they are needed; or `synthetic`, for speed alone."""
     global_batch: Count | None = 65536
     lr: NotNegative = 24.0
     model: Model = Model()
