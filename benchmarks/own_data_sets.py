@@ -143,7 +143,7 @@ def planted_log(
 
 
 def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return (values - values.mean()) / values.std()
+    return (values - values.mean()) / (values.std() or 1.0)
 
 
 def _calibrated(logits: NDArray[np.float64], rate: float) -> NDArray[np.float64]:

@@ -136,7 +136,7 @@ def assert_rows(output: Path, rows: list[Row], threshold: int = 0) -> None:
 def prepare(kind: str, tmp_path: Path, pattern: str, **options: Any) -> Path:
     module = {"csv": csv_data, "parquet": parquet_data}[kind]
     output = tmp_path / "data"
-    options = {"columns": COLUMNS} | options
+    options = {"columns": COLUMNS, "frequency_threshold": "0"} | options
     module.prepare(module.Options(input=str(tmp_path / pattern), output=output, **options))
     return output
 
@@ -158,6 +158,13 @@ def test_parquet(threshold: int, tmp_path: Path) -> None:
         "parquet", tmp_path, "log.parquet", columns=columns, frequency_threshold=str(threshold)
     )
     assert_rows(output, rows, threshold)
+
+
+def test_rare_values_share_an_id_by_default(tmp_path: Path) -> None:
+    rows = random_rows(280)
+    write_csv(tmp_path / "log.csv", rows)
+    output = prepare("csv", tmp_path, "log.csv", frequency_threshold=None)
+    assert_rows(output, rows, threshold=10)
 
 
 def test_without_header_and_in_several_files(tmp_path: Path) -> None:
