@@ -22,7 +22,7 @@ from trainmark.contract import Predictions
 from trainmark.metrics.binary import assess
 from trainmark.report import paired
 from trainmark.run import assessment
-from trainmark.run.assessment import read_scores
+from trainmark.run.assessment import read_scores, write_scores
 from trainmark.run.result import Result, read
 from trainmark.workloads.dlrm import importance
 
@@ -204,6 +204,7 @@ def test_importance_is_the_auc_that_a_permuted_column_costs(
         users = np.fromfile(data / "test" / "cat_0.bin", np.int8)
         order = np.random.default_rng((0, repeat)).permutation(len(users))
         users[order].tofile(data / "test" / "cat_0.bin")
+        (data / "checksums.json").unlink()
         permuted = evaluate(run, "--data", str(data))
         cost.append(usual - permuted["assessments"]["test"]["auc"]["value"])
     assert drops["user"]["drop"] == pytest.approx(np.mean(cost), abs=1e-12)
@@ -375,6 +376,13 @@ def test_the_page_draws_what_was_found(
 # --- compare
 
 
+def rewrite(run: Path, scores: np.ndarray, labels: np.ndarray) -> None:
+    """Other scores for a run's test split."""
+    logits = torch.logit(torch.from_numpy(scores.copy()))
+    made = Predictions(logits=logits, labels=torch.from_numpy(labels))
+    write_scores(run, {"test": made}, samples=1, data=None)
+
+
 def test_compare_pairs_the_scores_of_every_split(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,7 +403,7 @@ def test_compare_pairs_the_scores_of_every_split(
 def test_compare_leaves_out_what_is_not_of_the_same_rows(log: Path, tmp_path: Path) -> None:
     other = copy(log, tmp_path)
     kept = read_scores(other, "test")
-    np.save(other / "scores" / "test.labels.npy", ~kept.labels)
+    rewrite(other, kept.scores, ~kept.labels)
     (other / "scores" / "validation.json").unlink()
     grid, left_out = paired.paired_differences(log / "run", other)
     assert grid.rows == []
@@ -405,7 +413,8 @@ def test_compare_leaves_out_what_is_not_of_the_same_rows(log: Path, tmp_path: Pa
 
 def test_scores_of_0_and_1_have_a_finite_loss(log: Path, tmp_path: Path) -> None:
     other = copy(log, tmp_path)
-    sure = read_scores(other, "test").labels[::-1].astype(np.float32)
-    np.save(other / "scores" / "test.npy", sure)
+    labels = read_scores(other, "test").labels
+    rewrite(other, labels[::-1].astype(np.float32), labels)
+    assert set(read_scores(other, "test").scores) == {0.0, 1.0}
     grid, _ = paired.paired_differences(log / "run", other)
     assert np.isfinite(float(grid.rows[1][2]))
