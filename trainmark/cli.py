@@ -50,9 +50,11 @@ def main(
 
 
 def _tell(error: Exception, debug: bool) -> None:
+    from trainmark.progress import printable
+
     if debug:
         traceback.print_exception(error)
-    print(f"trainmark: {in_words(error)}", file=sys.stderr)
+    print(f"trainmark: {printable(in_words(error))}", file=sys.stderr)
 
 
 def _dispatch(arguments: list[str], started: float) -> int:
@@ -90,22 +92,20 @@ def _overview() -> str:
 
 def _list(arguments: list[str], started: float) -> None:
     """Named runs, with size, data and target."""
-    from rich.console import Console
-
+    from trainmark.progress import SafeConsole
     from trainmark.verbs.runs import runs_table
 
     parse(Nothing, arguments, "list")
-    Console().print(runs_table())
+    SafeConsole().print(runs_table())
 
 
 def _show(arguments: list[str], started: float) -> None:
     """The resolved configuration of a run, and the size of its model."""
-    from rich.console import Console
-
+    from trainmark.progress import SafeConsole
     from trainmark.verbs.runs import resolved_run
 
     cfg, options = parse_run("show", arguments, ShowOptions)
-    Console().print(resolved_run(cfg, options.cluster or "cpux1x1"))
+    SafeConsole().print(resolved_run(cfg, options.cluster or "cpux1x1"))
 
 
 def _plan(arguments: list[str], started: float) -> None:
@@ -157,7 +157,7 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 
 def _evaluate(arguments: list[str], started: float) -> None:
-    """A checkpoint of a run on its held-out data."""
+    """A checkpoint of a run on its held-out data, or on raw files."""
     from trainmark.verbs.evaluate import EvaluateOptions, evaluate
 
     evaluate(parse(EvaluateOptions, arguments, "evaluate"))
@@ -174,6 +174,7 @@ def _infer(arguments: list[str], started: float) -> None:
 def _report(arguments: list[str], started: float) -> None:
     """Tables and a self-contained HTML page for one or more results."""
     from trainmark import report
+    from trainmark.progress import printable
 
     options = parse(ReportOptions, arguments, "report")
     folders, kind = (
@@ -183,30 +184,28 @@ def _report(arguments: list[str], started: float) -> None:
     if options.like is None and kind == "html":
         print(report.report(folders, options.output))
     else:
-        print(report.table_report(folders, options.like, kind, options.output))
+        print(printable(report.table_report(folders, options.like, kind, options.output)))
 
 
 def _published(arguments: list[str], started: float) -> None:
     """Every published result that runs here can be put beside."""
-    from rich.console import Console
-
+    from trainmark.progress import SafeConsole
     from trainmark.report import listing
 
     options = parse(PublishedOptions, arguments, "published")
     if options.format is None:
-        Console().print(listing.for_terminal(options.system))
+        SafeConsole().print(listing.for_terminal(options.system))
     else:
         print(listing.text(options.system, options.format))
 
 
 def _compare(arguments: list[str], started: float) -> None:
     """Two results side by side."""
-    from rich.console import Console
-
     from trainmark import report
+    from trainmark.progress import SafeConsole
 
     options = parse(CompareOptions, arguments, "compare")
-    Console().print(report.compare(options.first, options.second))
+    SafeConsole().print(report.compare(options.first, options.second))
 
 
 def _align(arguments: list[str], started: float) -> int:
@@ -247,30 +246,26 @@ def _verify(arguments: list[str], started: float) -> None:
 
 
 def _sweep(arguments: list[str], started: float) -> None:
-    """One run per value of a field; an out-of-memory is a row of the table."""
-    from rich.console import Console
-
+    """Runs that differ in some fields, as a grid or a search: the best, and what mattered."""
+    from trainmark.progress import SafeConsole
     from trainmark.verbs import sweep
+    from trainmark.verbs.sweep_space import parse_over
 
     cfg, options = parse_run("sweep", arguments, SweepOptions)
-    field, values = sweep.parse_over(options.over)
-    flags = without_flags(arguments[1:], ("--over", "--output", "--devices"))
-    runs = {
-        value: parse_run("train", [cfg.name, *flags, f"--{field}", value], TrainOptions)[0]
-        for value in values
-    }
-    if options.dry_run:
-        Console().print(sweep.dry_runs(runs, field, options.cluster or "cpux1x1"))
-        return
+    own = ("--over", "--output", "--trials", "--devices", "--isolate", "--no-isolate")
     plan = sweep.Sweep(
-        run=cfg.name,
-        field=field,
-        values=values,
-        flags=flags,
+        run=cfg,
+        fields=parse_over(options.over),
+        flags=without_flags(arguments[1:], own),
         output=options.output or Path("runs") / f"{cfg.name}-sweep",
+        trials=options.trials,
         devices=options.devices,
+        isolate=options.isolate,
     )
-    Console().print(sweep.sweep(plan))
+    if options.dry_run:
+        SafeConsole().print(sweep.dry_runs(plan, options.cluster or "cpux1x1"))
+    else:
+        SafeConsole().print(sweep.sweep(plan))
 
 
 def _suite(arguments: list[str], started: float) -> int:
@@ -433,10 +428,17 @@ class VerifyOptions:
 class SweepOptions(TrainOptions):
     """How to sweep; the flags of `train` hold for every run of it."""
 
-    over: str = ""
-    """FIELD=V1,V2,...: the field to vary and its values."""
+    over: tuple[str, ...] = ()
+    """FIELD=V1,V2,... for each field to vary; in a search, also FIELD=LOW..HIGH, with :log behind
+    it where factors count (lr=0.001..1:log). Several words are a list: 'model.top_mlp=64 1'."""
+    trials: int | None = None
+    """Search with so many runs, instead of one for each combination (needs the extra `search`);
+    those that do worse than half of the others at the same evaluation are ended."""
     devices: int = 1
-    """Devices of this machine to run each value on."""
+    """Devices of this machine to run each on."""
+    isolate: bool = False
+    """A process of its own for each run, as with several devices: it starts more slowly, no run of
+    a search is ended early, and one that the host's memory is too small for ends alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

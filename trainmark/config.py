@@ -86,6 +86,9 @@ class Run:
     patience: Count | None = None
     """End the run after so many evaluations without a better one, and keep the best checkpoint. The
     validation split is evaluated for it, if there is one, and the others with the best weights."""
+    patience_metric: str | None = None
+    """What patience goes by: another metric of the evaluations than the one that targets are set
+    for. On few rows log_loss is less noisy than auc."""
 
     warmup_clock: CountOrNone = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""

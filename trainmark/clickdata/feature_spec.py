@@ -34,6 +34,8 @@ LABEL, NUMERICAL, CATEGORICAL = "label", "numerical", "categorical"
 CHANNELS = (CATEGORICAL, NUMERICAL, LABEL)
 SPLIT_BINARY = "split_binary"
 CATEGORICAL_DTYPES = ("int8", "int16", "int32")
+"""That preparation writes; others write the two more below."""
+READABLE_DTYPES = (*CATEGORICAL_DTYPES, "uint8", "int64")
 NUMERICAL_DTYPES = ("float16", "float32")
 """Published is float16; preparation writes float32 where that would lose digits."""
 
@@ -68,7 +70,8 @@ class FeatureSpec:
     channel_spec: dict[str, tuple[str, ...]]
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (a class attribute, not a field)
+    # Others keep more under keys of their own; a misspelt one is missed, or named by `check`.
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012  (a class attribute, not a field)
 
     @property
     def label(self) -> str:
@@ -190,6 +193,7 @@ def read(path: str | Path) -> FeatureSpec:
             f"{path} should hold the keys feature_spec, source_spec, channel_spec and metadata; "
             f"it holds {'nothing' if data is None else f'a {type(data).__name__}'}."
         )
+    data["metadata"] = data.get("metadata") or {}  # null, where others have none
     return parse(FeatureSpec, data, source=str(path))
 
 
@@ -297,10 +301,10 @@ def channel_problems(spec: FeatureSpec) -> Iterator[str]:
 
 def _categorical_problems(name: str, feature: Feature) -> Iterator[str]:
     known = _numpy_dtype(feature.dtype)
-    if known is not None and known not in CATEGORICAL_DTYPES:
+    if known is not None and known not in READABLE_DTYPES:
         yield (
             f"categorical feature {name!r} has dtype {feature.dtype}; "
-            f"one of {_names(CATEGORICAL_DTYPES)} is expected."
+            f"one of {_names(READABLE_DTYPES)} is expected."
         )
     cardinality = feature.cardinality
     if not isinstance(cardinality, int):
@@ -308,7 +312,7 @@ def _categorical_problems(name: str, feature: Feature) -> Iterator[str]:
         yield f"categorical feature {name!r} needs an integer cardinality; it has {received}."
     elif cardinality < 1:
         yield f"categorical feature {name!r} has cardinality {cardinality}; 1 or more is expected."
-    elif known in CATEGORICAL_DTYPES and not _fits(cardinality, known):
+    elif known in READABLE_DTYPES and not _fits(cardinality, known):
         yield (
             f"categorical feature {name!r} has cardinality {cardinality:,}, which does not fit "
             f"its dtype {known}."

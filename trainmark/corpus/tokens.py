@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
 
 from trainmark import checksums, files
@@ -30,6 +29,7 @@ from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
 from trainmark.errors import InputError, no_file_matches
 from trainmark.files import write_atomically
+from trainmark.progress import SafeConsole
 
 BLOCK_BYTES = 4 * 2**20
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -170,7 +170,7 @@ def _tokenise(paths: list[Path], options: Options, tokens: Tokenizer, parts: Pat
     pool = ProcessPoolExecutor(
         options.workers, get_context("spawn"), initializer=_begin, initargs=(known,)
     )
-    with Progress(console=Console(stderr=True)) as bar, pool:
+    with Progress(console=SafeConsole(stderr=True)) as bar, pool:
         task = bar.add_task("Tokenising", total=sum(p.stat().st_size for p in paths) or None)
         try:
             for block in _blocks(paths):
@@ -234,7 +234,9 @@ def _write_part(block: TextBlock, parts: Path) -> None:
         )
     if work.append_eod:
         for place, document in enumerate(documents):
-            if ends or place < len(documents) - 1:
+            # As Megatron does it, an empty document has no end; the last part of a long one has.
+            has_begun = bool(document) or (not is_json and block.first_line > 1)
+            if has_begun and (ends or place < len(documents) - 1):
                 document.append(work.end_of_document)
     ids = np.array([i for document in documents for i in document], token_dtype(tokens.vocab_size))
     lengths = np.array([len(d) for d in documents], np.int64)
@@ -272,8 +274,11 @@ def _decode(block: TextBlock, text: bytes) -> str:
 
 
 def _join(parts: Path, count: int, prefix: Path, dtype: np.dtype[Any]) -> dict[str, int]:
-    """Append the parts in order; the files get their names when they are whole."""
-    lengths: list[int] = []
+    """Append the parts in order; the files get their names when they are whole.
+
+    As Megatron's, an empty document has no sequence, but is counted: a boundary stands twice.
+    """
+    documents: list[int] = []  # their tokens
     open_document = False  # whether the last piece so far goes on in the next block
     with _appearing(prefix.with_name(f"{prefix.name}.bin"), parts) as file:
         for number in range(count):
@@ -281,13 +286,15 @@ def _join(parts: Path, count: int, prefix: Path, dtype: np.dtype[Any]) -> dict[s
                 file.write(part["ids"].astype(dtype).tobytes())
                 pieces, ends = part["lengths"].tolist(), bool(part["ends"])
             if open_document and pieces:
-                lengths[-1] += pieces.pop(0)
-            lengths += pieces
+                documents[-1] += pieces.pop(0)
+            documents += pieces
             open_document = not ends
     # The index last: without it there is no dataset.
     with _appearing(prefix.with_name(f"{prefix.name}.idx"), parts) as file:
-        write_index(file, dtype, np.array(lengths, np.int64), range(len(lengths) + 1))
-    return {"documents": len(lengths), "tokens": sum(lengths)}
+        lengths = np.array(documents, np.int64)
+        boundaries = np.concatenate([[0], np.cumsum(lengths > 0)])
+        write_index(file, dtype, lengths[lengths > 0], boundaries)
+    return {"documents": len(documents), "tokens": sum(documents)}
 
 
 @contextmanager

@@ -33,15 +33,15 @@ from trainmark.run.result import Result
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole page."""
+    """The page of one run, or of several."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
-    return _document(title, _one_run(runs[0]) if len(runs) == 1 else _several_runs(runs))
+    return document(title, _one_run(runs[0]) if len(runs) == 1 else _several_runs(runs))
 
 
 def tables_page(title: str, tables: Sequence[Titled]) -> str:
     """A page of tables and nothing else."""
     header = tag("header", tag("p", "Trainmark report", class_="eyebrow"), tag("h1", title))
-    return _document(title, join(header, *map(_titled, tables)))
+    return document(title, join(header, *map(_titled, tables)))
 
 
 def _titled(one: Titled) -> Markup:
@@ -50,7 +50,8 @@ def _titled(one: Titled) -> Markup:
     return section(one.title, chart, table(one.grid, highlighted=one.ours), *notes)
 
 
-def _document(title: str, content: Markup) -> str:
+def document(title: str, content: Markup) -> str:
+    """A whole page around its content."""
     # Not escaped: HTML reads the content of <style> as it stands, and the file is ours.
     style = Markup(resources.files(__package__).joinpath("style.css").read_text())
     head = tag(

@@ -11,7 +11,7 @@ them with another run's:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,12 @@ from trainmark import checksums
 from trainmark.config import Run
 from trainmark.contract import AnyWorkload, Data, Metrics, Predictions, Trainer
 from trainmark.errors import InputError
-from trainmark.files import read_json, replacing, write_atomically
+from trainmark.files import NPY_ERRORS, read_json, replacing, write_atomically
 from trainmark.metrics.binary import Assessment, Importance, assess, binary_metrics
 from trainmark.validation import parse
+
+if TYPE_CHECKING:  # pages are made without torch
+    from torch import Tensor
 
 SCORES = "scores"
 MAX_SCORES = 20_000_000  # rows of a split: 100 MB
@@ -46,21 +49,29 @@ def evaluated(
 def assessments(
     cfg: Run, workload: AnyWorkload, predictions: Mapping[str, Predictions]
 ) -> dict[str, Assessment]:
-    """All that is told of each split, computed on the device that predicted."""
+    """All that is told of each split, computed on the device that predicted if it has room."""
     found = {}
     for split, made in predictions.items():
         groups = workload.groups(cfg, split)
-        if groups is not None:
-            if len(groups) != len(made.logits):
-                raise InputError(
-                    f"The groups of {split} in {cfg.data} are of {len(groups):,} rows, but it has "
-                    f"{len(made.logits):,}. Prepare the data again."
-                )
-            groups = groups.to(made.logits.device)
-        assessed = assess(made.logits, made.labels, groups)
+        if groups is not None and len(groups) != len(made.logits):
+            raise InputError(
+                f"The groups of {split} in {cfg.data} are of {len(groups):,} rows, but it has "
+                f"{len(made.logits):,}. Prepare the data again."
+            )
+        assessed = _assess(made, groups)
         if assessed is not None:
             found[split] = assessed
     return found
+
+
+def _assess(made: Predictions, groups: "Tensor | None") -> Assessment | None:
+    import torch
+
+    device = made.logits.device
+    try:
+        return assess(made.logits, made.labels, None if groups is None else groups.to(device))
+    except torch.OutOfMemoryError:  # of a device that the model fills
+        return assess(made.logits.cpu(), made.labels.cpu(), groups)
 
 
 # --- what `trainmark evaluate` found out
@@ -142,7 +153,7 @@ def read_scores(output: Path, split: str) -> Scores:
     checksums.check(folder, listed_in=f"{split}.json")
     try:
         scores, labels = (np.load(folder / f"{split}{end}") for end in (".npy", ".labels.npy"))
-    except (OSError, ValueError, EOFError) as error:
+    except NPY_ERRORS as error:
         raise InputError(f"The scores in {folder} cannot be read: {error}.") from None
     if not len(scores) == len(labels) == facts.get("rows"):
         raise InputError(

@@ -8,6 +8,8 @@ Besides what `runlog.py` writes into it, and what the verbs leave in it afterwar
     .lock                     held by the process that trains
 """
 
+import dataclasses
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,16 @@ from typing import Any
 
 from trainmark import checksums, workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, SYNTHETIC, Run, differences, to_plain
+from trainmark.config import (
+    EXTENSION,
+    LAYOUT,
+    OBSERVATION,
+    SYNTHETIC,
+    AnyRun,
+    Run,
+    differences,
+    to_plain,
+)
 from trainmark.errors import InputError
 from trainmark.files import locked, read_json, write_atomically
 from trainmark.validation import parse
@@ -61,6 +72,13 @@ def _check_checkpoints(output: Path) -> None:
         )
 
 
+def with_full_path(cfg: AnyRun) -> AnyRun:
+    """With its data by a path that holds wherever it is read, as by `evaluate` and `export`."""
+    data = cfg.data or SYNTHETIC
+    is_path = any(os.path.exists(name) for name in (data, f"{data}.idx"))
+    return dataclasses.replace(cfg, data=os.path.abspath(data)) if is_path else cfg
+
+
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     if earlier.name != cfg.name:
         raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
@@ -75,7 +93,7 @@ def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
             ) from None
     fitted = workload.fitted_fields(earlier) & workload.fitted_fields(cfg)
     may_differ = OBSERVATION | EXTENSION | LAYOUT | workload.layout_fields | fitted
-    changed = differences(earlier, cfg, ignore=may_differ)
+    changed = differences(with_full_path(earlier), with_full_path(cfg), ignore=may_differ)
     if changed:
         raise InputError(
             f"{output} holds a run with another configuration (other {', '.join(changed)}). "

@@ -92,7 +92,8 @@ class Encoder:
         schema = self.store.schema
 
         def fit(number: int) -> FittedNumber:
-            return numbers.fit(self.store, self._train, number, self._memory)
+            rows = self.division.all_rows
+            return numbers.fit(self.store, self._train, rows, number, self._memory)
 
         most = self._threads * self._memory // numbers.FIT_BYTES
         with ThreadPoolExecutor(max(min(self._threads, most), 1)) as pool:

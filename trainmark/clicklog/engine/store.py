@@ -154,7 +154,7 @@ def write(
         check=check.value(),
         columns=columns,
         strings=dictionaries,
-        numbers=[_describe_numbers(column) for column in block.numerical.T if schema.numbers],
+        numbers=[describe_numbers(column) for column in block.numerical.T if schema.numbers],
         **record,
     )
 
@@ -166,7 +166,8 @@ def _number_columns(block: ParsedRows, order: Array) -> list[Array]:
     ]
 
 
-def _describe_numbers(column: Array) -> StoredNumbers:
+def describe_numbers(column: Array) -> StoredNumbers:
+    """What is known of numbers, NaN where missing."""
     present = column[~np.isnan(column)]
     if not len(present):
         return StoredNumbers(len(column), None, None)

@@ -16,8 +16,7 @@ from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 NAME = "dlrm-auto"
 MIN_BATCH, MAX_BATCH = 64, 2048
 BATCHES_PER_EPOCH = 100
-ROWS_TO_SEE = 400_000
-MAX_EPOCHS = 40
+EPOCHS_OF_ONE_ROW, MAX_EPOCHS, TWICE_UP_TO = 1000, 40, 2_000_000
 SHARE_OF_ONE_ROW = 0.1
 WARM_UP = 0.05
 COMMON_ROWS = 1_000_000
@@ -35,9 +34,14 @@ def batch(rows: int) -> int:
 
 
 def epochs(rows: int) -> int:
-    """At most, since patience ends a run: the fewer rows, the more often each must be seen. One of
-    a large log is enough, and two cores have no time for more."""
-    return min(max(round(ROWS_TO_SEE / rows), 1 if rows > 4 * ROWS_TO_SEE else 2), MAX_EPOCHS)
+    """At most, since patience ends a run: 12 for 7,000 rows, 3 for 100,000, 1 for 5 M.
+
+    The fewer rows, the more often each must be seen, but not in proportion, lest they be learned by
+    heart. And the end must come into sight: a learning rate that has fallen to 0 is worth more than
+    more epochs. Two cores have no time for a large log's second epoch.
+    """
+    fewest = 2 if rows <= TWICE_UP_TO else 1
+    return min(max(round(EPOCHS_OF_ONE_ROW / math.sqrt(rows)), fewest), MAX_EPOCHS)
 
 
 def eps(global_batch: int) -> float:

@@ -123,6 +123,9 @@ class DlrmRun(Run):
     """A DLRM run."""
 
     workload: Hidden = "dlrm"
+    data: str | None = None
+    """Folder of train-ready data (see `trainmark prepare`); `terabyte`, a planted log like Criteo's
+    whose rows are made as they are needed; or `synthetic`, for speed alone."""
     global_batch: Count | None = 65536
     lr: NotNegative = 24.0
     model: Model = Model()
@@ -289,8 +292,10 @@ def dlrm_auto() -> DlrmRun:
         shuffle="rows",
         validation_share=0.1,
         evals_per_epoch=2,
-        # Half a tenth of the rows is a noisy judge: four epochs without a better evaluation.
+        # A few clicks are a noisy judge: four epochs without a better evaluation, and by log loss,
+        # for which every row counts, not the order of the clicks alone.
         patience=8,
+        patience_metric="log_loss",
         stop_at_target=False,
         log_every=50,
     )
