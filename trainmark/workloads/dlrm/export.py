@@ -16,7 +16,8 @@ from trainmark.errors import InputError
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar
 from trainmark.workloads.dlrm import standalone
-from trainmark.workloads.dlrm.runs import DlrmRun, is_generated, score_offset, widths
+from trainmark.workloads.dlrm.runs import DlrmRun, is_generated, score_offset
+from trainmark.workloads.dlrm.sizes import widths
 
 PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]

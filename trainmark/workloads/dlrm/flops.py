@@ -2,7 +2,8 @@
 
 import itertools
 
-from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.sizes import interaction_width
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:

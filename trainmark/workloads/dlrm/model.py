@@ -20,7 +20,8 @@ from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.training.dropout import Dropout
 from trainmark.training.seeding import generator
-from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, width_without_zeros
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.sizes import interaction_width, width_without_zeros
 
 
 class Dlrm(nn.Module):

@@ -21,7 +21,8 @@ from trainmark.hardware.devices import Unknown, peak_flops
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
-from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, mlp_parameters
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.sizes import interaction_width, mlp_parameters
 
 # GEMMs of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
 MATMUL_EFFICIENCY = 0.5

@@ -21,12 +21,14 @@ from trainmark.workloads.dlrm.runs import (
     Model,
     demo_schedule,
     fitted_fields,
+    is_generated,
+    terabyte_range,
+)
+from trainmark.workloads.dlrm.sizes import (
     has_narrow_tables,
     in_other_formats,
-    is_generated,
     mlp_parameters,
     table_parameters,
-    terabyte_range,
 )
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.

@@ -22,14 +22,11 @@ from trainmark.hardware.machine import machine
 from trainmark.hardware.memory import MemoryPlan, what_fits
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
 from trainmark.workloads.dlrm.resolve import resolve
-from trainmark.workloads.dlrm.runs import (
+from trainmark.workloads.dlrm.runs import DlrmRun, TableFormat, has_power_law, is_generated
+from trainmark.workloads.dlrm.sizes import (
     WEIGHT_BYTES,
-    DlrmRun,
-    TableFormat,
     has_narrow_tables,
-    has_power_law,
     in_other_formats,
-    is_generated,
     mlp_parameters,
     smaller,
     table_bytes,
