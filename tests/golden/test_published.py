@@ -81,7 +81,7 @@ def test_table_sizes(name: str, rows: int | None, gib: float) -> None:
         assert found["table rows"] == rows
     assert found["tables bytes"] / 2**30 == pytest.approx(gib, abs=0.005)
     assert len(run.model.table_rows) == 26
-    assert sizes.mlp_parameters(run.model) == 2_369_921
+    assert sizes.dense_parameters(run.model) == 2_369_921
     assert found["parameters"] == found["table rows"] * 128 + 2_369_921
 
 
@@ -92,7 +92,7 @@ def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
     )
     workload = workloads.load("dlrm")
     model = workload.build_model(run)
-    assert sum(p.numel() for p in model.parameters()) == sizes.mlp_parameters(run.model)
+    assert sum(p.numel() for p in model.parameters()) == sizes.dense_parameters(run.model)
     assert list(model.tables.store.weight.shape) == [32_709_138, 128]
     assert model.top[0].in_features == 480 == output_width(26, 128)
     import torch

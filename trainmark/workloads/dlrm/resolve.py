@@ -25,9 +25,10 @@ from trainmark.workloads.dlrm.runs import (
     terabyte_range,
 )
 from trainmark.workloads.dlrm.sizes import (
+    dense_parameters,
     has_narrow_tables,
     in_other_formats,
-    mlp_parameters,
+    joined_width,
     table_parameters,
 )
 
@@ -58,7 +59,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
         problems += more
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
-    problems += _width_problems(cfg)
+    problems += _width_problems(cfg) + _interaction_problems(cfg.model)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
@@ -243,9 +244,9 @@ def _model_problems(cfg: DlrmRun) -> list[str]:
         )
     if not model.top_mlp or model.top_mlp[-1] != 1:
         problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
-    if not problems and table_parameters(model) + mlp_parameters(model) > MAX_PARAMETERS:
+    if not problems and table_parameters(model) + dense_parameters(model) > MAX_PARAMETERS:
         problems.append(
-            f"The model has {table_parameters(model) + mlp_parameters(model):.2g} parameters; "
+            f"The model has {table_parameters(model) + dense_parameters(model):.2g} parameters; "
             "no machine can count that far. Check model.table_rows and the widths."
         )
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MAX_PLANTED:
@@ -335,6 +336,33 @@ def _width_problems(cfg: DlrmRun) -> list[str]:
         for reason, is_so in reasons.items()
         if is_so
     ]
+
+
+def _interaction_problems(model: Model) -> list[str]:
+    chosen, width = model.interaction, joined_width(model)
+    owners = {"cross_layers": "dcn", "cross_rank": "dcn"}
+    owners |= {"branch1_mlp": "projection", "branch2_mlp": "projection"}
+    problems = [
+        f"model.{name} is for --model.interaction {owner}. Received: {getattr(model, name)} with "
+        f"interaction {chosen}. Leave it out, or choose {owner}."
+        for name, owner in owners.items()
+        if getattr(model, name) is not None and chosen != owner
+    ]
+    rank = model.cross_rank
+    if chosen == "dcn" and isinstance(rank, int) and rank > width:
+        problems.append(
+            f"model.cross_rank must not exceed the width of the cross network, {width} "
+            f"({len(model.table_rows)} tables and the bottom MLP, of {model.embedding_dim} each). "
+            f"Received: {rank}. Lower it, or ask for --model.cross-rank full."
+        )
+    for name in ("branch1_mlp", "branch2_mlp") if chosen == "projection" else ():
+        own = getattr(model, name)
+        if own is not None and (not own or own[-1] % model.embedding_dim):
+            problems.append(
+                f"The last width of model.{name} must be a multiple of model.embedding_dim "
+                f"({model.embedding_dim}). Received: {own}."
+            )
+    return problems
 
 
 def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:

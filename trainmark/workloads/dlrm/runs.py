@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from annotated_types import Ge
 
-from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Share, Width
+from trainmark.bounds import Count, CountOrNone, Finite, Layers, NotNegative, Positive, Share, Width
 from trainmark.clickdata import planted, terabyte
 from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
@@ -53,6 +53,19 @@ class Model:
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
     top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the top MLP; the last one must be 1."""
+    interaction: Literal["dot", "dcn", "projection", "cat"] = "dot"
+    """What the top MLP reads: dot products of all pairs of vectors; all vectors, through cross
+    layers (DCNv2); dot products of two projections of them; or the vectors side by side."""
+    cross_layers: Layers | None = None
+    """Of dcn: how many; by default 3, as in MLPerf."""
+    cross_rank: Width | Literal["full"] | None = None
+    """Of dcn: the rank of a layer's matrix, or `full`; by default 512, as in MLPerf, or a quarter
+    of the width of all vectors, if that is less."""
+    branch1_mlp: tuple[Width, ...] | None = None
+    """Of projection: widths of one MLP; the last one must be a multiple of embedding_dim. By
+    default, 2048 and 16 x embedding_dim (TorchRec's at 128)."""
+    branch2_mlp: tuple[Width, ...] | None = None
+    """Widths of the other."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
     """Whose documented initialisation to use for the MLPs."""
     table_init: NotNegative | None = None
@@ -61,7 +74,7 @@ class Model:
     dropout: Share = 0.0
     """Share of what the MLPs' hidden layers pass on that is dropped in training."""
     interaction_dropout: Share = 0.0
-    """The same of what the top MLP reads: bottom MLP's output and dot products."""
+    """The same of what the top MLP reads: what the interaction gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
