@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tests import small
 from tests.small import CPU, config, trainer
 from tests.unit import refusals
 from trainmark.embeddings.engine import LocalEngine
 from trainmark.workloads.dlrm.data import build_data
-from trainmark.workloads.dlrm.flops import multiply_adds
+from trainmark.workloads.dlrm.flops import dense_activation_bytes, multiply_adds
 from trainmark.workloads.dlrm.interactions import CrossLinear
 from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
@@ -129,6 +130,14 @@ def test_mlperfs_network() -> None:
     assert dense_parameters(model) == 16_030_464 + biases
 
 
+def test_sizes_that_nobody_gave_are_told() -> None:
+    """As a resolved run, and so a result, has them."""
+    crossed, projected = run("dcn by default").model, run("projection by default").model
+    assert (crossed.cross_layers, crossed.cross_rank) == (3, 4 * 8 // 4)
+    assert projected.branch1_mlp == projected.branch2_mlp == (2048, 16 * 8)
+    assert config().model.cross_rank is None
+
+
 def test_torchrecs_projection() -> None:
     model = Model(interaction="projection")
     assert branches(model) == ((2048, 2048), (2048, 2048))
@@ -152,6 +161,27 @@ def test_what_is_planned_is_what_is_held(case: str, optimizer: Any) -> None:
     parameters = sum(p.numel() for p in built.model.parameters())
     assert parameters == dense_parameters(cfg.model)
     assert planned.gradients >= 4 * parameters
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_activations_are_estimated(case: str) -> None:
+    """What autograd keeps for the backward pass, and room for gradients."""
+    cfg = run(case)
+    built = trainer(cfg)
+    built.model.bottom.fused_dtype = built.model.top.fused_dtype = None
+    dense = {p.untyped_storage().data_ptr() for p in built.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in dense:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = built.prepare(next(iter(build_data(cfg, "train", 0, 1))))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        built.step(batch, 0.1)
+    assert sum(kept.values()) < dense_activation_bytes(cfg) < 4 * sum(kept.values())
 
 
 # --- training

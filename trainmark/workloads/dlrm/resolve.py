@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainmark.clickdata import feature_spec, identity, negatives, terabyte
 from trainmark.config import SYNTHETIC, filled
@@ -25,6 +26,9 @@ from trainmark.workloads.dlrm.runs import (
     terabyte_range,
 )
 from trainmark.workloads.dlrm.sizes import (
+    branches,
+    cross_layers,
+    cross_rank,
     dense_parameters,
     has_narrow_tables,
     in_other_formats,
@@ -57,6 +61,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     else:
         cfg, more = _with_generated(cfg)
         problems += more
+    cfg = _with_interaction_widths(cfg)
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
     problems += _width_problems(cfg) + _interaction_problems(cfg.model)
@@ -124,6 +129,18 @@ def _with_matching_widths(cfg: DlrmRun) -> DlrmRun:
         return cfg
     model = dataclasses.replace(cfg.model, bottom_mlp=(*own[:-1], width))
     return dataclasses.replace(cfg, model=model)
+
+
+def _with_interaction_widths(cfg: DlrmRun) -> DlrmRun:
+    """The sizes that an interaction has of its own, where nobody said any."""
+    model = cfg.model
+    usual: dict[str, Any] = {}
+    if model.interaction == "dcn":
+        usual = {"cross_layers": cross_layers(model), "cross_rank": cross_rank(model)}
+    if model.interaction == "projection":
+        usual = dict(zip(("branch1_mlp", "branch2_mlp"), branches(model), strict=True))
+    lacking = {name: size for name, size in usual.items() if getattr(model, name) is None}
+    return dataclasses.replace(cfg, model=dataclasses.replace(model, **lacking))
 
 
 def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
