@@ -15,7 +15,7 @@ RUN apt-get update \
 WORKDIR /opt/trainmark
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY trainmark trainmark
-RUN pip install --no-cache-dir --constraint constraints.txt '.[export,fast,launch,plots,serve,text]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[export,fast,launch,plots,search,serve,text]'
 
 WORKDIR /workspace
 ENTRYPOINT ["trainmark"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from trainmark import workloads
+from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
 from trainmark.hardware.devices import Cluster
 from trainmark.kernels.compiled import is_compiled_for
@@ -98,8 +99,8 @@ def own_step(cfg: DlrmRun, mesh: Mesh, pool: list[ClickBatch]) -> Step:
     dense = {n: p for n, p in model.named_parameters() if "collection" not in n}
 
     def dense_optimizer(parameters: Any) -> torch.optim.Optimizer:
-        settings = cfg.optimizer
-        made = make_optimizer(settings.name, parameters, eps=settings.eps, beta1=0.9, beta2=0.999)
+        name, eps = cfg.optimizer.name, filled(cfg.optimizer.eps)
+        made = make_optimizer(name, parameters, eps=eps, beta1=0.9, beta2=0.999)
         for group in made.param_groups:
             group["lr"] = LR
         return made

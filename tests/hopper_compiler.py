@@ -6,6 +6,7 @@ prints a line per kernel of DLRM: its name, and the bytes of stack that it needs
 registers it does not have. The interpreter accepts programs that the compiler refuses.
 """
 
+import dataclasses
 import re
 import subprocess
 import tempfile
@@ -28,9 +29,11 @@ from trainmark.kernels import (
     interaction,
     relu_mlp,
     sparse_update,
+    terabyte_rows,
 )
 from trainmark.kernels.sparse_update import Rule, SortedRows
 from trainmark.kernels.table_formats import FORMATS, Tables, new_rows
+from trainmark.workloads.dlrm import terabyte
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -138,6 +141,14 @@ def compile_fp8_layers() -> None:
     fp8_codes._mask_codes(gradient.to(fp8_codes.GRADIENTS), gradient.to(fp8_codes.CODES), scale)
 
 
+def compile_terabyte() -> None:
+    with torch.device("cpu"):
+        tables = terabyte.on_device(terabyte.terabyte.THRESHOLD_15, torch.device("cpu"))
+        rows = terabyte_rows.RowsOnDevice.empty(1000, tables)
+    for levels in (rows.levels, None):
+        terabyte_rows.make_rows(tables, 2**32, dataclasses.replace(rows, levels=levels))
+
+
 def main() -> None:
     JITFunction.run = compile_instead
     torch.set_default_device("meta")
@@ -164,6 +175,7 @@ def main() -> None:
     compile_fp8_layers()
     for dim in (1, 24, 128):
         compile_copies(dim)
+    compile_terabyte()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Need:
         return test.startswith(self.tests) and re.fullmatch(self.reason, reason, re.S) is not None
 
 
-EXTRAS = "fastapi|numba|onnx|onnxruntime|pyspark|tokenizers|torchx|transformers"
+EXTRAS = "fastapi|numba|onnx|onnxruntime|optuna|pyspark|tokenizers|torchx|transformers"
 KERNELS = (
     "tests/distributed/test_interactions.py::test_by_the_kernels",
     "tests/gpu/test_embedding_kernels.py",
@@ -36,6 +36,7 @@ KERNELS = (
     "tests/unit/test_llama3_kernels.py",
     "tests/unit/test_relu_mlp.py",
     "tests/unit/test_sharded_kernels.py",
+    "tests/unit/test_terabyte.py::test_kernels",
 )
 
 NEEDS = {

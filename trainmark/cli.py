@@ -157,7 +157,7 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 
 def _evaluate(arguments: list[str], started: float) -> None:
-    """A checkpoint of a run on its held-out data."""
+    """A checkpoint of a run on its held-out data, or on raw files."""
     from trainmark.verbs.evaluate import EvaluateOptions, evaluate
 
     evaluate(parse(EvaluateOptions, arguments, "evaluate"))
@@ -219,31 +219,35 @@ def _serve(arguments: list[str], started: float) -> None:
     serve(options)
 
 
+def _verify(arguments: list[str], started: float) -> None:
+    """Whether every byte of a dataset, a run or an export is as it was written."""
+    from trainmark.verbs.verify import verify
+
+    verify(parse(VerifyOptions, arguments, "verify").folder)
+
+
 def _sweep(arguments: list[str], started: float) -> None:
-    """One run per value of a field; an out-of-memory is a row of the table."""
+    """Runs that differ in some fields, as a grid or a search: the best, and what mattered."""
     from rich.console import Console
 
     from trainmark.verbs import sweep
+    from trainmark.verbs.sweep_space import parse_over
 
     cfg, options = parse_run("sweep", arguments, SweepOptions)
-    field, values = sweep.parse_over(options.over)
-    flags = without_flags(arguments[1:], ("--over", "--output", "--devices"))
-    runs = {
-        value: parse_run("train", [cfg.name, *flags, f"--{field}", value], TrainOptions)[0]
-        for value in values
-    }
-    if options.dry_run:
-        Console().print(sweep.dry_runs(runs, field, options.cluster or "cpux1x1"))
-        return
+    own = ("--over", "--output", "--trials", "--devices", "--isolate", "--no-isolate")
     plan = sweep.Sweep(
-        run=cfg.name,
-        field=field,
-        values=values,
-        flags=flags,
+        run=cfg,
+        fields=parse_over(options.over),
+        flags=without_flags(arguments[1:], own),
         output=options.output or Path("runs") / f"{cfg.name}-sweep",
+        trials=options.trials,
         devices=options.devices,
+        isolate=options.isolate,
     )
-    Console().print(sweep.sweep(plan))
+    if options.dry_run:
+        Console().print(sweep.dry_runs(plan, options.cluster or "cpux1x1"))
+    else:
+        Console().print(sweep.sweep(plan))
 
 
 def _suite(arguments: list[str], started: float) -> int:
@@ -298,6 +302,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "compare": _compare,
     "export": _export,
     "serve": _serve,
+    "verify": _verify,
     "align": _align,
     "sweep": _sweep,
     "suite": _suite,
@@ -378,13 +383,28 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Read everything that has a checksum."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepOptions(TrainOptions):
     """How to sweep; the flags of `train` hold for every run of it."""
 
-    over: str = ""
-    """FIELD=V1,V2,...: the field to vary and its values."""
+    over: tuple[str, ...] = ()
+    """FIELD=V1,V2,... for each field to vary; in a search, also FIELD=LOW..HIGH, with :log behind
+    it where factors count (lr=0.001..1:log). Several words are a list: 'model.top_mlp=64 1'."""
+    trials: int | None = None
+    """Search with so many runs, instead of one for each combination (needs the extra `search`);
+    those that do worse than half of the others at the same evaluation are ended."""
     devices: int = 1
-    """Devices of this machine to run each value on."""
+    """Devices of this machine to run each on."""
+    isolate: bool = False
+    """A process of its own for each run, as with several devices: it starts more slowly, no run of
+    a search is ended early, and one that the host's memory is too small for ends alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
+from trainmark import checksums
 from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.schedule import Schedule
@@ -85,6 +86,9 @@ class Run:
     patience: Count | None = None
     """End the run after so many evaluations without a better one, and keep the best checkpoint. The
     validation split is evaluated for it, if there is one, and the others with the best weights."""
+    patience_metric: str | None = None
+    """What patience goes by: another metric of the evaluations than the one that targets are set
+    for. On few rows log_loss is less noisy than auc."""
 
     warmup_clock: CountOrNone = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
@@ -146,7 +150,7 @@ def with_file(
     if is_result:
         if not isinstance(given.get("config"), dict):
             raise InputError(f"{path} has no 'config': expected the result.json of a run.")
-        given = given["config"]
+        given = checksums.checked(given, path)["config"]
     for fixed in ("name", "workload"):
         if given.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
             raise InputError(

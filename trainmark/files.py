@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainmark import checksums
 from trainmark.errors import InputError
 
 # --- files
@@ -92,6 +93,9 @@ def fsync_folder(folder: Path) -> None:
 
 # --- folders
 
+SIGNED = ("prepare.json", "npy.json")
+"""They say how long it took, so that no two are alike, and have a checksum of their own."""
+
 
 def is_finished(output: Path, manifest: str, settings: Mapping[str, Any]) -> bool:
     """True if `output` was already made with `settings`; an `InputError` if it is something else.
@@ -146,6 +150,7 @@ def building(output: Path) -> Iterator[Path]:
                 shutil.rmtree(beside / "whole", ignore_errors=True)
                 (beside / "whole").mkdir()
                 yield beside / "whole"
+                checksums.seal(beside / "whole", besides=SIGNED)
                 # An existing empty folder is replaced; a filled one makes this fail.
                 os.replace(beside / "whole", output)
             finally:
@@ -183,17 +188,18 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, empty if there is no such file."""
     try:
         data = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable as JSON: {error}.") from None
     if not isinstance(data, dict):
         raise InputError(f"{path} should hold a JSON object; it holds a {type(data).__name__}.")
-    return data
+    return checksums.checked(data, path)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2) + "\n")
+    """With a checksum, which `read_json` checks."""
+    path.write_text(checksums.dumps(data))
 
 
 def _short(value: Any) -> str:

@@ -1,11 +1,14 @@
 """What `trainmark launch` makes of its flags, and what it refuses: no rank is started here."""
 
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.unit.refusals import refused
 from trainmark.cli import main
 from trainmark.distributed import launch_jobs as jobs
 from trainmark.distributed import launch_slurm as slurm
@@ -198,6 +201,47 @@ def test_what_sbatch_refuses_is_told_when_torchx_submits_it(
     assert sentence == "trainmark: sbatch refused the job, with exit code 3 and the reason above."
 
 
+# --- what a shell would run
+
+
+@pytest.mark.parametrize("flags", [
+    ["--jobs", "jobs\ntouch pwned\n"],
+    ["--jobs", "jobs\r\ntouch pwned"],
+    ["--jobs", "jobs\x0btouch pwned"],
+    ["--sbatch", "comment=a\ntouch pwned"],
+    ["--sbatch", "requeue\ntouch pwned"],
+])  # fmt: skip
+def test_a_comment_of_the_batch_script_stays_on_its_line(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    words = ["launch", "--on", "slurm", "-j", "1x2", "--dry-run", *flags, *RUN]
+    refused(capsys, words, "An #SBATCH line holds one line" if "--jobs" in flags else "--sbatch")
+
+
+@pytest.mark.parametrize(
+    "text", ["$(touch pwned)", "`touch pwned`", "; touch pwned", "'; touch pwned; '"]
+)
+def test_words_stay_words_in_the_batch_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Run by bash, with programs that only say what they were given."""
+    flags = ["--jobs", f"{tmp_path}/{text}", "--srun", f"comment={text}"]
+    command = ["train", "dlrm-demo", "--output", text]
+    assert main(["launch", "--on", "slurm", "-j", "1x2", "--dry-run", *flags, *command]) == 0
+    script = tmp_path / "script.sh"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(script)], cwd=tmp_path, text=True, capture_output=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"},
+    )  # fmt: skip
+    words = done.stdout.splitlines()
+    assert f"--comment={text}" in words
+    assert words[-1] == text
+    assert not (tmp_path / "pwned").exists()
+
+
 # --- jobs
 
 
@@ -213,6 +257,25 @@ def test_the_exit_code_of_a_process_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "hello\n"
     assert jobs.find(tmp_path / "jobs", job.handle) == job
     assert jobs.state(tmp_path / "jobs", job) == slurm.State("FAILED", 7)
+
+
+def test_a_clock_that_is_set_anew_kills_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psutil tells when a process began by the clock, and by when the machine was started."""
+    job = jobs.start_process(tmp_path / "jobs", "torchrun", ["sleep", "60"])
+    told = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) - 3600)
+    assert jobs.state(tmp_path / "jobs", job) == slurm.State("RUNNING", None)
+    jobs.stop(tmp_path / "jobs", job)
+
+
+def test_a_job_of_an_earlier_version_is_known_by_the_clock(tmp_path: Path) -> None:
+    me = psutil.Process()
+    job = replace(
+        jobs.new("torchrun-1", "process", str(me.pid), [], []), process_started=me.create_time()
+    )
+    assert jobs.state(tmp_path, job) == slurm.State("RUNNING", None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from trainmark.distributed import launched
+
 # Whatever runs at the interpreter's end ends this process with SIGABRT, as that thread does.
 WITH_A_BAD_END = """
 import atexit, os, runpy, sys
@@ -32,3 +36,38 @@ def test_a_rank_ends_with_its_own_exit_code_and_all_it_has_printed() -> None:
     bad = ended("train", "no-such-run")
     assert bad.returncode == 2
     assert "no-such-run" in bad.stderr
+
+
+LOST = [
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer",
+    "NCCL Error 6: remote process exited or there was a network error",
+    "Connection reset by peer",
+]
+
+
+@pytest.mark.parametrize("seen", LOST)
+def test_what_a_rank_sees_of_the_death_of_another(seen: str) -> None:
+    assert launched._is_echo(RuntimeError(seen))
+    assert not launched._is_echo(ValueError(seen))
+
+
+def test_a_rank_that_has_lost_another_says_so_in_a_sentence() -> None:
+    """Also where it was not torchrun that started it."""
+    code = f"""
+import runpy, sys
+from trainmark import cli
+from trainmark.distributed import launched
+launched.ECHO_GRACE_S = 0.1
+launched._connect = lambda: None
+def lost(arguments, started): raise RuntimeError({LOST[1]!r})
+cli.VERBS["list"] = lost
+sys.argv = ["trainmark", "list"]
+runpy.run_module("trainmark", run_name="__main__")
+"""
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "the connection to another rank was lost" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.small import config, write_dataset
+from trainmark import workloads
 from trainmark.errors import InputError
 from trainmark.training.background import in_background
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData, build_data, held_out_splits
@@ -439,3 +440,19 @@ def test_a_long_synthetic_split_repeats_itself(monkeypatch: pytest.MonkeyPatch) 
     rows = read(source, 50, 350).ids[0]
     assert np.array_equal(rows[:100], rows[100:200])
     assert np.array_equal(rows[:100], rows[200:300])
+
+
+@pytest.mark.parametrize("ids", ["uniform", "planted"])
+def test_labels_of_repeated_rows_are_drawn_anew(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ones would be learned by heart, and end in a loss that is not finite."""
+    monkeypatch.setattr(SyntheticRows, "DISTINCT_ROWS", 10_000)
+    named = dataclasses.replace(workloads.named_run("dlrm-small"), data="synthetic")
+    cfg = dataclasses.replace(named, synthetic_ids=ids, synthetic_rows=10**9)
+    source = SyntheticRows(cfg, "train")
+    first, second, again = (read(source, start, start + 10_000) for start in (0, 10_000, 10_000))
+    assert np.array_equal(first.ids[0], second.ids[0])
+    assert np.array_equal(second.labels, again.labels)
+    for rows in (first, second):
+        assert rows.labels.mean() == pytest.approx(0.033, abs=0.007)  # as many as Criteo's
+    both = (first.labels & second.labels).sum()
+    assert 0 < both < first.labels.sum() / 2

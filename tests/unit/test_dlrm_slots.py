@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels import graph
+from trainmark.training.transfer import Make
 from trainmark.workloads.dlrm.slots import Filled, Slots
 
 
@@ -41,9 +42,14 @@ class CopyStream:
         yield
         self.is_current = False
 
-    def into(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> Event:
-        for place, tensor in zip(places, tensors, strict=True):
-            place.copy_(tensor)
+    def into(
+        self, places: list[Tensor], tensors: Sequence[Tensor], make: Make | None = None
+    ) -> Event:
+        if make is not None:
+            make(places)
+        else:
+            for place, tensor in zip(places, tensors, strict=True):
+                place.copy_(tensor)
         return Event()
 
     def then(self, function: Callable[[], Any], after: Event | None = None) -> tuple[Any, Event]:

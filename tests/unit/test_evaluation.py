@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from tests.small import config, result
@@ -15,7 +18,10 @@ from tests.unit.refusals import refused
 from tests.unit.results import make_result
 from trainmark import report
 from trainmark.cli import main
+from trainmark.contract import Predictions
+from trainmark.metrics.binary import assess
 from trainmark.report import paired
+from trainmark.run import assessment
 from trainmark.run.assessment import read_scores
 from trainmark.run.result import Result, read
 from trainmark.workloads.dlrm import importance
@@ -161,6 +167,22 @@ def test_groups_of_the_dataset_give_the_auc_within_them(
     )
 
 
+def test_groups_are_those_of_the_log_and_of_raw_files(log: Path, tmp_path: Path) -> None:
+    shutil.copy(log / "log.csv", tmp_path)
+    given = ["--input", str(tmp_path / "log.csv"), "--output", str(tmp_path / "data")]
+    assert main(["prepare", "csv", *given, "--columns", COLUMNS, "--group", "city"]) == 0
+    run = train(tmp_path, "run", "--max-steps", "2")
+    held_out = lines()[-ROWS // 7 :]
+    (tmp_path / "new.csv").write_text("\n".join([HEADER, *held_out]) + "\n")
+    found = evaluate(run, "--input", str(tmp_path / "new.csv"))["assessments"]["input"]
+    assert result(run)["assessments"]["test"]["group_auc"]["groups"] == 5
+    cities, kept = np.array([line.split(",")[2] for line in held_out]), read_scores(run, "input")
+    of = [cities == city for city in np.unique(cities)]
+    aucs = [roc_auc_score(kept.labels[rows], kept.scores[rows]) for rows in of]
+    expected = np.average(aucs, weights=[rows.sum() for rows in of])
+    assert found["group_auc"]["auc"]["value"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_importance_is_the_auc_that_a_permuted_column_costs(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,6 +315,37 @@ def test_raw_files_that_cannot_be_evaluated_are_refused(
     assert "--bad-rows skip" in message
     assert evaluate(run, *ask[4:], "--bad-rows", "skip")["bad_rows"] == 1
     assert len(read_scores(run, "input").labels) == 19
+
+
+# --- devices
+
+
+def test_a_full_device_leaves_the_assessment_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Predictions(logits=torch.randn(50), labels=torch.rand(50) < 0.5)
+    expected = assess(made.logits, made.labels)
+    calls = []
+
+    def on_a_full_device(*rows: Any) -> Any:
+        calls.append(rows)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return assess(*rows)
+
+    monkeypatch.setattr(assessment, "assess", on_a_full_device)
+    assert assessment._assess(made, None) == expected
+    assert len(calls) == 2
+
+
+def test_a_page_is_made_without_torch(log: Path) -> None:
+    code = """if True:
+        import sys
+        from trainmark.cli import main
+        main(sys.argv[1:])
+        print("torch" in sys.modules)
+    """
+    command = [sys.executable, "-c", code, "report", str(log / "run")]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.endswith("False\n")
 
 
 # --- the page

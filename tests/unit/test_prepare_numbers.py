@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clickdata import feature_spec, identity
-from trainmark.clicklog import csv_data, raw_values
+from trainmark.clicklog import csv_data, parquet_data, raw_values
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.encode import encode
 from trainmark.clicklog.engine import encode_phase, numbers
@@ -75,6 +76,32 @@ def test_standard_is_fitted_to_training_rows_alone(tmp_path: Path) -> None:
     trained = read(data, "train")["numerical"]
     np.testing.assert_allclose(np.sort(trained[:, 0]), np.sort(expected[:TRAIN]), atol=1e-5)
     assert feature_spec.read(data).numerical_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"holdout": "random:0.3"},
+        {"holdout": "random:0.3", "group": "c"},
+        {"split_by": "at:number", "holdout": "0.4"},
+        {"negative_rate": 0.3},
+    ],
+)
+def test_the_rows_that_are_trained_on_have_mean_0_and_deviation_1(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    values = [None if value is None else math.log(value + 6) for value in skewed()]
+    write_csv(
+        tmp_path / "log.csv",
+        x=[None if x is None else x * (1 + 5 * (i % 2)) for i, x in enumerate(values)],
+        at=[-i for i in range(ROWS)],
+        c=[i // 50 for i in range(ROWS)],
+    )
+    trained = read(prepare(tmp_path, "x:standard+missing", **options), "train")["numerical"]
+    assert 200 < len(trained) < 650
+    present = trained[trained[:, 1] == 0, 0].astype(np.float64)
+    assert present.mean() == pytest.approx(0, abs=1e-6)
+    assert present.std() == pytest.approx(1, abs=1e-6)
 
 
 def test_facts_of_each_column_are_recorded_and_shown(
@@ -180,6 +207,33 @@ def test_auto_takes_every_finite_number_and_says_what_it_chose(
     recorded = json.loads((data / "vocabulary" / "vocabulary.json").read_text())["inputs"]
     found = {use["column"]: use["reading"] for use in recorded["columns"]}
     assert {name: found[name] for name in facts} == {n: f["reading"] for n, f in facts.items()}
+
+
+@pytest.mark.parametrize("reading", ["plain", "auto", "log", "quantile+bins"])
+def test_integers_of_any_size_are_taken(reading: str, tmp_path: Path) -> None:
+    """Of Parquet, which has 64 bits of them: more than float64 holds exactly."""
+    values = [2**63 - 1 - 3 * i for i in range(70)]
+    table = {
+        "y": [i % 2 for i in range(70)],
+        "x": values,
+        "big": [2**64 - 1] * 70,
+        "new": [True] * 70,
+    }
+    kinds = [pa.int8(), pa.int64(), pa.uint64(), pa.bool_()]
+    schema = pa.schema(list(zip(table, kinds, strict=True)))
+    pq.write_table(pa.table(table, schema=schema), tmp_path / "log.parquet")
+    columns = ",".join(f"{name}:{reading}" for name in ("x", "big", "new"))
+    parquet_data.prepare(
+        parquet_data.Options(
+            input=str(tmp_path / "log.parquet"),
+            output=tmp_path / "data",
+            columns=f"label=y numerical={columns}",
+        )
+    )
+    facts = facts_of(tmp_path / "data")
+    assert facts["x"]["maximum"] == pytest.approx(2.0**63)
+    assert facts["big"]["minimum"] == 2.0**64
+    assert facts["new"]["maximum"] == 1
 
 
 def test_a_default_for_all_numbers(tmp_path: Path) -> None:
@@ -300,7 +354,9 @@ def test_what_was_fitted_is_part_of_the_identity(tmp_path: Path) -> None:
         ["categorical", "bins", "x.bin"],
     ]
     assert first == same
-    assert identity.difference(first, other) == "its numerical column 'x' was fitted to others"
+    assert (
+        identity.difference(first, other) == "its numerical column 'x' was fitted to other numbers"
+    )
 
 
 def test_other_days_are_read_with_what_was_fitted(tmp_path: Path) -> None:

@@ -273,6 +273,16 @@ def test_negatives_of_training_rows_are_thinned_out(holdout: str, tmp_path: Path
     there = dict(zip(counts["value"], counts["count"], strict=True))
     assert there == {user: users.count(user) for user in set(users) - {""}}
     assert facts["features"]["user"]["missing_share"] == users.count("") / len(users)
+    # Only what is kept counts for numbers, too.
+    log = write(
+        tmp_path / "gaps.csv", [r | {"row": "" if r["row"] % 2 else r["row"]} for r in rows]
+    )
+    gaps = prepare(tmp_path / "gaps", input=log, holdout=holdout, negative_rate=0.2)
+    kept_rows = [number for numbers in found.values() for number in numbers]
+    told = json.loads((gaps / "prepare.json").read_text())["numerical"]["row"]
+    even = [number for number in kept_rows if number % 2 == 0]
+    assert told["missing"] == len(kept_rows) - len(even)
+    assert (told["minimum"], told["maximum"]) == (min(even), max(even))
 
 
 # --- the same bytes
@@ -347,6 +357,14 @@ def test_a_large_held_out_part_is_warned_about(tmp_path: Path, capsys: Any) -> N
     assert "rows are held out" not in capsys.readouterr().out
 
 
+def test_data_of_a_specification_are_divided_already(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"group": "user", "input": "x.csv", "negative_rate": 0.5}
+    for flag, value in flags.items():
+        options = csv_data.Options(output=tmp_path / "x", spec=tmp_path / "s", **{flag: value})
+        with pytest.raises(InputError, match=f"--{flag.replace('_', '-')} goes without it"):
+            csv_data.prepare(options)
+
+
 # --- labels of two values
 
 
@@ -379,6 +397,7 @@ def test_any_two_values(tmp_path: Path) -> None:
             "clicked is 'yes', expected 0, 1, true or false .--positive VALUE",
         ),
         (["a", "b", "c"], {"positive": "a"}, "should have one value; it has 'b', 'c'"),
+        (["12345678", "12345679", "3"], {"positive": "3.0"}, "it has '12345678', '12345679'"),
         (["yes", "no"], {"positive": "Yes"}, "it has 'no', 'yes'. Is --positive spelled as in"),
         (list("abcdefgh"), {"positive": "a"}, "it has 'b', 'c', 'd', 'e', 'f', ..."),
         (

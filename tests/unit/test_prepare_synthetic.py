@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, terabyte
 from trainmark.clickdata.numerical import MISSING, log_transform
 from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
 from trainmark.clicklog import synthetic
@@ -160,3 +160,65 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_log_without_a_signal_sets_no_target(tmp_path: Path) -> None:
     output = prepare(tmp_path / "log", format="split_binary", ids="uniform", signal=False)
     assert "best_auc" not in feature_spec.read(output).metadata
+
+
+# --- the planted Terabyte
+
+
+def test_the_terabyte_is_written_with_its_last_day_from_the_held_out_rows(tmp_path: Path) -> None:
+    sizes = tuple(min(v, 1000) for v in terabyte.VOCABULARY)
+    output = prepare(
+        tmp_path / "data", like="terabyte", seed=0, format="split_binary", cardinalities=sizes
+    )
+    held_out = terabyte.TRAIN_ROWS
+    expected = {"train": terabyte.rows(0, 4000), "test": terabyte.rows(held_out, held_out + 501)}
+    for mapping, rows in expected.items():
+        spec = feature_spec.read(feature_spec.path_of(output, mapping))
+        assert spec.cardinalities == sizes
+        files = spec.files(mapping)
+        np.testing.assert_array_equal(np.fromfile(output / files["label"], bool), rows.labels)
+        numerical = np.fromfile(output / files["num_0"], np.float16).reshape(-1, 13)
+        np.testing.assert_array_equal(numerical, terabyte.inputs(rows))
+        for name, ids, size in zip(spec.categorical, rows.categorical, sizes, strict=True):
+            stored = np.fromfile(output / files[name], spec.feature_spec[name].dtype)
+            np.testing.assert_array_equal(stored, np.where(ids < size, ids, 0))
+    manifest = json.loads((output / "synthetic.json").read_text())
+    assert manifest["best_auc"] == terabyte.best_auc(held_out, held_out + 1003)
+
+
+def test_raw_days_of_the_terabyte_have_a_text_for_every_value(tmp_path: Path) -> None:
+    output = prepare(tmp_path / "raw", like="terabyte", seed=0)
+    lines = (output / "day_0").read_text().splitlines()
+    rows = terabyte.rows(0, 1000)
+    for column in (0, 19):
+        texts = [line.split("\t")[14 + column] for line in lines]
+        ids = rows.categorical[column]
+        assert [text == "" for text in texts] == [i == 0 for i in ids]
+        assert len(set(texts)) == len(set(ids.tolist())) > 500
+
+
+@pytest.mark.parametrize("form", ["raw", "split_binary", "npy"])
+def test_processes_write_what_one_does(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic, "BLOCK_ROWS", 400)
+    for workers in (1, 2):
+        prepare(tmp_path / str(workers), like="terabyte", seed=0, format=form, workers=workers)
+    one, two = (
+        {p.relative_to(f): p.read_bytes() for p in f.rglob("*") if p.is_file()}
+        for f in (tmp_path / "1", tmp_path / "2")
+    )
+    assert one == two
+    assert len(one) > 5
+
+
+def test_a_terabyte_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"178,274,637 for the last day. Received: --rows 9,000,000"
+    ):
+        prepare(tmp_path / "raw", like="terabyte", seed=0, rows=9_000_000_000, days=2)
+    with pytest.raises(InputError, match=r"--seed is for --like demo.*26 categorical|26 categor"):
+        prepare(tmp_path / "raw", like="terabyte", seed=3, cardinalities=(10, 20))
+    with pytest.raises(InputError, match="--workers is 0; at least 1"):
+        prepare(tmp_path / "raw", workers=0)
+    assert list(tmp_path.iterdir()) == []

@@ -6,5 +6,6 @@ negatives.py      which share of the rows without a click was kept
 planted.py        a generated log whose best possible AUC is known
 terabyte.py       a log of Criteo's size and shape, made row by row from the number
 counters.py       random numbers by counter
+terabyte_shape.py how that log's tables were made
 numerical.py      the transform of integers
 """

@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainmark import checksums
 from trainmark.errors import InputError, raise_all
 from trainmark.files import write_atomically
+from trainmark.progress import say
 from trainmark.validation import load_yaml, parse
 
 FILE_NAME = "feature_spec.yaml"
@@ -32,6 +34,8 @@ LABEL, NUMERICAL, CATEGORICAL = "label", "numerical", "categorical"
 CHANNELS = (CATEGORICAL, NUMERICAL, LABEL)
 SPLIT_BINARY = "split_binary"
 CATEGORICAL_DTYPES = ("int8", "int16", "int32")
+"""That preparation writes; others write the two more below."""
+READABLE_DTYPES = (*CATEGORICAL_DTYPES, "uint8", "int64")
 NUMERICAL_DTYPES = ("float16", "float32")
 """Published is float16; preparation writes float32 where that would lose digits."""
 
@@ -66,7 +70,8 @@ class FeatureSpec:
     channel_spec: dict[str, tuple[str, ...]]
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (a class attribute, not a field)
+    # Others keep more under keys of their own; a misspelt one is missed, or named by `check`.
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012  (a class attribute, not a field)
 
     @property
     def label(self) -> str:
@@ -174,6 +179,7 @@ def read(path: str | Path) -> FeatureSpec:
             f"{path} does not exist. Expected the specification of a dataset; "
             "`trainmark prepare` writes one."
         )
+    checksums.check_file(path)
     try:
         data = load_yaml(path.read_bytes())
     except OSError as error:
@@ -187,6 +193,7 @@ def read(path: str | Path) -> FeatureSpec:
             f"{path} should hold the keys feature_spec, source_spec, channel_spec and metadata; "
             f"it holds {'nothing' if data is None else f'a {type(data).__name__}'}."
         )
+    data["metadata"] = data.get("metadata") or {}  # null, where others have none
     return parse(FeatureSpec, data, source=str(path))
 
 
@@ -294,10 +301,10 @@ def channel_problems(spec: FeatureSpec) -> Iterator[str]:
 
 def _categorical_problems(name: str, feature: Feature) -> Iterator[str]:
     known = _numpy_dtype(feature.dtype)
-    if known is not None and known not in CATEGORICAL_DTYPES:
+    if known is not None and known not in READABLE_DTYPES:
         yield (
             f"categorical feature {name!r} has dtype {feature.dtype}; "
-            f"one of {_names(CATEGORICAL_DTYPES)} is expected."
+            f"one of {_names(READABLE_DTYPES)} is expected."
         )
     cardinality = feature.cardinality
     if not isinstance(cardinality, int):
@@ -305,7 +312,7 @@ def _categorical_problems(name: str, feature: Feature) -> Iterator[str]:
         yield f"categorical feature {name!r} needs an integer cardinality; it has {received}."
     elif cardinality < 1:
         yield f"categorical feature {name!r} has cardinality {cardinality}; 1 or more is expected."
-    elif known in CATEGORICAL_DTYPES and not _fits(cardinality, known):
+    elif known in READABLE_DTYPES and not _fits(cardinality, known):
         yield (
             f"categorical feature {name!r} has cardinality {cardinality:,}, which does not fit "
             f"its dtype {known}."
@@ -414,6 +421,19 @@ def count_rows(spec: FeatureSpec, base: str | Path, mapping: str) -> int:
             rows[path] = size // row_bytes
     raise_all(problems)
     return _agreed(rows, mapping)
+
+
+def check_bytes(spec: FeatureSpec, base: str | Path, mapping: str) -> None:
+    """Read the files of `mapping` once, if they are few enough, and refuse one that has changed."""
+    names = [file for chunk in spec.source_spec[mapping] for file in chunk.files]
+    size = sum((Path(base) / name).stat().st_size for name in names)
+    if size > MAX_CHECKED_BYTES and (Path(base) / checksums.FILE_NAME).is_file():
+        say(f"{base}: checksums are not checked now, because it is large: trainmark verify {base}")
+    elif size <= MAX_CHECKED_BYTES:
+        checksums.check(Path(base), names)
+
+
+MAX_CHECKED_BYTES = 4 * 2**30  # a second or two
 
 
 def _row_bytes(spec: FeatureSpec, chunk: Chunk) -> int:

@@ -200,7 +200,9 @@ def _how(column: Column, other: Column) -> str | None:
         return f"{subject} was read as {other.reading}, not as {column.reading}"
     if _differ(column.vocabulary, other.vocabulary):
         numerical = column.kind == "numerical"
-        return f"{subject} " + ("was fitted to others" if numerical else "has another vocabulary")
+        return f"{subject} " + (
+            "was fitted to other numbers" if numerical else "has another vocabulary"
+        )
     if _differ(column.rows, other.rows):
         return f"{subject} has {other.rows:,} ids, not {column.rows:,}"
     return None

@@ -149,12 +149,7 @@ class PlantedClicks:
 
     def values(self, column: int, ids: NDArray[np.int32]) -> NDArray[np.uint32]:
         """The 32-bit numbers that stand for `ids` in a raw log (meaningless for missing ones)."""
-        # Any invertible mixing will do: distinct ids of a column must stay distinct.
-        x = ids.astype(np.uint32) + np.uint32((column * 0x9E3779B9 + self.seed) & 0xFFFFFFFF)
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-            x ^= x >> np.uint32(shift)
-            x *= np.uint32(factor)
-        return x ^ (x >> np.uint32(16))
+        return mixed_values(column, ids, self.seed)
 
     # --- one block
 
@@ -320,6 +315,15 @@ class _Integers:
     def logit_term(self, counts: NDArray[np.int32]) -> NDArray[np.float32]:
         used = min(SIGNAL_NUMERICAL, counts.shape[1])
         return log_transform(counts[:, :used]).astype(np.float32) @ self.slope[:used]
+
+
+def mixed_values(column: int, ids: NDArray[np.int32], seed: int) -> NDArray[np.uint32]:
+    """Numbers that stand for ids of a column, distinct as these are."""
+    x = ids.astype(np.uint32) + np.uint32((column * 0x9E3779B9 + seed) & 0xFFFFFFFF)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x ^= x >> np.uint32(shift)
+        x *= np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
 
 
 def known_auc(manifest: Mapping[str, Any]) -> dict[str, float]:

@@ -57,6 +57,8 @@ The files here, which import any of these:
 
     criteo.py, csv_data.py, parquet_data.py, npy.py, synthetic.py
                        the options of each `trainmark prepare ...`, and its job
+    synthetic_logs.py, synthetic_files.py
+                       the logs that synthetic.py writes, and their formats
     tabular.py         what csv and parquet share
     inherit.py         what --vocabulary takes over from an earlier dataset
     encode.py          raw files by all settings of an earlier dataset, for a model of it

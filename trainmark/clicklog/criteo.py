@@ -60,7 +60,7 @@ class Options(SplitOptions):
     """Lines that break the format: stop at the first, skip them, or keep them with the bad fields
     as missing. Skipped and kept ones are listed in bad_rows.txt."""
     seed: int = 0
-    """Seed of the training rows' random order."""
+    """Seed of the training rows' random order, and of what else is drawn at random."""
     memory: str | None = None
     """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
     to: Literal["split_binary", "npy"] = "split_binary"

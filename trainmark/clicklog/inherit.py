@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.clicklog import per_column
 from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.summary import MANIFEST
@@ -131,7 +131,9 @@ def open_dataset(path: Path) -> Inherited:
     if facts.get("recipe") not in RECIPES or not isinstance(facts.get("columns"), dict):
         raise InputError(f"{vocabularies / 'vocabulary.json'} is not what `prepare` writes.")
     for number, name in enumerate(facts["columns"]):
-        if not (vocabularies / f"cat_{number}.parquet").is_file():
+        vocabulary = vocabularies / f"cat_{number}.parquet"
+        if not vocabulary.is_file():
             raise InputError(f"{path}: the vocabulary of its column {name} is gone.")
+        checksums.check_file(vocabulary.absolute())
     manifest = files.read_json(vocabularies.absolute().parent / MANIFEST)
     return Inherited(str(path), vocabularies.absolute(), facts, manifest.get("settings", {}))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.clicklog.arrays import number_transforms
 from trainmark.clicklog.column_ids import ColumnIds, open_bins, open_column
 from trainmark.clicklog.engine.job import VOCABULARY
@@ -73,6 +73,7 @@ def open_dataset(data: Path) -> RawValues | None:
     facts = files.read_json(data / VOCABULARY / "vocabulary.json")
     if not facts:
         return None
+    checksums.check(data, [f"{VOCABULARY}/{path.name}" for path in (data / VOCABULARY).iterdir()])
     recipe = RECIPES[facts["recipe"]]
     rules = [
         Rules(recipe=recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])

@@ -6,35 +6,43 @@
 
 The last day is there for evaluation: its first half is the test split, the rest the validation
 split. `synthetic.json` beside the data holds the settings and the best possible AUC.
+
+Processes make the rows, and their text, block by block; this one writes them in order.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from trainmark import files
-from trainmark.clickdata.numerical import MISSING, log_transform
+from trainmark.clickdata import terabyte
 from trainmark.clickdata.planted import (
+    BLOCK_ROWS,
     CARDINALITIES,
     MANIFEST,
-    MAX_COUNT,
     NUM_NUMERICAL,
-    BestAuc,
     PlantedClicks,
-    Rows,
 )
 from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.engine.splits import Split, SplitRule
-from trainmark.clicklog.npy_files import DayWriter
+from trainmark.clicklog.synthetic_files import FORMATS, Encode
+from trainmark.clicklog.synthetic_logs import Counts, Log, PlantedLog, TerabyteLog
 from trainmark.errors import InputError, raise_all
+
+TERABYTE_DAY = terabyte.ROWS - terabyte.TRAIN_ROWS
+"""Rows of a day: as many as are held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,51 +51,122 @@ class Options:
 
     output: Path
     """Folder to write; it appears when everything is written."""
+    like: Literal["demo", "terabyte"] = "demo"
+    """demo: a log that two cores learn in a minute; terabyte: rows of the planted Terabyte, as
+    `train --data terabyte` makes them, the last day's from those held out."""
     format: Literal["raw", "split_binary", "npy"] = "raw"
     """raw: text days as Criteo's; split_binary: ready for `train`; npy: TorchRec's day files."""
-    rows: int = 1_800_000
-    """Rows of all days together."""
-    days: int = 9
-    """Days of equal length (the last takes the remainder); the last is for evaluation."""
+    rows: int | None = None
+    """Rows of all days together; by default 1,800,000, of the Terabyte 178 million a day."""
+    days: int | None = None
+    """Days of equal length (the last takes the remainder); the last is for evaluation. By default
+    9, of the Terabyte 24."""
     seed: int = 0
     """Another seed gives another hidden model and other rows."""
-    cardinalities: tuple[int, ...] = CARDINALITIES
-    """Number of ids of each categorical column."""
+    cardinalities: tuple[int, ...] | None = None
+    """Number of ids of each categorical column; the Terabyte's that are beyond it become 0, the id
+    of rare values (not in raw days: they have all values)."""
     num_numerical: int = NUM_NUMERICAL
     """Number of integer columns."""
     ids: Literal["power_law", "uniform"] = "power_law"
     """How categorical values are distributed: a few very frequent ones, or all alike."""
     signal: bool = True
     """Draw the labels from a hidden model; without, every row is as likely a click."""
+    workers: int | None = None
+    """Processes that make rows; by default one for each core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A log, with everything filled in that `Options` leave to the log it is to be like."""
+
+    like: str
+    format: str
+    rows: int
+    days: int
+    seed: int
+    cardinalities: tuple[int, ...]
+    num_numerical: int
+    ids: Literal["power_law", "uniform"]
+    signal: bool
+
+    @property
+    def last_day(self) -> int:
+        """The row that it begins with."""
+        return (self.days - 1) * (self.rows // self.days)
+
+    def settings(self) -> dict[str, Any]:
+        """As a finished folder records them; those of earlier versions know one log only."""
+        settings = asdict(self)
+        if self.like == "demo":
+            del settings["like"]
+        return settings
+
+    def log(self) -> Log:
+        if self.like == "terabyte":
+            # Raw values are all there: preparation counts them, and finds the rare ones.
+            return TerabyteLog(self.last_day, None if self.format == "raw" else self.cardinalities)
+        planted = PlantedClicks(
+            seed=self.seed,
+            cardinalities=self.cardinalities,
+            num_numerical=self.num_numerical,
+            ids=self.ids,
+            signal=self.signal,
+        )
+        return PlantedLog(planted)
 
 
 def prepare(options: Options) -> None:
     """Write the log, unless the folder already holds it."""
-    _check(options)
-    settings = {key: v for key, v in asdict(options).items() if key != "output"}
-    if files.is_finished(options.output, MANIFEST, settings):
+    wanted = _filled(options)
+    _check(options, wanted)
+    if files.is_finished(options.output, MANIFEST, wanted.settings()):
         print(f"{options.output} already holds this log; nothing to do.")
     else:
-        _generate(options, settings)
+        workers = options.workers or len(os.sched_getaffinity(0))
+        _generate(wanted, options.output, workers)
     _show(options.output, files.read_json(options.output / MANIFEST))
 
 
-def _check(options: Options) -> None:
+def _filled(options: Options) -> Wanted:
+    days, cardinalities = options.days, terabyte.VOCABULARY
+    if options.like == "demo":
+        days = 9 if days is None else days
+        rows, cardinalities = 1_800_000, CARDINALITIES
+    else:
+        days = 24 if days is None else days
+        rows = TERABYTE_DAY * max(days, 0)
+    return Wanted(
+        like=options.like,
+        format=options.format,
+        rows=rows if options.rows is None else options.rows,
+        days=days,
+        seed=options.seed,
+        cardinalities=cardinalities if options.cardinalities is None else options.cardinalities,
+        num_numerical=options.num_numerical,
+        ids=options.ids,
+        signal=options.signal,
+    )
+
+
+def _check(options: Options, wanted: Wanted) -> None:
     problems = []
-    if options.days < 2:
-        problems.append(f"--days is {options.days}; at least 2 are needed (the last is for tests).")
-    elif options.rows < 2 * options.days:
-        problems.append(f"--rows is {options.rows}; at least 2 per day are needed.")
-    if options.num_numerical < 0:
-        problems.append(f"--num-numerical is {options.num_numerical}; 0 or more is expected.")
-    if min(options.cardinalities, default=2) < 2:
-        problems.append(
-            f"--cardinalities has {min(options.cardinalities)}; at least 2 is expected."
-        )
-    if options.seed < 0:
-        problems.append(f"--seed is {options.seed}; 0 or more is expected.")
-    shape = (options.num_numerical, len(options.cardinalities))
-    if options.format == "raw" and shape != (13, 26):
+    if options.workers is not None and options.workers < 1:
+        problems.append(f"--workers is {options.workers}; at least 1 is expected.")
+    if wanted.days < 2:
+        problems.append(f"--days is {wanted.days}; at least 2 are needed (the last is for tests).")
+    elif wanted.rows < 2 * wanted.days:
+        problems.append(f"--rows is {wanted.rows}; at least 2 per day are needed.")
+    elif wanted.like == "terabyte":
+        problems += _terabyte_problems(wanted)
+    if wanted.num_numerical < 0:
+        problems.append(f"--num-numerical is {wanted.num_numerical}; 0 or more is expected.")
+    if min(wanted.cardinalities, default=2) < 2:
+        problems.append(f"--cardinalities has {min(wanted.cardinalities)}; at least 2 is expected.")
+    if wanted.seed < 0:
+        problems.append(f"--seed is {wanted.seed}; 0 or more is expected.")
+    shape = (wanted.num_numerical, len(wanted.cardinalities))
+    if wanted.format == "raw" and shape != (13, 26):
         problems.append(
             f"A raw Criteo log has 13 integer and 26 categorical columns, not {shape[0]} and "
             f"{shape[1]}. Use --format split_binary for other shapes."
@@ -95,56 +174,130 @@ def _check(options: Options) -> None:
     raise_all(problems)
 
 
-def _pieces(options: Options) -> list[Split]:
+def _terabyte_problems(wanted: Wanted) -> Iterator[str]:
+    held_out = wanted.rows - wanted.last_day
+    if wanted.last_day > terabyte.TRAIN_ROWS or held_out > TERABYTE_DAY:
+        yield (
+            f"The planted Terabyte has {terabyte.TRAIN_ROWS:,} rows to train on, and "
+            f"{TERABYTE_DAY:,} for the last day. Received: --rows {wanted.rows:,} in "
+            f"{wanted.days} days. Ask for fewer."
+        )
+    if len(wanted.cardinalities) != len(terabyte.VOCABULARY):
+        yield (
+            f"The planted Terabyte has {len(terabyte.VOCABULARY)} categorical columns. Received: "
+            f"{len(wanted.cardinalities)} --cardinalities."
+        )
+    own = Options(output=Path())
+    for name in ("seed", "num_numerical", "ids", "signal"):
+        if getattr(wanted, name) != getattr(own, name):
+            flag = "--no-signal" if name == "signal" else f"--{name.replace('_', '-')}"
+            yield f"{flag} is for --like demo: there is one planted Terabyte. Leave it out."
+
+
+def _pieces(wanted: Wanted) -> list[Split]:
     """The rows of each day or split."""
-    per_day = options.rows // options.days
-    bounds = [day * per_day for day in range(options.days)] + [options.rows]
-    if options.format != "split_binary":
+    per_day = wanted.rows // wanted.days
+    bounds = [day * per_day for day in range(wanted.days)] + [wanted.rows]
+    if wanted.format != "split_binary":
         days = enumerate(pairwise(bounds))
         return [Split(f"day_{number}", start, stop) for number, (start, stop) in days]
-    return SplitRule().apply([bounds[-2], options.rows - bounds[-2]])
+    return SplitRule().apply([bounds[-2], wanted.rows - bounds[-2]])
 
 
-def _generate(options: Options, settings: dict[str, Any]) -> None:
-    log = PlantedClicks(
-        seed=options.seed,
-        cardinalities=options.cardinalities,
-        num_numerical=options.num_numerical,
-        ids=options.ids,
-        signal=options.signal,
-    )
-    last_day_start = (options.days - 1) * (options.rows // options.days)
-    every_day, last_day = BestAuc(), BestAuc()
-    write = WRITERS[options.format](log)
-    with files.building(options.output) as partial, Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("Generating rows", total=options.rows)
+def _generate(wanted: Wanted, output: Path, workers: int) -> None:
+    log = wanted.log()
+    every_day, last_day = np.zeros((2, 2, log.num_bins), np.int64)
+    files_of = FORMATS[wanted.format](wanted.cardinalities, wanted.num_numerical)
+    with files.building(output) as partial, Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("Generating rows", total=wanted.rows)
 
-        def watched(piece: Split) -> Iterator[Rows]:
-            for rows in log.blocks(piece.start, piece.stop):
-                every_day.add(rows)
-                if piece.start >= last_day_start:
-                    last_day.add(rows)
-                yield rows
-                bar.advance(task, len(rows))
+        def watched(piece: Split, blocks: Iterator[_Block]) -> Iterator[Any]:
+            for block in blocks:
+                for counts in (every_day, last_day)[: 2 if piece.start >= wanted.last_day else 1]:
+                    counts += block.counts
+                yield block.content
+                bar.advance(task, block.rows)
 
-        for piece in _pieces(options):
-            write(partial, piece, watched(piece))
-        if not 0 < last_day.click_rate < 1:
+        with _makers(wanted, workers) as make:
+            for piece in _pieces(wanted):
+                files_of.write(partial, piece, watched(piece, make(piece)))
+        if not last_day.sum(axis=1).all():
             raise InputError(
                 "All rows of the last day have the same label, so that no AUC can be measured. "
-                f"Ask for more --rows than {options.rows}, or another --seed."
+                f"Ask for more --rows than {wanted.rows}, or another --seed."
             )
         # Without a signal there is nothing to reach, and so no best AUC to set a target by.
-        metadata = {"best_auc": last_day.value} if options.signal else {}
-        facts = {"click_rate": every_day.click_rate} | metadata
-        if options.signal:
-            facts["best_auc_all_days"] = every_day.value
-        if options.format == "split_binary":
-            split_binary.write_specs(
-                partial, options.cardinalities, options.num_numerical, metadata
-            )
+        metadata = {"best_auc": log.auc(last_day)} if wanted.signal else {}
+        facts = {"click_rate": float(every_day[0].sum() / every_day.sum())} | metadata
+        if wanted.signal:
+            facts["best_auc_all_days"] = log.auc(every_day)
+        if wanted.format == "split_binary":
+            split_binary.write_specs(partial, wanted.cardinalities, wanted.num_numerical, metadata)
         schema = {"schema": "trainmark.synthetic/1"}
-        files.write_json(partial / MANIFEST, schema | {"settings": settings} | facts)
+        files.write_json(partial / MANIFEST, schema | {"settings": wanted.settings()} | facts)
+
+
+# --- in several processes
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some rows of a piece, as they are written."""
+
+    content: Any
+    rows: int
+    counts: Counts
+
+
+@contextmanager
+def _makers(wanted: Wanted, workers: int) -> Iterator[Callable[[Split], Iterator[_Block]]]:
+    """What makes the blocks of a piece, in order: processes, where there is enough to make."""
+    if workers == 1 or wanted.rows < 4 * workers * BLOCK_ROWS:
+        _begin(wanted)
+        yield lambda piece: map(_make, _bounds(piece))
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (wanted,))
+
+    def in_processes(piece: Split) -> Iterator[_Block]:
+        ahead: deque[Future[_Block]] = deque()
+        for bounds in _bounds(piece):
+            ahead.append(pool.submit(_make, bounds))
+            if len(ahead) >= 2 * workers:  # a bound on what is in memory
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    try:
+        yield in_processes
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _bounds(piece: Split) -> Iterator[tuple[int, int]]:
+    """Of the blocks that a piece lies in, as far as it does."""
+    start = piece.start
+    while start < piece.stop:
+        end = min(piece.stop, (start // BLOCK_ROWS + 1) * BLOCK_ROWS)
+        yield start, end
+        start = end
+
+
+_begun: tuple[Log, Encode] | None = None
+"""In a process that makes rows: the log, and what its rows become."""
+
+
+def _begin(wanted: Wanted) -> None:
+    global _begun
+    log = wanted.log()
+    _begun = log, FORMATS[wanted.format].encoder(log)
+
+
+def _make(bounds: tuple[int, int]) -> _Block:
+    if _begun is None:
+        raise RuntimeError("This process was not told what to make.")
+    log, encode = _begun
+    rows, counts = log.rows(*bounds)
+    return _Block(encode(rows), len(rows), counts)
 
 
 def _show(output: Path, manifest: dict[str, Any]) -> None:
@@ -157,88 +310,3 @@ def _show(output: Path, manifest: dict[str, Any]) -> None:
         table.add_row("best possible AUC, last day", f"{manifest['best_auc']:.4f}")
         table.add_row("best possible AUC, all days", f"{manifest['best_auc_all_days']:.4f}")
     Console().print(table)
-
-
-# --- raw text
-
-
-class _RawWriter:
-    """Days of tab-separated text.
-
-    Every field gets its widest form in a matrix of characters with one line per row; unused
-    characters are 0 and dropped at the end.
-    """
-
-    LABEL = np.frombuffer(b"01", np.uint8)
-    HEX_PAIRS = np.frombuffer("".join(f"{i:02x}" for i in range(256)).encode(), np.uint16)
-    COUNT_WIDTH = len(str(MAX_COUNT))
-
-    def __init__(self, log: PlantedClicks) -> None:
-        self.log = log
-        # The text of every possible count; the last entry is the empty field.
-        counts = np.arange(-2, MAX_COUNT + 1).astype(f"S{self.COUNT_WIDTH}")
-        self.count_text = np.append(counts, b"")
-
-    def __call__(self, partial: Path, piece: Split, blocks: Iterable[Rows]) -> None:
-        with (partial / piece.name).open("wb") as file:
-            for rows in blocks:
-                file.write(self._text(rows).data)
-
-    def _text(self, rows: Rows) -> NDArray[np.uint8]:
-        fields = [self.LABEL.take(rows.labels.view(np.uint8))[:, None]]
-        fields += [self._counts(column) for column in rows.numerical.T]
-        fields += [self._values(number, ids) for number, ids in enumerate(rows.categorical)]
-        text = np.empty((len(rows), sum(field.shape[1] + 1 for field in fields)), np.uint8)
-        end = 0
-        for field in fields:
-            start, end = end, end + field.shape[1] + 1
-            text[:, start : end - 1] = field
-            text[:, end - 1] = ord("\t")
-        text[:, -1] = ord("\n")
-        return np.asarray(text[text != 0])
-
-    def _counts(self, counts: NDArray[np.int32]) -> NDArray[np.uint8]:
-        index = np.where(counts == MISSING, len(self.count_text) - 1, counts + 2)
-        return self.count_text.take(index).view(np.uint8).reshape(len(counts), -1)
-
-    def _values(self, column: int, ids: NDArray[np.int32]) -> NDArray[np.uint8]:
-        big_endian = self.log.values(column, ids).astype(">u4").view(np.uint8)
-        text = self.HEX_PAIRS.take(big_endian).view(np.uint8).reshape(len(ids), -1)
-        text[ids == 0] = 0
-        return text
-
-
-# --- the other formats
-
-
-class _NpyWriter:
-    """TorchRec's three arrays per day."""
-
-    def __init__(self, log: PlantedClicks) -> None:
-        self.log = log
-
-    def __call__(self, partial: Path, piece: Split, blocks: Iterable[Rows]) -> None:
-        shape = (self.log.num_numerical, len(self.log.cardinalities))
-        day = int(piece.name.removeprefix("day_"))
-        writer = DayWriter(partial, day, piece.stop - piece.start, *shape)
-        for rows in blocks:
-            # TorchRec takes a missing integer for a 0, so that it is ln 3 there, not 0.
-            counts = np.where(rows.numerical == MISSING, 0, rows.numerical)
-            writer.append(rows.labels, np.log(counts + np.float32(3)), rows.categorical)
-
-
-class _SplitBinaryWriter:
-    """The dataset that `trainmark train` reads. The rows need no shuffling."""
-
-    def __init__(self, log: PlantedClicks) -> None:
-        self.log = log
-
-    def __call__(self, partial: Path, piece: Split, blocks: Iterable[Rows]) -> None:
-        shape = (self.log.cardinalities, self.log.num_numerical)
-        with split_binary.Writer(partial, piece.name, *shape) as writer:
-            for rows in blocks:
-                writer.append(rows.labels, log_transform(rows.numerical), rows.categorical)
-
-
-WRITERS: dict[str, Callable[[PlantedClicks], Callable[[Path, Split, Iterable[Rows]], None]]]
-WRITERS = {"raw": _RawWriter, "npy": _NpyWriter, "split_binary": _SplitBinaryWriter}

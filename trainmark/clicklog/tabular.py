@@ -1,7 +1,7 @@
 """What `prepare csv` and `prepare parquet` share: their options, and the job that they make."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +18,15 @@ from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.row_columns import RowColumns
 from trainmark.clicklog.sources.source import BadRows, Source
 from trainmark.clicklog.split_options import SplitFiles, SplitOptions
-from trainmark.errors import InputError
+from trainmark.errors import InputError, raise_all
 
 # Ids by falling count, 0 for what is rare or missing. Numbers are as --columns says.
 RECIPE = RECIPES["nvidia"]
+WITH_SPEC = ("output", "spec", "to", "memory", "seed", "delimiter", "header")
+"""Options that data of --spec may have."""
+FREQUENCY_THRESHOLD = 10
+"""By default. A value of fewer rows teaches more noise than signal; and what the rare ones teach
+together, later values that nobody has seen yet are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class TabularOptions(SplitOptions):
     training rows), plain, log, signed_log, standard, standard_log, quantile, bins, or several,
     such as standard+bins+missing."""
     frequency_threshold: str | None = None
-    """Categorical values seen less often share id 0; 0, the default, keeps all. For single columns:
+    """Categorical values seen less often share id 0 (default 10); 0 keeps all. For single columns:
     15,user=3."""
     max_rows: str | None = None
     """Fold ids into this many per column by modulo; for single columns: 100000,user=1000."""
@@ -65,7 +70,7 @@ class TabularOptions(SplitOptions):
     """Rows that break the description: stop at the first, skip them, or keep them with the bad
     fields as missing. Skipped and kept ones are listed in bad_rows.txt."""
     seed: int = 0
-    """Seed of the training rows' random order."""
+    """Seed of the training rows' random order, and of what else is drawn at random."""
     memory: str | None = None
     """Peak memory, such as 1G; default a quarter of the machine. Does not change the result."""
     to: Literal["split_binary", "npy"] = "split_binary"
@@ -85,10 +90,9 @@ def prepare(
         open_source: the rows of files; columns as in an earlier dataset, where one is given.
     """
     if options.spec is not None:
-        if options.has_files or options.columns is not None:
-            raise InputError("--spec says where the data are; --input and --columns go without it.")
         if options.to == "npy":
             raise InputError("--to npy needs a validation split, which data of --spec lack.")
+        raise_all(_not_with_spec(options))
         from trainmark.clicklog import transcode  # pyarrow, which `--help` need not wait for
 
         manifest = transcode.prepare(options.spec, options.output, kind, **reading)
@@ -110,6 +114,16 @@ def prepare(
     summary.show(options.output, files.read_json(options.output / MANIFEST))
     if options.to == "npy":
         to_npy.write(options.output, days=max(len(source.files), 2))
+
+
+def _not_with_spec(options: TabularOptions) -> Iterator[str]:
+    """Flags that say something of the data that --spec says already."""
+    for field in fields(options):
+        if field.name in WITH_SPEC or field.default is MISSING:
+            continue
+        if getattr(options, field.name) != field.default:
+            flag = field.name.replace("_", "-")
+            yield f"--spec says what the data are and where; --{flag} goes without it."
 
 
 def row_columns(options: TabularOptions) -> RowColumns:
@@ -149,6 +163,10 @@ def _rules(
     )
     caps = per_column.parse(max_rows, "--max-rows", len(names), 1, names)
     return [
-        Rules(recipe=RECIPE, threshold=threshold or 0, max_rows=cap)
+        Rules(
+            recipe=RECIPE,
+            threshold=FREQUENCY_THRESHOLD if threshold is None else threshold,
+            max_rows=cap,
+        )
         for threshold, cap in zip(thresholds, caps, strict=True)
     ]

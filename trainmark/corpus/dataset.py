@@ -1,15 +1,16 @@
 """A folder of tokens as training sees it: its files, its splits, its vocabulary. No torch."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainmark import checksums
 from trainmark.corpus.indexed import IndexedTokens, open_tokens
 from trainmark.corpus.samples import SampledTokens, open_samples
 from trainmark.errors import InputError
+from trainmark.files import read_json
 
 SCHEMA = "trainmark.tokens/1"
 SPLITS = ("train", "validation", "test")
@@ -91,13 +92,35 @@ def parse_split(text: str) -> dict[str, float]:
 def find(path: Path) -> TokenFolder:
     """The dataset in a folder, or the one with the prefix `path`."""
     prefix = _prefix(path)
+    if sum(file.stat().st_size for file in _files(prefix) if file.is_file()) <= MAX_CHECKED_BYTES:
+        check_bytes(prefix)
     tokens = open_tokens(prefix)
     return TokenFolder(tokens, _vocab_size(prefix, tokens))
 
 
+MAX_CHECKED_BYTES = 4 * 2**30  # a second or two; of more, `trainmark verify` reads all
+
+
+def check_bytes(prefix: Path) -> int:
+    """Refuse files that are not as `prepare` wrote them; the bytes of those that are."""
+    return checksums.check(prefix.parent, listed_in=note_path(prefix).name)
+
+
+def _files(prefix: Path) -> list[Path]:
+    return [prefix.with_name(f"{prefix.name}.{kind}") for kind in ("bin", "idx")]
+
+
+def checksums_of(prefix: Path) -> dict[str, list[Any]]:
+    """Of its two files, for the note beside them."""
+    return {file.name: checksums.of_file(file) for file in _files(prefix)}
+
+
 def _prefix(path: Path) -> Path:
-    if not path.is_dir():
-        return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    """Megatron keeps its cache in a folder with the name of the dataset, beside its files."""
+    is_prefix = path.with_name(f"{path.name}.idx").is_file()
+    if is_prefix or not path.is_dir():
+        is_file = path.suffix in (".bin", ".idx") and not is_prefix
+        return path.with_suffix("") if is_file else path
     found = sorted(path.glob("*.idx"))
     if len(found) != 1:
         names = ", ".join(file.stem for file in found[:5]) or "none"
@@ -126,10 +149,7 @@ def read_note(prefix: Path) -> dict[str, Any] | None:
     path = note_path(prefix)
     if not path.is_file():
         return None
-    try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        if note["schema"] != SCHEMA or not isinstance(note["vocab_size"], int):
-            raise KeyError("schema")
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged; remove it to read the dataset without it.") from None
-    return dict(note)
+    note = read_json(path)
+    if note.get("schema") != SCHEMA or not isinstance(note.get("vocab_size"), int):
+        raise InputError(f"{path} is damaged; remove it to read the dataset without it.")
+    return note

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark import checksums
 from trainmark.errors import InputError
 
 SPLITS = ("train", "eval")
@@ -57,6 +58,9 @@ def npz_path(folder: Path, split: str) -> Path:
     return folder / "dataset" / f"{split}_dataset.npz"
 
 
+PARTS = ("tokens", "offsets", "labels")
+
+
 def packed_path(folder: Path, split: str, part: str) -> Path:
     return folder / "packed" / f"{split}_{part}.npy"
 
@@ -66,6 +70,9 @@ def load(folder: Path, split: str) -> Sentences:
     """The sentences of a split, checked."""
     if not folder.is_dir():
         raise InputError(f"Data folder {folder} does not exist. See 'trainmark prepare sst2'.")
+    parts = [packed_path(folder, split, part) for part in PARTS]
+    files = [*parts, npz_path(folder, split)]
+    checksums.check(folder, [str(path.relative_to(folder)) for path in files])
     if packed_path(folder, split, "tokens").exists():
         sentences, source = _load_packed(folder, split), folder / "packed"
     elif npz_path(folder, split).exists():
@@ -108,10 +115,7 @@ def _load_packed(folder: Path, split: str) -> Sentences:
     manifest = folder / "packed" / MANIFEST
     try:
         schema = json.loads(manifest.read_text()).get("schema")
-        parts = [
-            np.load(packed_path(folder, split, part), mmap_mode="r")
-            for part in ("tokens", "offsets", "labels")
-        ]
+        parts = [np.load(packed_path(folder, split, part), mmap_mode="r") for part in PARTS]
     except (OSError, ValueError, EOFError, AttributeError) as error:
         raise InputError(f"{folder / 'packed'} is damaged: {error}. Prepare it again.") from None
     if schema != SCHEMA:

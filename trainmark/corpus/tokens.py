@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.corpus import dataset, tokenizer
 from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
@@ -93,12 +93,11 @@ def prepare(options: Options) -> None:
         found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
         write_atomically(
             dataset.note_path(prefix),
-            json.dumps(
+            checksums.dumps(
                 {"schema": dataset.SCHEMA, "vocab_size": tokens.vocab_size,
                  "tokenizer": tokens.name, "end_of_document": tokens.end_of_document, **found,
-                 "settings": settings},
-                indent=2,
-            ) + "\n",
+                 "settings": settings, "files": dataset.checksums_of(prefix)},
+            ),
         )  # fmt: skip
         shutil.rmtree(parts)
     print(f"{prefix}: {dataset.counted(found['documents'])}, {found['tokens']:,} tokens.")
@@ -235,7 +234,9 @@ def _write_part(block: TextBlock, parts: Path) -> None:
         )
     if work.append_eod:
         for place, document in enumerate(documents):
-            if ends or place < len(documents) - 1:
+            # As Megatron does it, an empty document has no end; the last part of a long one has.
+            has_begun = bool(document) or (not is_json and block.first_line > 1)
+            if has_begun and (ends or place < len(documents) - 1):
                 document.append(work.end_of_document)
     ids = np.array([i for document in documents for i in document], token_dtype(tokens.vocab_size))
     lengths = np.array([len(d) for d in documents], np.int64)
@@ -273,8 +274,11 @@ def _decode(block: TextBlock, text: bytes) -> str:
 
 
 def _join(parts: Path, count: int, prefix: Path, dtype: np.dtype[Any]) -> dict[str, int]:
-    """Append the parts in order; the files get their names when they are whole."""
-    lengths: list[int] = []
+    """Append the parts in order; the files get their names when they are whole.
+
+    As Megatron's, an empty document has no sequence, but is counted: a boundary stands twice.
+    """
+    documents: list[int] = []  # their tokens
     open_document = False  # whether the last piece so far goes on in the next block
     with _appearing(prefix.with_name(f"{prefix.name}.bin"), parts) as file:
         for number in range(count):
@@ -282,13 +286,15 @@ def _join(parts: Path, count: int, prefix: Path, dtype: np.dtype[Any]) -> dict[s
                 file.write(part["ids"].astype(dtype).tobytes())
                 pieces, ends = part["lengths"].tolist(), bool(part["ends"])
             if open_document and pieces:
-                lengths[-1] += pieces.pop(0)
-            lengths += pieces
+                documents[-1] += pieces.pop(0)
+            documents += pieces
             open_document = not ends
     # The index last: without it there is no dataset.
     with _appearing(prefix.with_name(f"{prefix.name}.idx"), parts) as file:
-        write_index(file, dtype, np.array(lengths, np.int64), range(len(lengths) + 1))
-    return {"documents": len(lengths), "tokens": sum(lengths)}
+        lengths = np.array(documents, np.int64)
+        boundaries = np.concatenate([[0], np.cumsum(lengths > 0)])
+        write_index(file, dtype, lengths[lengths > 0], boundaries)
+    return {"documents": len(documents), "tokens": sum(documents)}
 
 
 @contextmanager

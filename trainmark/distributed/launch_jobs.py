@@ -43,8 +43,9 @@ class Job:
     logs: list[str]
     command: list[str]
     started: str
-    process_started: float | None = None
-    """When the process began: its id alone may be another's by now."""
+    process_started: float | str | None = None
+    """When the process began: its id alone may be another's by now. Seconds by the clock in jobs of
+    an earlier version; a clock may be set anew, the ticks since this boot are not."""
 
 
 # --- handles
@@ -93,19 +94,30 @@ def start_process(folder: Path, kind: str, command: list[str]) -> Job:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    began = psutil.Process(process.pid).create_time()
     job = new(handle, "process", str(process.pid), [str(log)], command)
-    return save(folder, dataclasses.replace(job, process_started=began))
+    return save(folder, dataclasses.replace(job, process_started=_began(process.pid)))
 
 
 def _exit_file(folder: Path, handle: str) -> Path:
     return folder / f"{handle}.exit"
 
 
+def _began(pid: int) -> str:
+    """When a process began, in ticks since a boot, and which boot that was."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # gone, or a system without /proc
+        return str(psutil.Process(pid).create_time())
+    return f"{ticks} {boot}"
+
+
 def _is_alive(job: Job) -> bool:
     try:
         process = psutil.Process(int(job.id))
-        same = process.create_time() == job.process_started
+        by_clock = isinstance(job.process_started, float)
+        began = process.create_time() if by_clock else _began(process.pid)
+        same = began == job.process_started
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -40,7 +40,7 @@ def script(options: LaunchOptions, shape: Shape, name: str, command: list[str]) 
     if options.mounts:
         srun |= {"container-mounts": ",".join(_checked_mounts(options))}
     srun |= key_values("--srun", options.srun)
-    words = [f"#SBATCH {_flag(key, value)}" for key, value in sbatch.items()]
+    words = [f"#SBATCH {_one_line(_flag(key, value))}" for key, value in sbatch.items()]
     flags = " ".join(_flag(key, value) for key, value in srun.items())
     return "\n".join(
         [
@@ -92,7 +92,17 @@ def _launcher(options: LaunchOptions, shape: Shape) -> str:
 
 
 def _flag(key: str, value: str | None) -> str:
-    return f"--{key}" if value is None else shlex.quote(f"--{key}={value}")
+    return shlex.quote(f"--{key}" if value is None else f"--{key}={value}")
+
+
+def _one_line(word: str) -> str:
+    """A comment ends with its line: bash would run what follows."""
+    if len(word.splitlines()) > 1 or not word.isprintable():
+        raise InputError(
+            f"An #SBATCH line holds one line of printable characters. Received: {word!r}. Give "
+            "--jobs a folder, and --sbatch values, without others."
+        )
+    return word
 
 
 # --- the job

@@ -8,6 +8,7 @@ store; the ones that fail after it keep quiet.
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -133,7 +134,7 @@ def _say(error: Exception, debug: bool) -> None:
 
 def _yield_to(cause: dict[str, str] | None) -> None:
     """Let the first rank end first; tell its error, once, on a machine that it is not on."""
-    if cause and cause["machine"] != _machine() and os.environ["LOCAL_RANK"] == "0":
+    if cause and cause["machine"] != _machine() and os.environ.get("LOCAL_RANK", "0") == "0":
         text = f"rank {cause['rank']} on {cause['host']}: {cause['error']}"
         sys.stderr.write(f"trainmark: {text}\n")
     time.sleep(YIELD_S)
@@ -147,8 +148,12 @@ def _machine() -> str:
 def _is_echo(error: Exception) -> bool:
     """Whether this is what a rank sees of another one's death: a failed collective."""
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "gloo" in str(error)
+        isinstance(error, RuntimeError) and re.search(_ECHOES, str(error)) is not None
     )
+
+
+# Of gloo, and of NCCL where its watchdog is not the first to notice.
+_ECHOES = r"gloo|NCCL [Ee]rror|ncclRemoteError|Connection (closed|reset) by peer|Broken pipe"
 
 
 def _wait_for_cause(store: dist.Store | None) -> dict[str, str] | None:

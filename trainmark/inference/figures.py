@@ -1,13 +1,13 @@
 """What `trainmark infer` found out: `inference.json`. `docs/inference.md` defines the numbers."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trainmark import checksums
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import read_json, write_atomically
 from trainmark.validation import parse
 
 SCHEMA = "trainmark.inference/1"
@@ -64,7 +64,7 @@ class Inference:
         path = folder / FILE_NAME
         plain = dataclasses.asdict(self)
         ordered = {"schema": plain.pop("schema"), **plain}
-        write_atomically(path, json.dumps(ordered, indent=2) + "\n")
+        write_atomically(path, checksums.dumps(ordered))
         return path
 
 
@@ -73,10 +73,7 @@ def read(folder: Path) -> Inference | None:
     path = folder / FILE_NAME
     if not path.is_file():
         return None
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from None
+    data = read_json(path)
     found = parse(Inference, data, str(path))
     if found.schema != SCHEMA:
         raise InputError(f"{path} has schema {found.schema!r}; expected {SCHEMA!r}.")

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.config import Run
 from trainmark.contract import Definition, Scorer, Served
 from trainmark.errors import InputError
@@ -37,6 +37,8 @@ def load(options: ServeOptions) -> Scorer:
             "with; trainmark export makes a folder of it that text generation servers load."
         )
     path = run_folder.find_checkpoint(options.folder, options.checkpoint) if run else None
+    if run is None:
+        checksums.check(options.folder)
     scorer = workload.load_scorer(
         Served(
             folder=options.folder,

@@ -82,6 +82,11 @@ def reached(value: float | None, target: float | None, better: str) -> bool | No
     return value >= target if better == "higher" else value <= target
 
 
+def better(metric: str) -> str:
+    """Which values of a metric are better: losses fall, everything else rises."""
+    return "lower" if metric.endswith("loss") else "higher"
+
+
 def improves(value: float | None, best: float | None, better: str) -> bool:
     """Whether a value is better than the best one before it; an undefined one never is."""
     if value is None or not math.isfinite(value):
@@ -117,6 +122,24 @@ def risen_loss(losses: Sequence[float]) -> tuple[float, float] | None:
         CLEAR_RISE_FALL * (first - lowest),
     )
     return (lowest, last) if last - lowest > clear else None
+
+
+def explained_share(groups: Sequence[Sequence[float]]) -> float | None:
+    """The share of the variance of all values that lies between groups, less what chance puts there
+    (epsilon squared of a one-way analysis of variance), and at least 0.
+
+    None unless there are two groups or more, and more values than groups.
+    """
+    values = [value for group in groups for value in group]
+    between, within = len(groups) - 1, len(values) - len(groups)
+    if between < 1 or within < 1:
+        return None
+    mean = statistics.fmean(values)
+    total = sum((value - mean) ** 2 for value in values)
+    if total == 0:
+        return 0.0
+    inside = sum((value - statistics.fmean(group)) ** 2 for group in groups for value in group)
+    return max(0.0, 1 - inside / within * (between + within) / total)
 
 
 def mean_relative_error(values: Sequence[float], references: Sequence[float]) -> float:

@@ -70,12 +70,14 @@ def levels(scores_N: Tensor, labels_N: Tensor) -> Levels:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float | None:
-    """Exact area under the ROC curve, on the tensors' device; None if there is one class only.
+    """Exact area under the ROC curve, on the tensors' device.
+
+    None if there is one class only, or if a score is NaN, which is neither above nor below others.
 
     It is the chance that a random click scores above a random non-click, ties counting half.
     Counted in integers (in half pairs), so that no rounding depends on the order of samples.
     """
-    return auc_of(levels(scores, labels))
+    return None if scores.isnan().any() else auc_of(levels(scores, labels))
 
 
 def auc_of(found: Levels) -> float | None:

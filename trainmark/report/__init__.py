@@ -5,7 +5,7 @@ assessments.py      how good predictions are, as tables; predictions.py: on the 
 tables.py           the published form; published.py: rows of published systems
 comparison.py       two results side by side; fields.py: their configurations;
                     paired.py: their scores, row by row
-alignment_page.py   the page of `trainmark align`
+alignment_page.py   the page of `trainmark align`; sweep_page.py: that of `trainmark sweep`
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from trainmark.report import comparison
 from trainmark.report.html import page
 from trainmark.report.paired import paired_differences
 from trainmark.report.sections import Run
-from trainmark.report.tables import grid_table
+from trainmark.report.tables import metrics_table
 from trainmark.run import alignment, result
 from trainmark.run.assessment import read_evaluation
 from trainmark.run.curves import read_loss
@@ -55,7 +55,7 @@ def compare(a: Path, b: Path) -> RenderableType:
     """Two runs side by side, for a terminal; where they have scores, also row by row."""
     sides = comparison.compare(result.read(a), result.read(b), (f"A: {a}", f"B: {b}"))
     grid, left_out = paired_differences(_home(a), _home(b))
-    paired = [grid_table(grid, "On the same rows")] if grid.rows else []
+    paired = [metrics_table(grid, "On the same rows")] if grid.rows else []
     return Group(sides, *paired, *map(Text, left_out))
 
 

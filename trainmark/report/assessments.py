@@ -88,6 +88,8 @@ def remarks(split: str, found: Assessment) -> str:
     text = f"{split}: {found.rows:,} rows, {found.positives:,} of them positive."
     if found.group_auc is not None:
         of = found.group_auc
-        left_out = f"{of.groups_left_out:,} groups of one class are left out"
-        text += f" group_auc is over {of.groups:,} groups with {of.rows:,} rows; {left_out}."
+        text += (
+            f" group_auc is of {of.rows:,} rows in {of.groups:,} groups; left out, with one class "
+            f"only: {of.groups_left_out:,}."
+        )
     return text

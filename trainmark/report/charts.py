@@ -35,6 +35,14 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Tick:
+    """A place on the x axis with a name of its own."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True)
 class Axes:
     x_low: float
     x_high: float
@@ -51,14 +59,22 @@ class Axes:
 
 
 def line_chart(
-    series: Sequence[Series], x_label: str, y_label: str, levels: Sequence[Level] = ()
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    levels: Sequence[Level] = (),
+    x_ticks: Sequence[Tick] | None = None,
 ) -> Markup:
-    """Curves with axes, grid, levels and a legend; a sentence where there is no point to draw."""
+    """Curves with axes, grid, levels and a legend; a sentence where there is no point to draw.
+
+    `x_ticks`: instead of round numbers from 0 on.
+    """
     points = [point for one in series for point in one.curve.points]
     if not points:
         return tag("p", f"No {y_label} was recorded.", class_="empty")
-    axes = _axes(points, levels)
+    axes = _axes(points, levels, x_ticks)
     x_places = [axes.x(tick) for tick in axes.x_ticks]
+    x_texts = [tick.label for tick in x_ticks] if x_ticks else tick_texts(axes.x_ticks)
     y_places = [axes.y(tick) for tick in axes.y_ticks]
     plot = tag(
         "svg",
@@ -78,9 +94,9 @@ def line_chart(
         _legend(series, levels, y_label),
         tag(
             "div",
-            tag("div", *_labels(axes.y_ticks, "top", y_places), class_="y-axis"),
+            tag("div", *_labels(tick_texts(axes.y_ticks), "top", y_places), class_="y-axis"),
             tag("div", plot, class_="plot"),
-            tag("div", *_labels(axes.x_ticks, "left", x_places), class_="x-axis"),
+            tag("div", *_labels(x_texts, "left", x_places), class_="x-axis"),
             class_="chart",
         ),
         tag("p", x_label, class_="axis-title"),
@@ -90,13 +106,17 @@ def line_chart(
 # --- axes
 
 
-def _axes(points: Sequence[Point], levels: Sequence[Level]) -> Axes:
+def _axes(points: Sequence[Point], levels: Sequence[Level], x_ticks: Sequence[Tick] | None) -> Axes:
     # Every line is inside; of the bands, all but the highest and lowest twentieth, or one spike
     # would flatten the curve.
     some = len(points) // 20
     band = [sorted(p.low for p in points)[some], sorted(p.high for p in points)[-1 - some]]
     ys = [point.y for point in points] + [level.y for level in levels] + band
     y_low, y_high = _padded(min(ys), max(ys))
+    if x_ticks:
+        x_low, x_high = _padded(min(t.x for t in x_ticks), max(t.x for t in x_ticks))
+        named = [tick.x for tick in x_ticks]
+        return Axes(x_low, x_high, y_low, y_high, named, nice_ticks(y_low, y_high, 5))
     x_low, x_high = min(0.0, *(p.x for p in points)), max(p.x for p in points)
     x_high += 0.015 * (x_high - x_low) or 1.0  # room for half a dot
     return Axes(
@@ -136,10 +156,10 @@ def _tick_text(tick: float, largest: float) -> str:
     return f"{tick:,.6g}"
 
 
-def _labels(ticks: Sequence[float], side: str, places: Sequence[float]) -> list[Markup]:
+def _labels(texts: Sequence[str], side: str, places: Sequence[float]) -> list[Markup]:
     return [
         tag("span", text, style=f"{side}:{place}%")
-        for text, place in zip(tick_texts(ticks), places, strict=True)
+        for text, place in zip(texts, places, strict=True)
     ]
 
 
@@ -203,7 +223,8 @@ def _dot(axes: Axes, point: Point, series: Series, y_label: str) -> Markup:
     # A line of no length with round ends stays a circle however the box is stretched.
     x, y = axes.x(point.x), axes.y(point.y)
     at = f"{point.x:,.0f}" if point.x >= 100 else f"{point.x:.4g}"
-    hint = f"{series.label}: {y_label} {point.y:.6g} at {at}"
+    where = f"{series.label}: {y_label} {point.y:.6g} at {at}"
+    hint = f"{point.name}: {y_label} {point.y:.6g}" if point.name else where
     path = f"M{x},{y} l0.0001,0"
     return tag("path", tag("title", hint), d=path, class_=f"dot c{series.colour % COLOURS}")
 

@@ -30,9 +30,14 @@ from trainmark.run.result import Result
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole page."""
+    """The page of one run, or of several."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     content = _one_run(runs[0]) if len(runs) == 1 else _several_runs(runs)
+    return document(title, content)
+
+
+def document(title: str, content: Markup) -> str:
+    """A whole page around its content."""
     # Not escaped: HTML reads the content of <style> as it stands, and the file is ours.
     style = Markup(resources.files(__package__).joinpath("style.css").read_text())
     head = tag(

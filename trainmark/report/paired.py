@@ -8,7 +8,7 @@ from trainmark.metrics.binary import Difference, difference
 from trainmark.metrics.ranking import Estimate
 from trainmark.report.assessments import INTERVAL, UNDEFINED, interval
 from trainmark.report.tables import Grid
-from trainmark.run.assessment import Scores, read_scores, scored_splits
+from trainmark.run.assessment import INPUT, Scores, read_scores, scored_splits
 
 
 def paired_differences(a: Path, b: Path) -> tuple[Grid, list[str]]:
@@ -33,7 +33,10 @@ def paired_differences(a: Path, b: Path) -> tuple[Grid, list[str]]:
 
 
 def _no_scores(split: str, folder: Path) -> str:
-    return f"{split} is left out: {folder} has no scores for it; trainmark evaluate writes them."
+    flag = " --input" if split == INPUT else ""
+    return (
+        f"{split} is left out: {folder} has no scores for it; trainmark evaluate{flag} writes them."
+    )
 
 
 def _other_rows(a: Scores, b: Scores) -> str | None:

@@ -21,7 +21,9 @@ def prediction_sections(run: Run) -> list[Markup]:
         sections.append(_predictions("Predictions", found.final_metrics(), found.assessments))
     if since is None:
         return sections
-    if since.assessments and since.assessments != found.assessments:
+    trained_on = found.best.at_sample if found.best else found.samples
+    is_known = (since.samples, since.data) == (trained_on, found.config.get("data"))
+    if since.assessments and not (is_known and found.assessments):
         title = f"Predictions of step {since.step:,} for {since.data}"
         sections.append(_predictions(title, since.splits, since.assessments))
     if since.importance:

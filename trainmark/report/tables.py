@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from trainmark.formatting import GIB
 from trainmark.inference.figures import Row as InferenceRow
@@ -97,6 +98,16 @@ def result_table(results: Sequence[Result], title: str | None = None) -> Rendera
 def grid_table(grid: Grid, title: str | None = None) -> RenderableType:
     """A table for a terminal of any width."""
     return _Terminal(grid, title)
+
+
+def metrics_table(grid: Grid, title: str | None = None) -> Table:
+    """One row a metric or column, never turned round: without lines, to fit a narrow terminal."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold")
+    for header, numeric in zip(grid.headers, grid.numeric, strict=True):
+        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _grid(columns: Sequence[_Column], rows: Sequence[Any]) -> Grid:

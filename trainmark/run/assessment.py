@@ -8,15 +8,15 @@ them with another run's:
     scores/SPLIT.json         where they are from
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark import checksums
 from trainmark.config import Run
 from trainmark.contract import AnyWorkload, Data, Metrics, Predictions, Trainer
 from trainmark.errors import InputError
@@ -24,9 +24,14 @@ from trainmark.files import read_json, replacing, write_atomically
 from trainmark.metrics.binary import Assessment, Importance, assess, binary_metrics
 from trainmark.validation import parse
 
+if TYPE_CHECKING:  # pages are made without torch
+    from torch import Tensor
+
 SCORES = "scores"
 MAX_SCORES = 20_000_000  # rows of a split: 100 MB
 SCHEMA = "trainmark.scores/1"
+INPUT = "input"
+"""What raw files are called among the splits."""
 
 
 def evaluated(
@@ -44,21 +49,29 @@ def evaluated(
 def assessments(
     cfg: Run, workload: AnyWorkload, predictions: Mapping[str, Predictions]
 ) -> dict[str, Assessment]:
-    """All that is told of each split, computed on the device that predicted."""
+    """All that is told of each split, computed on the device that predicted if it has room."""
     found = {}
     for split, made in predictions.items():
         groups = workload.groups(cfg, split)
-        if groups is not None:
-            if len(groups) != len(made.logits):
-                raise InputError(
-                    f"The groups of {split} in {cfg.data} are of {len(groups):,} rows, but it has "
-                    f"{len(made.logits):,}. Prepare the data again."
-                )
-            groups = groups.to(made.logits.device)
-        assessed = assess(made.logits, made.labels, groups)
+        if groups is not None and len(groups) != len(made.logits):
+            raise InputError(
+                f"The groups of {split} in {cfg.data} are of {len(groups):,} rows, but it has "
+                f"{len(made.logits):,}. Prepare the data again."
+            )
+        assessed = _assess(made, groups)
         if assessed is not None:
             found[split] = assessed
     return found
+
+
+def _assess(made: Predictions, groups: "Tensor | None") -> Assessment | None:
+    import torch
+
+    device = made.logits.device
+    try:
+        return assess(made.logits, made.labels, None if groups is None else groups.to(device))
+    except torch.OutOfMemoryError:  # of a device that the model fills
+        return assess(made.logits.cpu(), made.labels.cpu(), groups)
 
 
 # --- what `trainmark evaluate` found out
@@ -118,11 +131,13 @@ def write_scores(
         _write_array(folder / f"{split}.npy", made.logits.sigmoid().float().cpu().numpy())
         _write_array(folder / f"{split}.labels.npy", made.labels.cpu().numpy())
         told = {"schema": SCHEMA, "rows": len(made.logits), "samples": samples, "data": data}
-        write_atomically(facts, json.dumps(told, indent=2) + "\n")
+        arrays = [folder / f"{split}.npy", folder / f"{split}.labels.npy"]
+        told["files"] = {path.name: checksums.of_file(path) for path in arrays}
+        write_atomically(facts, checksums.dumps(told))
 
 
 def _write_array(path: Path, array: NDArray[Any]) -> None:
-    with replacing(path) as temporary, temporary.open("xb") as file:
+    with replacing(path) as temporary, open(temporary, "xb") as file:
         np.save(file, array)
 
 
@@ -135,6 +150,7 @@ def read_scores(output: Path, split: str) -> Scores:
     """What `write_scores` kept."""
     folder = output / SCORES
     facts = read_json(folder / f"{split}.json")
+    checksums.check(folder, listed_in=f"{split}.json")
     try:
         scores, labels = (np.load(folder / f"{split}{end}") for end in (".npy", ".labels.npy"))
     except (OSError, ValueError, EOFError) as error:

@@ -22,6 +22,8 @@ class Point:
     y: float
     low: float
     high: float
+    name: str = ""
+    """What it is called where the pointer rests on it; by default its place."""
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,20 @@
 """`trainmark evaluate`: a checkpoint of a run on held-out data, on other data, or on raw files."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.contract import AnyWorkload, BadRows, EncodedFiles, Metrics, Predictions
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.run import run_folder
-from trainmark.run.assessment import EVALUATION_FILE, assessments, evaluated, write_scores
+from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
 from trainmark.run.runner import loaded
-
-INPUT = "input"
-"""What raw files are called among the splits."""
 
 
 def evaluate(
@@ -59,7 +55,7 @@ def evaluate(
 
 
 def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
-    write_atomically(folder / EVALUATION_FILE, json.dumps(evaluation, indent=2) + "\n")
+    write_atomically(folder / EVALUATION_FILE, checksums.dumps(evaluation))
 
 
 @contextmanager

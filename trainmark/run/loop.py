@@ -25,7 +25,7 @@ from trainmark.errors import InputError
 from trainmark.run.assessment import evaluated
 from trainmark.run.clocks import Clocks
 from trainmark.run.feed import Feed
-from trainmark.run.patience import best_after, watched_split
+from trainmark.run.patience import Watch, best_after, watched_split
 from trainmark.run.profiler import Profiler
 from trainmark.run.result import Best, Evaluation
 from trainmark.run.run_folder import CHECKPOINTS
@@ -73,6 +73,7 @@ class Training:
         output: folder of the run; a checkpoint of the same run in it is continued.
         started: `time.perf_counter()` when the process began its work.
         start: what to begin with, if not with random weights.
+        watch: what may end the run early.
     """
 
     def __init__(
@@ -84,9 +85,10 @@ class Training:
         *,
         started: float,
         start: Start | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
-        self.start = start
+        self.start, self._watch = start, watch
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
         self.progress = Progress()
         self.log = RunLog(output, cfg, started) if mesh.is_main else SilentLog()
@@ -130,6 +132,8 @@ class Training:
                     if self._is_best():
                         with clocks.pause("checkpoint"):
                             self._save()
+                    if self._watch:
+                        self._watch(progress.evaluations)
                 if self._must_save(stop):
                     self._look()
                     with clocks.pause("checkpoint"):
@@ -182,6 +186,11 @@ class Training:
         if self.cfg.checkpoint_every != "never" or self.cfg.patience is not None:
             tensors = self._weights() | self._trainer_state()
             check_room(self.output / CHECKPOINTS, tensors)
+        else:
+            self.log.say(
+                "Nothing will be saved but the result: checkpoint_every is 'never'. To continue, "
+                "evaluate or export this run, give --checkpoint-every '10 minutes'."
+            )
 
     @property
     def total_steps(self) -> int:
@@ -288,7 +297,9 @@ class Training:
         progress.evaluated_at_s.append(self.clocks.e2e_so_far)
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
         if self.cfg.patience is not None and split == self._watched and progress.step:
-            progress.best = best_after(progress.best, evaluation, progress.step, self.workload)
+            progress.best = best_after(
+                progress.best, evaluation, progress.step, self.cfg, self.workload
+            )
         if predictions is not None and self.has_finished:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
 

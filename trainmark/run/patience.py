@@ -1,12 +1,16 @@
 """Best, not last: the split that a run watches while it trains, and its best evaluation so far."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from trainmark import metrics
 from trainmark.config import Run, filled
 from trainmark.contract import AnyWorkload
-from trainmark.errors import InputError
+from trainmark.errors import InputError, unknown
 from trainmark.run.result import Best, Evaluation
+
+Watch = Callable[[Sequence[Evaluation]], None]
+"""Sees a run's evaluations so far after each one during training; what it raises ends the run."""
 
 
 def watched_split(cfg: Run, workload: AnyWorkload) -> str:
@@ -26,19 +30,23 @@ def watched_split(cfg: Run, workload: AnyWorkload) -> str:
 
 
 def best_after(
-    best: Best | None, evaluation: Evaluation, step: int, workload: AnyWorkload
+    best: Best | None, evaluation: Evaluation, step: int, cfg: Run, workload: AnyWorkload
 ) -> Best | None:
     """The best evaluation once `evaluation`, at `step`, has followed the others.
 
     None as long as the metric is undefined.
     """
-    value = evaluation.metrics[workload.metric]
-    if metrics.improves(value, best.value if best else None, workload.better):
+    metric = cfg.patience_metric or workload.metric
+    if metric not in evaluation.metrics:
+        raise InputError(f"patience_metric: {unknown('metric', metric, list(evaluation.metrics))}")
+    value = evaluation.metrics[metric]
+    better = workload.better if metric == workload.metric else metrics.better(metric)
+    if metrics.improves(value, best.value if best else None, better):
         return Best(
             step=step,
             at_sample=evaluation.at_sample,
             split=evaluation.split,
-            metric=workload.metric,
+            metric=metric,
             value=filled(value),
         )
     return best and dataclasses.replace(best, since=best.since + 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from trainmark import checksums
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.metrics.binary import Assessment
@@ -182,7 +183,7 @@ class Result:
 
     def write(self, folder: Path) -> Path:
         path = folder / FILE_NAME
-        write_atomically(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        write_atomically(path, checksums.dumps(dataclasses.asdict(self)))
         return path
 
 
@@ -208,7 +209,7 @@ def read(folder: Path) -> Result:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         received = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"{path}: expected schema {SCHEMA!r}, received {received!r}.")
-    return parse(Result, data, str(path))
+    return parse(Result, checksums.checked(data, path), str(path))
 
 
 class PerfLog:

@@ -8,18 +8,28 @@ Besides what `runlog.py` writes into it, and what the verbs leave in it afterwar
     .lock                     held by the process that trains
 """
 
-import json
+import dataclasses
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.config import EXTENSION, LAYOUT, OBSERVATION, SYNTHETIC, Run, differences, to_plain
+from trainmark.config import (
+    EXTENSION,
+    LAYOUT,
+    OBSERVATION,
+    SYNTHETIC,
+    AnyRun,
+    Run,
+    differences,
+    to_plain,
+)
 from trainmark.errors import InputError
-from trainmark.files import locked, write_atomically
+from trainmark.files import locked, read_json, write_atomically
 from trainmark.validation import parse
 
 CONFIG_FILE = "config.json"
@@ -62,6 +72,13 @@ def _check_checkpoints(output: Path) -> None:
         )
 
 
+def with_full_path(cfg: AnyRun) -> AnyRun:
+    """With its data by a path that holds wherever it is read, as by `evaluate` and `export`."""
+    data = cfg.data or SYNTHETIC
+    is_path = any(os.path.exists(name) for name in (data, f"{data}.idx"))
+    return dataclasses.replace(cfg, data=os.path.abspath(data)) if is_path else cfg
+
+
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     if earlier.name != cfg.name:
         raise InputError(f"{output} holds a run of {earlier.name}, not of {cfg.name}.")
@@ -76,7 +93,7 @@ def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
             ) from None
     fitted = workload.fitted_fields(earlier) & workload.fitted_fields(cfg)
     may_differ = OBSERVATION | EXTENSION | LAYOUT | workload.layout_fields | fitted
-    changed = differences(earlier, cfg, ignore=may_differ)
+    changed = differences(with_full_path(earlier), with_full_path(cfg), ignore=may_differ)
     if changed:
         raise InputError(
             f"{output} holds a run with another configuration (other {', '.join(changed)}). "
@@ -89,7 +106,7 @@ def claimed(output: Path, cfg: Run) -> Iterator[None]:
     """Make `output` this run's folder, and this process the only one that trains in it."""
     otherwise = f"Another process trains in {output} now. Wait, or give another --output."
     with locked(output / LOCK_FILE, otherwise):
-        write_atomically(output / CONFIG_FILE, json.dumps(to_plain(cfg), indent=2) + "\n")
+        write_atomically(output / CONFIG_FILE, checksums.dumps(to_plain(cfg)))
         yield
 
 
@@ -119,11 +136,7 @@ def read_config(folder: Path) -> Any:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged ({error}).") from None
-    return parse_config(data, path)
+    return parse_config(read_json(path), path)
 
 
 def parse_config(data: Any, path: Path) -> Any:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from trainmark.run.assessment import assessments, write_scores
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
+from trainmark.run.patience import Watch
 from trainmark.run.result import Result
 from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.run.warnings import warnings
@@ -35,8 +36,15 @@ from trainmark.training.precision import set_matmul_precision
 # --- train
 
 
-def train(cfg: Run, options: TrainOptions, started: float) -> list[tuple[Result, Path]]:
-    """Train a run (or several seeds of it) and write its results."""
+def train(
+    cfg: Run, options: TrainOptions, started: float, watch: Watch | None = None
+) -> list[tuple[Result, Path]]:
+    """Train a run (or several seeds of it) and write its results.
+
+    Args:
+        started: `time.perf_counter()` when the process began its work.
+        watch: what may end the run early.
+    """
     if options.repeats < 1:
         raise InputError(f"repeats must be at least 1. Received: {options.repeats}.")
     output = options.output or Path("runs") / cfg.name
@@ -44,14 +52,23 @@ def train(cfg: Run, options: TrainOptions, started: float) -> list[tuple[Result,
     with _joined(cfg) as mesh:
         for repeat in range(options.repeats):
             # Resolved per seed, because synthetic data (and so its target) depends on the seed.
-            seeded = _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+            seeded = run_folder.with_full_path(
+                _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+            )
             folder = output / str(repeat) if options.repeats > 1 else output
-            finished.append((_train_one(seeded, options, mesh, folder, started), folder))
+            finished.append((_train_one(seeded, options, mesh, folder, started, watch), folder))
             started = time.perf_counter()
     return finished
 
 
-def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, started: float) -> Result:
+def _train_one(
+    cfg: Run,
+    options: TrainOptions,
+    mesh: Mesh,
+    output: Path,
+    started: float,
+    watch: Watch | None,
+) -> Result:
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
     _settle(cfg, mesh)
@@ -66,7 +83,7 @@ def _train_one(cfg: Run, options: TrainOptions, mesh: Mesh, output: Path, starte
             run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
     check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
-        training = Training(cfg, workload, mesh, output, started=started, start=begin)
+        training = Training(cfg, workload, mesh, output, started=started, start=begin, watch=watch)
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
             earlier = result.read(output)
@@ -147,9 +164,13 @@ def _settle(cfg: Run, mesh: Mesh) -> None:
 
 
 def _forget_peaks(mesh: Mesh) -> None:
-    """So that one of several repeats does not report the peak of another."""
+    """So that one of several runs in a process does not report the peak of another."""
     if mesh.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(mesh.device)
+    with suppress(
+        OSError
+    ):  # only Linux has it, and a sandbox may refuse it: a peak may be too high
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set
 
 
 # --- predict

@@ -6,7 +6,9 @@ runs.py             list, show, train, infer
 evaluate.py         how good a run's predictions are
 plan.py             memory and predicted time before a run
 export.py           a checkpoint in the layout of other software
+verify.py           whether every byte is as it was written
 suite.py            a list of cases; suite_cases.py reads and checks it
-sweep.py            one run per value of a field
-attempt.py          one run in a process of its own; attempt_tables.py: the tables of many
+sweep.py            many runs that differ in some fields; sweep_space.py: which; sweep_search.py: by
+                    Optuna; sweep_trials.py: what a sweep remembers
+attempt.py          one run of many, in its own process or here; attempt_tables.py: the tables
 """

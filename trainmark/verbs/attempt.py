@@ -1,19 +1,25 @@
-"""One `train` in a process of its own, as `sweep` and `suite` start many: how it ended, in words.
+"""One `train` of many, as `sweep` and `suite` start them: how it ended, in words.
 
-Each run has its own process: no state leaks, and running out of memory ends only that run.
+In a process of its own no state leaks, and running out of memory ends only that run. In this one,
+a run does not wait for Python and PyTorch to start, and can be watched.
 """
 
+import gc
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from trainmark.config import Run, TrainOptions
+from trainmark.errors import InputError, in_words
+from trainmark.run.patience import Watch
 from trainmark.run.signals import StopRequest
 
-DONE, OUT_OF_MEMORY, FAILED = "done", "OOM", "failed"
+DONE, OUT_OF_MEMORY, FAILED, PRUNED = "done", "OOM", "failed", "pruned"
 _SIGNS = ("Out of memory", "does not fit", "OutOfMemoryError")
 _SENTENCE = "trainmark: "
 
@@ -34,20 +40,58 @@ class Outcome:
     """How a run ended."""
 
     kind: str
-    """`done`, `OOM` or `failed`."""
+    """`done`, `OOM`, `failed` or, in this process, `pruned`."""
     reason: str = ""
-    """Of the latter two."""
+    """Of an `OOM` or a failure."""
+    evaluations: list[float] = field(default_factory=list)
+    """Of one that was pruned."""
+
+
+class Pruned(Exception):  # noqa: N818  (no error: it was asked for)
+    """A run that does worse than others is ended; raised by what watches it."""
+
+    def __init__(self, evaluations: list[float]) -> None:
+        super().__init__()
+        self.evaluations = evaluations
+
+
+def attempt_here(cfg: Run, options: TrainOptions, watch: Watch | None = None) -> Outcome:
+    """Train in this process; `watch` may raise `Pruned`."""
+    import torch
+
+    from trainmark.run import runner
+    from trainmark.run.loop import Interrupted
+
+    try:
+        runner.train(cfg, options, time.perf_counter(), watch)
+    except Interrupted:
+        raise _stopped() from None
+    except Pruned as pruned:
+        return Outcome(PRUNED, evaluations=pruned.evaluations)
+    except torch.OutOfMemoryError as error:
+        return Outcome(OUT_OF_MEMORY, str(error).splitlines()[0])
+    except (InputError, OSError, MemoryError) as error:
+        return _outcome(in_words(error))
+    finally:  # of what it held, nothing is left for the next one to pay for
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return Outcome(DONE)
 
 
 def attempt(words: list[str], devices: int, log: Path) -> Outcome:
-    """Train; what it prints is shown, and kept in `log`."""
+    """Train in a process of its own; what it prints is shown, and kept in `log`."""
     ended = _start([sys.executable, "-m", "trainmark", *arguments(words, devices)], log)
     if ended.returncode == 0:
         return Outcome(DONE)
     if ended.returncode in (130, 143):
         raise _stopped()
-    full = any(sign in ended.stdout for sign in _SIGNS)
     reason = _reason(ended.stdout) or f"{_end(ended.returncode)}, see {log}"
+    return _outcome(reason, printed=ended.stdout)
+
+
+def _outcome(reason: str, printed: str = "") -> Outcome:
+    full = any(sign in reason or sign in printed for sign in _SIGNS)
     return Outcome(OUT_OF_MEMORY if full else FAILED, reason)
 
 

@@ -13,7 +13,7 @@ from trainmark.errors import InputError
 from trainmark.inference.options import Checkpoint
 from trainmark.metrics.binary import Assessment, Importance
 from trainmark.report import assessments
-from trainmark.report.tables import Grid, grid_table
+from trainmark.report.tables import Grid, metrics_table
 from trainmark.validation import parse
 
 
@@ -77,16 +77,16 @@ def _parts(evaluation: dict[str, Any]) -> Iterator[RenderableType]:
     """The tables, and the sentences between them."""
     found = evaluation["assessments"]
     assessed = {split: parse(Assessment, found[split], split) for split in found}
-    yield grid_table(assessments.metrics_grid(evaluation["splits"], assessed))
+    yield metrics_table(assessments.metrics_grid(evaluation["splits"], assessed))
     for split, one in assessed.items():
         yield assessments.remarks(split, one)
     for split, one in assessed.items():
-        yield grid_table(assessments.calibration_grid(one), f"Calibration on {split}")
+        yield metrics_table(assessments.calibration_grid(one), f"\nCalibration on {split}")
     if "unknown_share" in evaluation:
         yield from _of_files(evaluation)
     columns = [parse(Importance, column, "importance") for column in evaluation["importance"]]
     if columns:
-        yield grid_table(assessments.importance_grid(columns), "What each column is worth")
+        yield metrics_table(assessments.importance_grid(columns), "\nWhat each column is worth")
 
 
 def _of_files(evaluation: dict[str, Any]) -> Iterator[RenderableType]:
@@ -94,6 +94,6 @@ def _of_files(evaluation: dict[str, Any]) -> Iterator[RenderableType]:
     shares = sorted(evaluation["unknown_share"].items(), key=lambda share: -share[1])
     rows = [[name, f"{share:.1%}"] for name, share in shares]
     grid = Grid(["column", "rare, missing or new"], rows, [False, True])
-    yield grid_table(grid, "Values that the model does not know")
+    yield metrics_table(grid, "\nValues that the model does not know")
     if evaluation["bad_rows"]:
         yield f"{evaluation['bad_rows']:,} bad rows (--bad-rows)."

@@ -103,13 +103,12 @@ def split_at(word: str, arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
-    """The arguments without some flags and their values."""
+    """The arguments without some flags and their values: all words up to the next flag."""
     kept, skip = [], False
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        if skip or name in names:
-            skip = not skip and not equals
-        else:
+        if argument.startswith("--"):
+            skip = argument.partition("=")[0] in names
+        if not skip:
             kept.append(argument)
     return kept
 

@@ -1,130 +1,237 @@
-"""`trainmark sweep`: one run (or dry run) per value of a field; an out-of-memory is a row.
+"""`trainmark sweep`: many runs of one kind that differ in some fields; the best, and what mattered.
 
-Each value is a process of its own, in a folder of its own: what one leaves behind, no other sees,
-and a sweep that was stopped goes on where it was.
+A grid has a run for every combination of values; a search (`--trials`) chooses the next values by
+the runs before, and ends the poor ones early. Each run has a folder of its own, and `sweep.json`
+knows them all: a sweep that was stopped or killed goes on where it was. On one device the runs
+share this process, so that Python and PyTorch start once; an out-of-memory is a row of the table.
 """
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
-from rich.console import Console, RenderableType
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from trainmark.config import Run
+from trainmark import workloads
+from trainmark.config import Run, TrainOptions
+from trainmark.contract import AnyWorkload
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
 from trainmark.hardware.devices import Cluster
+from trainmark.progress import say
+from trainmark.report.sweep_page import SHOWN, SweptField, SweptRun, runs_grid, write_page
 from trainmark.run import result
-from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, attempt
+from trainmark.verbs import sweep_trials
+from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, Outcome, attempt, attempt_here
 from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
-
-FILE_NAME = "sweep.json"
+from trainmark.verbs.flags import parse_run
+from trainmark.verbs.sweep_search import Search
+from trainmark.verbs.sweep_space import Field, Values, grid, label, words
+from trainmark.verbs.sweep_trials import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What to vary, and how to run each value."""
+    """What to vary, and how to run each choice."""
 
-    run: str
-    field: str
-    values: list[str]
+    run: Run
+    """What all have in common."""
+    fields: Sequence[Field]
     flags: list[str]
-    """Flags of `train` that all values share."""
+    """Flags of `train` that all share."""
     output: Path
+    trials: int | None = None
+    """How many of a search; None: a grid."""
     devices: int = 1
+    isolate: bool = False
 
+    @property
+    def in_this_process(self) -> bool:
+        return self.devices == 1 and not self.isolate
 
-def parse_over(text: str) -> tuple[str, list[str]]:
-    """`FIELD=V1,V2,...`"""
-    field, equals, values = text.partition("=")
-    parts = [value.strip() for value in values.split(",") if value.strip()]
-    if not equals or not field.strip() or not parts:
-        raise InputError(
-            "--over must be FIELD=V1,V2,..., such as global_batch=1024,2048. "
-            f"Received: {text or 'nothing'}."
-        )
-    return field.strip().replace("_", "-"), list(dict.fromkeys(parts))
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same when a sweep goes on: a grid may get more values, a search more
+        trials."""
+        space = [dataclasses.asdict(f) if self.trials else f.name for f in self.fields]
+        kind = "search" if self.trials else "grid"
+        shared = {"run": self.run.name, "flags": self.flags, "devices": self.devices}
+        identity: dict[str, Any] = {"kind": kind, **shared, "fields": space}
+        return cast(dict[str, Any], json.loads(json.dumps(identity)))  # lists for tuples
+
+    @cached_property
+    def workload(self) -> AnyWorkload:
+        return workloads.load(self.run.workload)
+
+    @cached_property
+    def search(self) -> Search:
+        return Search(self.fields, self.workload.better, self.run.seed)
+
+    def parse(self, values: Values) -> tuple[Run, TrainOptions]:
+        """The run with these values."""
+        return parse_run("train", [self.run.name, *self.flags, *words(values)], TrainOptions)
 
 
 def sweep(plan: Sweep) -> RenderableType:
-    """Run every value that has no outcome yet; the table of all of them."""
+    """Run all that has no outcome yet; the table of all of them, and where the page is."""
+    _check(plan)
+    trials = sweep_trials.read(plan.output, plan.identity)
+    for trial in _due(plan, trials):
+        sweep_trials.write(plan.output, plan.identity, trials)  # begun, should it be killed
+        _run(plan, trials, trial)
+        sweep_trials.write(plan.output, plan.identity, trials)
+    return _told(plan, trials)
+
+
+def _check(plan: Sweep) -> None:
+    """Refuse what no run could be made of, before the first begins."""
     if plan.devices < 1:
         raise InputError(f"devices must be at least 1. Received: {plan.devices}.")
-    known = _read(plan)
-    for value in plan.values:
-        if value not in known:
-            known[value] = _run_one(plan, value)
-            _write(plan, known)
-    return _table(plan, known)
+    if plan.trials is not None and plan.trials < 1:
+        raise InputError(f"trials must be at least 1. Received: {plan.trials}.")
+    if plan.trials is None:
+        choices = grid(plan.fields)
+    else:
+        choices = [{f.name: end} for f in plan.fields for end in f.ends]
+    for values in choices:
+        _, options = plan.parse(values)
+        if options.repeats > 1:
+            raise InputError("sweep trains one seed of each choice: sweep over seed=0,1,2 instead.")
 
 
-def _folder(plan: Sweep, value: str) -> Path:
-    return plan.output / f"{plan.field}={value}".replace("/", "_")
+# --- which, and how
 
 
-def _run_one(plan: Sweep, value: str) -> str:
-    """`done`, `OOM`, or why the run failed."""
-    Console(stderr=True).print(f"{plan.run} with {plan.field} {value}", highlight=False)
-    folder = _folder(plan, value)
-    words = [plan.run, f"--{plan.field}", value, *plan.flags, "--output", str(folder)]
-    ended = attempt(words, plan.devices, folder.with_name(f"{folder.name}.log"))
-    return ended.reason if ended.kind == FAILED else ended.kind
+def _due(plan: Sweep, trials: list[Trial]) -> Iterator[Trial]:
+    """The runs that are still to be done, each added to `trials` if it is new."""
+    if plan.trials is None:
+        # What failed for another reason than memory is worth another try.
+        known = {label(trial.values): trial for trial in trials}
+        for values in grid(plan.fields):
+            name = label(values)
+            if name not in known:
+                known[name] = Trial(folder=name.replace("/", "_"), values=values)
+                trials.append(known[name])
+            if known[name].outcome not in (DONE, OUT_OF_MEMORY):
+                yield known[name]
+        return
+    for number in range(plan.trials):
+        if number == len(trials):
+            trials.append(Trial(folder=f"trial-{number:03d}", values=plan.search.ask(trials)))
+        if trials[number].outcome is None:
+            yield trials[number]
 
 
-# --- what is known already
+def _run(plan: Sweep, trials: list[Trial], trial: Trial) -> None:
+    """Train one, and note how it ended."""
+    total = plan.trials or len(grid(plan.fields))
+    say(f"{plan.run.name} with {label(trial.values)}, {trials.index(trial) + 1} of {total}")
+    folder = plan.output / trial.folder
+    if plan.in_this_process:
+        ended = _train_here(plan, trials, trial, folder)
+    else:
+        ended = _train_alone(plan, trial, folder)
+    trial.outcome, trial.reason, trial.evaluations = ended.kind, ended.reason, ended.evaluations
+    if ended.kind == DONE:
+        finished = result.read(folder)
+        trial.value = sweep_trials.judged(finished)
+        trial.evaluations = sweep_trials.during(finished)
 
 
-def _identity(plan: Sweep) -> dict[str, object]:
-    return {"run": plan.run, "field": plan.field, "flags": plan.flags, "devices": plan.devices}
-
-
-def _read(plan: Sweep) -> dict[str, str]:
-    path = plan.output / FILE_NAME
-    if not path.is_file():
-        return {}
+def _train_here(plan: Sweep, trials: list[Trial], trial: Trial, folder: Path) -> Outcome:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        outcomes = dict(data["outcomes"])
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged; remove it to sweep again.") from None
-    if data["sweep"] != _identity(plan):
-        raise InputError(f"{plan.output} holds another sweep. Give another --output.")
-    # What failed for another reason than memory is worth another try.
-    return {value: found for value, found in outcomes.items() if found in (DONE, OUT_OF_MEMORY)}
+        cfg, options = plan.parse(trial.values)
+    except InputError as error:
+        return Outcome(FAILED, str(error))
+    watch = None
+    if plan.trials is not None:
+        watch = plan.search.watcher(trials[: trials.index(trial)], trial, plan.workload.metric)
+    return attempt_here(cfg, dataclasses.replace(options, output=folder), watch)
 
 
-def _write(plan: Sweep, outcomes: dict[str, str]) -> None:
-    plan.output.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"sweep": _identity(plan), "outcomes": outcomes}, indent=2)
-    write_atomically(plan.output / FILE_NAME, text + "\n")
+def _train_alone(plan: Sweep, trial: Trial, folder: Path) -> Outcome:
+    """In a process of its own, on as many devices as each run is to have."""
+    command = [plan.run.name, *plan.flags, *words(trial.values), "--output", str(folder)]
+    return attempt(command, plan.devices, folder.with_name(f"{folder.name}.log"))
 
 
-# --- the tables
+# --- what is told
 
 
-def _table(plan: Sweep, outcomes: dict[str, str]) -> RenderableType:
-    """A row for every value, and below them why some failed."""
-    rows = []
-    for value in plan.values:
-        outcome = outcomes[value]
-        failed = outcome not in (DONE, OUT_OF_MEMORY)
-        rows.append(
-            Attempt(
-                label=value,
-                outcome=FAILED if failed else outcome,
-                result=result.read(_folder(plan, value)) if outcome == DONE else None,
-                reason=f"{plan.field} {value}: {outcome}" if failed else None,
-            )
-        )
-    return attempts_table(plan.field, rows, f"{plan.run} over {plan.field}")
+def _told(plan: Sweep, trials: Sequence[Trial]) -> RenderableType:
+    swept = [_swept(plan, trial) for trial in trials if _is_asked_for(plan, trial)]
+    told = [f"{run.label}: {run.reason}" for run in swept if run.outcome == FAILED]
+    fields = [SweptField(name=f.name, choices=f.choices, log=f.log) for f in plan.fields]
+    page = write_page(plan.output, plan.run.name, fields, swept, plan.workload.better)
+    if plan.trials is None and len(plan.fields) == 1:
+        table = _one_field_table(plan, swept)
+    else:
+        table = _ranking(plan, swept)
+    return Group(table, *map(Text, [*told, str(page)]))
 
 
-def dry_runs(runs: Mapping[str, Run], field: str, cluster: str) -> RenderableType:
-    """Bytes per device for every value, without running."""
+def _is_asked_for(plan: Sweep, trial: Trial) -> bool:
+    """Whether this call asked for it: an earlier one may have had other values."""
+    return plan.trials is not None or trial.values in grid(plan.fields)
+
+
+def _swept(plan: Sweep, trial: Trial) -> SweptRun:
+    finished = result.read(plan.output / trial.folder) if trial.outcome == DONE else None
+    return SweptRun(
+        folder=plan.output / trial.folder,
+        values=trial.values,
+        outcome=trial.outcome or FAILED,
+        reason=trial.reason,
+        value=trial.value,
+        split=sweep_trials.judged_split(finished) if finished else "",
+        result=finished,
+    )
+
+
+def _ranking(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
+    """The best runs, a line each."""
+    ranks = runs_grid(swept, plan.workload.better, with_folders=plan.trials is not None)
+    left_out = max(len(ranks.rows) - SHOWN, 0)
+    table = Table(
+        box=None,
+        header_style="bold",
+        title=f"Sweep of {plan.run.name}, the best first",
+        caption=f"and {left_out} more, in {sweep_trials.FILE_NAME}" if left_out else None,
+    )
+    for header, numeric in zip(ranks.headers, ranks.numeric, strict=True):
+        table.add_column(header, justify="right" if numeric else "left")
+    for row in ranks.rows[:SHOWN]:
+        table.add_row(*row)
+    return table
+
+
+def _one_field_table(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
+    """In the published form."""
+    (name,) = (field.name for field in plan.fields)
+    rows = [
+        Attempt(label=run.values[name], outcome=run.outcome, result=run.result) for run in swept
+    ]
+    return attempts_table(name, rows, f"{plan.run.name} over {name}")
+
+
+def dry_runs(plan: Sweep, cluster: str) -> RenderableType:
+    """Bytes per device for every choice of a grid, without running."""
+    if plan.trials is not None:
+        raise InputError("--dry-run cannot tell what a search will try: leave --trials out.")
     parsed = Cluster.parse(cluster)
     plans = [
-        PlannedRun(name=f"{field} {value}", cells=[value], run=run, cluster=parsed)
-        for value, run in runs.items()
+        PlannedRun(
+            name=", ".join(f"{name} {value}" for name, value in values.items()),
+            cells=list(values.values()),
+            run=plan.parse(values)[0],
+            cluster=parsed,
+        )
+        for values in grid(plan.fields)
     ]
-    return plans_table([field], plans, f"{cluster}: GiB per device, activations estimated")
+    headers = [field.name for field in plan.fields]
+    return plans_table(headers, plans, f"{cluster}: GiB per device, activations estimated")

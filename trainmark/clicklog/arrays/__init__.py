@@ -8,5 +8,4 @@ number_transforms.py
                 what becomes of numbers: transforms, fitted to training rows, and bins
 number_choice.py
                 which of these --numerical auto takes
-checksum.py     whether a file is as it was written
 """

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainmark.clicklog.arrays.checksum import Checksum
+from trainmark.checksums import Checksum
 
 BATCH_ROWS = 1 << 12
 """Strings of a dictionary that are in memory at a time."""

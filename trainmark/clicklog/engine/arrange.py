@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trainmark.checksums import Checksum
 from trainmark.clicklog.arrays import primitives, shuffle
-from trainmark.clicklog.arrays.checksum import Checksum
 from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import BlockRecord, Store

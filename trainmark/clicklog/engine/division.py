@@ -72,14 +72,16 @@ def divide(rule: SplitRule, store: Store, rows_per_file: Sequence[int], path: Pa
     bounds = _bounds(rule, store, rows_per_file, keys)
     codes = np.memmap(path, np.uint8, "w+", shape=store.rows)
     thinned = _thinning(rule, store)
+    counts = np.zeros(LEFT_OUT + 1, np.int64)
     for record in store.records:
         behind = [bound.is_before(keys(record), record.first_row) for bound in bounds]
         here: NDArray[np.uint8] = np.sum(behind, axis=0, dtype=np.uint8)
         if thinned is not None:
             here[(here == 0) & thinned(record)] = LEFT_OUT
         codes[record.first_row : record.first_row + record.rows] = here
+        counts += np.bincount(here, minlength=len(counts))
     names = rule.names()
-    sizes = [int(np.count_nonzero(codes == code)) for code in range(len(names))]
+    sizes = counts[: len(names)].tolist()
     of_name = {
         name: ChosenRows(name, size, codes, (code,))
         for code, (name, size) in enumerate(zip(names, sizes, strict=True))

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainmark import progress
+from trainmark import checksums, progress
 from trainmark.clickdata import identity
-from trainmark.clicklog.arrays import checksum
 from trainmark.clicklog.engine import numbers, vocabulary
 from trainmark.clicklog.engine.arrange import Field, TrainRows, write_in_order, write_train
 from trainmark.clicklog.engine.column_reader import ColumnReader
@@ -82,7 +81,7 @@ class Encoder:
 
     def _intact(self, record: dict[str, Any]) -> bool:
         files = record["files"].items()
-        return all(checksum.matches(self.work.dataset / name, check) for name, check in files)
+        return all(checksums.matches(self.work.dataset / name, check) for name, check in files)
 
     def _find_order(self) -> None:
         if self.division.splits[0].rows:
@@ -93,9 +92,11 @@ class Encoder:
         schema = self.store.schema
 
         def fit(number: int) -> FittedNumber:
-            return numbers.fit(self.store, self._train, number, self._memory)
+            rows = self.division.all_rows
+            return numbers.fit(self.store, self._train, rows, number, self._memory)
 
-        with ThreadPoolExecutor(self._threads) as pool:
+        most = self._threads * self._memory // numbers.FIT_BYTES
+        with ThreadPoolExecutor(max(min(self._threads, most), 1)) as pool:
             fitted = FittedNumbers(list(pool.map(fit, range(len(schema.numbers)))))
         fitted.check_names([column.name for column in schema.categorical])
         record = {"name": NUMBERS, "files": {}, "facts": fitted.to_json()}
@@ -132,7 +133,7 @@ class Encoder:
             path = self.work.dataset / split.name / file
             if not split.rows:
                 path.touch()
-                check = checksum.Checksum()
+                check = checksums.Checksum()
             elif split.name == "train":
                 check = write_train(self._train, field, path, self._memory * 2 // 5)
             else:
@@ -162,7 +163,7 @@ class Encoder:
             "rare": 0,
             "digest": identity.digest(path),
         }
-        return {"files": files | {name: checksum.of_file(path)}, "facts": facts}
+        return {"files": files | {name: checksums.of_file(path)}, "facts": facts}
 
     def _label(self) -> dict[str, Any]:
         files, clicks = dict[str, Any](), dict[str, int]()
@@ -196,7 +197,7 @@ class Encoder:
         }
         if old is not None and self.job.grow:
             facts["grown"] = _grown(old, rules, sizes.kept)
-        return {"files": files | {name: checksum.of_file(path)}, "facts": facts}
+        return {"files": files | {name: checksums.of_file(path)}, "facts": facts}
 
     def _vocabulary(self, column: int) -> tuple[str, Path]:
         """The file of a column's vocabulary: its name in the dataset, and where it is."""

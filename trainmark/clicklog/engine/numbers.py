@@ -20,7 +20,8 @@ from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.engine import vocabulary_files
 from trainmark.clicklog.engine.arrange import Part, TrainRows, in_training_order
 from trainmark.clicklog.engine.column_reader import arrow_array, numpy_array
-from trainmark.clicklog.engine.store import Store
+from trainmark.clicklog.engine.splits import RowSet
+from trainmark.clicklog.engine.store import BlockRecord, Store, StoredNumbers, describe_numbers
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import number_readings
 from trainmark.clicklog.sources.number_readings import NumberReading
@@ -29,6 +30,8 @@ from trainmark.clicklog.sources.rows import Number
 from trainmark.errors import InputError
 
 SAMPLE_ROWS = 1_000_000
+FIT_BYTES = 80 * SAMPLE_ROWS
+"""What fitting a column takes, at most: its sample, and copies that are sorted or transformed."""
 BIN_RULES = Rules(recipe=RECIPES["nvidia"], threshold=0)
 """Bins have ids from 1 on; missing numbers have the id 0."""
 
@@ -119,8 +122,12 @@ class FittedNumbers:
 # --- fitting
 
 
-def fit(store: Store, train: TrainRows, number: int, memory: int) -> FittedNumber:
-    """Choose and fit what becomes of a column, and count what it loses."""
+def fit(store: Store, train: TrainRows, rows: RowSet, number: int, memory: int) -> FittedNumber:
+    """Choose and fit what becomes of a column, and count what it loses.
+
+    Args:
+        rows: those of all splits.
+    """
     column = store.schema.numbers[number]
     sample = _sample(store, train, number, memory)
     present = sample[~np.isnan(sample)]
@@ -132,8 +139,8 @@ def fit(store: Store, train: TrainRows, number: int, memory: int) -> FittedNumbe
     bins = (
         number_transforms.bins(lower_ends, present) - 1 if reading.bins else np.empty(0, np.int64)
     )
-    losses, exact = _scan(store, number, reading.transform, parameters)
-    stored = [record.numbers[number] for record in store.records]
+    losses, exact = _scan(store, rows, number, reading.transform, parameters)
+    stored = [_described(store, rows, number, record) for record in store.records]
     facts = {
         "reading": str(reading),
         "missing": sum(part.missing for part in stored),
@@ -175,17 +182,36 @@ def _sample(store: Store, train: TrainRows, number: int, memory: int) -> Array:
     return np.concatenate(found)
 
 
+def _described(store: Store, rows: RowSet, number: int, record: BlockRecord) -> StoredNumbers:
+    """What is known of a block's part of a column, as far as it is in a split."""
+    if rows.has_all(record):
+        return record.numbers[number]
+    return describe_numbers(_in_splits(store, rows, number, record))
+
+
+def _in_splits(store: Store, rows: RowSet, number: int, record: BlockRecord) -> Array:
+    """The numbers of a block's rows that are in a split."""
+    numbers = store.number(record, number, 0, record.rows)
+    if rows.has_all(record):
+        return numbers
+    return numbers[rows.mask(record)[store.keys_and_order(record)[1]]]
+
+
 def _scan(
-    store: Store, number: int, transform: str | None, parameters: Mapping[str, Any]
+    store: Store,
+    rows: RowSet,
+    number: int,
+    transform: str | None,
+    parameters: Mapping[str, Any],
 ) -> tuple[Losses, bool]:
-    """What is lost, over all rows, and whether float16 keeps every number."""
+    """What is lost, over the rows of all splits, and whether float16 keeps every number."""
     losses, exact = Losses(), transform in (None, "plain")
     for record in store.records if transform else ():
-        part = record.numbers[number]
+        part = _described(store, rows, number, record)
         if part.minimum is None or part.maximum is None:
             continue
         if number_transforms.may_lose(str(transform), parameters, part.minimum, part.maximum):
-            numbers = store.number(record, number, 0, record.rows)
+            numbers = _in_splits(store, rows, number, record)
             present = numbers[~np.isnan(numbers)]
             losses += number_transforms.losses(str(transform), parameters, present)
             exact = exact and number_transforms.exact_in_float16(present)

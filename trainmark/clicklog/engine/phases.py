@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from trainmark import files, progress
+from trainmark import checksums, files, progress
 from trainmark.clicklog.arrays import shuffle
 from trainmark.clicklog.engine import numbers, parse_phase, split_binary, summary
 from trainmark.clicklog.engine.division import Division, divide
@@ -195,6 +195,8 @@ class EmbeddedEngine:
             metadata={**job.told, **job.metadata},
         )
         files.write_json(dataset / MANIFEST, manifest)
+        written = (record["files"] for record in self.work.column_log.read())
+        checksums.seal(dataset, files.SIGNED, {n: c for of in written for n, c in of.items()})
         self.work.publish()
 
     def _extends(

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.clicklog.arrays import checksum, primitives, shuffle
+from trainmark import checksums
+from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.sources.rows import Column, Kind, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Position
@@ -141,7 +142,7 @@ def write(
         columns.append(_describe(offset, pieces, numbers))
         parts += pieces
         offset += sum(part.nbytes for part in pieces)
-    check = checksum.Checksum()
+    check = checksums.Checksum()
     with path_of(folder, record["index"]).open("wb") as file:
         for part in parts:
             check.update(part)
@@ -153,7 +154,7 @@ def write(
         check=check.value(),
         columns=columns,
         strings=dictionaries,
-        numbers=[_describe_numbers(column) for column in block.numerical.T if schema.numbers],
+        numbers=[describe_numbers(column) for column in block.numerical.T if schema.numbers],
         **record,
     )
 
@@ -165,7 +166,8 @@ def _number_columns(block: ParsedRows, order: Array) -> list[Array]:
     ]
 
 
-def _describe_numbers(column: Array) -> StoredNumbers:
+def describe_numbers(column: Array) -> StoredNumbers:
+    """What is known of numbers, NaN where missing."""
     present = column[~np.isnan(column)]
     if not len(present):
         return StoredNumbers(len(column), None, None)
@@ -181,7 +183,7 @@ def _taken(name: str, source: Array, order: Array, dtype: Any = None) -> Array:
 def intact(folder: Path, data: dict[str, Any]) -> bool:
     """Whether the files of a block (its record as JSON) are as they were written."""
     files = data["strings"] | {path_of(folder, data["index"]).name: data["check"]}
-    return all(checksum.matches(folder / name, check) for name, check in files.items())
+    return all(checksums.matches(folder / name, check) for name, check in files.items())
 
 
 def split_zeros(column: Column, values: Values) -> tuple[Array, Array]:

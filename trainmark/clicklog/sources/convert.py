@@ -204,6 +204,8 @@ def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
 
 def _number(column: pa.Array) -> tuple[NDArray[np.float64], Mask]:
     """As they are; what is bad counts as missing."""
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.float64(), safe=False)  # also those that float64 rounds
     values, missing, bad = floats(column)
     bad |= np.isinf(values)
     return np.where(missing | bad, np.nan, values), bad

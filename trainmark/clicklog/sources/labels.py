@@ -73,4 +73,9 @@ def _one_of_two(column: pa.Array, positive: str) -> Labels:
 def _plain(text: str) -> str:
     """A value without spaces around it; 1 and 1.0 are the same one."""
     text = text.strip()
-    return f"{float(text):g}" if NUMBER.fullmatch(text) else text
+    if not NUMBER.fullmatch(text):
+        return text
+    number = float(text)
+    if number.is_integer():
+        return str(int(number)) if abs(number) < 2**53 else text
+    return repr(number)

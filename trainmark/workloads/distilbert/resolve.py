@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from trainmark import checksums
 from trainmark.config import SYNTHETIC
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
@@ -53,6 +54,7 @@ def _with_weights(cfg: DistilbertRun) -> DistilbertRun:
             f"--weights {folder}: expected a Hugging Face folder with config.json and "
             f"{' or '.join(layouts.WEIGHT_FILES)}, or '{SCRATCH}'."
         )
+    checksums.check(folder)
     model = layouts.read_model(folder, cfg.model.labels)
     return dataclasses.replace(cfg, weights=weights, model=model)
 

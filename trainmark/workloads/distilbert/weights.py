@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from trainmark import checksums
 from trainmark.config import SYNTHETIC
 from trainmark.corpus import sentences, sst2
 from trainmark.errors import InputError
@@ -83,6 +84,7 @@ def save(
     with replacing(folder / "model.safetensors") as temporary:
         write_tensors(temporary, renamed(model, parameters))
     save_description(folder, model, tokenizer)
+    checksums.seal(folder)
 
 
 def save_description(folder: Path, model: Model, tokenizer: list[Path]) -> None:

@@ -22,14 +22,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainmark.clickdata import feature_spec
+from trainmark import checksums
 from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.training.background import Kept, in_background
 from trainmark.training.batches import GlobalBatch, GlobalBatches, rank_shares
 from trainmark.training.transfer import Make
-from trainmark.workloads.dlrm.rows import Columns, RowSource, SplitBinary, SyntheticRows
+from trainmark.workloads.dlrm.rows import (
+    Columns,
+    RowRange,
+    RowSource,
+    SplitBinary,
+    SyntheticRows,
+    has_validation,
+    rows_trained_on,
+)
 from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
 from trainmark.workloads.dlrm.terabyte import TerabyteRows
 
@@ -270,12 +278,24 @@ def row_source(cfg: DlrmRun, split: str) -> RowSource:
     if data == TERABYTE:
         return TerabyteRows(cfg, split)
     # Held-out rows are read again and again.
-    return SplitBinary(Path(data), split, cfg.page_cache if split == "train" else "use")
+    page_cache = cfg.page_cache if split == "train" else "use"
+    if split == "test" or not _holds_out_training_rows(cfg):
+        return SplitBinary(Path(data), split, page_cache)
+    rows = SplitBinary(Path(data), "train", page_cache)
+    end = rows_trained_on(cfg, rows.num_rows)
+    return RowRange(rows, *((0, end) if split == "train" else (end, rows.num_rows)))
+
+
+def _holds_out_training_rows(cfg: DlrmRun) -> bool:
+    return bool(cfg.validation_share) and not has_validation(Path(filled(cfg.data)))
 
 
 def build_data(cfg: DlrmRun, split: str, dp_rank: int, dp_size: int) -> ClickData:
     """The batches of `split` for one data-parallel rank."""
-    return ClickData(row_source(cfg, split), cfg, split, dp_rank, dp_size)
+    source = row_source(cfg, split)
+    if isinstance(source, SplitBinary) and dp_rank == 0:
+        source.check_bytes()
+    return ClickData(source, cfg, split, dp_rank, dp_size)
 
 
 GROUPS = "group.bin"
@@ -286,12 +306,11 @@ def groups(cfg: DlrmRun, split: str) -> Tensor | None:
     path = Path(filled(cfg.data)) / split / GROUPS
     if is_generated(cfg.data) or not path.is_file():
         return None
-    return torch.from_numpy(np.fromfile(path, np.int32))
+    return torch.from_numpy(np.fromfile(checksums.check_file(path), np.int32))
 
 
 def held_out_splits(cfg: DlrmRun) -> tuple[str, ...]:
-    """`test`, and `validation` where the dataset has one."""
+    """`test`, and `validation` where the dataset has one, or the run makes one."""
     data = filled(cfg.data)
-    if not is_generated(data) and not feature_spec.path_of(data, "validation").exists():
-        return ("test",)
-    return ("test", "validation")
+    has_both = is_generated(data) or cfg.validation_share or has_validation(Path(data))
+    return ("test", "validation") if has_both else ("test",)

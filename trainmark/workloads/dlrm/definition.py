@@ -16,7 +16,7 @@ from trainmark.contract import (
     Workload,
 )
 from trainmark.hardware.devices import Cluster
-from trainmark.workloads.dlrm import runs, sizes
+from trainmark.workloads.dlrm import fitted, runs, sizes
 from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -66,11 +66,11 @@ DLRM = Definition(
     metric=runs.METRIC,
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
-    closed=runs.closed,
+    closed=fitted.closed,
     sizes=sizes.sizes,
     precisions=runs.PRECISIONS,
     layout_fields=frozenset({"sharding", "page_cache"}),
-    fitted_fields=runs.fitted_fields,
+    fitted_fields=fitted.fitted_fields,
     notes=runs.notes,
     warnings=_warnings,
     smaller=sizes.smaller,

@@ -14,7 +14,7 @@ from trainmark.checkpoint import checkpoints
 from trainmark.clickdata import feature_spec
 from trainmark.errors import InputError
 from trainmark.interop.shards import write_shards
-from trainmark.progress import bytes_bar
+from trainmark.progress import bytes_bar, say
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated, score_offset
 from trainmark.workloads.dlrm.sizes import branches, cross_layers, cross_rank, widths
@@ -29,6 +29,14 @@ ONNX_README = """A DLRM that Trainmark trained, for ONNX runtimes:
     (clicks,) = session.run(None, {"numerical": numerical, "categorical": categorical})
 
 Of a large model, model.onnx.data holds the weights; it has to lie beside model.onnx.
+"""
+SAFETENSORS_README = """A DLRM that Trainmark trained, with plain PyTorch that loads it:
+
+    import model
+    dlrm = model.load(".")
+    clicks = dlrm(numerical, categorical)
+
+It needs torch and safetensors. For a GPU, model.load(".", "cuda").
 """
 TORCH_README = """A DLRM that Trainmark trained, as a program that PyTorch loads:
 
@@ -56,7 +64,7 @@ def export_safetensors(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> Non
     """
     with _reading(checkpoint_path) as (shapes, load):
         write_shards(folder, {name: tensor.nbytes for name, tensor in shapes.items()}, load)
-    _describe(cfg, folder)
+    _describe(cfg, folder, SAFETENSORS_README)
     shutil.copyfile(standalone.__file__, folder / "model.py")
 
 
@@ -113,10 +121,15 @@ def _reading(checkpoint_path: Path) -> Iterator[tuple[dict[str, Tensor], Load]]:
         yield shapes, load
 
 
-def _describe(cfg: DlrmRun, folder: Path, how_to_run: str = "") -> None:
-    (folder / "config.json").write_text(json.dumps(description(cfg), indent=2) + "\n")
-    if how_to_run:
-        (folder / "README.txt").write_text(how_to_run + INPUTS)
+def _describe(cfg: DlrmRun, folder: Path, how_to_run: str) -> None:
+    described = description(cfg)
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+    (folder / "README.txt").write_text(how_to_run + INPUTS)
+    if "numerical" not in described and cfg.data is not None and not is_generated(cfg.data):
+        say(
+            f"{cfg.data} cannot be read here, so that config.json does not name the features in "
+            "their order. Export where the dataset is to have them."
+        )
 
 
 def description(cfg: DlrmRun) -> dict[str, Any]:

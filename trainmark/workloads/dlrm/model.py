@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trainmark.config import filled
 from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
 from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels.click_loss import click_loss
@@ -100,7 +101,7 @@ def table_rule(cfg: DlrmRun) -> UpdateRule:
     optimizer = cfg.optimizer
     return make_rule(
         optimizer.name,
-        eps=optimizer.eps,
+        eps=filled(optimizer.eps),
         beta1=optimizer.beta1,
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,

@@ -90,7 +90,7 @@ def torchrec_specs(cfg: DlrmRun) -> TableSpecs:
         rows=cfg.model.table_rows,
         dim=cfg.model.embedding_dim,
         optimizer=cfg.optimizer.name,
-        eps=cfg.optimizer.eps,
+        eps=filled(cfg.optimizer.eps),
         micro_batch=filled(cfg.micro_batch),
         accumulate=filled(cfg.accumulate),
     )

@@ -12,7 +12,9 @@ from trainmark.errors import InputError, raise_all, unknown
 from trainmark.hardware.devices import Cluster, lacks
 from trainmark.metrics import share_of_excess
 from trainmark.resolve import target_problems
-from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
+from trainmark.workloads.dlrm import auto
+from trainmark.workloads.dlrm.fitted import fitted_fields
+from trainmark.workloads.dlrm.rows import planted_clicks, rows_trained_on, synthetic_range
 from trainmark.workloads.dlrm.runs import (
     METRIC,
     RUNS,
@@ -21,7 +23,6 @@ from trainmark.workloads.dlrm.runs import (
     DlrmRun,
     Model,
     demo_schedule,
-    fitted_fields,
     is_generated,
     terabyte_range,
 )
@@ -61,6 +62,8 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     else:
         cfg, more = _with_generated(cfg)
         problems += more
+    if cfg.name == auto.NAME:
+        cfg = auto.fit(cfg, _training_rows(cfg))
     cfg = _with_interaction_widths(cfg)
     problems += target_problems(cfg, METRIC) + _model_problems(cfg)
     problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
@@ -169,9 +172,23 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
 
 
+def _training_rows(cfg: DlrmRun) -> int:
+    """How many there are, or would be in a log of a common size."""
+    if cfg.data is None:
+        return auto.COMMON_ROWS
+    if is_generated(cfg.data):
+        return filled(cfg.synthetic_rows)
+    try:
+        spec = feature_spec.read(Path(cfg.data))
+        rows = feature_spec.count_rows(spec, Path(cfg.data), "train")
+    except InputError:  # said already; or enough to evaluate on
+        return auto.COMMON_ROWS
+    return max(rows_trained_on(cfg, rows), 1)
+
+
 def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> DlrmRun:
     """The learning rate as long as the log is, where nobody chose another."""
-    if "schedule" not in fitted_fields(cfg):
+    if cfg.name == auto.NAME or "schedule" not in fitted_fields(cfg):
         return dataclasses.replace(cfg, schedule_steps=None)
     if not cfg.global_batch:
         return cfg
@@ -211,7 +228,9 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
     """A finished run's settings for other data: without what its own gave it."""
     named = RUNS[cfg.name]()
     cfg = dataclasses.replace(cfg, dataset=())
-    if "schedule" in fitted_fields(cfg):
+    if cfg.name == auto.NAME:
+        cfg = auto.unfit(cfg)
+    elif "schedule" in fitted_fields(cfg):
         cfg = dataclasses.replace(cfg, schedule=named.schedule, schedule_steps=None)
     # Generated rows have the sizes that a run asks for.
     if not is_generated(cfg.data) and not is_generated(data):

@@ -92,11 +92,15 @@ class SplitBinary:
         self.id_types = [
             np.dtype(str(self._spec.feature_spec[name].dtype)) for name in self._spec.categorical
         ]
-        self._folder = folder
+        self._folder, self._split = folder, split
         self._files = self._spec.files(split)
         self._descriptors = {file: self._open(file) for file in set(self._files.values())}
         is_large = page_cache == "auto" and self._num_bytes() > host_memory_bytes() // 2
         self._direct = self._open_directly() if is_large or page_cache == "bypass" else {}
+
+    def check_bytes(self) -> None:
+        """Refuse files that are not as they were written."""
+        feature_spec.check_bytes(self._spec, self._folder, self._split)
 
     def _num_bytes(self) -> int:
         return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors.values())
@@ -167,6 +171,31 @@ class SplitBinary:
                     f"ids 0 to {rows - 1} in feature_spec.yaml. "
                     "Prepare the data again, or correct the cardinality."
                 )
+
+
+class RowRange:
+    """Consecutive rows of a source, as a source."""
+
+    def __init__(self, source: RowSource, start: int, stop: int) -> None:
+        self._source, self._start, self.num_rows = source, start, stop - start
+        self.num_numerical = source.num_numerical
+        self.numerical_type, self.id_types = source.numerical_type, source.id_types
+
+    def read(self, start: int, stop: int, into: Columns) -> None:
+        self._source.read(self._start + start, self._start + stop, into)
+
+
+def has_validation(folder: Path) -> bool:
+    """Whether a dataset has a validation split of its own."""
+    return feature_spec.path_of(folder, "validation").exists()
+
+
+def rows_trained_on(cfg: DlrmRun, rows: int) -> int:
+    """How many of a dataset's training rows are trained on; `validation_share` says what the others
+    are for. One of them at least, as long as there are two."""
+    if not cfg.validation_share or has_validation(Path(filled(cfg.data))):
+        return rows
+    return rows - min(max(round(rows * cfg.validation_share), 1), rows - 1)
 
 
 def _suits_disk(offset: int, room: NDArray[np.uint8]) -> bool:

@@ -74,7 +74,7 @@ class DlrmTrainer:
         self._optimizer = make_optimizer(
             optimizer.name,
             model.parameters(),
-            eps=optimizer.eps,
+            eps=filled(optimizer.eps),
             beta1=optimizer.beta1,
             beta2=optimizer.beta2,
         )

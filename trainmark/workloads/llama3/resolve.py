@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from trainmark import checksums
 from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
@@ -42,6 +43,7 @@ def resolve(cfg: LlamaRun, cluster: Cluster) -> tuple[LlamaRun, list[str]]:
 def _with_weights(cfg: LlamaRun) -> LlamaRun:
     if cfg.weights is None:
         return cfg
+    checksums.check(Path(cfg.weights))
     return dataclasses.replace(cfg, model=huggingface.read_model(Path(cfg.weights)))
 
 
@@ -56,20 +58,25 @@ def _with_data(cfg: LlamaRun) -> LlamaRun:
         available = cfg.synthetic_samples
     else:
         found = dataset.find(Path(cfg.data or ""))
-        if cfg.name == "llama3-demo":
+        if cfg.name == "llama3-demo" and cfg.weights is None:
             vocab = -(-found.vocab_size // 128) * 128
             cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab=vocab))
         elif found.vocab_size > cfg.model.vocab:
             raise InputError(
                 f"{cfg.data} was prepared for {found.vocab_size:,} token ids, but {cfg.name} has "
-                f"{cfg.model.vocab:,}. Prepare it with the model's tokenizer, or give "
-                f"--model.vocab {-(-found.vocab_size // 128) * 128}."
+                f"{cfg.model.vocab:,}. Prepare it with the model's tokenizer{_or_flag(cfg, found)}."
             )
         split = _fitting_split(found, cfg.sequence) if cfg.split is None else cfg.split
         found.check_splits(split, cfg.sequence)
         available = found.samples("train", split, cfg.sequence)
         cfg = dataclasses.replace(cfg, split=split)
     return dataclasses.replace(cfg, train_samples=cfg.train_samples or _wanted(cfg, available))
+
+
+def _or_flag(cfg: LlamaRun, found: dataset.TokenFolder) -> str:
+    if cfg.weights is not None:  # which bring their vocabulary
+        return ""
+    return f", or give --model.vocab {-(-found.vocab_size // 128) * 128}"
 
 
 def _fitting_split(found: dataset.TokenFolder, sequence: int) -> str:

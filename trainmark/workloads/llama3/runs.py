@@ -5,12 +5,14 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
 from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
 from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
+from trainmark.files import read_json
 from trainmark.schedule import Schedule
 
 METRIC = "loss"
@@ -150,6 +152,7 @@ def llama3_1b() -> LlamaRun:
         micro_batch=8,
         lr=3e-4,
         schedule=dataclasses.replace(_cosine(_PUBLISHED_STEPS - 20, start=20), warmup_steps=20),
+        checkpoint_every="10 minutes",
     )
 
 
@@ -203,9 +206,17 @@ def closed(cfg: LlamaRun) -> frozenset[str]:
 
 def notes(cfg: LlamaRun) -> list[str]:
     """What a reader of the result must know about how it came about."""
-    if cfg.data == SYNTHETIC or parse_split(filled(cfg.split))["train"] < 1:
-        return []
-    return [f"No document was held out (split {cfg.split}): the only loss is that of training."]
+    found = []
+    if cfg.weights and read_json(Path(cfg.weights) / "config.json").get("tie_word_embeddings"):
+        found.append(
+            f"{cfg.weights} has one matrix for embedding and head; here they were trained as two, "
+            "which began alike."
+        )
+    if cfg.data != SYNTHETIC and parse_split(filled(cfg.split))["train"] >= 1:
+        found.append(
+            f"No document was held out (split {cfg.split}): the only loss is that of training."
+        )
+    return found
 
 
 # --- sizes

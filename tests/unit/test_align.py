@@ -1,7 +1,6 @@
-"""`align` reads what the field writes; `sweep` goes on after an out-of-memory and after a stop."""
+"""`align` reads what the field writes, and judges by the published rule."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from trainmark.report.tables import result_grid
 from trainmark.run import alignment
 from trainmark.run.alignment import FIRST_STEP, compare, read_curve, sentence
 from trainmark.run.result import Aligned
-from trainmark.verbs import attempt, sweep
 
 MEGATRON = (
     " [2024-05-01 10:00:00] iteration {step:8d}/{total:8d} | consumed samples: {samples:12d} | "
@@ -147,73 +145,3 @@ def test_align_says_what_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("step,samples,loss\n1,2\n")
     with pytest.raises(InputError, match="line 2"):
         read_curve(tmp_path / "bad.csv")
-
-
-# --- sweep
-
-
-def test_over() -> None:
-    assert sweep.parse_over("micro_batch=1,2, 2") == ("micro-batch", ["1", "2"])
-    for bad in ("", "parallel", "=1", "parallel="):
-        with pytest.raises(InputError, match="--over must be FIELD=V1,V2"):
-            sweep.parse_over(bad)
-
-
-def test_a_sweep_needs_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--over", "micro_batch=4", "--devices", "0", "--output", str(tmp_path / "s")]
-    assert main(["sweep", "llama3-demo", *flags]) == 2
-    assert "devices must be at least 1. Received: 0." in capsys.readouterr().err
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_dry_sweep_marks_what_does_not_fit(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    splits = "parallel=PP2DP4TP1,PP1DP8TP1,PP3DP1TP1"
-    flags = ["--dry-run", "--cluster", "a100-80gx1x8"]
-    assert main(["sweep", "llama3-8b", "--over", splits, *flags]) == 0
-    out = capsys.readouterr().out
-    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
-    assert "/80" in rows["PP2DP4TP1"]
-    assert "OOM" not in rows["PP2DP4TP1"]
-    assert "OOM" in rows["PP1DP8TP1"]  # as published
-    assert rows["PP3DP1TP1"].count(" / ") == 5
-    reason = " ".join(out.split("└")[1].split())
-    assert "parallel PP3DP1TP1: parallel PP3DP1TP1 needs 3 x 1 x 1 = 3 devices" in reason
-
-
-def test_a_sweep_goes_on_after_a_failure_and_after_a_stop(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
-    started = []
-
-    def start(command: list[str], log: Path) -> subprocess.CompletedProcess[str]:
-        """`train` in this process; a micro-batch of 8 does not fit."""
-        arguments = command[command.index("train") :]
-        started.append(arguments[arguments.index("--micro-batch") + 1])
-        if started[-1] == "8":
-            sentence = "trainmark: Out of memory (CUDA out of memory). Use a smaller micro_batch."
-            return subprocess.CompletedProcess(command, 2, sentence)
-        if started[-1] == "2":
-            return subprocess.CompletedProcess(command, 1, "[rank0]: the cause\n======")
-        said = "step 1\ntrainmark: 2 problems:\n- [5] is odd\n- it is\ntrainmark: rank 0 ended"
-        return subprocess.CompletedProcess(command, main(arguments), said)
-
-    monkeypatch.setattr(attempt, "_start", start)
-    flags = ["--max-steps", "2", "--device", "cpu", "--evals-per-epoch", "0", "--warmup-clock", "0"]
-    flags += ["--checkpoint-every", "never", "--output", str(tmp_path / "s")]
-    assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8", *flags]) == 0
-    capsys.readouterr()
-    assert main(["sweep", "llama3-demo", "--over", "micro_batch=4,8,16,5,2", *flags]) == 0
-    assert started == ["4", "8", "16", "5", "2"]  # what is known is not run again
-    out = capsys.readouterr().out
-    table = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
-    outcomes = {value: table[value].split()[3] for value in started}
-    assert outcomes == {"4": "done", "8": "OOM", "16": "done", "5": "failed", "2": "failed"}
-    assert "llama3-demo" in table["16"]
-    assert "micro-batch 5: 2 problems:\n- [5] is odd\n- it is\n" in out
-    log = tmp_path / "s" / "micro-batch=2.log"
-    assert f"micro-batch 2: ended with exit code 1, see {log}" in out
-    assert main(["sweep", "llama3-demo", "--over", "lr=1", *flags]) == 2

@@ -1,0 +1,281 @@
+"""`dlrm-auto` with no flag but --data, beside scikit-learn on the same rows.
+
+    python -m benchmarks.own_data --movielens recbole/dataset_example/ml-100k --output results.json
+
+Every set (own_data_sets.py) is split at random, several times, into training and test rows. Both
+go through `trainmark prepare` with its defaults, and `trainmark train dlrm-auto` trains; of the
+training rows it holds a tenth out itself, to stop early. The baselines train on all of them:
+
+- logistic regression: columns one-hot (values that the training rows lack count as none), numbers
+  with their mean where missing, standardised; scikit-learn's defaults, but for up to 1,000 steps;
+- gradient boosting: HistGradientBoostingClassifier with its defaults, columns as categories. It
+  takes at most 255 of a column: the 254 most frequent values, and one for all others.
+
+A set holds if the mean difference to the better baseline is above -0.005 AUC, two standard errors
+of the paired difference allowed for. With one split there is none, and nothing is allowed for.
+"""
+
+import contextlib
+import io
+import json
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tyro
+from numpy.typing import NDArray
+
+from benchmarks.common import RESULTS, write_results
+from benchmarks.own_data_sets import LABEL, Set, Table, all_sets
+from trainmark.cli import main as trainmark
+
+ALLOWED = 0.005
+MIN_CLICKS = 200
+MAX_CATEGORIES = 255
+CSV_UP_TO = 300_000
+"""Rows; larger tables are written as Parquet files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What to run."""
+
+    movielens: Path | None = None
+    """Folder of ml-100k.inter, .user and .item (docs/data.md says where they come from)."""
+    only: tuple[str, ...] = ()
+    """Sets whose names contain one of these; others keep their rows in the results."""
+    work: Path | None = None
+    """Folder for datasets and runs; default: one that is removed."""
+    splits: int | None = None
+    """Splits of every set instead of its own number."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """AUC on the test rows of one split, and what ours took, in seconds."""
+
+    trainmark: float
+    logistic_regression: float
+    gradient_boosting: float
+    prepare_s: float
+    train_s: float
+    """Training, early stopping and evaluation."""
+
+
+def main(arguments: Arguments) -> None:
+    """Run the sets, and write their rows as they come."""
+    rows = _earlier_rows()
+    for name, chosen in all_sets(arguments.movielens).items():
+        if arguments.only and not any(part in name for part in arguments.only):
+            continue
+        print(f"\n{name}", flush=True)
+        splits = arguments.splits or chosen.splits
+        rows[name] = row_of(name, chosen, run_set(chosen, splits, arguments.work))
+        write_results("own_data", list(rows.values()))
+    print(f"\n{table(list(rows.values()))}")
+
+
+def _earlier_rows() -> dict[str, Mapping[str, Any]]:
+    path = RESULTS / "own_data.json"
+    if not path.exists():
+        return {}
+    return {row["data"]: row for row in json.loads(path.read_text())["rows"]}
+
+
+# --- one set
+
+
+def run_set(chosen: Set, splits: int, work: Path | None = None) -> list[Scores]:
+    """Every split of a set."""
+    whole = chosen.make()
+    found = []
+    for seed in range(splits):
+        train, test = split(whole, chosen.test_share, seed)
+        clicks = int(test.rows[LABEL].sum())
+        if clicks < MIN_CLICKS:
+            raise ValueError(f"{clicks} test clicks are too few to compare by: {MIN_CLICKS}.")
+        with folder(work) as place:
+            found.append(compare(train, test, place))
+        print(f"  {found[-1]}", flush=True)
+    return found
+
+
+def split(whole: Table, test_share: float, seed: int) -> tuple[Table, Table]:
+    """Training and test rows, at random."""
+    order = np.random.default_rng(seed).permutation(len(whole.rows))
+    held_out = round(len(order) * test_share)
+    test, train = order[:held_out], order[held_out:]
+    return tuple(Table(whole.rows.iloc[part], whole.numerical) for part in (train, test))  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def folder(work: Path | None) -> Iterator[Path]:
+    """One that is empty, and gone afterwards."""
+    if work is not None:
+        work.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=work))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+def compare(train: Table, test: Table, place: Path) -> Scores:
+    """The three of them on one split."""
+    ours, prepare_s, train_s = score_trainmark(train, test, place)
+    return Scores(
+        trainmark=ours,
+        logistic_regression=score_logistic_regression(train, test),
+        gradient_boosting=score_gradient_boosting(train, test),
+        prepare_s=prepare_s,
+        train_s=train_s,
+    )
+
+
+# --- the three
+
+
+def score_trainmark(train: Table, test: Table, place: Path) -> tuple[float, float, float]:
+    """AUC on test, seconds to prepare, seconds to train and evaluate."""
+    kind = "csv" if len(train.rows) + len(test.rows) <= CSV_UP_TO else "parquet"
+    for name, part in (("train", train), ("test", test)):
+        _write(part, place / f"{name}.{kind}")
+    began = time.perf_counter()
+    _run(
+        ["prepare", kind, "--columns", columns(train), "--output", str(place / "data")]
+        + ["--train", str(place / f"train.{kind}"), "--test", str(place / f"test.{kind}")]
+    )
+    prepared = time.perf_counter()
+    _run(["train", "dlrm-auto", "--data", str(place / "data"), "--output", str(place / "run")])
+    seconds = time.perf_counter() - prepared
+    result = json.loads((place / "run" / "result.json").read_text())
+    return result["quality"]["value"], prepared - began, seconds
+
+
+def columns(table: Table) -> str:
+    """As --columns has them."""
+    roles = {"label": [LABEL], "numerical": table.numerical, "categorical": table.categorical}
+    return " ".join(f"{role}={','.join(names)}" for role, names in roles.items() if names)
+
+
+def _write(table: Table, file: Path) -> None:
+    rows = table.rows.astype({LABEL: np.int8})
+    if file.suffix == ".csv":
+        rows.to_csv(file, index=False)
+    else:
+        rows.to_parquet(file, index=False)
+
+
+def _run(words: list[str]) -> None:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = trainmark(words)
+    if code:
+        raise RuntimeError(f"trainmark {words[0]} ended with {code}:\n{said.getvalue()[-2000:]}")
+
+
+def score_logistic_regression(train: Table, test: Table) -> float:
+    """One-hot columns and standardised numbers."""
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    model = make_pipeline(
+        make_column_transformer(
+            (OneHotEncoder(handle_unknown="ignore"), train.categorical),
+            (make_pipeline(SimpleImputer(), StandardScaler()), list(train.numerical)),
+        ),
+        LogisticRegression(max_iter=1000),
+    )
+    model.fit(train.rows, train.rows[LABEL])
+    return _auc(test, model.predict_proba(test.rows)[:, 1])
+
+
+def score_gradient_boosting(train: Table, test: Table) -> float:
+    """Frequent values as categories, all others as one."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    known = {name: _frequent(train.rows[name]) for name in train.categorical}
+
+    def encoded(table: Table) -> pd.DataFrame:
+        codes = {name: values.get_indexer(table.rows[name]) + 1 for name, values in known.items()}
+        return pd.concat([table.rows[list(table.numerical)].reset_index(drop=True),
+                          pd.DataFrame(codes)], axis=1)  # fmt: skip
+
+    model = HistGradientBoostingClassifier(categorical_features=list(known), random_state=0)
+    model.fit(encoded(train), train.rows[LABEL])
+    return _auc(test, model.predict_proba(encoded(test))[:, 1])
+
+
+def _frequent(values: pd.Series) -> pd.Index:
+    return values.value_counts().index[: MAX_CATEGORIES - 1]
+
+
+def _auc(test: Table, scores: NDArray[np.float64]) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(test.rows[LABEL], scores))
+
+
+# --- what came of it
+
+
+def row_of(name: str, chosen: Set, scores: Sequence[Scores]) -> dict[str, Any]:
+    """Means over the splits, and whether the set holds."""
+    ours, linear, boosted = (
+        [getattr(score, system) for score in scores]
+        for system in ("trainmark", "logistic_regression", "gradient_boosting")
+    )
+    better = max(linear, boosted, key=statistics.fmean)
+    differences = [mine - theirs for mine, theirs in zip(ours, better, strict=True)]
+    mean, error = statistics.fmean(differences), standard_error(differences)
+    return {
+        "system": "trainmark",
+        "data": name,
+        "rows": len(chosen.make().rows),
+        "splits": len(scores),
+        "trainmark": statistics.fmean(ours),
+        "logistic_regression": statistics.fmean(linear),
+        "gradient_boosting": statistics.fmean(boosted),
+        "difference": mean,
+        "standard_error": error,
+        "holds": mean + 2 * (error or 0.0) >= -ALLOWED,
+        "tuned_on": chosen.tuned_on,
+        "seconds": max(score.train_s for score in scores),
+        "prepare_seconds": max(score.prepare_s for score in scores),
+    }
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of their mean; None of one value."""
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """For people."""
+    lines = [f"{'data':42} {'rows':>9}  trainmark  logistic  boosting  difference   seconds"]
+    for row in rows:
+        error = f"± {2 * row['standard_error']:.4f}" if row["standard_error"] is not None else ""
+        lines.append(
+            f"{row['data']:42} {row['rows']:>9,} {row['trainmark']:>10.4f} "
+            f"{row['logistic_regression']:>9.4f} {row['gradient_boosting']:>9.4f} "
+            f"{row['difference']:>+8.4f} {error:8} {row['seconds']:>5.0f}  "
+            f"{'holds' if row['holds'] else 'does not hold'}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

@@ -1,0 +1,153 @@
+"""A flipped byte is found, whatever file it is in, and the file is named."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.refusals import refused
+from trainmark import checksums, files
+from trainmark.cli import main
+from trainmark.errors import InputError
+from trainmark.inference import server
+from trainmark.verbs.verify import verify
+
+UNSEALED = {".lock", "loss.csv", "perf.log", "mlperf.log", "assessment.json"}
+"""Of a run's folder: logs, which grow while it trains."""
+
+
+@pytest.fixture(scope="module")
+def made(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset, a run and an export."""
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copytree(clicks / "data", folder / "data")
+    shutil.copytree(clicks / "run", folder / "run")
+    assert main(["export", str(folder / "run"), "--output", str(folder / "export")]) == 0
+    return folder
+
+
+def _flipped(path: Path, place: int, bit: int) -> bytes:
+    """Flip a bit; what the file held."""
+    before = path.read_bytes()
+    changed = bytearray(before)
+    changed[place] ^= 1 << bit
+    path.write_bytes(changed)
+    return before
+
+
+def _flips(folder: Path, each: int) -> Iterator[tuple[Path, int, int]]:
+    draw = random.Random(7)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in UNSEALED and path.stat().st_size:
+            for _ in range(each):
+                yield path, draw.randrange(path.stat().st_size), draw.randrange(8)
+
+
+def _says_the_same(before: bytes, after: bytes) -> bool:
+    """A flip of the checksum's own key, or from 1e5 to 1E5, changes no content."""
+    try:
+        old, new = json.loads(before), json.loads(after)
+    except ValueError:
+        return False
+    old.pop(checksums.KEY, None)
+    return isinstance(new, dict) and all(new.get(key, "gone") == old[key] for key in old)
+
+
+@pytest.mark.parametrize("part", ["data", "export", "run"])
+def test_every_flip_is_found_and_its_file_named(
+    made: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verify(made / part)
+    assert "intact" in capsys.readouterr().out
+    tried, unnoticed, unnamed = 0, [], []
+    for path, place, bit in _flips(made / part, each=2):
+        before = _flipped(path, place, bit)
+        try:
+            verify(made / part)
+            if not _says_the_same(before, path.read_bytes()):
+                unnoticed.append(f"{path}: bit {bit} of byte {place:,}")
+        except InputError as error:
+            if path.name not in str(error) and str(path.parent) not in str(error):
+                unnamed.append(str(error))
+        finally:
+            path.write_bytes(before)
+        tried += 1
+    assert tried >= 8
+    assert (unnoticed, unnamed) == ([], [])
+    verify(made / part)
+
+
+def test_data_are_checked_before_they_are_trained_on(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = made / "data"
+    for name in ("train/label.bin", "train/cat_3.bin", "test/numerical.bin", "feature_spec.yaml"):
+        before = _flipped(data / name, 20, 0)
+        words = ["train", "dlrm-demo", "--data", str(data), "--output", str(tmp_path / "run")]
+        refused(capsys, words, f"{data / name} is not as it was written")
+        (data / name).write_bytes(before)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_readers_check_what_they_read(
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "serve", lambda *args: pytest.fail("It would be served."))
+    serve = [
+        ["serve", str(made / part), "--data", str(made / "data")] for part in ("run", "export")
+    ]
+    cases = [
+        (made / "export" / "model.safetensors", serve[1]),
+        (made / "data" / "vocabulary" / "cat_0.parquet", serve[0]),
+        (made / "data" / "prepare.json", serve[0]),
+        (made / "run" / "result.json", ["report", str(made / "run"), "--output", str(tmp_path)]),
+        (made / "run" / "result.json", ["compare", str(made / "run"), str(made / "run")]),
+        (made / "run" / "config.json", ["evaluate", str(made / "run")]),
+    ]
+    for path, words in cases:
+        before = path.read_bytes()
+        digit = next(
+            place
+            for place in range(len(before) // 3, len(before))
+            if path.suffix != ".json" or before[place] in b"2468"
+        )
+        _flipped(path, digit, 0)
+        refused(capsys, words, f"{path} is not as it was written")
+        path.write_bytes(before)
+
+
+def test_what_was_changed_on_purpose_can_be_used(made: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(made / "data", tmp_path / "data")
+    _flipped(data / "train" / "numerical.bin", 0, 0)
+    with pytest.raises(InputError, match=r"remove .*checksums\.json"):
+        checksums.check(data)
+    (data / "checksums.json").unlink()
+    assert checksums.check(data) == 0
+
+
+def test_a_missing_file_is_named(made: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(made / "data", tmp_path / "data")
+    (data / "train" / "cat_1.bin").unlink()
+    with pytest.raises(InputError, match=r"cat_1\.bin is not as it was written"):
+        verify(data)
+
+
+def test_a_folder_without_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["verify", str(tmp_path)], "holds nothing with a checksum")
+    refused(capsys, ["verify", str(tmp_path / "none")], "is not a folder")
+
+
+def test_sums_are_those_of_numpy(tmp_path: Path) -> None:
+    words = np.random.default_rng(0).integers(0, 2**64, 1000, np.uint64)
+    with files.building(tmp_path / "out") as folder:
+        (folder / "a").write_bytes(words.tobytes() + b"\x05")
+    sealed = json.loads((tmp_path / "out" / "checksums.json").read_text())["files"]
+    expected = f"{(int(words.sum(dtype=np.uint64)) + 5) % 2**64:016x}"
+    assert sealed == {"a": [8001, expected]}

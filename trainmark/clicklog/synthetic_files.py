@@ -1,0 +1,147 @@
+"""The formats of `prepare synthetic`: what rows become in one of several processes, and what writes
+that, in the order of rows, in one.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmark.clickdata.numerical import MISSING, log_transform
+from trainmark.clickdata.planted import MAX_COUNT
+from trainmark.clicklog.engine import split_binary
+from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.npy_files import DayWriter
+from trainmark.clicklog.synthetic_logs import Log, LogRows
+
+Encode = Callable[[LogRows], Any]
+
+
+class Format(Protocol):
+    """One of them, for columns of given sizes."""
+
+    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None: ...
+
+    @staticmethod
+    def encoder(log: Log) -> Encode:
+        """What turns rows of a log into what is written."""
+        ...
+
+    def write(self, folder: Path, piece: Split, blocks: Iterable[Any]) -> None:
+        """A day or a split, from its encoded blocks."""
+        ...
+
+
+# --- raw text
+
+
+class _Text:
+    """Rows as tab-separated text.
+
+    Every field gets its widest form in a matrix of characters with one line per row; unused
+    characters are 0 and dropped at the end.
+    """
+
+    LABEL = np.frombuffer(b"01", np.uint8)
+    HEX_PAIRS = np.frombuffer("".join(f"{i:02x}" for i in range(256)).encode(), np.uint16)
+    COUNT_WIDTH = len(str(MAX_COUNT))
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        # The text of every possible count; the last entry is the empty field.
+        counts = np.arange(-2, MAX_COUNT + 1).astype(f"S{self.COUNT_WIDTH}")
+        self.count_text = np.append(counts, b"")
+
+    def __call__(self, rows: LogRows) -> NDArray[np.uint8]:
+        fields = [self.LABEL.take(rows.labels.view(np.uint8))[:, None]]
+        fields += [self._counts(column) for column in rows.numerical.T]
+        fields += [self._values(number, ids) for number, ids in enumerate(rows.categorical)]
+        text = np.empty((len(rows), sum(field.shape[1] + 1 for field in fields)), np.uint8)
+        end = 0
+        for field in fields:
+            start, end = end, end + field.shape[1] + 1
+            text[:, start : end - 1] = field
+            text[:, end - 1] = ord("\t")
+        text[:, -1] = ord("\n")
+        return np.asarray(text[text != 0])
+
+    def _counts(self, counts: NDArray[np.int32]) -> NDArray[np.uint8]:
+        index = np.where(counts == MISSING, len(self.count_text) - 1, counts + 2)
+        return np.asarray(self.count_text.take(index).view(np.uint8).reshape(len(counts), -1))
+
+    def _values(self, column: int, ids: NDArray[np.int32]) -> NDArray[np.uint8]:
+        big_endian = self.log.values(column, ids).astype(">u4").view(np.uint8)
+        text = self.HEX_PAIRS.take(big_endian).view(np.uint8).reshape(len(ids), -1)
+        text[ids == 0] = 0
+        return text
+
+
+class Raw:
+    """Days of tab-separated text."""
+
+    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None:
+        pass
+
+    @staticmethod
+    def encoder(log: Log) -> Encode:
+        return _Text(log)
+
+    def write(self, folder: Path, piece: Split, blocks: Iterable[NDArray[np.uint8]]) -> None:
+        with (folder / piece.name).open("wb") as file:
+            for text in blocks:
+                file.write(text.data)
+
+
+# --- arrays
+
+Arrays = tuple[NDArray[np.bool_], NDArray[Any], NDArray[np.int32]]
+"""Labels [rows], numbers [rows, columns], ids [columns, rows]."""
+
+
+class Npy:
+    """TorchRec's three arrays per day."""
+
+    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None:
+        self._shape = (num_numerical, len(cardinalities))
+
+    @staticmethod
+    def encoder(log: Log) -> Encode:
+        return _npy_arrays
+
+    def write(self, folder: Path, piece: Split, blocks: Iterable[Arrays]) -> None:
+        day = int(piece.name.removeprefix("day_"))
+        writer = DayWriter(folder, day, piece.stop - piece.start, *self._shape)
+        for arrays in blocks:
+            writer.append(*arrays)
+
+
+def _npy_arrays(rows: LogRows) -> Arrays:
+    # TorchRec takes a missing integer for a 0, so that it is ln 3 there, not 0.
+    counts = np.where(rows.numerical == MISSING, 0, rows.numerical)
+    return rows.labels, np.log(counts + np.float32(3)), rows.categorical
+
+
+class SplitBinary:
+    """The dataset that `trainmark train` reads. The rows need no shuffling."""
+
+    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None:
+        self._cardinalities, self._num_numerical = cardinalities, num_numerical
+
+    @staticmethod
+    def encoder(log: Log) -> Encode:
+        return _split_binary_arrays
+
+    def write(self, folder: Path, piece: Split, blocks: Iterable[Arrays]) -> None:
+        columns = (self._cardinalities, self._num_numerical)
+        with split_binary.Writer(folder, piece.name, *columns) as writer:
+            for arrays in blocks:
+                writer.append(*arrays)
+
+
+def _split_binary_arrays(rows: LogRows) -> Arrays:
+    return rows.labels, log_transform(rows.numerical), rows.categorical
+
+
+FORMATS: dict[str, type[Format]] = {"raw": Raw, "npy": Npy, "split_binary": SplitBinary}

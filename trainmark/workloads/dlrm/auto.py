@@ -1,0 +1,115 @@
+"""`dlrm-auto`: what a run on one's own log does, where nobody has said it.
+
+What holds for every log stands in the named run (`dlrm_auto` in runs.py); what follows from a
+log's rows stands here. The numbers come from some twenty data sets, of 400 to 5 M rows, trained
+with settings on a grid: those at which no set fell behind, not those that were best for one.
+`benchmarks/own_data.py` compares the outcome with logistic regression and gradient boosting, on
+sets among which are some that had no say in it.
+"""
+
+import dataclasses
+import math
+
+from trainmark.schedule import Schedule
+from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
+
+NAME = "dlrm-auto"
+MIN_BATCH, MAX_BATCH = 64, 2048
+BATCHES_PER_EPOCH = 100
+EPOCHS_OF_ONE_ROW, MAX_EPOCHS, TWICE_UP_TO = 1000, 40, 2_000_000
+SHARE_OF_ONE_ROW = 0.1
+WARM_UP = 0.05
+COMMON_ROWS = 1_000_000
+"""What a log is taken for that is not there to be counted."""
+
+
+def batch(rows: int) -> int:
+    """A power of 2, such that an epoch has some hundred steps.
+
+    Noisy gradients of small batches keep small logs from being learned by heart; beyond 2,048 rows
+    a CPU computes no more of them in a second, and large logs have steps enough.
+    """
+    nearest = 2 ** round(math.log2(max(rows / BATCHES_PER_EPOCH, 1)))
+    return min(max(nearest, MIN_BATCH), MAX_BATCH)
+
+
+def epochs(rows: int) -> int:
+    """At most, since patience ends a run: 12 for 7,000 rows, 3 for 100,000, 1 for 5 M.
+
+    The fewer rows, the more often each must be seen, but not in proportion, lest they be learned by
+    heart. And the end must come into sight: a learning rate that has fallen to 0 is worth more than
+    more epochs. Two cores have no time for a large log's second epoch.
+    """
+    fewest = 2 if rows <= TWICE_UP_TO else 1
+    return min(max(round(EPOCHS_OF_ONE_ROW / math.sqrt(rows)), fewest), MAX_EPOCHS)
+
+
+def eps(global_batch: int) -> float:
+    """Of Adagrad, in units of what one row contributes to a batch's gradient.
+
+    Adagrad gives the first row that looks an id up the largest step. So a log's rare ids, of which
+    one has many, would be learned by heart. With this, such ids move in proportion to their rows,
+    and only frequent ones at Adagrad's own pace.
+    """
+    return SHARE_OF_ONE_ROW / global_batch
+
+
+def schedule(steps: int) -> Schedule:
+    """Up over the first twentieth of the steps, then linearly down to 0, so that the last weights
+    are no longer noisy, whatever the length of the run."""
+    start = round(WARM_UP * steps)
+    return Schedule(
+        warmup_steps=start, decay_start=start, decay_steps=max(steps - start, 1), decay_power=1.0
+    )
+
+
+def fit(cfg: DlrmRun, rows: int) -> DlrmRun:
+    """The run with all that nobody chose, for so many training rows."""
+    cfg = unfit(cfg)
+    unchosen = dlrm_auto()
+    if cfg.global_batch is None and cfg.micro_batch is None:
+        cfg = dataclasses.replace(cfg, global_batch=batch(rows))
+    if cfg.epochs == unchosen.epochs:
+        cfg = dataclasses.replace(cfg, epochs=epochs(rows))
+    size = _batch_of(cfg, rows)
+    if cfg.optimizer.eps is None:
+        optimizer = dataclasses.replace(cfg.optimizer, eps=eps(size))
+        cfg = dataclasses.replace(cfg, optimizer=optimizer)
+    if cfg.schedule == unchosen.schedule:
+        cfg = dataclasses.replace(cfg, schedule=schedule(_steps(cfg, size, rows)))
+    return dataclasses.replace(cfg, auto_rows=rows)
+
+
+def unfit(cfg: DlrmRun) -> DlrmRun:
+    """The run without what `fit` chose for other rows."""
+    named = dlrm_auto()
+    for name in unchosen(cfg):
+        cfg = dataclasses.replace(cfg, **{name: getattr(named, name)})
+    return cfg
+
+
+def unchosen(cfg: DlrmRun) -> frozenset[str]:
+    """Top-level fields that are as `fit` left them."""
+    rows, named = cfg.auto_rows, dlrm_auto()
+    if cfg.name != NAME or rows is None:
+        return frozenset()
+    size = _batch_of(cfg, rows)
+    chosen_by_fit = {
+        "global_batch": batch(rows),
+        "epochs": epochs(rows),
+        "optimizer": dataclasses.replace(named.optimizer, eps=eps(size)),
+        "schedule": schedule(_steps(cfg, size, rows)),
+        "auto_rows": rows,
+    }
+    return frozenset(name for name, value in chosen_by_fit.items() if getattr(cfg, name) == value)
+
+
+def _batch_of(cfg: DlrmRun, rows: int) -> int:
+    if cfg.global_batch is None and cfg.micro_batch is not None:
+        return cfg.micro_batch * (cfg.accumulate or 1)
+    return cfg.global_batch or batch(rows)
+
+
+def _steps(cfg: DlrmRun, size: int, rows: int) -> int:
+    whole = cfg.epochs * -(-rows // size)
+    return min(whole, cfg.max_steps or whole)
