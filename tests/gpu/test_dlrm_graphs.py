@@ -42,6 +42,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "three widths": {"optimizer": DECAYING, "model": NARROW},
     "a cross network": {"optimizer": Optimizer(name="adagrad"), "model": CROSSED},
+    "a compiled cross network": {
+        "optimizer": Optimizer(name="sgd"),
+        "precision": "bf16",
+        "model": CROSSED,
+        "compile": True,
+    },
     "a cross network in fp8": {
         "optimizer": Optimizer(name="sgd"),
         "precision": "fp8",
