@@ -50,9 +50,11 @@ def main(
 
 
 def _tell(error: Exception, debug: bool) -> None:
+    from trainmark.progress import printable
+
     if debug:
         traceback.print_exception(error)
-    print(f"trainmark: {in_words(error)}", file=sys.stderr)
+    print(f"trainmark: {printable(in_words(error))}", file=sys.stderr)
 
 
 def _dispatch(arguments: list[str], started: float) -> int:
@@ -90,22 +92,20 @@ def _overview() -> str:
 
 def _list(arguments: list[str], started: float) -> None:
     """Named runs, with size, data and target."""
-    from rich.console import Console
-
+    from trainmark.progress import SafeConsole
     from trainmark.verbs.runs import runs_table
 
     parse(Nothing, arguments, "list")
-    Console().print(runs_table())
+    SafeConsole().print(runs_table())
 
 
 def _show(arguments: list[str], started: float) -> None:
     """The resolved configuration of a run, and the size of its model."""
-    from rich.console import Console
-
+    from trainmark.progress import SafeConsole
     from trainmark.verbs.runs import resolved_run
 
     cfg, options = parse_run("show", arguments, ShowOptions)
-    Console().print(resolved_run(cfg, options.cluster or "cpux1x1"))
+    SafeConsole().print(resolved_run(cfg, options.cluster or "cpux1x1"))
 
 
 def _plan(arguments: list[str], started: float) -> None:
@@ -181,12 +181,11 @@ def _report(arguments: list[str], started: float) -> None:
 
 def _compare(arguments: list[str], started: float) -> None:
     """Two results side by side."""
-    from rich.console import Console
-
     from trainmark import report
+    from trainmark.progress import SafeConsole
 
     options = parse(CompareOptions, arguments, "compare")
-    Console().print(report.compare(options.first, options.second))
+    SafeConsole().print(report.compare(options.first, options.second))
 
 
 def _align(arguments: list[str], started: float) -> int:
@@ -228,8 +227,7 @@ def _verify(arguments: list[str], started: float) -> None:
 
 def _sweep(arguments: list[str], started: float) -> None:
     """Runs that differ in some fields, as a grid or a search: the best, and what mattered."""
-    from rich.console import Console
-
+    from trainmark.progress import SafeConsole
     from trainmark.verbs import sweep
     from trainmark.verbs.sweep_space import parse_over
 
@@ -245,9 +243,9 @@ def _sweep(arguments: list[str], started: float) -> None:
         isolate=options.isolate,
     )
     if options.dry_run:
-        Console().print(sweep.dry_runs(plan, options.cluster or "cpux1x1"))
+        SafeConsole().print(sweep.dry_runs(plan, options.cluster or "cpux1x1"))
     else:
-        Console().print(sweep.sweep(plan))
+        SafeConsole().print(sweep.sweep(plan))
 
 
 def _suite(arguments: list[str], started: float) -> int:

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO
 
 from trainmark import checksums
@@ -89,6 +90,10 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+NPY_ERRORS = (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError)
+"""What numpy raises for a damaged .npy file, whose header is Python."""
 
 
 # --- folders

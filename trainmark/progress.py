@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -30,7 +31,7 @@ class _Rate(ProgressColumn):
 @contextmanager
 def _bar(name: str, total: float, rate: _Rate) -> Iterator[Callable[[int], None]]:
     columns = [TextColumn(name), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), rate]
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(name, total=max(total, 1))
         yield lambda amount: progress.advance(task, amount)
@@ -47,4 +48,21 @@ def rows_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], No
 
 
 def say(text: str) -> None:
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    SafeConsole(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class SafeConsole(Console):
+    """Shows text as it is: names and values from files and flags are neither markup nor commands
+    to the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options | {"markup": False, "emoji": False})
+
+
+def printable(text: str) -> str:
+    """With control characters, but for tabs and line ends, and bytes that are no text, in words."""
+    return text.translate(_CONTROLS)
+
+
+_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\t\n"}
+_CONTROLS |= {n: f"\\u{n:04x}" for n in range(0xD800, 0xE000)}

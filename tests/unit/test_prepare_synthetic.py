@@ -31,7 +31,8 @@ def log() -> PlantedClicks:
 def test_raw_text_is_the_log(log: PlantedClicks, tmp_path: Path) -> None:
     output = prepare(tmp_path / "raw")
     names = sorted(path.name for path in output.iterdir())
-    assert names == ["day_0", "day_1", "day_2", "day_3", "day_4", "synthetic.json"]
+    days = ["day_0", "day_1", "day_2", "day_3", "day_4"]
+    assert names == ["checksums.json", *days, "synthetic.json"]
     texts = [(output / f"day_{day}").read_bytes().decode("ascii") for day in range(DAYS)]
     assert [text.count("\n") for text in texts] == [1000, 1000, 1000, 1000, 1003]
     assert all(text.endswith("\n") for text in texts)

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import Progress
 
 from trainmark import files
@@ -34,6 +33,7 @@ from trainmark.clicklog.engine.summary import MANIFEST, SCHEMA
 from trainmark.clicklog.npy_files import Day, NpyRows
 from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
+from trainmark.progress import SafeConsole
 
 MAX_IDS = 2**31 - 2
 """As many as `split_binary` can number."""
@@ -74,7 +74,7 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
     splits = _split(days, options.test_half)
     total = sum(day.rows for day in days)
-    with Progress(console=Console(stderr=True)) as bar:
+    with Progress(console=SafeConsole(stderr=True)) as bar:
         task = bar.add_task("Finding the largest ids", total=2 * total)
 
         def watched(split: Split) -> Iterator[NpyRows]:
@@ -208,7 +208,7 @@ def _numbers(block: NpyRows, split: Split, row: int) -> tuple[NDArray[np.float16
 
 
 def _show(output: Path, manifest: dict[str, Any]) -> None:
-    console = Console()
+    console = SafeConsole()
     summary.show_splits(output, manifest)
     cardinalities, hotness = manifest["cardinalities"], max(manifest["hotness"], default=1)
     several = f", up to {hotness} ids per feature" if hotness > 1 else ""

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.errors import InputError, raise_all
+from trainmark.files import NPY_ERRORS
 
 BLOCK_ROWS = 65_536
 SPARSE_KINDS = ("sparse", "sparse_multi_hot")
@@ -145,7 +146,7 @@ def _open_day(number: int, files: dict[str, Path]) -> Day:
 def _map(path: Path) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
+    except NPY_ERRORS as error:
         raise InputError(f"{path} is not readable as a numpy file: {error}.") from None
     if array.ndim == 0:
         raise InputError(f"{path} holds a single value; a matrix is expected.")
@@ -195,7 +196,7 @@ class _SeveralIds:
         try:
             archive = self._open.enter_context(zipfile.ZipFile(path))
             self._members = [self._member(archive, name) for name in self._keys(archive)]
-        except (OSError, zipfile.BadZipFile, ValueError) as error:
+        except (*NPY_ERRORS, zipfile.BadZipFile) as error:
             self._open.close()
             raise InputError(f"{path} is not readable as a numpy archive: {error}.") from None
         lengths = sorted({rows for _, rows, _, _ in self._members})

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -40,6 +39,7 @@ from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.synthetic_files import FORMATS, Encode
 from trainmark.clicklog.synthetic_logs import Counts, Log, PlantedLog, TerabyteLog
 from trainmark.errors import InputError, raise_all
+from trainmark.progress import SafeConsole
 
 TERABYTE_DAY = terabyte.ROWS - terabyte.TRAIN_ROWS
 """Rows of a day: as many as are held out."""
@@ -208,7 +208,7 @@ def _generate(wanted: Wanted, output: Path, workers: int) -> None:
     log = wanted.log()
     every_day, last_day = np.zeros((2, 2, log.num_bins), np.int64)
     files_of = FORMATS[wanted.format](wanted.cardinalities, wanted.num_numerical)
-    with files.building(output) as partial, Progress(console=Console(stderr=True)) as bar:
+    with files.building(output) as partial, Progress(console=SafeConsole(stderr=True)) as bar:
         task = bar.add_task("Generating rows", total=wanted.rows)
 
         def watched(piece: Split, blocks: Iterator[_Block]) -> Iterator[Any]:
@@ -309,4 +309,4 @@ def _show(output: Path, manifest: dict[str, Any]) -> None:
     if "best_auc" in manifest:
         table.add_row("best possible AUC, last day", f"{manifest['best_auc']:.4f}")
         table.add_row("best possible AUC, all days", f"{manifest['best_auc_all_days']:.4f}")
-    Console().print(table)
+    SafeConsole().print(table)

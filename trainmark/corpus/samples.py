@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainmark.corpus.indexed import IndexedTokens
 from trainmark.errors import InputError
-from trainmark.files import replacing, write_atomically
+from trainmark.files import NPY_ERRORS, replacing, write_atomically
 
 LAST_EPOCH_APART_BELOW = 0.80
 
@@ -171,7 +171,7 @@ def _cached(prefix: Path, description: str) -> Indices | None:
     paths = {field: _path(prefix, description, f"{name}.npy") for field, name in _NAMES.items()}
     try:
         return Indices(**{field: np.load(path, mmap_mode="r") for field, path in paths.items()})
-    except (OSError, ValueError):
+    except NPY_ERRORS:
         return None  # damaged or removed: it is made again
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trainmark import checksums
 from trainmark.errors import InputError
+from trainmark.files import NPY_ERRORS
 
 SPLITS = ("train", "eval")
 MODEL_FOLDER = "model"
@@ -116,7 +117,7 @@ def _load_packed(folder: Path, split: str) -> Sentences:
     try:
         schema = json.loads(manifest.read_text()).get("schema")
         parts = [np.load(packed_path(folder, split, part), mmap_mode="r") for part in PARTS]
-    except (OSError, ValueError, EOFError, AttributeError) as error:
+    except (*NPY_ERRORS, AttributeError) as error:
         raise InputError(f"{folder / 'packed'} is damaged: {error}. Prepare it again.") from None
     if schema != SCHEMA:
         raise InputError(f"{manifest}: expected schema {SCHEMA!r}, received {schema!r}.")
@@ -134,7 +135,7 @@ def _load_npz(path: Path) -> Sentences:
                     f"Expected idx, sentence, label, input_ids, attention_mask."
                 )
             ids, mask, labels = (file[key] for key in _KEYS)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (*NPY_ERRORS, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from trainmark import files
@@ -19,6 +18,7 @@ from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.corpus.tokenizer import require_tokenizers
 from trainmark.errors import InputError, raise_all
+from trainmark.progress import SafeConsole
 
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json",
@@ -104,7 +104,7 @@ def _print_counts(counts: dict[str, dict[str, int]]) -> None:
         table.add_column(column.replace("_", " "), justify="right")
     for split, row in counts.items():
         table.add_row(split, *(f"{value:,}" for value in row.values()))
-    Console().print(table)
+    SafeConsole().print(table)
 
 
 # --- the table

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
 
 from trainmark import checksums, files
@@ -30,6 +29,7 @@ from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
 from trainmark.errors import InputError, no_file_matches
 from trainmark.files import write_atomically
+from trainmark.progress import SafeConsole
 
 BLOCK_BYTES = 4 * 2**20
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -170,7 +170,7 @@ def _tokenise(paths: list[Path], options: Options, tokens: Tokenizer, parts: Pat
     pool = ProcessPoolExecutor(
         options.workers, get_context("spawn"), initializer=_begin, initargs=(known,)
     )
-    with Progress(console=Console(stderr=True)) as bar, pool:
+    with Progress(console=SafeConsole(stderr=True)) as bar, pool:
         task = bar.add_task("Tokenising", total=sum(p.stat().st_size for p in paths) or None)
         try:
             for block in _blocks(paths):

@@ -16,12 +16,15 @@ import signal
 import socket
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from trainmark.contract import Scorer
 from trainmark.errors import InputError
@@ -33,7 +36,12 @@ TOGETHER_BYTES = 1 << 20
 """Requests are scored together up to this size."""
 MAX_CONNECTIONS = 1024
 PATIENCE_S = 10
-"""How long requests under way may take once the server is told to stop."""
+"""How long requests under way may take once the server is told to stop, and a connection until its
+first request."""
+BODY_S = 30
+"""How long a body may take to arrive."""
+MAX_HELD_BYTES = 256 << 20
+"""Of all bodies that have arrived, in whole or in part, and are not answered yet."""
 
 
 # --- endpoints
@@ -42,7 +50,7 @@ PATIENCE_S = 10
 def build_app(scorer: Scorer) -> FastAPI:
     """The web application."""
     app = FastAPI(title="trainmark serve", description=str(__doc__))
-    queue = Queue(scorer)
+    queue, bodies = Queue(scorer), Bodies()
 
     @app.get("/")
     async def index() -> dict[str, Any]:
@@ -66,11 +74,17 @@ def build_app(scorer: Scorer) -> FastAPI:
 
     @app.post("/score", openapi_extra={"requestBody": {"required": True, "content": content}})
     async def score(request: Request) -> Response:
+        held = Held(bodies)
         try:
-            answer = await queue.score(await _body(request))
+            async with asyncio.timeout(BODY_S):
+                body = await _body(request, held)
+            answer = await queue.score(body, request)
+        except TimeoutError:
+            return JSONResponse({"detail": f"The body took longer than {BODY_S} s."}, 408)
         except InputError as error:
-            status = 413 if isinstance(error, TooLargeError) else 422
-            return JSONResponse({"detail": str(error)}, status)
+            return JSONResponse({"detail": str(error)}, getattr(error, "status", 422))
+        finally:
+            held.release()
         return Response(answer, media_type="application/json")
 
     return app
@@ -79,12 +93,44 @@ def build_app(scorer: Scorer) -> FastAPI:
 class TooLargeError(InputError):
     """A body that is not read to its end."""
 
+    status = 413
 
-async def _body(request: Request) -> bytes:
+
+class BusyError(InputError):
+    """More bodies at once than are held."""
+
+    status = 503
+
+
+@dataclass
+class Bodies:
+    """What all requests hold."""
+
+    held_bytes: int = 0
+
+
+class Held:
+    """What one request holds of it."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._bytes = bodies, 0
+
+    def take(self, count: int) -> None:
+        if self._bodies.held_bytes + count > MAX_HELD_BYTES:
+            raise BusyError("Too many requests are waiting. Send this one again in a moment.")
+        self._bodies.held_bytes += count
+        self._bytes += count
+
+    def release(self) -> None:
+        self._bodies.held_bytes -= self._bytes
+
+
+async def _body(request: Request, held: Held) -> bytes:
     size = int(request.headers.get("content-length", 0))
     body = bytearray()
     if size <= MAX_BODY_BYTES:
         async for part in request.stream():
+            held.take(len(part))
             body += part
             if len(body) > MAX_BODY_BYTES:
                 break
@@ -104,14 +150,14 @@ class Queue:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._waiting: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._thread = ThreadPoolExecutor(1)
         self._task: asyncio.Task[None] | None = None
 
-    async def score(self, body: bytes) -> bytes:
+    async def score(self, body: bytes, request: Request | None = None) -> bytes:
         """The answer to a request; raises what is wrong with it."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append((body, future))
+        self._waiting.append(_Waiting(body, future, request))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
         return await future
@@ -119,24 +165,39 @@ class Queue:
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            taken = self._take()
-            bodies = [body for body, _ in taken]
+            taken = [one for one in self._take() if not await self._has_gone(one)]
+            bodies = [one.body for one in taken]
             found = await loop.run_in_executor(self._thread, answers, self._scorer, bodies)
-            for (_, future), answer in zip(taken, found, strict=True):
-                if future.done():  # the client has gone
+            for one, answer in zip(taken, found, strict=True):
+                if one.future.done():  # the client has gone
                     continue
                 if isinstance(answer, Exception):
-                    future.set_exception(answer)
+                    one.future.set_exception(answer)
                 else:
-                    future.set_result(answer)
+                    one.future.set_result(answer)
 
-    def _take(self) -> list[tuple[bytes, asyncio.Future[bytes]]]:
+    async def _has_gone(self, one: "_Waiting") -> bool:
+        """Whether nobody waits for the answer any longer: it is not worth a pass."""
+        if one.request is None or not await one.request.is_disconnected():
+            return False
+        if not one.future.done():
+            one.future.set_exception(InputError("The client has left."))
+        return True
+
+    def _take(self) -> list["_Waiting"]:
         taken = [self._waiting.popleft()]
-        size = len(taken[0][0])
-        while self._waiting and size + len(self._waiting[0][0]) <= TOGETHER_BYTES:
+        size = len(taken[0].body)
+        while self._waiting and size + len(self._waiting[0].body) <= TOGETHER_BYTES:
             taken.append(self._waiting.popleft())
-            size += len(taken[-1][0])
+            size += len(taken[-1].body)
         return taken
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    body: bytes
+    future: "asyncio.Future[bytes]"
+    request: Request | None
 
 
 def answers(scorer: Scorer, bodies: list[bytes]) -> list[bytes | Exception]:
@@ -209,6 +270,7 @@ def serve(scorer: Scorer, host: str, port: int) -> None:
         lifespan="off",
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=PATIENCE_S,
+        http=ImpatientProtocol,
     )
     # uvicorn stops by itself, then raises the signal once more for who had it before.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -219,7 +281,27 @@ def serve(scorer: Scorer, host: str, port: int) -> None:
     chosen = f" ({scorer.facts['checkpoint']})" if "checkpoint" in scorer.facts else ""
     print(f"{scorer.facts['name']}{chosen}: {scorer.facts['requests']}")
     print(f"http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops it)", flush=True)
-    uvicorn.Server(config).run(sockets=[listener])
+    PatientServer(config).run(sockets=[listener])
+
+
+class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """Closes a connection whose first request does not come: others may want its place."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+class PatientServer(uvicorn.Server):
+    """A second signal does not break off the requests under way either."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._captured_signals.append(sig)
+        self.should_exit = True
 
 
 def _listen(host: str, port: int) -> socket.socket:

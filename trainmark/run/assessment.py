@@ -20,7 +20,7 @@ from trainmark import checksums
 from trainmark.config import Run
 from trainmark.contract import AnyWorkload, Data, Metrics, Predictions, Trainer
 from trainmark.errors import InputError
-from trainmark.files import read_json, replacing, write_atomically
+from trainmark.files import NPY_ERRORS, read_json, replacing, write_atomically
 from trainmark.metrics.binary import Assessment, Importance, assess, binary_metrics
 from trainmark.validation import parse
 
@@ -153,7 +153,7 @@ def read_scores(output: Path, split: str) -> Scores:
     checksums.check(folder, listed_in=f"{split}.json")
     try:
         scores, labels = (np.load(folder / f"{split}{end}") for end in (".npy", ".labels.npy"))
-    except (OSError, ValueError, EOFError) as error:
+    except NPY_ERRORS as error:
         raise InputError(f"The scores in {folder} cannot be read: {error}.") from None
     if not len(scores) == len(labels) == facts.get("rows"):
         raise InputError(

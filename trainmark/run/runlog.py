@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from trainmark.config import Run
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
+from trainmark.progress import SafeConsole
 from trainmark.run.result import Evaluation, MlLog, PerfLog, Result, finished_event
 
 LOSS_FILE = "loss.csv"
@@ -27,7 +27,7 @@ class RunLog:
         self._cfg = cfg
         self._started_s = time.time() - (time.perf_counter() - started)
         self._stack = ExitStack()
-        self._console = Console(stderr=True)
+        self._console = SafeConsole(stderr=True)
         self._board_type = _tensorboard_writer() if cfg.tensorboard else None
 
     def __enter__(self) -> "RunLog":

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from trainmark.contract import BadRows
 from trainmark.errors import InputError
 from trainmark.inference.options import Checkpoint
 from trainmark.metrics.binary import Assessment, Importance
+from trainmark.progress import SafeConsole
 from trainmark.report import assessments
 from trainmark.report.tables import Grid, metrics_table
 from trainmark.validation import parse
@@ -61,7 +62,7 @@ def evaluate(options: EvaluateOptions) -> None:
     )
     if not is_main_process():
         return
-    console = Console()
+    console = SafeConsole()
     chosen = f"{evaluation['checkpoint']} ({evaluation['role']})"
     console.print(chosen, markup=False, highlight=False, soft_wrap=True)
     for part in _parts(evaluation):

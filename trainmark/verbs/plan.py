@@ -16,6 +16,7 @@ from trainmark.files import write_atomically
 from trainmark.formatting import DASH, GIB, gib_cell, ranges
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MEMORY_PARTS, MemoryPlan, card_bytes, misfit
+from trainmark.progress import SafeConsole
 
 MIN_WIDTH = 140
 """Columns of the widest table: what a file or another program gets, whatever the screen."""
@@ -113,7 +114,7 @@ def _equal(rows: list[list[str]]) -> list[tuple[list[int], list[str]]]:
 
 
 def _console() -> Console:
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:
         console.width = max(console.width, MIN_WIDTH)
     return console

@@ -16,6 +16,7 @@ from trainmark.formatting import gib_cell, readable_size
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MEMORY_PARTS, misfit
 from trainmark.inference.options import InferOptions
+from trainmark.progress import SafeConsole
 from trainmark.report.fields import flatten
 from trainmark.run.result import FILE_NAME as RESULT_FILE
 from trainmark.run.result import Result
@@ -91,7 +92,7 @@ def dry_run(cfg: Run, cluster: str) -> None:
         note = " (estimated)" if name == "activations" else ""
         table.add_row(name + note, readable_size(getattr(plan, name)))
     table.add_row("total", readable_size(plan.total), style="bold")
-    Console().print(table)
+    SafeConsole().print(table)
     too_large = misfit(cfg.name, plan, parsed, partial(memory.advice, cfg, parsed))
     if too_large:
         raise InputError(too_large)
@@ -118,7 +119,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     if not is_main_process():
         return 0
     results = [result for result, _ in finished]
-    console = Console()
+    console = SafeConsole()
     console.print(result_table(results))
     if len(results) > 1:
         console.print(outcome.spread(results))
@@ -152,8 +153,8 @@ def infer(options: InferOptions) -> None:
     from trainmark.report.tables import grid_table, inference_grid
     from trainmark.run.run_folder import role
 
-    found = latency.measure(options, say=Console(stderr=True).print)
-    console = Console()
+    found = latency.measure(options, say=SafeConsole(stderr=True).print)
+    console = SafeConsole()
     chosen = f"{found.checkpoint} ({role(Path(found.checkpoint))})"
     console.print(chosen, markup=False, highlight=False, soft_wrap=True)
     title = f"{found.case}, {found.precision}, {options.steps:,} requests of each size"

@@ -11,11 +11,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from trainmark import report
 from trainmark.config import SYNTHETIC
 from trainmark.hardware import devices
+from trainmark.progress import SafeConsole
 from trainmark.run import result
 from trainmark.verbs.attempt import DONE, FAILED, arguments, attempt
 from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
@@ -28,7 +29,7 @@ def suite(path: Path, output: Path, *, dry_run: bool) -> int:
     """Run every case that has no result yet; the exit code is 1 where one failed."""
     cases = read_cases(path, output)
     if dry_run:
-        Console().print(_plans(cases), soft_wrap=True)
+        SafeConsole().print(_plans(cases), soft_wrap=True)
         return 0
     rows: list[Attempt] = []
     for number, case in enumerate(cases, start=1):
@@ -42,7 +43,7 @@ def _attempt(case: Case, title: str) -> list[Attempt]:
         return _results(case)
     if case.skipped:
         return [_without_result(case, SKIPPED, case.skipped)]
-    Console(stderr=True).print(title, highlight=False)
+    SafeConsole(stderr=True).print(title, highlight=False)
     log = case.output.with_name(f"{case.name}.log")
     ended = attempt(case.words, case.cluster.devices, log)
     return (
@@ -69,7 +70,7 @@ def _results(case: Case) -> list[Attempt]:
 
 def _tell(cases: Sequence[Case], rows: Sequence[Attempt], output: Path, title: str) -> int:
     """The table for people, the page, and one line for programs."""
-    Console().print(attempts_table("name", rows, title), soft_wrap=True)
+    SafeConsole().print(attempts_table("name", rows, title), soft_wrap=True)
     done = [case for case in cases if case.is_done]
     skipped = [row for row in rows if row.outcome == SKIPPED]
     failed = len(cases) - len(done) - len(skipped)

@@ -7,6 +7,7 @@ from typing import Any
 from trainmark.clicklog.engine.splits import NamedRows
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.formatting import readable_size
+from trainmark.progress import SafeConsole
 
 MANIFEST = "prepare.json"
 SCHEMA = "trainmark.prepare/1"
@@ -121,18 +122,23 @@ def rare_warning(shares: Mapping[str, float]) -> str | None:
 
 def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
     """Print the table of splits."""
-    from rich.console import Console
     from rich.table import Table
 
     splits = Table("split", "rows", "click rate", title=str(output))
     for name, rows in facts["rows"].items():
         splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
-    Console().print(splits)
-    held_out = sum(facts["rows"].values()) - facts["rows"].get("train", 0)
-    if held_out > facts["rows"].get("train", 0):
+    SafeConsole().print(splits)
+    if "negative_rate" in facts:
+        print(
+            f"Of the training rows without a click, {facts['negative_rate']:.4g} of all are kept; "
+            "scores of a model are corrected for it."
+        )
+    train = facts["rows"].get("train", 0)
+    held_out = sum(facts["rows"].values()) - train
+    if held_out > train and "negative_rate" not in facts:
         warn(
-            f"{held_out:,} rows are held out, more than the {facts['rows'].get('train', 0):,} to "
-            "train on. --holdout 0.2 would hold out a fifth of all rows."
+            f"{held_out:,} rows are held out, more than the {train:,} to train on. --holdout 0.2 "
+            "would hold out a fifth of all rows."
         )
     for name, rate in facts["click_rate"].items():
         if rate in (0, 1):
@@ -142,18 +148,15 @@ def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
 
 def warn(sentence: str) -> None:
     """Print a warning."""
-    from rich.console import Console
-
     line = f"Warning: {sentence}"
-    Console().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    SafeConsole().print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def show(output: Path, facts: Mapping[str, Any]) -> None:
     """Print the tables."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = SafeConsole()
     show_splits(output, facts)
     _show_numerical(console, facts.get("numerical", {}))
     features = Table("feature", "distinct", "kept", "table rows", "missing", "rare")

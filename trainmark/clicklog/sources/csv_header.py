@@ -77,6 +77,14 @@ def _refuse_delimiter(path: Path, delimiter: str, line: str) -> None:
         )
 
 
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def decoded(text: bytes) -> str:
     """Text that is not UTF-8 is taken for Latin-1: different bytes stay different values."""
     try:

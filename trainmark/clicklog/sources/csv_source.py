@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from trainmark.clicklog.sources import column_match, column_spec, number_readings, text_files
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
-from trainmark.clicklog.sources.csv_header import OPEN_QUOTE, column_names, decoded, is_padded
+from trainmark.clicklog.sources.csv_header import (
+    OPEN_QUOTE,
+    column_names,
+    decoded,
+    is_padded,
+    is_utf8,
+)
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
@@ -119,7 +125,19 @@ class CsvSource:
         """Read lines and one more. Arrow reads a quoted field on to the next quote, over the ends
         of lines and of the text: then there are fewer rows than lines."""
         odd: list[Any] = []
-        return self._read(text + b"\n", odd), odd
+        return self._read(self._with_odd_rows_in_utf8(text) + b"\n", odd), odd
+
+    def _with_odd_rows_in_utf8(self, text: bytes) -> bytes:
+        """Arrow cannot tell of a row with too many or few fields that is not UTF-8: its fields
+        are taken for Latin-1, as `_utf8` takes others."""
+        if text.isascii() or is_utf8(text):
+            return text
+        delimiter, lines = self._delimiter.encode(), text.split(b"\n")
+        for number, line in enumerate(lines):
+            if line.count(delimiter) != len(self.names) - 1 and not is_utf8(line):
+                fields = line.split(delimiter)
+                lines[number] = delimiter.join(decoded(field).encode() for field in fields)
+        return b"\n".join(lines)
 
     def _read(self, text: bytes, odd: list[Any]) -> pa.Table:
         """Lines of fields as columns of strings; those with too many or few go to `odd`."""

@@ -1,0 +1,153 @@
+"""Nothing is executed that was read: every place where bytes become objects, commands or markup.
+
+A new one has to be named here, and has to show that hostile content stays content.
+"""
+
+import ast
+import html.parser
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.docs.commands import ROOT
+from tests.small import train
+from tests.unit.refusals import refused
+from trainmark.cli import main
+
+PACKAGE = ROOT / "trainmark"
+HOSTILE = ["$(touch pwned)", "`touch pwned`", "'; touch pwned; '", "<script>pwned()</script>",
+           '"><img src=x onerror=pwned()>', "a\nb", "[/nope]", "\x1b[31mred"]  # fmt: skip
+
+# What could run code, and where it is: nothing of what it is given was read from a file.
+KNOWN = {
+    "importlib.import_module": {
+        "cli.py",  # modules by our own names
+        "clicklog/engine/phases.py",  # one module, earlier
+    },
+    "subprocess.Popen": {
+        "distributed/launch_jobs.py",  # a list of words; `sh -c` gets a text of ours alone
+        "verbs/attempt.py",  # a list of words
+    },
+    "subprocess.run": {
+        "clicklog/spark/session.py",
+        "distributed/launch_slurm.py",
+        "hardware/devices.py",
+        "hardware/environment.py",
+    },
+    "torch.load": {"workloads/distilbert/weights.py"},  # weights_only
+    "np.load": {  # which unpickles nothing unless it is asked to
+        "clicklog/engine/vocabulary.py",
+        "clicklog/npy_files.py",
+        "corpus/samples.py",
+        "corpus/sentences.py",
+        "corpus/tokens.py",
+        "run/assessment.py",
+    },
+    "yaml.SafeLoader": {"validation.py"},
+}
+NEVER = {
+    "eval", "exec", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads",
+    "marshal.loads", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "subprocess.call",
+    "subprocess.check_output", "subprocess.getoutput", "shelve.open", "runpy.run_path",
+    "np.fromregex", "torch.jit.load", "joblib.load", "ast.literal_eval",
+}  # fmt: skip
+
+
+def _calls() -> Iterator[tuple[str, str, ast.Call]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                yield ast.unparse(node.func), str(path.relative_to(PACKAGE)), node
+
+
+def test_every_place_that_could_execute_is_known() -> None:
+    found: dict[str, set[str]] = {name: set() for name in KNOWN}
+    for name, path, call in _calls():
+        assert name not in NEVER, f"{path} calls {name}"
+        if name in found:
+            found[name].add(path)
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert given.get("shell") != "True", f"{path} starts a shell"
+        assert given.get("allow_pickle") in (None, "False"), f"{path} unpickles"
+        assert given.get("trust_remote_code") in (None, "False"), f"{path} trusts remote code"
+        if name == "torch.load":
+            assert given.get("weights_only") == "True"
+    for name, places in found.items():
+        assert places <= KNOWN[name], f"{name} in {sorted(places - KNOWN[name])} is new: name it"
+    assert sum(map(len, found.values())) > 10
+
+
+class Bomb:
+    """Leaves a trace when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("pwned"),))
+
+
+def test_pickles_stay_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    days = tmp_path / "days"
+    days.mkdir()
+    for day in range(2):
+        for part in ("dense", "sparse", "labels"):
+            np.save(days / f"day_{day}_{part}.npy", np.array([[Bomb()]], object), allow_pickle=True)
+    refused(capsys, ["prepare", "npy", "--input", str(days), "--output", "out"], "numpy file")
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    torch.save({"x": Bomb()}, weights / "pytorch_model.bin")
+    (weights / "config.json").write_text(
+        json.dumps({"model_type": "distilbert", "vocab_size": 512, "max_position_embeddings": 32,
+                    "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 256})
+    )  # fmt: skip
+    assert main(["train", "distilbert-demo", "--weights", str(weights), "--output", "run"]) == 2
+    (tmp_path / "feature_spec.yaml").write_text(
+        "metadata: !!python/object/apply:os.system ['touch pwned']\n"
+    )
+    refused(capsys, ["show", "dlrm-demo", "--data", str(tmp_path)], "feature_spec.yaml")
+    (tmp_path / "config.json").write_bytes(pickle.dumps(Bomb()))
+    refused(capsys, ["evaluate", str(tmp_path)], "config.json")
+    assert not (tmp_path / "pwned").exists()
+
+
+class _Tags(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[tuple[str, str | None]]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, attrs))
+
+
+def test_hostile_names_and_values_stay_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the page, in the terminal, and as names of folders."""
+    monkeypatch.chdir(tmp_path)
+    assert train(tmp_path / "run", "--max-steps", "2") == 0
+    good = json.loads((tmp_path / "run" / "result.json").read_text())
+    del good["checksum"]
+    for number, text in enumerate(HOSTILE):
+        folder = tmp_path / f"{number}{text.replace('/', '_').replace(chr(27), '')}"
+        folder.mkdir()
+        notes = {"run": text, "case": text, "notes": [text], "warnings": [text], "changed": [text]}
+        software = dict.fromkeys(good["software"], text)
+        (folder / "result.json").write_text(json.dumps(good | notes | {"software": software}))
+        (folder / "loss.csv").write_text("step,samples,loss\n1,2,0.5\n")
+        capsys.readouterr()
+        assert main(["compare", str(folder), str(folder)]) == 0
+        assert main(["report", str(folder)]) == 0
+        assert "\x1b" not in capsys.readouterr().out
+        tags = _Tags()
+        tags.feed((folder / "report.html").read_text())
+        assert tags.found
+        assert [a for tag, attrs in tags.found for a, _ in attrs if a.startswith("on")] == []
+        assert "pwned()" not in "".join(v or "" for _, attrs in tags.found for _, v in attrs)
+        assert "<script>pwned" not in (folder / "report.html").read_text()
+    assert not (tmp_path / "pwned").exists()
