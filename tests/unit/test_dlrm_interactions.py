@@ -50,11 +50,11 @@ def reference(model: Dlrm, case: str, vectors: list[Array]) -> Array:
         return joined
     if case.startswith("projection"):
         left, right = joined, joined
-        for name, weight in weights.items():
-            bias = weights.get(name.replace("weight", "bias"))
-            if name.endswith("weight") and name.startswith("branch1"):
+        for name in (name for name in weights if name.endswith("weight")):
+            weight, bias = weights[name], weights[name.replace("weight", "bias")]
+            if name.startswith("branch1"):
                 left = np.maximum(weight @ left + bias, 0)
-            elif name.endswith("weight"):
+            else:
                 right = np.maximum(weight @ right + bias, 0)
         # TorchRec's layouts: one branch's vectors are rows, the other's are columns.
         rows, columns = left.reshape(-1, dim), right.reshape(dim, -1)
