@@ -32,7 +32,8 @@ def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Graph:
     vectors_BVD = graph.add("Concat", x_B1D, *rows_B1D, axis=1)
     vectors_BDV = graph.add("Transpose", vectors_BVD, perm=[0, 2, 1])
     dots_BVV = graph.add("MatMul", vectors_BVD, vectors_BDV)
-    dots = graph.add("Reshape", dots_BVV, graph.constant([0, -1]))
+    # Not -1 for the width: of a batch of no rows it cannot be told.
+    dots = graph.add("Reshape", dots_BVV, graph.constant([0, (tables + 1) ** 2]))
     high, low = torch.tril_indices(tables + 1, tables + 1, offset=-1)
     pairs = graph.add("Gather", dots, graph.constant(high * (tables + 1) + low), axis=1)
     joined = graph.add("Concat", x_BD, pairs, axis=1)
