@@ -22,7 +22,7 @@ from trainmark.contract import Predictions
 from trainmark.metrics.binary import assess
 from trainmark.report import paired
 from trainmark.run import assessment
-from trainmark.run.assessment import read_scores
+from trainmark.run.assessment import read_scores, write_scores
 from trainmark.run.result import Result, read
 from trainmark.workloads.dlrm import importance
 
@@ -183,6 +183,26 @@ def test_groups_are_those_of_the_log_and_of_raw_files(log: Path, tmp_path: Path)
     assert found["group_auc"]["auc"]["value"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_run_that_holds_training_rows_out_has_their_groups_and_takes_raw_files(
+    log: Path, tmp_path: Path
+) -> None:
+    for name, part in (("train", lines()), ("test", lines(300, seed=3))):
+        (tmp_path / f"{name}.csv").write_text("\n".join([HEADER, *part]) + "\n")
+    files = [f"--{name}={tmp_path / name}.csv" for name in ("train", "test")]
+    given = [*files, "--output", str(tmp_path / "data"), "--columns", COLUMNS, "--group", "city"]
+    assert main(["prepare", "csv", *given]) == 0
+    run = train(tmp_path, "run", "--max-steps", "2", "--validation-share", "0.25")
+    groups = np.fromfile(tmp_path / "data" / "train" / "group.bin", np.int32)[-ROWS // 4 :]
+    kept = read_scores(run, "validation")
+    of = [groups == number for number in np.unique(groups)]
+    aucs = [roc_auc_score(kept.labels[rows], kept.scores[rows]) for rows in of]
+    expected = np.average(aucs, weights=[rows.sum() for rows in of])
+    found = result(run)["assessments"]["validation"]["group_auc"]
+    assert found["auc"]["value"] == pytest.approx(expected, abs=1e-5)
+    raw = evaluate(run, "--input", str(tmp_path / "test.csv"))
+    assert raw["splits"] == {"input": result(run)["evaluations"][-2]["metrics"]}
+
+
 def test_importance_is_the_auc_that_a_permuted_column_costs(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +224,7 @@ def test_importance_is_the_auc_that_a_permuted_column_costs(
         users = np.fromfile(data / "test" / "cat_0.bin", np.int8)
         order = np.random.default_rng((0, repeat)).permutation(len(users))
         users[order].tofile(data / "test" / "cat_0.bin")
+        (data / "checksums.json").unlink()
         permuted = evaluate(run, "--data", str(data))
         cost.append(usual - permuted["assessments"]["test"]["auc"]["value"])
     assert drops["user"]["drop"] == pytest.approx(np.mean(cost), abs=1e-12)
@@ -375,6 +396,13 @@ def test_the_page_draws_what_was_found(
 # --- compare
 
 
+def rewrite(run: Path, scores: np.ndarray, labels: np.ndarray) -> None:
+    """Other scores for a run's test split."""
+    logits = torch.logit(torch.from_numpy(scores.copy()))
+    made = Predictions(logits=logits, labels=torch.from_numpy(labels))
+    write_scores(run, {"test": made}, samples=1, data=None)
+
+
 def test_compare_pairs_the_scores_of_every_split(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,7 +423,7 @@ def test_compare_pairs_the_scores_of_every_split(
 def test_compare_leaves_out_what_is_not_of_the_same_rows(log: Path, tmp_path: Path) -> None:
     other = copy(log, tmp_path)
     kept = read_scores(other, "test")
-    np.save(other / "scores" / "test.labels.npy", ~kept.labels)
+    rewrite(other, kept.scores, ~kept.labels)
     (other / "scores" / "validation.json").unlink()
     grid, left_out = paired.paired_differences(log / "run", other)
     assert grid.rows == []
@@ -405,7 +433,8 @@ def test_compare_leaves_out_what_is_not_of_the_same_rows(log: Path, tmp_path: Pa
 
 def test_scores_of_0_and_1_have_a_finite_loss(log: Path, tmp_path: Path) -> None:
     other = copy(log, tmp_path)
-    sure = read_scores(other, "test").labels[::-1].astype(np.float32)
-    np.save(other / "scores" / "test.npy", sure)
+    labels = read_scores(other, "test").labels
+    rewrite(other, labels[::-1].astype(np.float32), labels)
+    assert set(read_scores(other, "test").scores) == {0.0, 1.0}
     grid, _ = paired.paired_differences(log / "run", other)
     assert np.isfinite(float(grid.rows[1][2]))

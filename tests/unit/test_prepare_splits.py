@@ -353,8 +353,10 @@ def test_a_large_held_out_part_is_warned_about(tmp_path: Path, capsys: Any) -> N
     prepare(tmp_path / "data", input=log, holdout="0.6")
     told = " ".join(capsys.readouterr().out.split())
     assert "Warning: 60 rows are held out, more than the 40 to train on." in told
-    prepare(tmp_path / "usual", input=log, holdout="0.4")
-    assert "rows are held out" not in capsys.readouterr().out
+    prepare(tmp_path / "usual", input=log, holdout="0.4", negative_rate=0.25)
+    told = capsys.readouterr().out
+    assert "rows are held out" not in told
+    assert "without a click, 0.25 of all are kept" in told
 
 
 def test_data_of_a_specification_are_divided_already(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class RowsOnDevice:
 
 def make_rows(tables: RowTables, first: int, into: RowsOnDevice) -> None:
     """Fill `into` with rows from `first` on."""
-    count = len(into.labels)
+    count, labels = len(into.labels), into.labels.view(torch.int8)
     if count == 0:
         return
     _rows_kernel[(triton.cdiv(count, ROWS_PER_PROGRAM),)](
@@ -83,9 +83,9 @@ def make_rows(tables: RowTables, first: int, into: RowsOnDevice) -> None:
         tables.interacting,
         tables.table_rows,
         into.numerical.view(torch.int16),
-        into.labels.view(torch.int8),
+        labels,
         into.ids,
-        into.labels if into.levels is None else into.levels,
+        labels if into.levels is None else into.levels,
         COLUMNS=len(tables.starts),
         NUMERICAL=len(tables.inputs),
         BUCKET_BITS=(tables.starts.shape[1] // 2).bit_length() - 1,

@@ -102,7 +102,7 @@ def _evaluate(
 
     with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
         cfg, workload, mesh = model.cfg, model.workload, model.mesh
-        splits = workload.held_out_splits(cfg)
+        splits = workload.held_out_splits(cfg)[: 1 if files else None]
         found: dict[str, Metrics] = {}
         predictions: dict[str, Predictions] = {}
         for split in splits:

@@ -128,11 +128,17 @@ def show_splits(output: Path, facts: Mapping[str, Any]) -> None:
     for name, rows in facts["rows"].items():
         splits.add_row(name, f"{rows:,}", f"{facts['click_rate'][name]:.4f}")
     SafeConsole().print(splits)
-    held_out = sum(facts["rows"].values()) - facts["rows"].get("train", 0)
-    if held_out > facts["rows"].get("train", 0):
+    if "negative_rate" in facts:
+        print(
+            f"Of the training rows without a click, {facts['negative_rate']:.4g} of all are kept; "
+            "scores of a model are corrected for it."
+        )
+    train = facts["rows"].get("train", 0)
+    held_out = sum(facts["rows"].values()) - train
+    if held_out > train and "negative_rate" not in facts:
         warn(
-            f"{held_out:,} rows are held out, more than the {facts['rows'].get('train', 0):,} to "
-            "train on. --holdout 0.2 would hold out a fifth of all rows."
+            f"{held_out:,} rows are held out, more than the {train:,} to train on. --holdout 0.2 "
+            "would hold out a fifth of all rows."
         )
     for name, rate in facts["click_rate"].items():
         if rate in (0, 1):

@@ -303,10 +303,16 @@ GROUPS = "group.bin"
 
 def groups(cfg: DlrmRun, split: str) -> Tensor | None:
     """The number of each row's group, where the data were prepared with `--group`."""
-    path = Path(filled(cfg.data)) / split / GROUPS
-    if is_generated(cfg.data) or not path.is_file():
+    if is_generated(cfg.data):
         return None
-    return torch.from_numpy(np.fromfile(checksums.check_file(path), np.int32))
+    is_held_out = split == "validation" and _holds_out_training_rows(cfg)
+    path = Path(filled(cfg.data)) / ("train" if is_held_out else split) / GROUPS
+    if not path.is_file():
+        return None
+    numbers = np.fromfile(checksums.check_file(path), np.int32)
+    return torch.from_numpy(
+        numbers[rows_trained_on(cfg, len(numbers)) :] if is_held_out else numbers
+    )
 
 
 def held_out_splits(cfg: DlrmRun) -> tuple[str, ...]:
