@@ -80,6 +80,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.verbs.export.export",
             "trainmark.inference.serving.serve",
             "trainmark.report.report",
+            "trainmark.report.table_report",
             "trainmark.report.compare",
             "trainmark.verbs.suite.suite",
             "trainmark.verbs.sweep.sweep",

@@ -44,7 +44,7 @@ assert not {"trainmark", "transformers"} & {name.split(".")[0] for name in sys.m
 def exported(run: Path, layout: str) -> Path:
     assert main(["export", str(run), "--format", layout, "--output", str(run / layout)]) == 0
     assert (run / layout / "config.json").is_file()
-    assert layout == "safetensors" or (run / layout / "README.txt").is_file()
+    assert (run / layout / "README.txt").is_file()
     return run / layout
 
 
@@ -130,7 +130,7 @@ def test_clicks_are_those_of_the_evaluation(
     assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
 
     plain = standalone.load(exported(run, "safetensors"))
-    for size in BATCHES:
+    for size in (0, *BATCHES):
         some = run_onnx(in_onnx, numerical=numerical[:size], categorical=ids[:size])
         reference = plain(numerical[:size], ids[:size])
         torch.testing.assert_close(some, reference, rtol=0, atol=1e-6)
@@ -163,7 +163,8 @@ def test_a_program_of_pytorch_gives_the_same_clicks(flags: tuple[str, ...], tmp_
     programmed = run_program(exported(run, "torch") / "model.pt2", parts, tmp_path)
     plain = standalone.load(exported(run, "safetensors"))
     for part, clicks in zip(parts, programmed, strict=True):
-        assert torch.equal(clicks, plain(*part))
+        # Not bit for bit: kernels may add up rows that lie unaligned in memory in another order.
+        torch.testing.assert_close(clicks, plain(*part), rtol=0, atol=1e-6)
 
 
 def test_large_weights_lie_beside_the_model_and_are_read_one_at_a_time(

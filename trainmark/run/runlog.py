@@ -9,13 +9,22 @@ from typing import Any, TextIO
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from trainmark.config import Run
+from trainmark.config import Run, to_plain
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.progress import SafeConsole
-from trainmark.run.result import Evaluation, MlLog, PerfLog, Result, finished_event
+from trainmark.run.eventlogs import (
+    DlLog,
+    MlLog,
+    PerfLog,
+    finished_event,
+    flagperf_metrics,
+    training_summary,
+)
+from trainmark.run.result import Evaluation, Result
 
 LOSS_FILE = "loss.csv"
+DLLOGGER_FILE = "dllogger.json"
 HEADER = ["step", "samples", "loss"]
 
 
@@ -33,6 +42,11 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         self._perf = PerfLog(self._append_to("perf.log"))
         self._mlperf = MlLog(self._append_to("mlperf.log"))
+        self._dllogger = None
+        if self._cfg.dllogger:
+            self._dllogger = DlLog(self._append_to(DLLOGGER_FILE), self._started_s)
+            self._dllogger.describe()
+            self._dllogger.log("PARAMETER", to_plain(self._cfg))
         self._board = None
         if self._board_type:
             self._board = self._board_type(log_dir=str(self._folder / "tensorboard"))
@@ -54,7 +68,7 @@ class RunLog:
         self._curve_file = self._append_to(LOSS_FILE)
         self._curve = csv.writer(self._curve_file, lineterminator="\n")
         self._progress, self._task = self._start_progress(step, total_steps)
-        self._perf.event("INIT_END")
+        self._perf.event("INIT_END", "Finish initialization")
         self._perf.event("TRAIN_START")
         self._mlperf.event("init_stop", kind="INTERVAL_END")
         self._mlperf.event("run_start", kind="INTERVAL_START")
@@ -72,6 +86,8 @@ class RunLog:
         self._progress.update(self._task, completed=step, loss=f"{loss:.5f}", speed=speed)
         if not self._console.is_terminal:
             self.say(f"step {step:,}  loss {loss:.5f}  {speed}  lr {lr:.6g}")
+        if self._dllogger:
+            self._dllogger.log(step, {"loss": loss, "learning_rate": lr, "samples": samples})
         if self._board:
             self._board.add_scalar("lr", lr, step)
             for at, _, value in rows:
@@ -85,10 +101,12 @@ class RunLog:
         where = f"{evaluation.split} after {evaluation.at_sample:,} samples"
         self.say(f"{where}: {', '.join(text)}")
         self._perf.event(
-            "EVALUATE",
-            {"global_steps": step, "split": evaluation.split, **evaluation.metrics,
-             "time": evaluation.seconds},
+            "EVALUATE" if step else "INIT_EVALUATION",
+            {"global_steps": step, "split": evaluation.split,
+             **flagperf_metrics(evaluation.metrics), "time": evaluation.seconds},
         )  # fmt: skip
+        if self._dllogger:
+            self._dllogger.log(step, {"split": evaluation.split, **evaluation.metrics})
         for name, value in numbers.items():
             self._mlperf.event("eval_accuracy", value, metric=name, split=evaluation.split,
                                samples_count=evaluation.at_sample)  # fmt: skip
@@ -110,6 +128,9 @@ class RunLog:
             PerfLog(file).event("FINISHED", finished_event(result))
         with open(self._folder / "mlperf.log", "a", encoding="utf-8") as file:
             MlLog(file).event("run_stop", kind="INTERVAL_END", status=status)
+        if self._cfg.dllogger:
+            with open(self._folder / DLLOGGER_FILE, "a", encoding="utf-8") as file:
+                DlLog(file, self._started_s).log([], training_summary(result))
 
     # --- parts
 

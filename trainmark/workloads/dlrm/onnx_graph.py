@@ -77,7 +77,7 @@ def _dot(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD:
     dots_BVV = graph.add("MatMul", vectors_BVD, vectors_BDV)
     high, low = torch.tril_indices(V, V, offset=-1)
     of_pairs = graph.constant(high * V + low)
-    pairs = graph.add("Gather", _flat(graph, dots_BVV), of_pairs, axis=1)
+    pairs = graph.add("Gather", _flat(graph, dots_BVV, V * V), of_pairs, axis=1)
     joined = graph.add("Concat", x_BD, pairs, axis=1)
     # The first layer was trained on an interaction that is filled up with zeros.
     width = config["embedding_dim"] + len(high)
@@ -86,11 +86,11 @@ def _dot(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD:
 
 
 def _cat(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD: str) -> str:
-    return _flat(graph, vectors_BVD)
+    return _flat_vectors(graph, config, vectors_BVD)
 
 
 def _dcn(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD: str) -> str:
-    first = x = _flat(graph, vectors_BVD)
+    first = x = _flat_vectors(graph, config, vectors_BVD)
     for layer in range(config["cross_layers"]):
         name = f"interaction.cross.{layer}"
         full_rank = f"{name}.down.weight" not in tensors
@@ -101,20 +101,25 @@ def _dcn(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD:
 
 
 def _projection(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD: str) -> str:
-    dim, vectors = config["embedding_dim"], _flat(graph, vectors_BVD)
+    dim, vectors = config["embedding_dim"], _flat_vectors(graph, config, vectors_BVD)
     left, right = (
         _perceptron(graph, config, tensors, f"interaction.{branch}", vectors)
         for branch in ("branch1", "branch2")
     )
-    left_BPD = graph.add("Reshape", left, graph.constant([0, -1, dim]))
-    right_BDQ = graph.add("Reshape", right, graph.constant([0, dim, -1]))
-    products = _flat(graph, graph.add("MatMul", left_BPD, right_BDQ))
+    P, Q = (config[f"{branch}_mlp"][-1] // dim for branch in ("branch1", "branch2"))
+    left_BPD = graph.add("Reshape", left, graph.constant([0, P, dim]))
+    right_BDQ = graph.add("Reshape", right, graph.constant([0, dim, Q]))
+    products = _flat(graph, graph.add("MatMul", left_BPD, right_BDQ), P * Q)
     return graph.add("Concat", x_BD, products, axis=1)
 
 
-def _flat(graph: Graph, x: str) -> str:
-    """All of a sample side by side."""
-    return graph.add("Reshape", x, graph.constant([0, -1]))
+def _flat_vectors(graph: Graph, config: Config, vectors_BVD: str) -> str:
+    return _flat(graph, vectors_BVD, (len(config["table_rows"]) + 1) * config["embedding_dim"])
+
+
+def _flat(graph: Graph, x: str, width: int) -> str:
+    """All of a sample side by side. Not -1 for the width: of an empty batch it cannot be told."""
+    return graph.add("Reshape", x, graph.constant([0, width]))
 
 
 _INTERACTIONS = {"dot": _dot, "cat": _cat, "dcn": _dcn, "projection": _projection}
