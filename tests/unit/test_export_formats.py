@@ -145,11 +145,19 @@ def test_clicks_are_those_of_the_evaluation(
     assert (run / "onnx" / "model.onnx.data").exists() == (inline_bytes == 0)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_program_of_pytorch_gives_the_same_clicks(precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--table-precision", "bf16", *ALL_LARGE),
+        ("--table-precision", "int8", *ALL_LARGE),
+        ("--model.interaction", "dcn"),
+        ("--model.interaction", "projection", "--model.branch1-mlp", "24"),
+    ],
+    ids=["bf16", "int8", "dcn", "projection"],
+)
+def test_a_program_of_pytorch_gives_the_same_clicks(flags: tuple[str, ...], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    flags = ("--table-precision", precision, *ALL_LARGE, "--positive-weight", "5")
-    assert small.train(run, *flags) == 0
+    assert small.train(run, *flags, "--positive-weight", "5") == 0
     _, numerical, ids = click_samples(run)
     parts = [(numerical[:size], ids[:size]) for size in BATCHES]
     programmed = run_program(exported(run, "torch") / "model.pt2", parts, tmp_path)
