@@ -46,6 +46,8 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
             f"precision fp8 needs a GPU that multiplies fp8 numbers, such as an H100. "
             f"Received: {cluster}. Use bf16 or fp16."
         )
+    if run.submission is not None and not all(run.submission.partition(",")):
+        problems.append(f"submission must be ORG,PLATFORM. Received: {run.submission!r}.")
     for text, parser in ((run.profile, parse_profile), (run.checkpoint_every, Interval.parse)):
         try:
             if text is not None:

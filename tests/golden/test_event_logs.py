@@ -11,11 +11,14 @@ import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.results import make_result
 from trainmark import workloads
+from trainmark.errors import InputError
+from trainmark.hardware.devices import Cluster
 from trainmark.run.result import Evaluation, Quality, Result, Throughput
 from trainmark.run.runlog import RunLog
 
@@ -40,11 +43,13 @@ def trained(metric: str, value: float) -> Result:
     )
 
 
-def logged(folder: Path, results: list[Result], *, dllogger: bool = False) -> None:
+def logged(folder: Path, results: list[Result], **changes: Any) -> None:
     """A short run: what the loop tells its log."""
-    cfg = dataclasses.replace(workloads.named_run("dlrm-demo"), dllogger=dllogger)
-    with RunLog(folder, cfg, started=0.0) as log:
-        log.training_starts(step=0, total_steps=264)
+    cfg = dataclasses.replace(workloads.named_run("dlrm-demo"), **changes)
+    with RunLog(folder, cfg, workloads.load(cfg.workload), started=0.0) as log:
+        log.training_starts(
+            step=0, total_steps=264, samples=0, train_samples=67349, eval_samples=872
+        )
         log.evaluated(replace(evaluation(accuracy=0.5), seconds=1.25), 0)
         log.looked([(264, 67584, 0.25)], 5e-5)
         log.evaluated(evaluation(accuracy=0.915), 264)
@@ -104,6 +109,39 @@ def test_a_metric_that_is_undefined_has_no_best_value(tmp_path: Path) -> None:
     last = json.loads((tmp_path / "perf.log").read_text().splitlines()[-1].split(" ", 1)[1])
     assert (last["value"]["final_auc"], last["value"]["best_auc"]) == (None, None)
     assert "best_validation_loss" not in last["value"]
+
+
+def test_mlperfs_keys(tmp_path: Path) -> None:
+    """What ruleset 6.0.0 (training, open division) wants of every benchmark, and how often."""
+    logged(tmp_path, [trained("auc", 0.79)], submission="Example Ltd,2 cores")
+    lines = (tmp_path / "mlperf.log").read_text().splitlines()
+    records = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    values: dict[str, list[object]] = {}
+    for record in records:
+        values.setdefault(record["key"], []).append(record["value"])
+    assert values["submission_org"] == ["Example Ltd"]
+    assert values["submission_platform"] == ["2 cores"]
+    assert values["submission_division"] == ["open"]
+    assert values["submission_benchmark"] == ["dlrm"]  # not one of theirs any more
+    assert (values["train_samples"], values["eval_samples"]) == ([67349], [872])
+    for once in ("init_start", "init_stop", "run_start", "run_stop"):
+        assert len(values[once]) == 1
+    assert "cache_clear" in values
+    # Intervals that begin also end, one after another.
+    for kind in ("block", "eval"):
+        found = [r for r in records if r["key"] in (f"{kind}_start", f"{kind}_stop")]
+        assert [r["key"] for r in found] == [f"{kind}_start", f"{kind}_stop"] * (len(found) // 2)
+        assert len(found) == 4
+        assert all("samples_count" in r["metadata"] for r in found)
+    (last,) = (r for r in records if r["key"] == "run_stop")
+    assert last["metadata"]["status"] == "success"
+
+
+@pytest.mark.parametrize("submission", ["", "me", ",cpu", "me,"])
+def test_a_submission_names_both(submission: str) -> None:
+    cfg = dataclasses.replace(workloads.named_run("dlrm-demo"), submission=submission)
+    with pytest.raises(InputError, match="ORG,PLATFORM"):
+        workloads.resolve(cfg, Cluster.parse("cpux1x1"))
 
 
 def test_a_continued_run_is_one_run_for_mlperf(tmp_path: Path) -> None:
