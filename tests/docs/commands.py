@@ -78,6 +78,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.verbs.runs.resolved_run",
             "trainmark.verbs.plan.plan",
             "trainmark.verbs.export.export",
+            "trainmark.verbs.verify.verify",
             "trainmark.inference.serving.serve",
             "trainmark.report.report",
             "trainmark.report.table_report",
