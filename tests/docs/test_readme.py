@@ -25,8 +25,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[list[str]]:
     """The commands of a page's shell blocks, as words."""
-    # A backslash at the end continues a line.
-    joined = [block.replace("\\\n", " ") for block in blocks(page, "sh")]
+    # A backslash at the end continues a line, and a word.
+    joined = [block.replace("\\\n", "") for block in blocks(page, "sh")]
     lines = [line for block in joined for line in block.splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 

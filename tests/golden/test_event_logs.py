@@ -104,3 +104,18 @@ def test_a_metric_that_is_undefined_has_no_best_value(tmp_path: Path) -> None:
     last = json.loads((tmp_path / "perf.log").read_text().splitlines()[-1].split(" ", 1)[1])
     assert (last["value"]["final_auc"], last["value"]["best_auc"]) == (None, None)
     assert "best_validation_loss" not in last["value"]
+
+
+def test_a_continued_run_is_one_run_for_mlperf(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time longer, in the same folder
+        logged(tmp_path, [trained("auc", 0.79)])
+    lines = (tmp_path / "mlperf.log").read_text().splitlines()
+    records = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    keys = [record["key"] for record in records]
+    once = ("init_start", "init_stop", "run_start", "seed", "global_batch_size", "run_stop")
+    assert [keys.count(key) for key in once] == [1] * len(once)
+    assert keys[-1] == "run_stop"
+    assert keys.count("train_loss") == 2
+    # dlrm's quality is the AUC: an accuracy has a name of its own.
+    assert "eval_accuracy" not in keys
+    assert keys.count("test_accuracy") == 4

@@ -150,7 +150,11 @@ def test_mlperf_log(finished: Path) -> None:
     keys = [record["key"] for record in records]
     assert keys[:2] == ["init_start", "init_stop"]
     assert keys[-1] == "run_stop"
-    assert {"seed", "global_batch_size", "eval_accuracy", "run_start"} <= set(keys)
+    assert {"seed", "global_batch_size", "run_start", "test_log_loss", "validation_auc"} <= set(
+        keys
+    )
+    (accuracy,) = (record for record in records if record["key"] == "eval_accuracy")
+    assert accuracy["value"] == result(finished)["quality"]["value"]
     losses = {step: loss for step, _, loss in curve(finished)}
     assert read_curve(finished / "mlperf.log") == {step: losses[step] for step in (3, 6, STEPS)}
 

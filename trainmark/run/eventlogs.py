@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TextIO
 
+from trainmark.files import write_atomically
 from trainmark.run.result import Result
 
 # --- FlagPerf
@@ -102,6 +104,15 @@ class MlLog:
         }
         self._stream.write(f":::MLLOG {json.dumps(record)}\n")
         self._stream.flush()
+
+
+def continue_mlperf_log(path: Path) -> bool:
+    """Whether the log is of a run that goes on: it has one start, and will have one end."""
+    lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
+    kept = [line for line in lines if '"key": "run_stop"' not in line]
+    if kept != lines:
+        write_atomically(path, "".join(kept))
+    return any('"key": "run_start"' in line for line in lines)
 
 
 # --- NVIDIA
