@@ -240,9 +240,10 @@ def _serve(arguments: list[str], started: float) -> None:
 
 def _verify(arguments: list[str], started: float) -> None:
     """Whether every byte of a dataset, a run or an export is as it was written."""
+    options = parse(VerifyOptions, arguments, "verify")
     from trainmark.verbs.verify import verify
 
-    verify(parse(VerifyOptions, arguments, "verify").folder)
+    verify(options.folder)
 
 
 def _sweep(arguments: list[str], started: float) -> None:

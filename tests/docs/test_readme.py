@@ -216,7 +216,8 @@ def test_the_full_run(tmp_path: Path) -> None:
     assert "<svg" in page
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", page)  # loads nothing
     exported = {path.name for path in (tmp_path / "demo" / "run" / "export").iterdir()}
-    assert exported == {"checksums.json", "config.json", "model.py", "model.safetensors"}
+    names = {"README.txt", "checksums.json", "config.json", "model.py", "model.safetensors"}
+    assert exported == names
 
 
 def write_log(path: Path, days: int, rows: int) -> None:

@@ -78,8 +78,8 @@ def test_the_result_reads_back(finished: Path) -> None:
     read.write(copy)
     assert (copy / "result.json").read_bytes() == (finished / "result.json").read_bytes()
     assert read.case == "cpux1x1"
-    kept = json.loads((finished / "config.json").read_text())
-    assert read.config == {name: kept[name] for name in kept if name != "checksum"}
+    config = json.loads((finished / "config.json").read_text())
+    assert read.config == {key: value for key, value in config.items() if key != "checksum"}
     assert read.mfu == []
     assert read.mfu_reason
     assert {e.split for e in read.evaluations} == {"test", "validation"}
