@@ -5,7 +5,7 @@ Training between two evaluations is a block. A run that is continued stays one r
 
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from trainmark.config import Run
 from trainmark.files import write_atomically
@@ -70,7 +70,10 @@ class MlperfLog:
         """The run's own metric is `eval_accuracy`; all others have names of their own."""
         self._block_stops()
         samples = evaluation.at_sample
-        where = {"epoch_num": samples / self._train_samples, "samples_count": samples}
+        where: dict[str, Any] = {
+            "epoch_num": samples / self._train_samples,
+            "samples_count": samples,
+        }
         began = time.time() - evaluation.seconds
         self._log.event("eval_start", kind="INTERVAL_START", at_s=began, **where)
         for name, value in evaluation.metrics.items():
