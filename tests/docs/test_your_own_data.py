@@ -1,0 +1,56 @@
+"""docs/your_own_data.md: every command of it, from a CSV file to answers of a server."""
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from tests.docs.commands import ROOT, verb_of
+from tests.docs.test_readme import blocks, trainmark_commands
+from trainmark.run.result import read
+
+PAGE = "docs/your_own_data.md"
+
+
+def run(words: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def scores(url: str, body: str) -> list[float]:
+    with urllib.request.urlopen(f"{url}/score", data=body.encode(), timeout=60) as answer:
+        found: list[float] = json.load(answer)["scores"]
+    return found
+
+
+def test_the_whole_page(tmp_path: Path) -> None:
+    assert (ROOT / PAGE).is_file()
+    (script,), (request,) = blocks(PAGE, "python"), blocks(PAGE, "json")
+    run(["-c", script], tmp_path)
+    commands = trainmark_commands(PAGE)
+    served = [words for words in commands if verb_of(words) == "serve"]
+    for words in commands:
+        if words not in served:
+            run(["-m", "trainmark", *words], tmp_path)
+    first, second = (read(tmp_path / "my" / name) for name in ("run", "run2"))
+    assert first.quality.value is not None
+    assert first.quality.value > 0.75  # the best possible is about 0.86
+    assert second.quality.value is not None
+    assert (tmp_path / "my" / "run" / "report.html").is_file()
+
+    command = [sys.executable, "-m", "trainmark", *served[0], "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline().decode() for _ in range(2)]
+            (url,) = re.findall(r"http://127\.0\.0\.1:\d+", lines[1])
+            assert all(0 < score < 1 for score in scores(url, request))
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
