@@ -1,6 +1,6 @@
 """`dlrm-auto` with no flag but --data, beside scikit-learn on the same rows.
 
-    python -m benchmarks.own_data --movielens recbole/dataset_example/ml-100k --output results.json
+    python -m benchmarks.own_data --adult adult.csv --movielens recbole/dataset_example/ml-100k
 
 Every set (own_data_sets.py) is split at random, several times, into training and test rows. Both
 go through `trainmark prepare` with its defaults, and `trainmark train dlrm-auto` trains; of the
@@ -48,6 +48,8 @@ CSV_UP_TO = 300_000
 class Arguments:
     """What to run."""
 
+    adult: Path | None = None
+    """The file adult.csv, with a header, of Adult census income."""
     movielens: Path | None = None
     """Folder of ml-100k.inter, .user and .item (docs/data.md says where they come from)."""
     only: tuple[str, ...] = ()
@@ -73,7 +75,7 @@ class Scores:
 def main(arguments: Arguments) -> None:
     """Run the sets, and write their rows as they come."""
     rows = _earlier_rows()
-    for name, chosen in all_sets(arguments.movielens).items():
+    for name, chosen in all_sets(arguments.adult, arguments.movielens).items():
         if arguments.only and not any(part in name for part in arguments.only):
             continue
         print(f"\n{name}", flush=True)

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from trainmark.clickdata.planted import PlantedClicks
 
 LABEL = "clicked"
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-ADULT = SHARED / "income" / "adult.csv"
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Set:
 # --- real
 
 
-def adult(file: Path = ADULT) -> Table:
+def adult(file: Path) -> Table:
     """Census income: six numbers and eight columns of words."""
     rows = pd.read_csv(file, skipinitialspace=True, keep_default_na=False)
     rows.insert(0, LABEL, rows.pop("Salary") == ">50K")
@@ -173,8 +171,8 @@ def synthetic_log(rows: int, seed: int) -> Table:
 WIDE_IDS = (6000, 5000, 4000, 3000, 2000, 100, 50, 20, 10, 7, 4)
 
 
-def all_sets(movielens_folder: Path | None) -> dict[str, Set]:
-    """By name, small ones first."""
+def all_sets(adult_file: Path | None, movielens_folder: Path | None) -> dict[str, Set]:
+    """By name, small ones first; those whose files are not there are left out."""
     sets = {
         # The test rows must hold 200 clicks: more than half of these.
         "breast cancer": Set(lambda: of_scikit_learn("breast cancer"), test_share=0.6),
@@ -196,7 +194,6 @@ def all_sets(movielens_folder: Path | None) -> dict[str, Set]:
         "log, 20,000 rows, 10 %, ids alone": Set(
             lambda: planted_log(20_000, 0.1, 14, numbers=0, interactions=0.3)
         ),
-        "Adult census income": Set(adult, tuned_on=True),
         "log, 100,000 rows, 1 %, no interactions": Set(
             lambda: planted_log(100_000, 0.01, 15, interactions=0.0), test_share=0.25
         ),
@@ -205,6 +202,8 @@ def all_sets(movielens_folder: Path | None) -> dict[str, Set]:
         "log, 1 M rows, 3 %, interactions": Set(lambda: planted_log(1_000_000, 0.03, 18), splits=2),
         "log of prepare synthetic, 5 M rows": Set(lambda: synthetic_log(5_000_000, 19), splits=1),
     }
+    if adult_file is not None:
+        sets["Adult census income"] = Set(lambda: adult(adult_file), tuned_on=True)
     if movielens_folder is not None:
         sets["MovieLens-100k"] = Set(lambda: movielens(movielens_folder), tuned_on=True)
     return sets

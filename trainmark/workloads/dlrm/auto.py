@@ -9,7 +9,9 @@ sets among which are some that had no say in it.
 
 import dataclasses
 import math
+from typing import Any
 
+from trainmark.config import filled
 from trainmark.schedule import Schedule
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 
@@ -65,27 +67,28 @@ def schedule(steps: int) -> Schedule:
 
 def fit(cfg: DlrmRun, rows: int) -> DlrmRun:
     """The run with all that nobody chose, for so many training rows."""
-    cfg = unfit(cfg)
-    unchosen = dlrm_auto()
+    named, cfg = dlrm_auto(), _without(cfg, unchosen(cfg))
     if cfg.global_batch is None and cfg.micro_batch is None:
         cfg = dataclasses.replace(cfg, global_batch=batch(rows))
-    if cfg.epochs == unchosen.epochs:
+    if cfg.epochs == named.epochs:
         cfg = dataclasses.replace(cfg, epochs=epochs(rows))
-    size = _batch_of(cfg, rows)
+    size = cfg.global_batch or filled(cfg.micro_batch) * (cfg.accumulate or 1)
     if cfg.optimizer.eps is None:
         optimizer = dataclasses.replace(cfg.optimizer, eps=eps(size))
         cfg = dataclasses.replace(cfg, optimizer=optimizer)
-    if cfg.schedule == unchosen.schedule:
-        cfg = dataclasses.replace(cfg, schedule=schedule(_steps(cfg, size, rows)))
+    if cfg.schedule == named.schedule:
+        whole = cfg.epochs * -(-rows // size)
+        steps = min(whole, cfg.max_steps or whole)
+        cfg = dataclasses.replace(cfg, schedule=schedule(steps), schedule_steps=steps)
     return dataclasses.replace(cfg, auto_rows=rows)
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:
-    """The run without what `fit` chose for other rows."""
-    named = dlrm_auto()
-    for name in unchosen(cfg):
-        cfg = dataclasses.replace(cfg, **{name: getattr(named, name)})
-    return cfg
+    """The run without what followed from its rows, for others."""
+    fitted = unchosen(cfg)
+    if "global_batch" in fitted:  # which the others divide
+        fitted |= {"micro_batch", "accumulate"}
+    return _without(cfg, fitted)
 
 
 def unchosen(cfg: DlrmRun) -> frozenset[str]:
@@ -93,23 +96,19 @@ def unchosen(cfg: DlrmRun) -> frozenset[str]:
     rows, named = cfg.auto_rows, dlrm_auto()
     if cfg.name != NAME or rows is None:
         return frozenset()
-    size = _batch_of(cfg, rows)
-    chosen_by_fit = {
+    fitted: dict[str, Any] = {
         "global_batch": batch(rows),
         "epochs": epochs(rows),
-        "optimizer": dataclasses.replace(named.optimizer, eps=eps(size)),
-        "schedule": schedule(_steps(cfg, size, rows)),
         "auto_rows": rows,
     }
-    return frozenset(name for name, value in chosen_by_fit.items() if getattr(cfg, name) == value)
+    if cfg.global_batch is not None:
+        fitted["optimizer"] = dataclasses.replace(named.optimizer, eps=eps(cfg.global_batch))
+    if cfg.schedule_steps is not None and cfg.schedule == schedule(cfg.schedule_steps):
+        fitted |= {"schedule": cfg.schedule, "schedule_steps": cfg.schedule_steps}
+    return frozenset(name for name, value in fitted.items() if getattr(cfg, name) == value)
 
 
-def _batch_of(cfg: DlrmRun, rows: int) -> int:
-    if cfg.global_batch is None and cfg.micro_batch is not None:
-        return cfg.micro_batch * (cfg.accumulate or 1)
-    return cfg.global_batch or batch(rows)
-
-
-def _steps(cfg: DlrmRun, size: int, rows: int) -> int:
-    whole = cfg.epochs * -(-rows // size)
-    return min(whole, cfg.max_steps or whole)
+def _without(cfg: DlrmRun, fields: frozenset[str]) -> DlrmRun:
+    """With those of the named run."""
+    named = dlrm_auto()
+    return dataclasses.replace(cfg, **{name: getattr(named, name) for name in fields})

@@ -27,7 +27,9 @@ def fitted_fields(cfg: DlrmRun) -> frozenset[str]:
     them to the log and the epochs. Only the demo and dlrm-auto have a schedule among them; the
     published runs keep theirs."""
     if cfg.name == auto.NAME:
-        return frozenset({"dataset"}) | (auto.unchosen(cfg) & {"auto_rows", "schedule"})
+        return frozenset({"dataset"}) | (
+            auto.unchosen(cfg) & {"auto_rows", "schedule", "schedule_steps"}
+        )
     if cfg.name != "dlrm-demo":
         return frozenset({"dataset"})
     unchosen = [dlrm_demo().schedule]

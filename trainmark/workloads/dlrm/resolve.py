@@ -179,7 +179,9 @@ def _training_rows(cfg: DlrmRun) -> int:
 
 def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> DlrmRun:
     """The learning rate as long as the log is, where nobody chose another."""
-    if cfg.name == auto.NAME or "schedule" not in fitted_fields(cfg):
+    if cfg.name == auto.NAME:  # has all of it chosen at once
+        return cfg
+    if "schedule" not in fitted_fields(cfg):
         return dataclasses.replace(cfg, schedule_steps=None)
     if not cfg.global_batch:
         return cfg

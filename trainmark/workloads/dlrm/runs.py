@@ -160,7 +160,8 @@ class DlrmRun(Run):
     best_auc: Annotated[Finite | None, tyro.conf.Suppress] = None
     """Best possible AUC on this data, where it is known (set from planted data)."""
     schedule_steps: Annotated[Count | None, tyro.conf.Suppress] = None
-    """Steps that the demo's schedule was made for (set from a dataset's rows, and the epochs)."""
+    """Steps that a schedule was made for which nobody chose (set from a dataset's rows, and the
+    epochs)."""
     auto_rows: Annotated[Count | None, tyro.conf.Suppress] = None
     """Training rows that dlrm-auto chose its settings for (set from a dataset)."""
     negative_rate: Annotated[Positive, tyro.conf.Suppress] = 1.0

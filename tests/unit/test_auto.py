@@ -1,0 +1,131 @@
+"""dlrm-auto: what it chooses by a log's rows, what stays as it was given, and what it learns."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import OneHotEncoder
+
+from tests.small import ONE_CPU, result, write_dataset
+from trainmark import workloads
+from trainmark.cli import main
+from trainmark.config import TrainOptions, to_plain
+from trainmark.verbs.flags import parse_run
+from trainmark.workloads import resolve
+from trainmark.workloads.dlrm import auto
+from trainmark.workloads.dlrm.data import build_data, held_out_splits
+from trainmark.workloads.dlrm.runs import DlrmRun
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "data", train_rows=6000, validation_rows=300)
+
+
+def run(data: Path, *flags: str) -> DlrmRun:
+    found, _ = parse_run("train", ["dlrm-auto", "--data", str(data), *flags], TrainOptions)
+    resolved = resolve(found, ONE_CPU)
+    assert isinstance(resolved, DlrmRun)
+    return resolved
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "epochs"),
+    [(1, 64, 40), (400, 64, 40), (7000, 64, 12), (30_000, 256, 6), (100_000, 1024, 3),
+     (1_000_000, 2048, 2), (5_000_000, 2048, 1), (4_000_000_000, 2048, 1)],
+)  # fmt: skip
+def test_batch_and_epochs_follow_from_the_rows(rows: int, batch: int, epochs: int) -> None:
+    assert (auto.batch(rows), auto.epochs(rows)) == (batch, epochs)
+
+
+def test_what_nobody_chose_is_chosen_and_recorded(dataset: Path) -> None:
+    cfg = run(dataset)
+    steps = cfg.epochs * -(-6000 // 64)
+    assert (cfg.global_batch, cfg.epochs, cfg.optimizer.eps) == (64, 13, 0.1 / 64)
+    assert (cfg.schedule.factor(steps - 1) > 0, cfg.schedule.factor(steps)) == (True, 0.0)
+    assert cfg.auto_rows == 6000
+    assert resolve(cfg, ONE_CPU) == cfg
+    longer = resolve(dataclasses.replace(cfg, epochs=20), ONE_CPU)
+    assert longer.schedule == auto.schedule(20 * 94)
+
+
+def test_what_was_given_stays_and_the_rest_follows_it(dataset: Path) -> None:
+    cfg = run(dataset, "--global-batch", "500", "--epochs", "3", "--lr", "0.1")
+    assert (cfg.global_batch, cfg.epochs, cfg.lr, cfg.optimizer.eps) == (500, 3, 0.1, 0.1 / 500)
+    assert cfg.schedule.factor(3 * 12) == 0.0 < cfg.schedule.factor(3 * 12 - 1)
+    assert run(dataset, "--optimizer.eps", "1e-8").optimizer.eps == 1e-8
+    flat = ["--schedule.decay-start", "5", "--schedule.decay-steps", "6"]
+    assert run(dataset, *flat).schedule.decay_steps == 6
+    assert run(dataset, "--micro-batch", "32", "--accumulate", "2").global_batch == 64
+
+
+def test_settings_of_a_result_are_chosen_anew_for_other_data(dataset: Path, tmp_path: Path) -> None:
+    """But for those that were given."""
+    earlier = run(dataset, "--epochs", "5")
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps({"schema": "", "config": to_plain(earlier)}))
+    other = write_dataset(tmp_path / "other", train_rows=30_000, validation_rows=300)
+    cfg = run(other, "--config", str(file))
+    assert (cfg.global_batch, cfg.epochs, cfg.optimizer.eps) == (256, 5, 0.1 / 256)
+    assert cfg.schedule == auto.schedule(5 * 118)
+
+
+def test_without_a_validation_split_the_last_training_rows_validate(tmp_path: Path) -> None:
+    folder = write_dataset(
+        tmp_path / "data", train_rows=1000, cardinalities=(50,), validation_rows=0
+    )
+    cfg = run(folder)
+    assert held_out_splits(cfg) == ("test", "validation")
+    assert cfg.auto_rows == 900
+    labels = np.fromfile(folder / "train" / "label.bin", np.bool_)
+    (validation,) = build_data(cfg, "validation", 0, 1)
+    np.testing.assert_array_equal(validation.labels.numpy(), labels[900:])
+    trained = list(build_data(dataclasses.replace(cfg, epochs=1), "train", 0, 1))
+    seen = np.concatenate([batch.labels.numpy() for batch in trained])
+    assert (len(seen), seen.sum()) == (900, labels[:900].sum())
+
+
+def test_other_runs_train_on_all_training_rows(tmp_path: Path) -> None:
+    folder = write_dataset(
+        tmp_path / "data", train_rows=1000, cardinalities=(50,), validation_rows=0
+    )
+    named = dataclasses.replace(workloads.named_run("dlrm-demo"), data=str(folder))
+    cfg = resolve(named, ONE_CPU)
+    assert isinstance(cfg, DlrmRun)
+    assert held_out_splits(cfg) == ("test",)
+    assert sum(batch.samples for batch in build_data(cfg, "train", 0, 1)) == 1000
+
+
+def clicks(path: Path, rows: int, seed: int) -> pd.DataFrame:
+    """Three columns of ids whose effects add up."""
+    random, effects = np.random.default_rng(seed), np.random.default_rng(0)
+    columns = {name: random.integers(0, values, rows) for name, values in
+               (("user", 40), ("item", 20), ("hour", 6))}  # fmt: skip
+    logits = sum(effects.normal(0, 1, 40)[ids] for ids in columns.values())
+    table = pd.DataFrame(columns)
+    table["clicked"] = (random.random(rows) < 1 / (1 + np.exp(1 - logits))).astype(int)
+    table.to_csv(path, index=False)
+    return table
+
+
+def test_it_learns_what_logistic_regression_learns(tmp_path: Path) -> None:
+    """With no flag but --data, no validation split, and no numerical column."""
+    train, test = clicks(tmp_path / "train.csv", 3000, 1), clicks(tmp_path / "test.csv", 3000, 2)
+    files = ["--train", str(tmp_path / "train.csv"), "--test", str(tmp_path / "test.csv")]
+    columns = ["--columns", "label=clicked categorical=user,item,hour"]
+    assert main(["prepare", "csv", *files, *columns, "--output", str(tmp_path / "d")]) == 0
+    output = tmp_path / "run"
+    assert main(["train", "dlrm-auto", "--data", str(tmp_path / "d"), "--output", str(output)]) == 0
+    names = ["user", "item", "hour"]
+    one_hot = OneHotEncoder().fit(train[names])
+    model = LogisticRegression(max_iter=1000).fit(one_hot.transform(train[names]), train.clicked)
+    scores = model.predict_proba(one_hot.transform(test[names]))[:, 1]
+    found = result(output)
+    assert found["quality"]["value"] > roc_auc_score(test.clicked, scores) - 0.01
+    assert found["best"]["split"] == "validation"
+    assert found["division"] == "closed"
