@@ -149,10 +149,8 @@ def score_trainmark(train: Table, test: Table, place: Path) -> tuple[float, floa
     for name, part in (("train", train), ("test", test)):
         _write(part, place / f"{name}.{kind}")
     began = time.perf_counter()
-    _run(
-        ["prepare", kind, "--columns", columns(train), "--output", str(place / "data")]
-        + ["--train", str(place / f"train.{kind}"), "--test", str(place / f"test.{kind}")]
-    )
+    files = ["--train", str(place / f"train.{kind}"), "--test", str(place / f"test.{kind}")]
+    _run(["prepare", kind, *files, "--columns", columns(train), "--output", str(place / "data")])
     prepared = time.perf_counter()
     _run(["train", "dlrm-auto", "--data", str(place / "data"), "--output", str(place / "run")])
     seconds = time.perf_counter() - prepared

@@ -86,9 +86,6 @@ class Run:
     patience: Count | None = None
     """End the run after so many evaluations without a better one, and keep the best checkpoint. The
     validation split is evaluated for it, if there is one, and the others with the best weights."""
-    patience_metric: str | None = None
-    """What patience goes by: another metric of the evaluations than the one that targets are set
-    for. On few rows log_loss is less noisy than auc."""
 
     warmup_clock: CountOrNone = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
@@ -102,6 +99,8 @@ class Run:
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the `plots` extra)."""
+    dllogger: bool = False
+    """Also write the lines of NVIDIA's dllogger, into OUTPUT/dllogger.json."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -199,7 +198,7 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 # How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
 OBSERVATION = frozenset(
-    {"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tensorboard"}
+    {"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tensorboard", "dllogger"}
 )
 # What a continued run may change besides: how far it goes.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target", "patience"})

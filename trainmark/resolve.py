@@ -93,6 +93,20 @@ def resolve_batches(run: RunT, data_parallel: int) -> tuple[RunT, list[str]]:
     ), []
 
 
+def accumulation_remark(named: Run, given: Run, resolved: Run) -> str | None:
+    """What a micro-batch that was asked for, and nothing else, makes of a step; None if nothing."""
+    micro, total, added = resolved.micro_batch, resolved.global_batch, resolved.accumulate
+    if given.micro_batch in (None, named.micro_batch) or given.accumulate or not given.global_batch:
+        return None
+    if not micro or not total or added in (None, 1):
+        return None
+    return (
+        f"micro_batch {micro:,} makes each step add up {added:,} micro-batches, because "
+        f"global_batch stays {total:,}; for steps of one micro-batch, give --global-batch "
+        f"{total // added}."
+    )
+
+
 def _given_factors(run: Run) -> str:
     given = {"micro_batch": run.micro_batch, "accumulate": run.accumulate}
     return "".join(f"{name} {value}, " for name, value in given.items() if value is not None)

@@ -225,3 +225,11 @@ def test_hardware_that_was_never_measured_is_told_so() -> None:
     assert "of b200 nothing was measured" in " ".join(
         plan(cfg, Cluster.parse("b200x1x1")).sentences
     )
+
+
+def test_the_page_gives_the_files_errors() -> None:
+    """docs/planning.md: predicted and measured seconds of every timed row of FlagPerf."""
+    page = (RESULTS.parents[1] / "docs" / "planning.md").read_text()
+    for row in json.loads((RESULTS / "plan_errors.json").read_text())["rows"]:
+        if row["held_out"] and row["measured_s"]:
+            assert f"| {row['measured_s']:.2f} | {row['predicted_s']:.2f} |" in page, row["case"]

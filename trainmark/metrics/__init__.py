@@ -82,11 +82,6 @@ def reached(value: float | None, target: float | None, better: str) -> bool | No
     return value >= target if better == "higher" else value <= target
 
 
-def better(metric: str) -> str:
-    """Which values of a metric are better: losses fall, everything else rises."""
-    return "lower" if metric.endswith("loss") else "higher"
-
-
 def improves(value: float | None, best: float | None, better: str) -> bool:
     """Whether a value is better than the best one before it; an undefined one never is."""
     if value is None or not math.isfinite(value):

@@ -297,9 +297,7 @@ class Training:
         progress.evaluated_at_s.append(self.clocks.e2e_so_far)
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
         if self.cfg.patience is not None and split == self._watched and progress.step:
-            progress.best = best_after(
-                progress.best, evaluation, progress.step, self.cfg, self.workload
-            )
+            progress.best = best_after(progress.best, evaluation, progress.step, self.workload)
         if predictions is not None and self.has_finished:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
 

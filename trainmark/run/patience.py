@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from trainmark import metrics
 from trainmark.config import Run, filled
 from trainmark.contract import AnyWorkload
-from trainmark.errors import InputError, unknown
+from trainmark.errors import InputError
 from trainmark.run.result import Best, Evaluation
 
 Watch = Callable[[Sequence[Evaluation]], None]
@@ -30,23 +30,24 @@ def watched_split(cfg: Run, workload: AnyWorkload) -> str:
 
 
 def best_after(
-    best: Best | None, evaluation: Evaluation, step: int, cfg: Run, workload: AnyWorkload
+    best: Best | None, evaluation: Evaluation, step: int, workload: AnyWorkload
 ) -> Best | None:
     """The best evaluation once `evaluation`, at `step`, has followed the others.
 
-    None as long as the metric is undefined.
+    Of equal ones it is the last, whose weights have learned more; yet they are no reason to wait
+    any longer. None as long as the metric is undefined.
     """
-    metric = cfg.patience_metric or workload.metric
-    if metric not in evaluation.metrics:
-        raise InputError(f"patience_metric: {unknown('metric', metric, list(evaluation.metrics))}")
-    value = evaluation.metrics[metric]
-    better = workload.better if metric == workload.metric else metrics.better(metric)
-    if metrics.improves(value, best.value if best else None, better):
+    value = evaluation.metrics[workload.metric]
+    if best is not None and value == best.value:
+        return dataclasses.replace(
+            best, step=step, at_sample=evaluation.at_sample, since=best.since + 1
+        )
+    if metrics.improves(value, best.value if best else None, workload.better):
         return Best(
             step=step,
             at_sample=evaluation.at_sample,
             split=evaluation.split,
-            metric=metric,
+            metric=workload.metric,
             value=filled(value),
         )
     return best and dataclasses.replace(best, since=best.since + 1)

@@ -9,13 +9,25 @@ from typing import Any, TextIO
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from trainmark.config import Run
+from trainmark import workloads
+from trainmark.config import Run, to_plain
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.progress import SafeConsole
-from trainmark.run.result import Evaluation, MlLog, PerfLog, Result, finished_event
+from trainmark.run.eventlogs import (
+    DlLog,
+    MlLog,
+    PerfLog,
+    continue_mlperf_log,
+    finished_event,
+    flagperf_metrics,
+    training_summary,
+)
+from trainmark.run.result import Evaluation, Result
 
 LOSS_FILE = "loss.csv"
+MLPERF_FILE = "mlperf.log"
+DLLOGGER_FILE = "dllogger.json"
 HEADER = ["step", "samples", "loss"]
 
 
@@ -25,6 +37,7 @@ class RunLog:
     def __init__(self, folder: Path, cfg: Run, started: float) -> None:
         self._folder = folder
         self._cfg = cfg
+        self._metric = workloads.definition(cfg).metric
         self._started_s = time.time() - (time.perf_counter() - started)
         self._stack = ExitStack()
         self._console = SafeConsole(stderr=True)
@@ -32,13 +45,20 @@ class RunLog:
 
     def __enter__(self) -> "RunLog":
         self._perf = PerfLog(self._append_to("perf.log"))
-        self._mlperf = MlLog(self._append_to("mlperf.log"))
+        self._continues = continue_mlperf_log(self._folder / MLPERF_FILE)
+        self._mlperf = MlLog(self._append_to(MLPERF_FILE))
+        self._dllogger = None
+        if self._cfg.dllogger:
+            self._dllogger = DlLog(self._append_to(DLLOGGER_FILE), self._started_s)
+            self._dllogger.describe()
+            self._dllogger.log("PARAMETER", to_plain(self._cfg))
         self._board = None
         if self._board_type:
             self._board = self._board_type(log_dir=str(self._folder / "tensorboard"))
             self._stack.callback(self._board.close)
         self._perf.event("INIT_START", at_s=self._started_s)
-        self._mlperf.event("init_start", kind="INTERVAL_START", at_s=self._started_s)
+        if not self._continues:
+            self._mlperf.event("init_start", kind="INTERVAL_START", at_s=self._started_s)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -54,12 +74,14 @@ class RunLog:
         self._curve_file = self._append_to(LOSS_FILE)
         self._curve = csv.writer(self._curve_file, lineterminator="\n")
         self._progress, self._task = self._start_progress(step, total_steps)
-        self._perf.event("INIT_END")
+        self._perf.event("INIT_END", "Finish initialization")
         self._perf.event("TRAIN_START")
-        self._mlperf.event("init_stop", kind="INTERVAL_END")
-        self._mlperf.event("run_start", kind="INTERVAL_START")
-        self._mlperf.event("seed", self._cfg.seed)
-        self._mlperf.event("global_batch_size", self._cfg.global_batch)
+        if not self._continues:
+            self._mlperf.event("init_stop", kind="INTERVAL_END")
+            self._mlperf.event("run_start", kind="INTERVAL_START")
+            self._mlperf.event("seed", self._cfg.seed)
+            self._mlperf.event("global_batch_size", self._cfg.global_batch)
+            self._mlperf.event("gradient_accumulation_steps", self._cfg.accumulate)
         self._last_look = (time.perf_counter(), 0)
 
     def looked(self, rows: list[tuple[int, int, float]], lr: float) -> None:
@@ -72,6 +94,8 @@ class RunLog:
         self._progress.update(self._task, completed=step, loss=f"{loss:.5f}", speed=speed)
         if not self._console.is_terminal:
             self.say(f"step {step:,}  loss {loss:.5f}  {speed}  lr {lr:.6g}")
+        if self._dllogger:
+            self._dllogger.log(step, {"loss": loss, "learning_rate": lr, "samples": samples})
         if self._board:
             self._board.add_scalar("lr", lr, step)
             for at, _, value in rows:
@@ -85,12 +109,16 @@ class RunLog:
         where = f"{evaluation.split} after {evaluation.at_sample:,} samples"
         self.say(f"{where}: {', '.join(text)}")
         self._perf.event(
-            "EVALUATE",
-            {"global_steps": step, "split": evaluation.split, **evaluation.metrics,
-             "time": evaluation.seconds},
+            "EVALUATE" if step else "INIT_EVALUATION",
+            {"global_steps": step, "split": evaluation.split,
+             **flagperf_metrics(evaluation.metrics), "time": evaluation.seconds},
         )  # fmt: skip
+        if self._dllogger:
+            self._dllogger.log(step, {"split": evaluation.split, **evaluation.metrics})
         for name, value in numbers.items():
-            self._mlperf.event("eval_accuracy", value, metric=name, split=evaluation.split,
+            is_quality = (evaluation.split, name) == (self._cfg.quality_split, self._metric)
+            key = "eval_accuracy" if is_quality else f"{evaluation.split}_{name}"
+            self._mlperf.event(key, value, metric=name, split=evaluation.split,
                                samples_count=evaluation.at_sample)  # fmt: skip
             if self._board:
                 self._board.add_scalar(f"{evaluation.split}/{name}", value, step)
@@ -108,8 +136,11 @@ class RunLog:
         status = "success" if result.quality.reached is not False else "aborted"
         with open(self._folder / "perf.log", "a", encoding="utf-8") as file:
             PerfLog(file).event("FINISHED", finished_event(result))
-        with open(self._folder / "mlperf.log", "a", encoding="utf-8") as file:
+        with open(self._folder / MLPERF_FILE, "a", encoding="utf-8") as file:
             MlLog(file).event("run_stop", kind="INTERVAL_END", status=status)
+        if self._cfg.dllogger:
+            with open(self._folder / DLLOGGER_FILE, "a", encoding="utf-8") as file:
+                DlLog(file, self._started_s).log([], training_summary(result))
 
     # --- parts
 
