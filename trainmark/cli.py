@@ -111,9 +111,13 @@ def _show(arguments: list[str], started: float) -> None:
 def _plan(arguments: list[str], started: float) -> None:
     """Memory and predicted time per device, and where each table lies, before a run."""
     from trainmark.verbs.plan import plan
+    from trainmark.verbs.plan_search import search
 
     cfg, options = parse_run("plan", arguments, PlanOptions)
-    plan(cfg, options.cluster or "cpux1x1", options.json)
+    if options.search:
+        search(cfg, options.cluster or "cpux1x1")
+    else:
+        plan(cfg, options.cluster or "cpux1x1", options.json)
 
 
 def _prepare(arguments: list[str], started: float) -> None:
@@ -354,6 +358,8 @@ class PlanOptions(ShowOptions):
 
     json: Path | None = None
     """File to write the placement of the tables to; edited or not, --placement takes it."""
+    search: bool = False
+    """Rank other splits, micro-batches and recomputation by predicted time, instead of one plan."""
 
 
 @dataclass(frozen=True, kw_only=True)

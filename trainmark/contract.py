@@ -372,6 +372,9 @@ class Definition(Generic[RunT]):
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None
     """Memory and predicted time of a resolved run; without it, memory alone is planned."""
+    alternatives: Callable[[RunT, Cluster], Iterable[tuple[str, RunT]]] | None = None
+    """Other layouts of the same training on a cluster, each with its flags, for `plan --search`;
+    `resolve` may refuse some of them."""
     inference_batches: tuple[int, ...] = ()
     """Batch sizes that `infer` times by default."""
     exported_types: tuple[str, ...] = ()
@@ -401,3 +404,9 @@ class Plan:
     """What to say of a run that does not fit."""
     placement: str | None = None
     """The placement of tables as JSON, for `--json`."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Predicted, of the slowest device."""
+        steps = [parts["step"] for parts in self.seconds]
+        return max((step for step in steps if step is not None), default=None)
