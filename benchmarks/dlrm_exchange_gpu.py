@@ -59,7 +59,8 @@ from trainmark.kernels.copy_rows import copy_rows_triton, read_rows_into, write_
 from trainmark.kernels.sparse_update import Rule
 from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import build_model, init_weights
-from trainmark.workloads.dlrm.runs import RUNS, DlrmRun, table_formats
+from trainmark.workloads.dlrm.runs import RUNS, DlrmRun
+from trainmark.workloads.dlrm.sizes import table_formats
 from trainmark.workloads.dlrm.step import build_trainer
 
 RESULT = "dlrm_exchange_h200"

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from trainmark.training.precision import autocast
-from trainmark.workloads.dlrm.runs import Model, interaction_width
+from trainmark.workloads.dlrm.runs import Model
+from trainmark.workloads.dlrm.sizes import interaction_width
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class ImageData:
         size = filled(cfg.global_batch) if training else filled(cfg.eval_batch) * dp_size
         epochs = cfg.epochs if training else 1
         self._batches = GlobalBatches(samples=ROWS[split], size=size, epochs=epochs)
-        self.steps_per_epoch = self._batches.per_epoch
+        self.steps_per_epoch, self.samples = self._batches.per_epoch, ROWS[split]
         random = generator(torch.device("cpu"), cfg.seed, split)
         self._labels = torch.randint(CLASSES, (ROWS[split],), generator=random)
         self._pixels = torch.rand(ROWS[split], SIDE, SIDE, generator=random)

@@ -111,9 +111,13 @@ def _show(arguments: list[str], started: float) -> None:
 def _plan(arguments: list[str], started: float) -> None:
     """Memory and predicted time per device, and where each table lies, before a run."""
     from trainmark.verbs.plan import plan
+    from trainmark.verbs.plan_search import search
 
     cfg, options = parse_run("plan", arguments, PlanOptions)
-    plan(cfg, options.cluster or "cpux1x1", options.json)
+    if options.search:
+        search(cfg, options.cluster or "cpux1x1")
+    else:
+        plan(cfg, options.cluster or "cpux1x1", options.json)
 
 
 def _prepare(arguments: list[str], started: float) -> None:
@@ -174,9 +178,29 @@ def _infer(arguments: list[str], started: float) -> None:
 def _report(arguments: list[str], started: float) -> None:
     """Tables and a self-contained HTML page for one or more results."""
     from trainmark import report
+    from trainmark.progress import printable
 
     options = parse(ReportOptions, arguments, "report")
-    print(report.report(list(options.folders), options.output))
+    folders, kind = (
+        list(options.folders),
+        options.format or ("markdown" if options.like else "html"),
+    )
+    if options.like is None and kind == "html":
+        print(report.report(folders, options.output))
+    else:
+        print(printable(report.table_report(folders, options.like, kind, options.output)))
+
+
+def _published(arguments: list[str], started: float) -> None:
+    """Every published result that runs here can be put beside."""
+    from trainmark.progress import SafeConsole
+    from trainmark.report import listing
+
+    options = parse(PublishedOptions, arguments, "published")
+    if options.format is None:
+        SafeConsole().print(listing.for_terminal(options.system))
+    else:
+        print(listing.text(options.system, options.format))
 
 
 def _compare(arguments: list[str], started: float) -> None:
@@ -220,9 +244,10 @@ def _serve(arguments: list[str], started: float) -> None:
 
 def _verify(arguments: list[str], started: float) -> None:
     """Whether every byte of a dataset, a run or an export is as it was written."""
+    options = parse(VerifyOptions, arguments, "verify")
     from trainmark.verbs.verify import verify
 
-    verify(parse(VerifyOptions, arguments, "verify").folder)
+    verify(options.folder)
 
 
 def _sweep(arguments: list[str], started: float) -> None:
@@ -297,6 +322,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "evaluate": _evaluate,
     "infer": _infer,
     "report": _report,
+    "published": _published,
     "compare": _compare,
     "export": _export,
     "serve": _serve,
@@ -332,6 +358,8 @@ class PlanOptions(ShowOptions):
 
     json: Path | None = None
     """File to write the placement of the tables to; edited or not, --placement takes it."""
+    search: bool = False
+    """Rank other splits, micro-batches and recomputation by predicted time, instead of one plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,7 +369,22 @@ class ReportOptions:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Output folders of runs. Of several, as in SWEEP/*, those without a result are left out."""
     output: Path | None = None
-    """Where to write the page; default report.html in the run's folder."""
+    """Where to write; default report.html in the run's folder; other formats are printed."""
+    like: Literal["flagperf", "nvidia", "torchrec"] | None = None
+    """The tables of a published page, with its columns: our results above the published rows."""
+    format: Literal["markdown", "csv", "html", "json"] | None = None
+    """Default html, or markdown with --like."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedOptions:
+    """List published results; no run is needed."""
+
+    system: str | None = None
+    """One of them: flagperf-dlrm, nvidia-tf2-dlrm, torchrec-dlrm, flagperf-distilbert or
+    flagperf-llama3. Default: all."""
+    format: Literal["markdown", "csv", "json"] | None = None
+    """Default: tables for a terminal. json has the figures as they were printed."""
 
 
 @dataclass(frozen=True, kw_only=True)

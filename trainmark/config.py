@@ -99,6 +99,10 @@ class Run:
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the `plots` extra)."""
+    dllogger: bool = False
+    """Also write the lines of NVIDIA's dllogger, into OUTPUT/dllogger.json."""
+    submission: str | None = None
+    """ORG,PLATFORM: who trains on what, for OUTPUT/mlperf.log."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -196,7 +200,15 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 # How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
 OBSERVATION = frozenset(
-    {"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tensorboard"}
+    {
+        "log_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "profile",
+        "tensorboard",
+        "dllogger",
+        "submission",
+    }
 )
 # What a continued run may change besides: how far it goes.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target", "patience"})

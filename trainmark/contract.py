@@ -77,6 +77,11 @@ class Data(Protocol[BatchT_co]):
     @property
     def split(self) -> str: ...
     @property
+    def samples(self) -> int:
+        """Of the whole split, over all ranks."""
+        ...
+
+    @property
     def steps_per_epoch(self) -> int: ...
     def __iter__(self) -> Iterator[BatchT_co]: ...
     def restore(self, state: dict[str, int]) -> None:
@@ -157,6 +162,10 @@ def _no_groups(cfg: Any, split: str) -> None:
     return None
 
 
+def _own_name(cfg: Run) -> str:
+    return cfg.workload
+
+
 def _none_counted(trainer: Any) -> dict[str, float]:
     return {}
 
@@ -192,6 +201,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     """(cfg, samples, tokens) -> floating-point operations of training, per convention."""
     activation_bytes: Callable[[RunT], int]
     """Estimated, on one device."""
+    mlperf: Callable[[RunT], str] = _own_name
+    """What MLPerf's rules call this benchmark, or the workload's own name where they do not."""
     plan_devices: Callable[[RunT], list[MemoryPlan]] = _nothing
     """Bytes on each device, where they differ."""
     host_bytes: Callable[[RunT], list[int]] = _nothing
@@ -361,6 +372,9 @@ class Definition(Generic[RunT]):
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None
     """Memory and predicted time of a resolved run; without it, memory alone is planned."""
+    alternatives: Callable[[RunT, Cluster], Iterable[tuple[str, RunT]]] | None = None
+    """Other layouts of the same training on a cluster, each with its flags, for `plan --search`;
+    `resolve` may refuse some of them."""
     inference_batches: tuple[int, ...] = ()
     """Batch sizes that `infer` times by default."""
     exported_types: tuple[str, ...] = ()
@@ -390,3 +404,9 @@ class Plan:
     """What to say of a run that does not fit."""
     placement: str | None = None
     """The placement of tables as JSON, for `--json`."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Predicted, of the slowest device."""
+        steps = [parts["step"] for parts in self.seconds]
+        return max((step for step in steps if step is not None), default=None)

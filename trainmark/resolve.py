@@ -46,6 +46,8 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
             f"precision fp8 needs a GPU that multiplies fp8 numbers, such as an H100. "
             f"Received: {cluster}. Use bf16 or fp16."
         )
+    if run.submission is not None and not all(run.submission.partition(",")):
+        problems.append(f"submission must be ORG,PLATFORM. Received: {run.submission!r}.")
     for text, parser in ((run.profile, parse_profile), (run.checkpoint_every, Interval.parse)):
         try:
             if text is not None:
@@ -91,6 +93,20 @@ def resolve_batches(run: RunT, data_parallel: int) -> tuple[RunT, list[str]]:
         accumulate=accumulate,
         eval_batch=run.eval_batch or micro,
     ), []
+
+
+def accumulation_remark(named: Run, given: Run, resolved: Run) -> str | None:
+    """What a micro-batch that was asked for, and nothing else, makes of a step; None if nothing."""
+    micro, total, added = resolved.micro_batch, resolved.global_batch, resolved.accumulate
+    if given.micro_batch in (None, named.micro_batch) or given.accumulate or not given.global_batch:
+        return None
+    if not micro or not total or added in (None, 1):
+        return None
+    return (
+        f"micro_batch {micro:,} makes each step add up {added:,} micro-batches, because "
+        f"global_batch stays {total:,}; for steps of one micro-batch, give --global-batch "
+        f"{total // added}."
+    )
 
 
 def _given_factors(run: Run) -> str:

@@ -113,13 +113,19 @@ def _shard(kind: str, rank: int, part: Range, rows: int) -> Shard:
 
 
 def config(
-    world: int, optimizer: Any, regular: bool = False, narrow: bool = False, **changes: Any
+    world: int,
+    optimizer: Any,
+    regular: bool = False,
+    narrow: bool = False,
+    interaction: Any = "dot",
+    **changes: Any,
 ) -> DlrmRun:
     """The small run, resolved for `world` ranks.
 
     Args:
         regular: with dropout and weight decay.
         narrow: with tables of several widths.
+        interaction: with layers of default widths.
     """
     run = DlrmRun(
         name="dlrm-demo",
@@ -132,6 +138,7 @@ def config(
             table_widths=(8, 2, 4, 8, 6, 2) if narrow else None,
             bottom_mlp=(16, DIM),
             top_mlp=(16, 1),
+            interaction=interaction,
             dropout=0.3 * regular,
             interaction_dropout=0.1 * regular,
         ),
@@ -218,6 +225,9 @@ def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
     chosen += [
         ("table_wise", "rowwise_adagrad", micro_batches | {"narrow": True}),
         ("table_wise", "adam", {"narrow": True, "sharding": Sharding(host_tables=(1, 4))}),
+        ("mixture", "rowwise_adagrad", micro_batches | {"interaction": "dcn"}),
+        ("mixture_host", "sgd", {"interaction": "cat"}),
+        ("data_parallel", "sgd", {"interaction": "projection", "regular": True}),
     ]
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 

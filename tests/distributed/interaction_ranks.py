@@ -20,7 +20,9 @@ from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh, single
 from trainmark.embeddings.engine import EmbeddingEngine
 from trainmark.workloads.dlrm.data import build_data
-from trainmark.workloads.dlrm.model import Dlrm, Mlp, build_model, init_weights
+from trainmark.workloads.dlrm.interactions import InteractionLayer
+from trainmark.workloads.dlrm.mlp import Mlp
+from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.parallelize import parallelize
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -29,17 +31,15 @@ OPTIMIZERS = ("sgd", "adagrad")
 EPS = 1e-3  # Adagrad divides by it: less would make much of sums that cancel
 
 
-class Concatenation(nn.Module):
+class Concatenation(InteractionLayer):
     """All vectors side by side, times weights of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.factors = nn.Parameter(torch.empty(len(TABLE_ROWS) + 1, 1))
+        self.plain = self._scaled
 
-    def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
-        return self.of_rows(x_BD, tables.lookup(prepared).to(x_BD.dtype))
-
-    def of_rows(self, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+    def _scaled(self, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         return (torch.cat([x_BD[:, None], rows_BFD], dim=1) * self.factors).flatten(1)
 
 
@@ -79,7 +79,7 @@ class Plain:
     def step(self, numerical: Tensor, ids_FB: list[Tensor], labels: Tensor) -> float:
         x_BD = self.model.bottom(numerical)
         rows = [embedding(i.long(), table) for i, table in zip(ids_FB, self.tables, strict=True)]
-        logits = self.model.top(self.model.interaction.of_rows(x_BD, torch.stack(rows, 1)))
+        logits = self.model.top(self.model.interaction.plain(x_BD, torch.stack(rows, 1)))
         loss = binary_cross_entropy_with_logits(logits.squeeze(-1), labels)
         self.optimizer.zero_grad()
         loss.backward()

@@ -36,6 +36,11 @@ def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
     regular = {name: alone(name, regular=True) for name in ranks.OPTIMIZERS}
     narrow = {name: alone(name, narrow=True) for name in ("rowwise_adagrad", "adam")}
     low = alone("sgd", **ranks.LOW_PRECISION)
+    other = {
+        "dcn": alone("rowwise_adagrad", interaction="dcn"),
+        "cat": alone("sgd", interaction="cat"),
+        "projection": alone("sgd", interaction="projection", regular=True),
+    }
     assert len(set(expected["sgd"]["losses"])) == 8
     rank_processes.finish(*started)
     for world in ranks.WORLDS:
@@ -49,6 +54,7 @@ def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
             reference = low if is_low else expected[optimizer]
             reference = regular[optimizer] if "regular" in changes else reference
             reference = narrow[optimizer] if "narrow" in changes else reference
+            reference = other.get(changes.get("interaction", "dot"), reference)
             tolerance = LOW_PRECISION_TOLERANCE if is_low else TOLERANCE
             _check_run(name, of_ranks[0]["equality"][name], reference, tolerance)
             if kind == "table_wise" and optimizer == "sgd":

@@ -52,6 +52,10 @@ class ToyData:
         self._epochs = cfg.epochs if split == "train" else 1
 
     @property
+    def samples(self) -> int:
+        return ROWS
+
+    @property
     def steps_per_epoch(self) -> int:
         return math.ceil(ROWS / self._batch)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,11 @@ import pytest
 
 from tests.docs.commands import HELP, ROOT, flags, parses
 from trainmark import cli, workloads
+from trainmark.config import TrainOptions
+from trainmark.hardware.devices import Cluster
+from trainmark.resolve import accumulation_remark
 from trainmark.run.result import Result
+from trainmark.verbs.flags import parse_run
 
 PAGE = ROOT / "docs" / "coming_from.md"
 PUBLISHED: dict[str, dict[str, list[str]]] = json.loads(
@@ -140,3 +145,91 @@ def test_named_fields_exist() -> None:
         elif rest:
             kind = typing.get_type_hints(Result)[root]
             assert [f.name for f in dataclasses.fields(kind)].count(rest[0]) == 1, path
+
+
+# --- whole command lines
+
+NUMBERS = re.compile(r"[\d.e-]+(,[\d.e-]+)*")
+IN_OTHER_UNITS = {"min-lr", "tensor-model-parallel-size", "pipeline-model-parallel-size"}
+"""A fraction of the peak here, or part of one word; both are asserted below."""
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Their lines and ours, as text."""
+    text = PAGE.read_text().partition("## Whole command lines")[2].replace("\\\n", "")
+    return re.findall(r"```text\n(.*?)```\n\n```sh\n(.*?)```", text, re.S)
+
+
+def given(text: str) -> dict[str, str]:
+    """Flags and their values in some lines."""
+    words = shlex.split(text)
+    values = [*words[1:], "--"]
+    return {
+        word.lstrip("-"): value
+        for word, value in zip(words, values, strict=True)
+        if word.startswith("--") and not value.startswith("--")
+    }
+
+
+@pytest.mark.parametrize(
+    ("index", "system", "count"),
+    [
+        (0, "NVIDIA DLRM, TensorFlow 2", 11),
+        (1, "NVIDIA DLRM, PyTorch", 11),
+        (2, "TorchRec DLRM example", 7),
+        (4, "FlagPerf Llama-3-8B (Megatron)", 14),
+    ],
+)
+def test_translated_lines_say_the_same(index: int, system: str, count: int) -> None:
+    """Every flag of theirs that has a counterpart by the tables is there, with the same numbers."""
+    assert len(pairs()) == 5
+    theirs, here = map(given, pairs()[index])
+    checked = 0
+    for flag, value in theirs.items():
+        rows = [r for r in ROWS if r.system == system and r.kind == "flags" and flag in r.theirs]
+        ours = [
+            word.split()[-1 if " --" in word else 0].lstrip("-")
+            for row in rows
+            for word in BACKTICKS.findall(row.here)
+            if "--" in word
+        ]
+        if not ours or not rows[0].here.strip("-"):
+            continue
+        found = [name for name in ours if name in here]
+        if flag in ("mode", "restore_checkpoint_path"):
+            continue  # verbs here
+        assert found, f"--{flag}: none of {ours} in {here}"
+        if NUMBERS.fullmatch(value) and flag not in IN_OTHER_UNITS:
+            same = [list(map(float, text.split(","))) for text in (value, here[found[0]])]
+            assert same[0] == same[1], flag
+        checked += 1
+    assert checked >= count
+
+
+@pytest.mark.parametrize(
+    ("index", "line", "cluster", "expected"),
+    [
+        (0, 1, "a100-80gx1x8", ("fp16", 65536, 8192, 1, 24)),
+        (1, 0, "a100-80gx1x1", ("fp16", 65536, 65536, 1, 24)),
+        (2, 1, "a100-40gx1x8", (None, 65536, 8192, 1, 5)),
+        (3, 0, "a100-40gx1x8", ("fp16", 65536, 8192, 1, 24)),
+        (3, 1, "a100-40gx1x8", ("fp32", 256, 32, 1, 5e-5)),
+        (4, 0, "a100-80gx1x8", ("bf16", 512, 1, 128, 1e-5)),
+    ],
+)
+def test_translated_lines_resolve(
+    index: int, line: int, cluster: str, expected: tuple[typing.Any, ...]
+) -> None:
+    words = shlex.split(pairs()[index][1].splitlines()[line])
+    words = words[words.index("train") + 1 :]
+    place = words.index("--data")
+    run, _ = parse_run("train", words[:place] + words[place + 2 :], TrainOptions)
+    resolved = workloads.resolve(dataclasses.replace(run, data="synthetic"), Cluster.parse(cluster))
+    assert resolved.precision == (expected[0] or resolved.precision)
+    assert (resolved.global_batch, resolved.micro_batch, resolved.accumulate) == expected[1:4]
+    assert resolved.lr == expected[4]
+    named = workloads.named_run(run.name)
+    assert accumulation_remark(named, run, resolved) is None or index == 4
+    if index == 4:
+        assert resolved.lr * resolved.schedule.end_factor == pytest.approx(1e-6)
+        assert typing.cast(typing.Any, resolved).parallel == "PP2DP4TP1"

@@ -15,7 +15,8 @@ from trainmark.embeddings.placement import costs, placement
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import prediction, sharding
-from trainmark.workloads.dlrm.runs import THRESHOLD_3, Optimizer, TableFormat, table_bytes
+from trainmark.workloads.dlrm.runs import THRESHOLD_3, Optimizer, TableFormat
+from trainmark.workloads.dlrm.sizes import table_bytes
 
 PAGE = (ROOT / "docs" / "parallelism.md").read_text()
 ROWS = re.findall(

@@ -25,8 +25,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[list[str]]:
     """The commands of a page's shell blocks, as words."""
-    # A backslash at the end continues a line.
-    joined = [block.replace("\\\n", " ") for block in blocks(page, "sh")]
+    # A backslash at the end continues a line, and a word.
+    joined = [block.replace("\\\n", "") for block in blocks(page, "sh")]
     lines = [line for block in joined for line in block.splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
@@ -216,7 +216,8 @@ def test_the_full_run(tmp_path: Path) -> None:
     assert "<svg" in page
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", page)  # loads nothing
     exported = {path.name for path in (tmp_path / "demo" / "run" / "export").iterdir()}
-    assert exported == {"config.json", "model.py", "model.safetensors"}
+    names = {"README.txt", "checksums.json", "config.json", "model.py", "model.safetensors"}
+    assert exported == names
 
 
 def write_log(path: Path, days: int, rows: int) -> None:

@@ -11,7 +11,7 @@ from trainmark.kernels.interaction import output_width
 from trainmark.metrics import evaluation_steps
 from trainmark.run.memory import plan_memory
 from trainmark.workloads import resolve
-from trainmark.workloads.dlrm import runs
+from trainmark.workloads.dlrm import runs, sizes
 
 # --- learning rates
 
@@ -76,13 +76,13 @@ def test_evaluation_steps() -> None:
 )
 def test_table_sizes(name: str, rows: int | None, gib: float) -> None:
     run = workloads.named_run(name)
-    sizes = runs.sizes(run)
+    found = sizes.sizes(run)
     if rows is not None:
-        assert sizes["table rows"] == rows
-    assert sizes["tables bytes"] / 2**30 == pytest.approx(gib, abs=0.005)
+        assert found["table rows"] == rows
+    assert found["tables bytes"] / 2**30 == pytest.approx(gib, abs=0.005)
     assert len(run.model.table_rows) == 26
-    assert runs.mlp_parameters(run.model) == 2_369_921
-    assert sizes["parameters"] == sizes["table rows"] * 128 + 2_369_921
+    assert sizes.dense_parameters(run.model) == 2_369_921
+    assert found["parameters"] == found["table rows"] * 128 + 2_369_921
 
 
 def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
@@ -92,7 +92,7 @@ def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
     )
     workload = workloads.load("dlrm")
     model = workload.build_model(run)
-    assert sum(p.numel() for p in model.parameters()) == runs.mlp_parameters(run.model)
+    assert sum(p.numel() for p in model.parameters()) == sizes.dense_parameters(run.model)
     assert list(model.tables.store.weight.shape) == [32_709_138, 128]
     assert model.top[0].in_features == 480 == output_width(26, 128)
     import torch
@@ -100,7 +100,7 @@ def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
     from trainmark.distributed.mesh import single
 
     plan = plan_memory(run, workload, single(torch.device("cpu")))
-    assert plan.weights == 4 * runs.sizes(run)["parameters"]
+    assert plan.weights == 4 * sizes.sizes(run)["parameters"]
     assert plan.gradients == 4 * 2_369_921
     assert plan.optimizer == 8  # the loss scale and its counter: SGD has no state
 
@@ -109,8 +109,8 @@ def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
 @pytest.mark.parametrize("dim", [1, 3, 16, 128])
 def test_interaction_width_is_the_same_with_and_without_torch(tables: int, dim: int) -> None:
     model = runs.Model(table_rows=(5,) * tables, embedding_dim=dim)
-    assert runs.interaction_width(model) == output_width(tables, dim)
-    assert runs.interaction_width(model) % 8 == 0
+    assert sizes.interaction_width(model) == output_width(tables, dim)
+    assert sizes.interaction_width(model) % 8 == 0
 
 
 # --- batches
@@ -181,7 +181,7 @@ def test_batch_sizes_that_cannot_be(given: dict[str, int | None]) -> None:
 
 def test_how_many_named_runs_there_are() -> None:
     names = [name for name in workloads.named_runs() if name.startswith("dlrm-")]
-    assert len(names) == 8
+    assert len(names) == 9  # dlrm-auto has no published row
     for name in names:
         run = dataclasses.replace(workloads.named_run(name), data="synthetic")
         assert resolve(run, Cluster.parse("cpux1x1")).name == name

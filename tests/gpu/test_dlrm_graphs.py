@@ -24,6 +24,8 @@ INT8 = TableFormat(table_precision="int8", fp32_up_to_rows=5)
 WIDE = dataclasses.replace(small.config().model, top_mlp=(32, 48, 16, 1))  # three layers for fp8
 DROPPING = dataclasses.replace(WIDE, dropout=0.3, interaction_dropout=0.1)
 NARROW = dataclasses.replace(small.config().model, table_widths=(8, 2, 4))
+CROSSED = dataclasses.replace(WIDE, interaction="dcn")
+PROJECTED = dataclasses.replace(DROPPING, interaction="projection")
 DECAYING = Optimizer(name="rowwise_adagrad", weight_decay=0.01)
 CASES: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": Optimizer(name="sgd")},
@@ -39,6 +41,19 @@ CASES: dict[str, dict[str, Any]] = {
         "model": DROPPING,
     },
     "three widths": {"optimizer": DECAYING, "model": NARROW},
+    "a cross network": {"optimizer": Optimizer(name="adagrad"), "model": CROSSED},
+    "a compiled cross network": {
+        "optimizer": Optimizer(name="sgd"),
+        "precision": "bf16",
+        "model": CROSSED,
+        "compile": True,
+    },
+    "a cross network in fp8": {
+        "optimizer": Optimizer(name="sgd"),
+        "precision": "fp8",
+        "model": CROSSED,
+    },
+    "projections": {"optimizer": DECAYING, "model": PROJECTED},
 }
 
 

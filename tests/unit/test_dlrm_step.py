@@ -16,7 +16,7 @@ from trainmark.distributed.mesh import single
 from trainmark.kernels import fp8_mlp
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.training.optimizers import LossScale, all_finite
-from trainmark.workloads.dlrm import model
+from trainmark.workloads.dlrm import mlp
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, Sharding, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -131,9 +131,9 @@ def test_low_precision_follows_fp32(precision: str, name: OptimizerName) -> None
 
 def test_fp8_follows_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are encoded once a step, ahead of the layers that use them."""
-    encoded, encode = [], model.encode_weights
+    encoded, encode = [], mlp.encode_weights
     monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)
-    monkeypatch.setattr(model, "encode_weights", lambda w: encoded.append(len(w)) or encode(w))
+    monkeypatch.setattr(mlp, "encode_weights", lambda w: encoded.append(len(w)) or encode(w))
     monkeypatch.delattr(fp8_mlp, "encode_weights")
     network = dataclasses.replace(config().model, top_mlp=(32, 48, 16, 1))
     plain, cfg = config(model=network), config(model=network, precision="fp8")

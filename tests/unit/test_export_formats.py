@@ -44,7 +44,7 @@ assert not {"trainmark", "transformers"} & {name.split(".")[0] for name in sys.m
 def exported(run: Path, layout: str) -> Path:
     assert main(["export", str(run), "--format", layout, "--output", str(run / layout)]) == 0
     assert (run / layout / "config.json").is_file()
-    assert layout == "safetensors" or (run / layout / "README.txt").is_file()
+    assert (run / layout / "README.txt").is_file()
     return run / layout
 
 
@@ -86,6 +86,10 @@ def click_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
         (("--model.numerical-features", "0"), "FLOAT", 0),
         (("--model.embedding-dim", "10", "--model.bottom-mlp", "16", "10"), "FLOAT", 0),
         (("--model.table-widths", "8", "2", "5"), "FLOAT", 0),
+        (("--model.interaction", "dcn", "--model.cross-rank", "5"), "FLOAT", 10**9),
+        (("--model.interaction", "dcn", "--model.cross-rank", "full"), "FLOAT", 0),
+        (("--model.interaction", "projection", "--model.branch1-mlp", "24"), "FLOAT", 0),
+        (("--model.interaction", "cat", "--model.table-widths", "8", "2", "5"), "FLOAT", 0),
         (("--table-precision", "bf16", *ALL_LARGE), "BFLOAT16", 0),
         (("--table-precision", "fp16", *ALL_LARGE), "FLOAT16", 10**9),
         (("--table-precision", "int8", *ALL_LARGE, "--positive-weight", "5"), "INT8", 0),
@@ -96,6 +100,10 @@ def click_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
         "no numerical features",
         "an interaction of 16",
         "widths",
+        "dcn",
+        "dcn, full rank",
+        "projection",
+        "cat",
         "bf16",
         "fp16",
         "int8",
@@ -117,11 +125,12 @@ def test_clicks_are_those_of_the_evaluation(
     in_onnx = exported(run, "onnx") / "model.onnx"
     clicks = run_onnx(in_onnx, numerical=numerical, categorical=ids).double()
     expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["test"]
-    assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-6)
+    # A few of 500,000 pairs have scores so near that rounding decides which is higher.
+    assert roc_auc_score(labels, clicks) == pytest.approx(expected["auc"], abs=1e-5)
     assert log_loss(labels, clicks) == pytest.approx(expected["log_loss"], abs=1e-6)
 
     plain = standalone.load(exported(run, "safetensors"))
-    for size in BATCHES:
+    for size in (0, *BATCHES):
         some = run_onnx(in_onnx, numerical=numerical[:size], categorical=ids[:size])
         reference = plain(numerical[:size], ids[:size])
         torch.testing.assert_close(some, reference, rtol=0, atol=1e-6)
@@ -136,17 +145,26 @@ def test_clicks_are_those_of_the_evaluation(
     assert (run / "onnx" / "model.onnx.data").exists() == (inline_bytes == 0)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_program_of_pytorch_gives_the_same_clicks(precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--table-precision", "bf16", *ALL_LARGE),
+        ("--table-precision", "int8", *ALL_LARGE),
+        ("--model.interaction", "dcn"),
+        ("--model.interaction", "projection", "--model.branch1-mlp", "24"),
+    ],
+    ids=["bf16", "int8", "dcn", "projection"],
+)
+def test_a_program_of_pytorch_gives_the_same_clicks(flags: tuple[str, ...], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    flags = ("--table-precision", precision, *ALL_LARGE, "--positive-weight", "5")
-    assert small.train(run, *flags) == 0
+    assert small.train(run, *flags, "--positive-weight", "5") == 0
     _, numerical, ids = click_samples(run)
     parts = [(numerical[:size], ids[:size]) for size in BATCHES]
     programmed = run_program(exported(run, "torch") / "model.pt2", parts, tmp_path)
     plain = standalone.load(exported(run, "safetensors"))
     for part, clicks in zip(parts, programmed, strict=True):
-        assert torch.equal(clicks, plain(*part))
+        # Not bit for bit: kernels may add up rows that lie unaligned in memory in another order.
+        torch.testing.assert_close(clicks, plain(*part), rtol=0, atol=1e-6)
 
 
 def test_large_weights_lie_beside_the_model_and_are_read_one_at_a_time(

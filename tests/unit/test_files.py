@@ -125,7 +125,7 @@ def test_one_process_at_a_time_builds_a_folder(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="Another process is writing"), files.building(output):
             pytest.fail("It was entered twice.")
         (partial / "last").touch()
-    assert sorted(path.name for path in output.iterdir()) == ["first", "last"]
+    assert sorted(path.name for path in output.iterdir()) == ["checksums.json", "first", "last"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -136,7 +136,7 @@ def test_what_a_killed_process_left_is_no_part_of_the_folder(tmp_path: Path) -> 
     (left.parent / "lock").touch()
     with files.building(tmp_path / "out") as partial:
         (partial / "new").touch()
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"new", "checksums.json"}
 
 
 def test_a_lock_whose_folder_is_removed_by_its_holder_is_taken_anew(tmp_path: Path) -> None:

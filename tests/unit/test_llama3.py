@@ -26,7 +26,7 @@ from trainmark.workloads import resolve
 from trainmark.workloads.llama3 import export as llama3_export
 from trainmark.workloads.llama3 import huggingface, runs
 from trainmark.workloads.llama3.chain import ENTROPY, Chain
-from trainmark.workloads.llama3.parallelize import layers_of_stages
+from trainmark.workloads.llama3.stages import layers_of_stages
 
 transformers = pytest.importorskip("transformers")
 LLAMA3 = workloads.load("llama3")

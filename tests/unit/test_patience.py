@@ -59,7 +59,7 @@ def test_patience_ends_the_run_and_the_best_weights_are_judged(
     assert saved(kept) == saved(newest(tmp_path / "short"))
     assert any(f"Quality is that of step {best['step']}" in note for note in found["notes"])
     finished = json.loads((patient / "perf.log").read_text().splitlines()[-1].split(" ", 1)[1])
-    assert finished["value"]["final_auc"] == finished["value"]["metrics"]["auc"]
+    assert finished["value"]["final_auc"] == found["quality"]["value"]
     assert not [w for w in found["warnings"] if "chose the checkpoint" in w]
 
 

@@ -103,14 +103,16 @@ def test_new_values_get_ids_behind_the_old_ones(
 
 def test_nothing_new(tmp_path: Path) -> None:
     rows = random_rows(0, 0)
-    old = prepare(tmp_path / "old", rows, columns=COLUMNS)
+    old = prepare(tmp_path / "old", rows, columns=COLUMNS, frequency_threshold="0")
     same = prepare(tmp_path / "same", rows[::-1], vocabulary=old, grow=True)
     assert identity.of_dataset(same) == identity.of_dataset(old)
     assert "extends" not in (same / "vocabulary" / "vocabulary.json").read_text()
 
 
 def test_caps_hold(tmp_path: Path) -> None:
-    old = prepare(tmp_path / "old", random_rows(0, 0), columns=COLUMNS, max_rows="30")
+    old = prepare(
+        tmp_path / "old", random_rows(0, 0), columns=COLUMNS, frequency_threshold="0", max_rows="30"
+    )
     grown = prepare(tmp_path / "grown", random_rows(1, 30), vocabulary=old, grow=True)
     assert feature_spec.read(grown).cardinalities == (30, 30, 30)
     for column in range(3):

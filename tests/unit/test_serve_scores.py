@@ -67,6 +67,16 @@ def test_raw_values_score_as_the_evaluation_predicts(clicks: Path) -> None:
         assert scores(client, {"rows": [turned]}) == pytest.approx([score], abs=1e-6)
 
 
+@pytest.mark.parametrize("interaction", ["dcn", "projection", "cat"])
+def test_every_interaction_is_served(interaction: str, clicks: Path, tmp_path: Path) -> None:
+    run = train(clicks / "data", tmp_path / "run", "--model.interaction", interaction)
+    expected = pytest.approx(predictions(run, "test"), abs=1e-6)
+    assert scores(served(run), ARRAYS) == expected
+    target = tmp_path / "exported"
+    assert main(["export", str(run), "--output", str(target)]) == 0
+    assert scores(served(target, data=str(clicks / "data")), ARRAYS) == expected
+
+
 def prepared_rows(data: Path) -> dict[str, Any]:
     rows = read(data, "test")
     ids = np.stack(rows["ids"], axis=1)

@@ -25,9 +25,10 @@ from trainmark.verbs import attempt, sweep_trials
 from trainmark.verbs.sweep_space import Field, grid, label, parse_over, words
 
 RUN = [
-    *("--synthetic-rows", "6000", "--synthetic-ids", "planted", "--device", "cpu"),
+    *("--synthetic-rows", "3000", "--synthetic-ids", "planted", "--device", "cpu"),
     *("--model.embedding-dim", "4", "--model.bottom-mlp", "8", "4", "--model.top-mlp", "8", "1"),
     *("--model.table-rows", "50", "7", "3", "--checkpoint-every", "never", "--warmup-clock", "1"),
+    *("--global-batch", "256"),
 ]
 
 
@@ -200,7 +201,7 @@ def test_one_bad_value_is_refused_before_the_first_run(
 
 SEARCH = (
     *("--over", "lr=0.001..1:log", "optimizer.name=sgd,adagrad", "global_batch=64..512:log"),
-    *("--trials", "7", "--evals-per-epoch", "4"),
+    *("--trials", "6", "--evals-per-epoch", "4"),
 )
 
 
@@ -214,7 +215,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_search_tries_values_of_its_space_and_ends_the_poor_ones(searched: Path) -> None:
     trials = known(searched)
-    assert [trial["folder"] for trial in trials] == [f"trial-{n:03d}" for n in range(7)]
+    assert [trial["folder"] for trial in trials] == [f"trial-{n:03d}" for n in range(6)]
     for number, trial in enumerate(trials):
         values, folder = trial["values"], searched / trial["folder"]
         assert 0.001 <= float(values["lr"]) <= 1
@@ -233,7 +234,7 @@ def test_a_search_tries_values_of_its_space_and_ends_the_poor_ones(searched: Pat
         best = max(trial["evaluations"])
         assert best < np.median(others)
         assert not (folder / "result.json").exists()
-    assert len({json.dumps(trial["values"]) for trial in trials}) == 7
+    assert len({json.dumps(trial["values"]) for trial in trials}) == 6
     assert "pruned" in {trial["outcome"] for trial in trials}
 
 
@@ -261,7 +262,7 @@ def test_a_killed_search_goes_on_as_it_would_have(searched: Path, tmp_path: Path
             assert process.poll() is None
             time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)
-    assert len(known(output)) < 7
+    assert len(known(output)) < 6
     assert sweep_of(output, *SEARCH) == 0
     assert known(output) == known(searched)
 

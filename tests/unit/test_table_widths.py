@@ -13,16 +13,9 @@ from tests.unit.refusals import refused, small
 from trainmark.embeddings.placement.strategies import whole_tables
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.workloads.dlrm.data import build_data
-from trainmark.workloads.dlrm.runs import (
-    DlrmRun,
-    Model,
-    Optimizer,
-    Sharding,
-    sizes,
-    table_bytes,
-    widths,
-)
+from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.sharding import plan_devices
+from trainmark.workloads.dlrm.sizes import sizes, table_bytes, widths
 from trainmark.workloads.dlrm.step import DlrmTrainer, predict
 
 WIDTHS = (8, 2, 5)

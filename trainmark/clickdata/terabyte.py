@@ -75,7 +75,7 @@ BEST_AUC = {
 }
 """By the range of rows: what `LevelCounts` says of the test and the validation split."""
 MAX_COUNTED = 1 << 20
-_CHUNK_ROWS = 1 << 15
+_LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 15  # of a piece: what pays, and what fits into caches
 TABLES_FILE = "terabyte.npz"
 
 
@@ -143,9 +143,11 @@ def rows(start: int, stop: int) -> Rows:
 
 def blocks(start: int, stop: int) -> Iterator[Rows]:
     """The same rows piece by piece, made by all cores."""
-    starts = range(start, stop, _CHUNK_ROWS)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        yield from pool.map(lambda first: rows(first, min(first + _CHUNK_ROWS, stop)), starts)
+    cores = len(os.sched_getaffinity(0))
+    size = min(max((stop - start) // cores, _LEAST_ROWS), _MOST_ROWS)
+    with ThreadPoolExecutor(cores) as pool:
+        starts = range(start, stop, size)
+        yield from pool.map(lambda first: rows(first, min(first + size, stop)), starts)
 
 
 def inputs(made: Rows) -> NDArray[np.float16]:

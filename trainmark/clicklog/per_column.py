@@ -13,7 +13,7 @@ def parse(
 
     Args:
         text: a number for all columns, and `Ck=number` for column k, counted from 1, or
-            `name=number`, in any order. None: nothing is given.
+            `name=number`, in any order; or one number for each column. None: nothing is given.
         flag: the flag's name, for messages.
         num_columns: number of categorical columns.
         minimum: the smallest value allowed.
@@ -25,9 +25,13 @@ def parse(
     if text is None:
         return [None] * num_columns
     text = str(text)  # callers in Python may give a number
+    parts = text.split(",")
+    if len(parts) == num_columns > 1 and "=" not in text:
+        parts = [f"C{column}={part.strip()}" for column, part in enumerate(parts, 1)]
+        names = ()
     for_all: int | None = None
     own: dict[int, int] = {}
-    for part in text.split(","):
+    for part in parts:
         match = re.fullmatch(r"\s*(?:(.+?)\s*=\s*)?(\d[\d_]*)\s*", part)
         if not match:
             raise InputError(
@@ -39,7 +43,10 @@ def parse(
             raise InputError(f"{flag} is {text!r}; {value} is less than {minimum}.")
         if match.group(1) is None:
             if for_all is not None:
-                raise InputError(f"{flag} is {text!r}; it has two values for all columns.")
+                raise InputError(
+                    f"{flag} is {text!r}; it has two values for all columns. Give one, or one for "
+                    f"each of the {num_columns} columns."
+                )
             for_all = value
             continue
         column = _number(match.group(1), flag, num_columns, names)

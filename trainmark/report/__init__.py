@@ -2,7 +2,9 @@
 
 html.py             the page; sections.py: its parts; charts.py and markup.py: SVG and HTML
 assessments.py      how good predictions are, as tables; predictions.py: on the page
-tables.py           the published form; published.py: rows of published systems
+tables.py           the published form; published.py: rows of published systems;
+                    like.py and nvidia.py: the tables of their pages; listing.py: all of them
+formats.py          tables as Markdown, CSV and JSON; repeats.py: histograms of repeats
 comparison.py       two results side by side; fields.py: their configurations;
                     paired.py: their scores, row by row
 alignment_page.py   the page of `trainmark align`; sweep_page.py: that of `trainmark sweep`
@@ -20,8 +22,9 @@ from rich.text import Text
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.inference import figures
-from trainmark.report import comparison
-from trainmark.report.html import page
+from trainmark.report import comparison, formats
+from trainmark.report.html import page, tables_page
+from trainmark.report.like import tables_like
 from trainmark.report.paired import paired_differences
 from trainmark.report.sections import Run
 from trainmark.report.tables import metrics_table
@@ -41,14 +44,30 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
         output: a file, or a folder for `report.html`. By default the run's folder, or the current
             one for several runs.
     """
-    folders = [run for folder in _with_results(folders) for run in _with_repeats(folder)]
-    if not folders:
-        raise InputError("Nothing to report: expected the output folder of at least one run.")
-    target = _target(folders, output)
-    text = page(_load(folders))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, text)
-    return target
+    found = _runs_in(folders)
+    return _write(_target(found, output), page(_load(found)))
+
+
+def table_report(
+    folders: Sequence[Path],
+    like: str | None,
+    kind: str,
+    output: Path | None = None,
+) -> str:
+    """Tables of the runs in `folders`: their text, or where it was written to.
+
+    Args:
+        like: the family of published pages that they are to be like; None for our own.
+        kind: the format. A page (`html`) is always a file, others only with `output`.
+    """
+    found = _runs_in(folders)
+    tables = tables_like(like, _load(found))
+    if kind == "html":
+        return str(_write(_target(found, output), tables_page(f"Results like {like}", tables)))
+    text = formats.WRITERS[kind](tables)
+    if output is None:
+        return text.rstrip("\n")
+    return str(_write(output, text))
 
 
 def compare(a: Path, b: Path) -> RenderableType:
@@ -57,6 +76,19 @@ def compare(a: Path, b: Path) -> RenderableType:
     grid, left_out = paired_differences(_home(a), _home(b))
     paired = [metrics_table(grid, "On the same rows")] if grid.rows else []
     return Group(sides, *paired, *map(Text, left_out))
+
+
+def _runs_in(folders: Sequence[Path]) -> list[Path]:
+    found = [run for folder in _with_results(folders) for run in _with_repeats(folder)]
+    if not found:
+        raise InputError("Nothing to report: expected the output folder of at least one run.")
+    return found
+
+
+def _write(target: Path, text: str) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, text)
+    return target
 
 
 def _with_results(given: Sequence[Path]) -> Sequence[Path]:

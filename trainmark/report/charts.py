@@ -130,12 +130,16 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def nice_ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten) within `low`..`high`, `about` of them."""
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    """Round numbers within `low`..`high`, `about` of them."""
+    step = nice_step((high - low) / about)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [_clean(index * step) for index in range(first, last + 1)]
+
+
+def nice_step(rough: float) -> float:
+    """The next 1, 2, 2.5 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
 
 
 def _clean(value: float) -> float:

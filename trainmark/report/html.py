@@ -5,8 +5,11 @@ from importlib import resources
 
 from trainmark.formatting import DASH, duration, human, readable_size
 from trainmark.report.assessments import interval
+from trainmark.report.charts import bar_chart
+from trainmark.report.formats import Titled
 from trainmark.report.markup import Markup, join, tag
 from trainmark.report.predictions import prediction_sections, predictions_of_several
+from trainmark.report.repeats import histograms
 from trainmark.report.sections import (
     Run,
     configuration,
@@ -32,8 +35,19 @@ from trainmark.run.result import Result
 def page(runs: Sequence[Run]) -> str:
     """The page of one run, or of several."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
-    content = _one_run(runs[0]) if len(runs) == 1 else _several_runs(runs)
-    return document(title, content)
+    return document(title, _one_run(runs[0]) if len(runs) == 1 else _several_runs(runs))
+
+
+def tables_page(title: str, tables: Sequence[Titled]) -> str:
+    """A page of tables and nothing else."""
+    header = tag("header", tag("p", "Trainmark report", class_="eyebrow"), tag("h1", title))
+    return document(title, join(header, *map(_titled, tables)))
+
+
+def _titled(one: Titled) -> Markup:
+    notes = [tag("p", note, class_="help") for note in one.notes]
+    chart = bar_chart(one.bars) if one.bars else None
+    return section(one.title, chart, table(one.grid, highlighted=one.ours), *notes)
 
 
 def document(title: str, content: Markup) -> str:
@@ -78,6 +92,7 @@ def _several_runs(runs: Sequence[Run]) -> Markup:
         _warnings([f"{run.label}: {text}" for run in runs for text in run.result.warnings]),
         section("Results", several_table(runs), _reading_help(results[0])),
         section("Learning", tag("div", loss_charts(runs), quality_charts(runs), class_="pair")),
+        *map(_titled, histograms(results)),
         *predictions_of_several(runs),
         section("Time", time_split(runs)),
         section("Device", device_table(runs)),

@@ -1,6 +1,6 @@
-"""The published result rows that a run can be put beside.
+"""The published results that a run can be put beside.
 
-`published_results.json` holds the figures as their authors printed them. FlagPerf's DLRM rows
+`published_results.json` holds every figure as its authors printed it. FlagPerf's DLRM rows
 count every sample 2 x devices times, so they come twice: as printed, and divided by that.
 """
 
@@ -32,6 +32,8 @@ class Row:
     p_core: float | None = None
     metric: str | None = None
     quality: float | None = None
+    validation: float | None = None
+    """The same metric on the other held-out split."""
     target: float | None = None
     tokens_per_device_s: float | None = None
     aligned: bool | None = None
@@ -41,30 +43,89 @@ class Row:
     mem_total_gib: float | None = None
     overcount: int = 1
     """How often the source counts each sample."""
+    time_speedup: float | None = None
+    """Of mixed precision over the same row in full precision, as printed."""
+    throughput_speedup: float | None = None
+    cpu_speedup: float | None = None
+    """Over a row of CPUs alone, as printed."""
     note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a system says about the size of a model."""
+
+    run: str
+    system: str
+    name: str
+    """As the system calls it."""
+    frequency_threshold: int | None = None
+    parameters: float | None = None
+    gib: float | None = None
+    table_rows: list[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceRow:
+    """Latency and throughput of a trained model at one batch size."""
+
+    run: str
+    system: str
+    hardware: str
+    case: str
+    precision: str
+    batch: int
+    samples_per_s: float
+    mean_ms: float
+    throughput_speedup: float | None = None
+    """Of mixed precision over the same row in full precision, as printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class System:
+    like: str
+    """The form of table that its page has: a key of `report.like.FORMS`."""
+    by: str
+    """Its authors."""
+    workload: str
     source: str
     dataset: str
     note: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class Published:
+    """Everything that the pages print."""
+
     systems: dict[str, System]
     rows: list[Row]
+    models: list[Model]
+    inference: list[InferenceRow]
 
 
 def systems() -> dict[str, System]:
     """Where the rows come from."""
-    return _read().systems
+    return everything().systems
+
+
+def rows_of(system: str) -> list[Row]:
+    """All result rows of a system's page."""
+    return [v for row in everything().rows if row.system == system for v in _versions(row)]
+
+
+def models_of(system: str) -> list[Model]:
+    """The models that a system's page lists."""
+    return [model for model in everything().models if model.system == system]
+
+
+def inference_of(system: str) -> list[InferenceRow]:
+    """All rows on inference of a system's page."""
+    return [row for row in everything().inference if row.system == system]
 
 
 def for_run(run: str) -> list[Row]:
     """The published rows that compare with a named run; none for a run of our own."""
-    rows = [row for row in _read().rows if row.run == run]
+    rows = [row for row in everything().rows if row.run == run]
     return [version for row in rows for version in _versions(row)]
 
 
@@ -88,6 +149,7 @@ def _divide(value: float | None, by: int) -> float | None:
 
 
 @cache
-def _read() -> _File:
+def everything() -> Published:
+    """The file, read once."""
     text = resources.files(__package__).joinpath("published_results.json").read_text()
-    return parse(_File, json.loads(text), "published_results.json")
+    return parse(Published, json.loads(text), "published_results.json")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmark.formatting import GIB, percent, readable_size, with_unit
+from trainmark.formatting import percent, readable_size, with_unit
 from trainmark.inference.figures import Inference
 from trainmark.report import published
 from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
@@ -14,9 +14,9 @@ from trainmark.report.markup import Child, Markup, join, tag
 from trainmark.report.tables import (
     NOT_APPLICABLE,
     Grid,
-    fix_hp,
     inference_grid,
     published_grid,
+    published_row,
     result_grid,
 )
 from trainmark.run.assessment import Evaluated
@@ -89,39 +89,19 @@ def pairs(items: Sequence[tuple[str, Child]], style: str = "") -> Markup:
     return tag("dl", *rows, class_=f"pairs {style}")
 
 
+def as_row(run: Run) -> published.Row:
+    """A run as a row beside published ones."""
+    return published_row(run.result, "this run" if run.label == run.result.run else run.label)
+
+
 def published_sections(runs: Sequence[Run]) -> list[Markup]:
     """One for each named run that has published counterparts, our own rows first."""
     names = dict.fromkeys(run.result.run for run in runs)
     return [
-        _published_section(name, [_as_row(run) for run in runs if run.result.run == name])
+        _published_section(name, [as_row(run) for run in runs if run.result.run == name])
         for name in names
         if published.for_run(name)
     ]
-
-
-def _as_row(run: Run) -> published.Row:
-    result = run.result
-    first = result.mfu[0] if result.mfu else None
-    return published.Row(
-        run=result.run,
-        system="trainmark",
-        hardware=result.hardware.get("accelerator") or result.hardware.get("cpu") or result.case,
-        case=result.case,
-        note="this run" if run.label == result.run else run.label,
-        precision=result.precision,
-        fix_hp=None if result.division == "closed" else fix_hp(result),
-        e2e_time_s=result.time_s.e2e,
-        p_whole=result.throughput.p_whole,
-        p_train=result.throughput.p_train,
-        p_core=result.throughput.p_core,
-        quality=result.quality.value,
-        target=result.quality.target,
-        tokens_per_device_s=result.tokens_per_device_s,
-        aligned=result.aligned.passed if result.aligned else None,
-        mfu=[first.value] if first else None,
-        mem_gib=result.memory.peak_bytes / GIB,
-        mem_total_gib=result.memory.total_bytes / GIB,
-    )
 
 
 def _published_section(name: str, ours: Sequence[published.Row]) -> Markup:

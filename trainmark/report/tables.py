@@ -34,7 +34,9 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
+    """A header, and what its cells say of a row."""
+
     header: str
     cell: Callable[[Any], str]
     optional: bool = False
@@ -44,19 +46,60 @@ class _Column:
 
 def result_grid(results: Sequence[Result]) -> Grid:
     """Our own results, one row each."""
-    return _grid(_RESULT_COLUMNS, results)
+    return make_grid(_RESULT_COLUMNS, results)
 
 
 def published_grid(rows: Sequence[Row]) -> Grid:
     """Published results in the same columns."""
     # The case names the hardware already, unless two machines of the same case differ.
     distinct = len({(row.case, row.hardware) for row in rows}) > len({row.case for row in rows})
-    return _grid(_PUBLISHED_COLUMNS if distinct else _PUBLISHED_COLUMNS[1:], rows)
+    return make_grid(PUBLISHED_COLUMNS if distinct else PUBLISHED_COLUMNS[1:], rows)
+
+
+def published_row(result: Result, note: str | None = None) -> Row:
+    """A result of our own as a row of a published table."""
+    first = result.mfu[0] if result.mfu else None
+    validation = result.final_metrics().get("validation", {})
+    return Row(
+        run=result.run,
+        system="trainmark",
+        hardware=device_name(result.hardware, result.case),
+        case=result.case,
+        note=note,
+        precision=result.precision,
+        parallel=None if parallel(result.parallel) == NOT_APPLICABLE else parallel(result.parallel),
+        fix_hp=None if result.division == "closed" else fix_hp(result),
+        global_batch=result.config.get("global_batch"),
+        e2e_time_s=result.time_s.e2e,
+        p_whole=result.throughput.p_whole,
+        p_train=result.throughput.p_train,
+        p_core=result.throughput.p_core,
+        metric=result.quality.metric,
+        quality=result.quality.value,
+        validation=validation.get(result.quality.metric),
+        target=result.quality.target,
+        tokens_per_device_s=result.tokens_per_device_s,
+        aligned=result.aligned.passed if result.aligned else None,
+        mfu=_mfu_values(first) if first else None,
+        mem_gib=result.memory.peak_bytes / GIB,
+        mem_total_gib=result.memory.total_bytes / GIB,
+    )
+
+
+def device_name(hardware: dict[str, Any], case: str) -> str:
+    """What a run was on, as the machine called it."""
+    return hardware.get("accelerator") or hardware.get("cpu") or case
+
+
+def _mfu_values(found: Mfu) -> list[float]:
+    if found.low is None or found.high is None:
+        return [found.value]
+    return [found.low, found.high]
 
 
 def inference_grid(rows: Sequence[InferenceRow]) -> Grid:
     """Latency and throughput, one row a batch size."""
-    return _grid(_INFERENCE_COLUMNS, rows)
+    return make_grid(_INFERENCE_COLUMNS, rows)
 
 
 @dataclass(frozen=True)
@@ -110,7 +153,8 @@ def metrics_table(grid: Grid, title: str | None = None) -> Table:
     return table
 
 
-def _grid(columns: Sequence[_Column], rows: Sequence[Any]) -> Grid:
+def make_grid(columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
+    """The columns of some rows."""
     cells = {column.header: [column.cell(row) for row in rows] for column in columns}
     shown = [
         column
@@ -215,49 +259,51 @@ def _or_slash(value: object) -> str:
 
 
 _RESULT_COLUMNS = (
-    _Column("run", lambda r: r.run, numeric=False),
-    _Column("case", lambda r: r.case, numeric=False),
-    _Column("precision", lambda r: r.precision, numeric=False),
-    _Column("parallel", lambda r: parallel(r.parallel), optional=True, numeric=False),
-    _Column("sent MB/step", lambda r: sent(r.parallel), optional=True),
-    _Column("fix_hp", fix_hp, numeric=False),
-    _Column("e2e_time", lambda r: seconds(r.time_s.e2e)),
-    _Column("p_whole", lambda r: throughput(r.throughput.p_whole)),
-    _Column("p_train", lambda r: throughput(r.throughput.p_train)),
-    _Column("p_core", lambda r: throughput(r.throughput.p_core)),
-    _Column("tokens/device/s", lambda r: throughput(r.tokens_per_device_s), optional=True),
-    _Column("quality", lambda r: quality(r.quality.value, r.quality.target)),
-    _Column(
+    Column("run", lambda r: r.run, numeric=False),
+    Column("case", lambda r: r.case, numeric=False),
+    Column("precision", lambda r: r.precision, numeric=False),
+    Column("parallel", lambda r: parallel(r.parallel), optional=True, numeric=False),
+    Column("sent MB/step", lambda r: sent(r.parallel), optional=True),
+    Column("fix_hp", fix_hp, numeric=False),
+    Column("e2e_time", lambda r: seconds(r.time_s.e2e)),
+    Column("p_whole", lambda r: throughput(r.throughput.p_whole)),
+    Column("p_train", lambda r: throughput(r.throughput.p_train)),
+    Column("p_core", lambda r: throughput(r.throughput.p_core)),
+    Column("tokens/device/s", lambda r: throughput(r.tokens_per_device_s), optional=True),
+    Column("quality", lambda r: quality(r.quality.value, r.quality.target)),
+    Column(
         "aligned", lambda r: yes_no(r.aligned and r.aligned.passed), optional=True, numeric=False
     ),
-    _Column("mem", lambda r: memory(r.memory.peak_bytes / GIB, r.memory.total_bytes / GIB)),
-    _Column("MFU", lambda r: mfu_cell(r.mfu), optional=True),
+    Column("mem", lambda r: memory(r.memory.peak_bytes / GIB, r.memory.total_bytes / GIB)),
+    Column("MFU", lambda r: mfu_cell(r.mfu), optional=True),
 )
 
 _INFERENCE_COLUMNS = (
-    _Column("batch", lambda r: f"{r.batch:,}"),
-    _Column("mean ms", lambda r: milliseconds(r.mean_ms)),
-    _Column("median ms", lambda r: milliseconds(r.median_ms)),
-    _Column("p90 ms", lambda r: milliseconds(r.p90_ms)),
-    _Column("p95 ms", lambda r: milliseconds(r.p95_ms)),
-    _Column("p99 ms", lambda r: milliseconds(r.p99_ms)),
-    _Column("samples/s", lambda r: throughput(r.samples_per_s)),
+    Column("batch", lambda r: f"{r.batch:,}"),
+    Column("mean ms", lambda r: milliseconds(r.mean_ms)),
+    Column("median ms", lambda r: milliseconds(r.median_ms)),
+    Column("p90 ms", lambda r: milliseconds(r.p90_ms)),
+    Column("p95 ms", lambda r: milliseconds(r.p95_ms)),
+    Column("p99 ms", lambda r: milliseconds(r.p99_ms)),
+    Column("samples/s", lambda r: throughput(r.samples_per_s)),
 )
 
-_PUBLISHED_COLUMNS = (
-    _Column("hardware", lambda r: r.hardware, numeric=False),
-    _Column("case", lambda r: r.case, numeric=False),
-    _Column("note", lambda r: _or_slash(r.note), optional=True, numeric=False),
-    _Column("precision", lambda r: _or_slash(r.precision), numeric=False),
-    _Column("parallel", lambda r: _or_slash(r.parallel), optional=True, numeric=False),
-    _Column("fix_hp", lambda r: _or_slash(r.fix_hp), optional=True, numeric=False),
-    _Column("e2e_time", lambda r: seconds(r.e2e_time_s), optional=True),
-    _Column("p_whole", lambda r: throughput(r.p_whole), optional=True),
-    _Column("p_train", lambda r: throughput(r.p_train), optional=True),
-    _Column("p_core", lambda r: throughput(r.p_core), optional=True),
-    _Column("tokens/device/s", lambda r: throughput(r.tokens_per_device_s), optional=True),
-    _Column("quality", lambda r: quality(r.quality, r.target), optional=True),
-    _Column("aligned", lambda r: yes_no(r.aligned), optional=True, numeric=False),
-    _Column("mem", lambda r: memory(r.mem_gib, r.mem_total_gib), optional=True),
-    _Column("MFU", lambda r: mfu(*r.mfu) if r.mfu else NOT_APPLICABLE, optional=True),
+PUBLISHED_COLUMNS = (
+    Column("hardware", lambda r: r.hardware, numeric=False),
+    Column("case", lambda r: r.case, numeric=False),
+    Column("note", lambda r: _or_slash(r.note), optional=True, numeric=False),
+    Column("precision", lambda r: _or_slash(r.precision), numeric=False),
+    Column("parallel", lambda r: _or_slash(r.parallel), optional=True, numeric=False),
+    Column("fix_hp", lambda r: _or_slash(r.fix_hp), optional=True, numeric=False),
+    Column("global batch", lambda r: _or_slash(r.global_batch), optional=True),
+    Column("e2e_time", lambda r: seconds(r.e2e_time_s), optional=True),
+    Column("p_whole", lambda r: throughput(r.p_whole), optional=True),
+    Column("p_train", lambda r: throughput(r.p_train), optional=True),
+    Column("p_core", lambda r: throughput(r.p_core), optional=True),
+    Column("tokens/device/s", lambda r: throughput(r.tokens_per_device_s), optional=True),
+    Column("quality", lambda r: quality(r.quality, r.target), optional=True),
+    Column("validation", lambda r: quality(r.validation, None), optional=True),
+    Column("aligned", lambda r: yes_no(r.aligned), optional=True, numeric=False),
+    Column("mem", lambda r: memory(r.mem_gib, r.mem_total_gib), optional=True),
+    Column("MFU", lambda r: mfu(*r.mfu) if r.mfu else NOT_APPLICABLE, optional=True),
 )

@@ -7,7 +7,8 @@ clocks.py       whole, train and core time; the sample counter
 start.py        what a new run takes from another: weights, optimiser state
 memory.py       what a run needs of a device, and whether it is there
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
-runlog.py       progress, loss.csv and log lines while it runs
+runlog.py       progress and loss.csv while it runs; eventlogs.py: log lines of published systems;
+                mlperf.py: a run as MLPerf's checker wants it told
 evaluation.py   `trainmark evaluate`; assessment.py: how good predictions are, and their scores
 outcome.py      from a finished training to its result; result.py: result.json
 warnings.py     what makes a result one not to trust

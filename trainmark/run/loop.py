@@ -91,7 +91,7 @@ class Training:
         self.start, self._watch = start, watch
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
         self.progress = Progress()
-        self.log = RunLog(output, cfg, started) if mesh.is_main else SilentLog()
+        self.log = RunLog(output, cfg, workload, started) if mesh.is_main else SilentLog()
         self._watched = watched_split(cfg, workload)
         self._best_taken: Best | None = None
         self.data = self._data("train")
@@ -108,7 +108,13 @@ class Training:
         self._check_disk()
         with self.log, StopRequest() as stop:
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
-            self.log.training_starts(step=progress.step, total_steps=total_steps)
+            self.log.training_starts(
+                step=progress.step,
+                total_steps=total_steps,
+                samples=self._global_samples(),
+                train_samples=self.data.samples,
+                eval_samples=self._held_out[cfg.quality_split].samples,
+            )
             if cfg.initial_evaluation and progress.step == 0:
                 self._evaluate(self._watched)
 

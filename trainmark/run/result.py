@@ -1,4 +1,4 @@
-"""What a run says about itself: `result.json`, and the log lines of the published systems.
+"""What a run says about itself: `result.json`.
 
 `docs/metrics.md` defines every number here. Nothing in this file computes one: formulas live in
 `metrics/`, times and counts come from `clocks.py`.
@@ -6,10 +6,9 @@
 
 import dataclasses
 import json
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trainmark import checksums
 from trainmark.errors import InputError
@@ -210,73 +209,3 @@ def read(folder: Path) -> Result:
         received = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"{path}: expected schema {SCHEMA!r}, received {received!r}.")
     return parse(Result, checksums.checked(data, path), str(path))
-
-
-class PerfLog:
-    """`[PerfLog]` lines as FlagPerf prints them, one JSON object an event, into `perf.log`."""
-
-    def __init__(self, stream: TextIO, rank: int = 0) -> None:
-        self._stream = stream
-        self._rank = rank
-
-    def event(
-        self, name: str, value: dict[str, Any] | None = None, at_s: float | None = None
-    ) -> None:
-        """Something that happened now, or at the time `at_s`."""
-        record: dict[str, Any] = {"event": name}
-        if value is not None:
-            record["value"] = value
-        record["metadata"] = {"time_ms": _milliseconds(at_s), "rank": self._rank}
-        self._stream.write(f"[PerfLog] {json.dumps(record)}\n")
-        self._stream.flush()
-
-
-class MlLog:
-    """`:::MLLOG` lines as MLPerf's checkers read them, into `mlperf.log`."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def event(
-        self,
-        key: str,
-        value: Any = None,
-        kind: str = "POINT_IN_TIME",
-        at_s: float | None = None,
-        **metadata: Any,
-    ) -> None:
-        """Something that happened now, or at the time `at_s`."""
-        record = {
-            "namespace": "",
-            "time_ms": _milliseconds(at_s),
-            "event_type": kind,
-            "key": key,
-            "value": value,
-            "metadata": {"file": __file__, "lineno": 0, **metadata},
-        }
-        self._stream.write(f":::MLLOG {json.dumps(record)}\n")
-        self._stream.flush()
-
-
-def _milliseconds(at_s: float | None) -> int:
-    return int(1000 * (time.time() if at_s is None else at_s))
-
-
-def finished_event(result: Result) -> dict[str, Any]:
-    """The FINISHED event's value: every metric under the names of the published system."""
-    return {
-        "e2e_time": result.time_s.e2e,
-        "init_time": result.time_s.init,
-        "train_time": result.time_s.whole,
-        "train_no_eval_time": result.time_s.train,
-        "pure_training_computing_time": result.time_s.core,
-        "num_trained_samples": result.samples,
-        "global_steps": result.steps.all,
-        "throughput(ips)_raw": result.throughput.p_whole,
-        "throughput(ips)_no_eval": result.throughput.p_train,
-        "throughput(ips)_pure_compute": result.throughput.p_core,
-        "converged": result.quality.reached,
-        f"final_{result.quality.metric}": result.quality.value,
-        "metrics": result.final_metrics().get(result.quality.split, {}),
-        "mem_gib": result.memory.peak_bytes / 2**30,
-    }

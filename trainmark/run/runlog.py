@@ -9,22 +9,34 @@ from typing import Any, TextIO
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from trainmark.config import Run
+from trainmark.config import Run, to_plain
+from trainmark.contract import AnyWorkload
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.progress import SafeConsole
-from trainmark.run.result import Evaluation, MlLog, PerfLog, Result, finished_event
+from trainmark.run import mlperf
+from trainmark.run.eventlogs import (
+    DlLog,
+    PerfLog,
+    finished_event,
+    flagperf_metrics,
+    training_summary,
+)
+from trainmark.run.mlperf import MlperfLog
+from trainmark.run.result import Evaluation, Result
 
 LOSS_FILE = "loss.csv"
+DLLOGGER_FILE = "dllogger.json"
 HEADER = ["step", "samples", "loss"]
 
 
 class RunLog:
     """Opened by the main rank only; the others get a `SilentLog`."""
 
-    def __init__(self, folder: Path, cfg: Run, started: float) -> None:
+    def __init__(self, folder: Path, cfg: Run, workload: AnyWorkload, started: float) -> None:
         self._folder = folder
         self._cfg = cfg
+        self._workload = workload
         self._started_s = time.time() - (time.perf_counter() - started)
         self._stack = ExitStack()
         self._console = SafeConsole(stderr=True)
@@ -32,13 +44,19 @@ class RunLog:
 
     def __enter__(self) -> "RunLog":
         self._perf = PerfLog(self._append_to("perf.log"))
-        self._mlperf = MlLog(self._append_to("mlperf.log"))
+        goes_on = mlperf.goes_on(self._folder)
+        self._mlperf = self._mlperf_log(self._append_to(mlperf.FILE_NAME), goes_on)
+        self._dllogger = None
+        if self._cfg.dllogger:
+            self._dllogger = DlLog(self._append_to(DLLOGGER_FILE), self._started_s)
+            self._dllogger.describe()
+            self._dllogger.log("PARAMETER", to_plain(self._cfg))
         self._board = None
         if self._board_type:
             self._board = self._board_type(log_dir=str(self._folder / "tensorboard"))
             self._stack.callback(self._board.close)
         self._perf.event("INIT_START", at_s=self._started_s)
-        self._mlperf.event("init_start", kind="INTERVAL_START", at_s=self._started_s)
+        self._mlperf.init_starts(self._started_s)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -49,17 +67,17 @@ class RunLog:
     def say(self, sentence: str) -> None:
         self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
-    def training_starts(self, *, step: int, total_steps: int) -> None:
+    def training_starts(
+        self, *, step: int, total_steps: int, samples: int, train_samples: int, eval_samples: int
+    ) -> None:
+        """After `step` steps and `samples` samples; the others are of a whole split."""
         self._cut_curve(step)
         self._curve_file = self._append_to(LOSS_FILE)
         self._curve = csv.writer(self._curve_file, lineterminator="\n")
         self._progress, self._task = self._start_progress(step, total_steps)
-        self._perf.event("INIT_END")
+        self._perf.event("INIT_END", "Finish initialization")
         self._perf.event("TRAIN_START")
-        self._mlperf.event("init_stop", kind="INTERVAL_END")
-        self._mlperf.event("run_start", kind="INTERVAL_START")
-        self._mlperf.event("seed", self._cfg.seed)
-        self._mlperf.event("global_batch_size", self._cfg.global_batch)
+        self._mlperf.training_starts(samples, train_samples, eval_samples)
         self._last_look = (time.perf_counter(), 0)
 
     def looked(self, rows: list[tuple[int, int, float]], lr: float) -> None:
@@ -67,11 +85,13 @@ class RunLog:
         self._curve.writerows((step, samples, repr(loss)) for step, samples, loss in rows)
         self._curve_file.flush()
         step, samples, loss = rows[-1]
-        self._mlperf.event("train_loss", loss, step=step, samples_count=samples)
+        self._mlperf.looked(step, samples, loss)
         speed = self._speed(samples)
         self._progress.update(self._task, completed=step, loss=f"{loss:.5f}", speed=speed)
         if not self._console.is_terminal:
             self.say(f"step {step:,}  loss {loss:.5f}  {speed}  lr {lr:.6g}")
+        if self._dllogger:
+            self._dllogger.log(step, {"loss": loss, "learning_rate": lr, "samples": samples})
         if self._board:
             self._board.add_scalar("lr", lr, step)
             for at, _, value in rows:
@@ -85,14 +105,15 @@ class RunLog:
         where = f"{evaluation.split} after {evaluation.at_sample:,} samples"
         self.say(f"{where}: {', '.join(text)}")
         self._perf.event(
-            "EVALUATE",
-            {"global_steps": step, "split": evaluation.split, **evaluation.metrics,
-             "time": evaluation.seconds},
+            "EVALUATE" if step else "INIT_EVALUATION",
+            {"global_steps": step, "split": evaluation.split,
+             **flagperf_metrics(evaluation.metrics), "time": evaluation.seconds},
         )  # fmt: skip
-        for name, value in numbers.items():
-            self._mlperf.event("eval_accuracy", value, metric=name, split=evaluation.split,
-                               samples_count=evaluation.at_sample)  # fmt: skip
-            if self._board:
+        if self._dllogger:
+            self._dllogger.log(step, {"split": evaluation.split, **evaluation.metrics})
+        self._mlperf.evaluated(evaluation)
+        if self._board:
+            for name, value in numbers.items():
                 self._board.add_scalar(f"{evaluation.split}/{name}", value, step)
 
     def checkpointed(self, path: Path) -> None:
@@ -102,16 +123,23 @@ class RunLog:
     def training_ends(self) -> None:
         self._progress.stop()
         self._perf.event("TRAIN_END")
+        self._mlperf.training_ends()
 
     def finished(self, result: Result) -> None:
         """The last events; after the log was closed, because a result includes its own time."""
-        status = "success" if result.quality.reached is not False else "aborted"
         with open(self._folder / "perf.log", "a", encoding="utf-8") as file:
             PerfLog(file).event("FINISHED", finished_event(result))
-        with open(self._folder / "mlperf.log", "a", encoding="utf-8") as file:
-            MlLog(file).event("run_stop", kind="INTERVAL_END", status=status)
+        with open(self._folder / mlperf.FILE_NAME, "a", encoding="utf-8") as file:
+            self._mlperf_log(file, goes_on=True).finished(result)
+        if self._cfg.dllogger:
+            with open(self._folder / DLLOGGER_FILE, "a", encoding="utf-8") as file:
+                DlLog(file, self._started_s).log([], training_summary(result))
 
     # --- parts
+
+    def _mlperf_log(self, file: TextIO, goes_on: bool) -> MlperfLog:
+        benchmark = self._workload.mlperf(self._cfg)
+        return MlperfLog(file, self._cfg, benchmark, self._workload.metric, goes_on)
 
     def _append_to(self, name: str) -> TextIO:
         file = open(self._folder / name, "a", newline="", encoding="utf-8")  # noqa: SIM115

@@ -1,6 +1,7 @@
 """Around the loop: from a configuration to a checked output folder, a run, and its result."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.monitor import Monitor
+from trainmark.resolve import accumulation_remark
 from trainmark.run import alignment, result, run_folder, start
 from trainmark.run.assessment import assessments, write_scores
 from trainmark.run.loop import Training, build_trainer
@@ -55,6 +57,9 @@ def train(
             seeded = run_folder.with_full_path(
                 _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
             )
+            remark = accumulation_remark(workloads.named_run(cfg.name), cfg, seeded)
+            if remark and mesh.is_main and not repeat:
+                print(remark, file=sys.stderr)
             folder = output / str(repeat) if options.repeats > 1 else output
             finished.append((_train_one(seeded, options, mesh, folder, started, watch), folder))
             started = time.perf_counter()

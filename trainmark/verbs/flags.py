@@ -1,13 +1,15 @@
 """From words on the command line to a run and its options; wrong ones become one sentence."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -19,12 +21,15 @@ from trainmark.verbs.flag_errors import flags_in, sentence
 
 T = TypeVar("T")
 
+NUMBERS = re.compile(r"\s*[\d_.e+-]+(\s*,\s*[\d_.e+-]+)+\s*,?\s*")
+"""With commas between them."""
+
 
 def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
     """RUN and its flags: named run < --config file < flags."""
     name, rest = first_word(verb, "RUN", arguments, list(workloads.named_runs()))
     cfg = workloads.named_run(name)
-    rest = _paired_flags(rest)
+    rest = _in_our_words(_paired_flags(rest), type(cfg), options_kind)
     config = _flag_value(rest, "--config")
     if config is not None:
         data = _flag_value(rest, "--data")
@@ -57,6 +62,8 @@ def parse(
     description: str | None = None,
 ) -> T:
     """Let tyro parse the flags; its error box becomes one sentence."""
+    if default is None:
+        arguments = _in_our_words(arguments, kind)
     errors = io.StringIO()
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -111,6 +118,43 @@ def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
         if not skip:
             kept.append(argument)
     return kept
+
+
+def number_lists(kind: type[Any], prefix: str = "--") -> frozenset[str]:
+    """The flags of a dataclass, and of those in it, that take several numbers."""
+    found: set[str] = set()
+    for name, hint in get_type_hints(kind).items():
+        flag = f"{prefix}{name.replace('_', '-')}"
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found |= number_lists(hint, f"{flag}.")
+        elif any(_is_number_list(part) for part in (hint, *get_args(hint))):
+            found.add(flag)
+    return frozenset(found)
+
+
+def _is_number_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple and not {str, Path} & set(get_args(hint))
+
+
+def _in_our_words(arguments: list[str], *kinds: type[Any]) -> list[str]:
+    """What other systems write: `512,256,128` for several numbers, `amp` for fp16."""
+    lists = frozenset[str]().union(*map(number_lists, kinds))
+    words: list[str] = []
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            words.append(flag if equals else argument)
+            if not equals:
+                continue
+            argument = value
+        if flag.replace("_", "-") in lists and NUMBERS.fullmatch(argument):
+            words += re.findall(r"[^\s,]+", argument)
+        elif flag == "--precision" and argument == "amp":
+            words.append("fp16")
+        else:
+            words.append(argument)
+    return words
 
 
 def _paired_flags(arguments: list[str]) -> list[str]:

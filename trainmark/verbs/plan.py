@@ -20,6 +20,8 @@ from trainmark.progress import SafeConsole
 
 MIN_WIDTH = 140
 """Columns of the widest table: what a file or another program gets, whatever the screen."""
+LONG_STEP_S = 10.0
+"""From here on, times are in seconds."""
 RIGHT_ALIGNED = ("table", "rows", "GiB, fp32")
 
 
@@ -29,7 +31,7 @@ def plan(cfg: Run, cluster: str, json_file: Path | None) -> None:
     found = make_plan(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu"), parsed)
     if json_file and found.placement is None:
         raise InputError(f"--json writes where tables lie, and {cfg.name} has no tables.")
-    console = _console()
+    console = wide_console()
     console.print(_devices_table(cfg.name, parsed, found))
     if found.tables:
         console.print("", _tables_table(found.tables), "", sep="\n")
@@ -65,18 +67,19 @@ def make_plan(cfg: Run, cluster: Cluster) -> Plan:
 def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
     on_host = any(found.host_bytes)
     times = list(found.seconds[0]) if found.seconds else []
-    what = "GiB and predicted ms of a step" if times else "GiB, activations estimated"
+    unit = "s" if (found.step_s or 0) >= LONG_STEP_S else "ms"
+    what = f"GiB and predicted {unit} of a step" if times else "GiB, activations estimated"
     headers = [*MEMORY_PARTS, "total", *(["host"] if on_host else []), *times]
     rows = [
         [
             *(gib_cell(getattr(memory, part)) for part in MEMORY_PARTS),
             _total(memory, cluster),
             *([gib_cell(found.host_bytes[device])] if on_host else []),
-            *(_milliseconds(found.seconds[device]) if times else []),
+            *(_times(found.seconds[device], unit) if times else []),
         ]
         for device, memory in enumerate(found.memory)
     ]
-    table = _table(f"{name} on {cluster}, per device: {what}")
+    table = empty_table(f"{name} on {cluster}, per device: {what}")
     if len(found.memory) > 1 or times:
         table.add_column("device", overflow="fold")
     for header in headers:
@@ -86,12 +89,13 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
     return table
 
 
-def _milliseconds(seconds: Mapping[str, float | None]) -> list[str]:
-    return [DASH if part is None else f"{1e3 * part:.2f}" for part in seconds.values()]
+def _times(seconds: Mapping[str, float | None], unit: str) -> list[str]:
+    scale = 1e3 if unit == "ms" else 1
+    return [DASH if part is None else f"{scale * part:.2f}" for part in seconds.values()]
 
 
 def _tables_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    table = _table("tables")
+    table = empty_table("tables")
     for header in rows[0]:
         table.add_column(header, justify="right" if header in RIGHT_ALIGNED else "left")
     for row in rows:
@@ -113,14 +117,14 @@ def _equal(rows: list[list[str]]) -> list[tuple[list[int], list[str]]]:
     return [(alike, list(row)) for row, alike in found.items()]
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     console = SafeConsole()
     if not console.is_terminal:
         console.width = max(console.width, MIN_WIDTH)
     return console
 
 
-def _table(title: str) -> Table:
+def empty_table(title: str) -> Table:
     return Table(box=None, header_style="bold", title=title, title_justify="left", min_width=80)
 
 

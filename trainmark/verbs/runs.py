@@ -18,6 +18,7 @@ from trainmark.hardware.memory import MEMORY_PARTS, misfit
 from trainmark.inference.options import InferOptions
 from trainmark.progress import SafeConsole
 from trainmark.report.fields import flatten
+from trainmark.resolve import accumulation_remark
 from trainmark.run.result import FILE_NAME as RESULT_FILE
 from trainmark.run.result import Result
 
@@ -64,7 +65,8 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
     for name, number in workloads.definition(cfg).sizes(resolved).items():
         what = name.removesuffix(" bytes")
         sizes.add_row(what, f"{number:,}" if what == name else readable_size(number))
-    return Group(fields, "", sizes)
+    remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
+    return Group(fields, "", sizes, *(["", remark] if remark else []))
 
 
 def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
@@ -93,6 +95,8 @@ def dry_run(cfg: Run, cluster: str) -> None:
         table.add_row(name + note, readable_size(getattr(plan, name)))
     table.add_row("total", readable_size(plan.total), style="bold")
     SafeConsole().print(table)
+    if remark := accumulation_remark(workloads.named_run(cfg.name), cfg, resolved):
+        SafeConsole().print(remark)
     too_large = misfit(cfg.name, plan, parsed, partial(memory.advice, cfg, parsed))
     if too_large:
         raise InputError(too_large)

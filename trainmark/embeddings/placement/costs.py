@@ -20,14 +20,13 @@ from dataclasses import dataclass
 
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.placement import Memory, Placement, Shard, TablePlacement
+from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import Machine
 
 # Parts of the datasheet's bandwidth, from FBGEMM on one H200 with the tables of dlrm-small, batch
 # 65536: 1.74 GB in 0.87 ms forward, 1.16 GB in 0.80 ms backward.
 GATHER_EFFICIENCY = 0.42
 UPDATE_EFFICIENCY = 0.30
-# nccl-tests on 8 A100 with NVLink: 200 to 240 of 300 GB/s.
-LINK_EFFICIENCY = 0.75
 # Starting a collective, and a message to each of the others; assumptions.
 LATENCY_S = 30e-6
 MESSAGE_S = 1e-6

@@ -147,6 +147,10 @@ class SentenceData:
             )
 
     @property
+    def samples(self) -> int:
+        return self._batches.samples
+
+    @property
     def steps_per_epoch(self) -> int:
         return self._batches.per_epoch
 

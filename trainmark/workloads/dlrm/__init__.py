@@ -6,6 +6,8 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     fitted.py             which settings follow from a log, and which may differ
     rows.py               where click rows come from: a dataset on disk, or made in memory
     terabyte.py           rows of the planted Terabyte, made on the device
+    sizes.py              layers, parameters, widths and bytes; checks.py: what is wrong with them
+    mlp.py                a multi-layer perceptron; interactions.py: what goes before the top one
     sharding.py           which device holds which part of which table
     prediction.py         how long a step should take; plan.py: what `trainmark plan` tells of it
     slots.py              places on a GPU where CUDA graphs find their batches

@@ -150,6 +150,10 @@ class ClickData:
             )
 
     @property
+    def samples(self) -> int:
+        return self._batches.samples
+
+    @property
     def steps_per_epoch(self) -> int:
         return self._batches.per_epoch
 

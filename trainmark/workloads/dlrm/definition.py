@@ -16,7 +16,7 @@ from trainmark.contract import (
     Workload,
 )
 from trainmark.hardware.devices import Cluster
-from trainmark.workloads.dlrm import fitted, runs
+from trainmark.workloads.dlrm import fitted, runs, sizes
 from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -67,13 +67,13 @@ DLRM = Definition(
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
     closed=fitted.closed,
-    sizes=runs.sizes,
+    sizes=sizes.sizes,
     precisions=runs.PRECISIONS,
     layout_fields=frozenset({"sharding", "page_cache"}),
     fitted_fields=fitted.fitted_fields,
     notes=runs.notes,
     warnings=_warnings,
-    smaller=runs.smaller,
+    smaller=sizes.smaller,
     for_prediction=runs.for_prediction,
     on_other_data=on_other_data,
     check_data=check_data,

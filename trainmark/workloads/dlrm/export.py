@@ -16,7 +16,8 @@ from trainmark.errors import InputError
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar, say
 from trainmark.workloads.dlrm import standalone
-from trainmark.workloads.dlrm.runs import DlrmRun, is_generated, score_offset, widths
+from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated, score_offset
+from trainmark.workloads.dlrm.sizes import branches, cross_layers, cross_rank, widths
 
 PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]
@@ -142,9 +143,21 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "table_widths": list(widths(model)),
         "bottom_mlp": list(model.bottom_mlp),
         "top_mlp": list(model.top_mlp),
+        **_interaction(model),
         "logit_offset": score_offset(cfg),
         "dataset": list(cfg.dataset),
     } | _names(cfg)
+
+
+def _interaction(model: Model) -> dict[str, Any]:
+    """Which one, and the sizes that it has of its own."""
+    sizes: dict[str, Any] = {}
+    if model.interaction == "dcn":
+        sizes = {"cross_layers": cross_layers(model), "cross_rank": cross_rank(model)}
+    if model.interaction == "projection":
+        branch1, branch2 = branches(model)
+        sizes = {"branch1_mlp": list(branch1), "branch2_mlp": list(branch2)}
+    return {"interaction": model.interaction} | sizes
 
 
 def _names(cfg: DlrmRun) -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """What a DLRM step costs: floating-point operations, and memory for activations."""
 
-import itertools
-
-from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.sizes import (
+    branches,
+    dense_layers,
+    dot_products,
+    interaction_activations,
+    interaction_width,
+)
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
-    """Operations to train on `samples`: GEMMs and dot interaction, forward and backward.
+    """Operations to train on `samples`: GEMMs and dot products, forward and backward.
 
     The backward pass of a GEMM is two GEMMs of the same size; lookups and updates
     move bytes and are not counted.
@@ -16,17 +21,8 @@ def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
 
 def multiply_adds(cfg: DlrmRun) -> int:
     """Multiply-adds of one sample's forward pass."""
-    model = cfg.model
-    vectors = len(model.table_rows) + 1
-    dots = vectors * (vectors - 1) // 2 * model.embedding_dim
-    return dots + sum(
-        fan_in * fan_out
-        for widths in (
-            [model.numerical_features, *model.bottom_mlp],
-            [interaction_width(model), *model.top_mlp],
-        )
-        for fan_in, fan_out in itertools.pairwise(widths)
-    )
+    gemms = sum(layer.fan_in * layer.fan_out for layer in dense_layers(cfg.model))
+    return gemms + dot_products(cfg.model) * cfg.model.embedding_dim
 
 
 def dense_activation_bytes(cfg: DlrmRun) -> int:
@@ -34,10 +30,15 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     model = cfg.model
     vectors = len(model.table_rows) + 1
     per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + interaction_width(model))
-    # The rows, the joined vectors and their gradients, the dot products and theirs.
-    per_sample += 4 * vectors * model.embedding_dim + 2 * vectors * vectors
+    # The rows, the joined vectors and their gradients, the dot products of all pairs and theirs;
+    # or whatever else is between them and what the top MLP reads.
+    per_sample += 4 * vectors * model.embedding_dim
+    per_sample += 2 * vectors * vectors * (model.interaction == "dot")
+    per_sample += 2 * interaction_activations(model)
     # Where numbers are dropped: which, and what is left of them.
-    per_sample += 2 * (sum(model.bottom_mlp[:-1]) + sum(model.top_mlp[:-1])) * (model.dropout > 0)
+    mlps = [model.bottom_mlp, model.top_mlp]
+    mlps += branches(model) if model.interaction == "projection" else ()
+    per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (model.dropout > 0)
     per_sample += 2 * interaction_width(model) * (model.interaction_dropout > 0)
     width = 4 if cfg.precision in ("fp32", "tf32") else 2
     local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)

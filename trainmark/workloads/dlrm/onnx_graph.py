@@ -15,9 +15,11 @@ from torch import Tensor
 from trainmark.interop.onnx_files import Graph
 
 BATCH = "batch"
+Config = Mapping[str, Any]
+Tensors = Mapping[str, Tensor]
 
 
-def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Graph:
+def build(config: Config, tensors: Tensors) -> Graph:
     """The graph from `numerical` and `categorical` to `clicks`.
 
     Args:
@@ -30,17 +32,8 @@ def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Graph:
     x_B1D = graph.add("Unsqueeze", x_BD, graph.constant([1]))
     rows_B1D = [_filled_up(graph, config, tensors, table) for table in range(tables)]
     vectors_BVD = graph.add("Concat", x_B1D, *rows_B1D, axis=1)
-    vectors_BDV = graph.add("Transpose", vectors_BVD, perm=[0, 2, 1])
-    dots_BVV = graph.add("MatMul", vectors_BVD, vectors_BDV)
-    dots = graph.add("Reshape", dots_BVV, graph.constant([0, -1]))
-    high, low = torch.tril_indices(tables + 1, tables + 1, offset=-1)
-    pairs = graph.add("Gather", dots, graph.constant(high * (tables + 1) + low), axis=1)
-    joined = graph.add("Concat", x_BD, pairs, axis=1)
-    # The first layer was trained on an interaction that is filled up with zeros.
-    width = config["embedding_dim"] + len(high)
-    zeros = tensors["top.0.weight"].shape[1] - width
-    padded = graph.add("Pad", joined, graph.constant([0, 0, 0, zeros])) if zeros else joined
-    logits_B1 = _perceptron(graph, config, tensors, "top", padded)
+    joined = _INTERACTIONS[config["interaction"]](graph, config, tensors, x_BD, vectors_BVD)
+    logits_B1 = _perceptron(graph, config, tensors, "top", joined)
     logits_B = graph.add("Squeeze", logits_B1, graph.constant([1]))
     if offset := config["logit_offset"]:
         logits_B = graph.add("Add", logits_B, graph.constant(torch.tensor(offset)))
@@ -48,7 +41,7 @@ def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Graph:
     return graph
 
 
-def inputs(config: Mapping[str, Any]) -> list[ValueInfoProto]:
+def inputs(config: Config) -> list[ValueInfoProto]:
     widths = config["numerical_features"], len(config["table_rows"])
     return [
         helper.make_tensor_value_info("numerical", TensorProto.FLOAT, [BATCH, widths[0]]),
@@ -60,22 +53,82 @@ def outputs() -> list[ValueInfoProto]:
     return [helper.make_tensor_value_info("clicks", TensorProto.FLOAT, [BATCH])]
 
 
-def _perceptron(
-    graph: Graph, config: Mapping[str, Any], tensors: Mapping[str, Tensor], mlp: str, x: str
-) -> str:
-    """Linear layers with ReLUs between them; the bottom one ends with a ReLU as well."""
-    layers = len(config[f"{mlp}_mlp"])
+def _perceptron(graph: Graph, config: Config, tensors: Tensors, mlp: str, x: str) -> str:
+    """Linear layers with ReLUs between them; all but the top one end with a ReLU as well."""
+    layers = len(config[f"{mlp.removeprefix('interaction.')}_mlp"])
     for layer in range(layers):
-        names = [f"{mlp}.{2 * layer}.{kind}" for kind in ("weight", "bias")]
-        x = graph.add("Gemm", x, *(graph.weight(name, tensors[name]) for name in names), transB=1)
-        if mlp == "bottom" or layer < layers - 1:
+        x = _linear(graph, tensors, f"{mlp}.{2 * layer}", x)
+        if mlp != "top" or layer < layers - 1:
             x = graph.add("Relu", x)
     return x
 
 
-def _filled_up(
-    graph: Graph, config: Mapping[str, Any], tensors: Mapping[str, Tensor], table: int
-) -> str:
+def _linear(graph: Graph, tensors: Tensors, name: str, x: str) -> str:
+    names = [f"{name}.{kind}" for kind in ("weight", "bias") if f"{name}.{kind}" in tensors]
+    return graph.add("Gemm", x, *(graph.weight(n, tensors[n]) for n in names), transB=1)
+
+
+# --- interactions: from the bottom MLP's output and all vectors to what the top MLP reads
+
+
+def _dot(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD: str) -> str:
+    V = len(config["table_rows"]) + 1
+    vectors_BDV = graph.add("Transpose", vectors_BVD, perm=[0, 2, 1])
+    dots_BVV = graph.add("MatMul", vectors_BVD, vectors_BDV)
+    high, low = torch.tril_indices(V, V, offset=-1)
+    of_pairs = graph.constant(high * V + low)
+    pairs = graph.add("Gather", _flat(graph, dots_BVV, V * V), of_pairs, axis=1)
+    joined = graph.add("Concat", x_BD, pairs, axis=1)
+    # The first layer was trained on an interaction that is filled up with zeros.
+    width = config["embedding_dim"] + len(high)
+    zeros = tensors["top.0.weight"].shape[1] - width
+    return graph.add("Pad", joined, graph.constant([0, 0, 0, zeros])) if zeros else joined
+
+
+def _cat(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD: str) -> str:
+    return _flat_vectors(graph, config, vectors_BVD)
+
+
+def _dcn(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD: str) -> str:
+    first = x = _flat_vectors(graph, config, vectors_BVD)
+    for layer in range(config["cross_layers"]):
+        name = f"interaction.cross.{layer}"
+        full_rank = f"{name}.down.weight" not in tensors
+        y = x if full_rank else _linear(graph, tensors, f"{name}.down", x)
+        y = _linear(graph, tensors, f"{name}.up", y)
+        x = graph.add("Add", graph.add("Mul", first, y), x)
+    return x
+
+
+def _projection(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD: str) -> str:
+    dim, vectors = config["embedding_dim"], _flat_vectors(graph, config, vectors_BVD)
+    left, right = (
+        _perceptron(graph, config, tensors, f"interaction.{branch}", vectors)
+        for branch in ("branch1", "branch2")
+    )
+    P, Q = (config[f"{branch}_mlp"][-1] // dim for branch in ("branch1", "branch2"))
+    left_BPD = graph.add("Reshape", left, graph.constant([0, P, dim]))
+    right_BDQ = graph.add("Reshape", right, graph.constant([0, dim, Q]))
+    products = _flat(graph, graph.add("MatMul", left_BPD, right_BDQ), P * Q)
+    return graph.add("Concat", x_BD, products, axis=1)
+
+
+def _flat_vectors(graph: Graph, config: Config, vectors_BVD: str) -> str:
+    return _flat(graph, vectors_BVD, (len(config["table_rows"]) + 1) * config["embedding_dim"])
+
+
+def _flat(graph: Graph, x: str, width: int) -> str:
+    """All of a sample side by side. Not -1 for the width: of an empty batch it cannot be told."""
+    return graph.add("Reshape", x, graph.constant([0, width]))
+
+
+_INTERACTIONS = {"dot": _dot, "cat": _cat, "dcn": _dcn, "projection": _projection}
+
+
+# --- tables
+
+
+def _filled_up(graph: Graph, config: Config, tensors: Tensors, table: int) -> str:
     """[B, 1, D] fp32 rows of a table, zeros behind those of a narrower one."""
     rows = _rows(graph, tensors, table)
     lacking = config["embedding_dim"] - config["table_widths"][table]
@@ -83,7 +136,7 @@ def _filled_up(
     return graph.add("Pad", rows, zeros) if lacking else rows
 
 
-def _rows(graph: Graph, tensors: Mapping[str, Tensor], table: int) -> str:
+def _rows(graph: Graph, tensors: Tensors, table: int) -> str:
     """[B, 1, width] fp32 rows of a table."""
     name = f"tables.{table}"
     ids_B1 = graph.add("Gather", "categorical", graph.constant([table]), axis=1)

@@ -18,13 +18,9 @@ from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
-from trainmark.workloads.dlrm.runs import (
-    DlrmRun,
-    has_narrow_tables,
-    in_other_formats,
-    table_formats,
-)
+from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sharding import cluster, place
+from trainmark.workloads.dlrm.sizes import has_narrow_tables, in_other_formats, table_formats
 
 
 def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:

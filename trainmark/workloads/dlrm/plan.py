@@ -9,7 +9,8 @@ from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import card_bytes
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.prediction import Prediction, predict
-from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law, widths
+from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
+from trainmark.workloads.dlrm.sizes import widths
 
 
 def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:

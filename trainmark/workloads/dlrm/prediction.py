@@ -21,7 +21,12 @@ from trainmark.hardware.devices import Unknown, peak_flops
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
-from trainmark.workloads.dlrm.runs import DlrmRun, interaction_width, mlp_parameters
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.sizes import (
+    dense_parameters,
+    interaction_activations,
+    interaction_width,
+)
 
 # GEMMs of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
 MATMUL_EFFICIENCY = 0.5
@@ -88,7 +93,7 @@ def _dense_s(cfg: DlrmRun, costs: TableCosts) -> float | str:
     dense = compute + moved / (machine.bandwidth * TRAFFIC_EFFICIENCY)
     if machine.devices == 1:
         return dense
-    reduce = costs.all_reduce_s(mlp_parameters(cfg.model) * 4)
+    reduce = costs.all_reduce_s(dense_parameters(cfg.model) * 4)
     return dense + max(reduce - dense * 2 / 3, 0.0)
 
 
@@ -96,9 +101,11 @@ def _elements_moved(cfg: DlrmRun) -> int:
     """By one sample, outside of GEMMs.
 
     An MLP's activation is written, then read, its gradient written, and read. The interaction reads
-    its vectors forward and backward and writes their gradients; so do its dot products.
+    its vectors forward and backward and writes their gradients; so do its dot products. Layers
+    between them are as those of an MLP.
     """
     model = cfg.model
     vectors = len(model.table_rows) + 1
     mlps = sum(model.bottom_mlp) + sum(model.top_mlp)
-    return 4 * mlps + 3 * (vectors * model.embedding_dim + interaction_width(model))
+    layers = mlps + interaction_activations(model)
+    return 4 * layers + 3 * (vectors * model.embedding_dim + interaction_width(model))

@@ -4,14 +4,16 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainmark.clickdata import feature_spec, identity, negatives, terabyte
 from trainmark.config import SYNTHETIC, filled
-from trainmark.errors import InputError, raise_all, unknown
-from trainmark.hardware.devices import Cluster, lacks
+from trainmark.errors import InputError, raise_all
+from trainmark.hardware.devices import Cluster
 from trainmark.metrics import share_of_excess
 from trainmark.resolve import target_problems
 from trainmark.workloads.dlrm import auto
+from trainmark.workloads.dlrm.checks import model_problems
 from trainmark.workloads.dlrm.fitted import fitted_fields
 from trainmark.workloads.dlrm.rows import planted_clicks, rows_trained_on, synthetic_range
 from trainmark.workloads.dlrm.runs import (
@@ -22,19 +24,17 @@ from trainmark.workloads.dlrm.runs import (
     DlrmRun,
     Model,
     demo_schedule,
-    has_narrow_tables,
-    in_other_formats,
     is_generated,
-    mlp_parameters,
-    table_parameters,
     terabyte_range,
+)
+from trainmark.workloads.dlrm.sizes import (
+    branches,
+    cross_layers,
+    cross_rank,
 )
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
 PLANTED_TARGET = 0.95
-PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "greedy")
-MAX_PARAMETERS = 2**58  # bytes are counted in 64 bits
-MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 
 
 def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
@@ -57,9 +57,8 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
         problems += more
     if cfg.name == auto.NAME:
         cfg = auto.fit(cfg, _training_rows(cfg))
-    problems += target_problems(cfg, METRIC) + _model_problems(cfg)
-    problems += _sharding_problems(cfg) + _format_problems(cfg, cluster)
-    problems += _width_problems(cfg)
+    cfg = _with_interaction_widths(cfg)
+    problems += target_problems(cfg, METRIC) + model_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
@@ -124,6 +123,18 @@ def _with_matching_widths(cfg: DlrmRun) -> DlrmRun:
         return cfg
     model = dataclasses.replace(cfg.model, bottom_mlp=(*own[:-1], width))
     return dataclasses.replace(cfg, model=model)
+
+
+def _with_interaction_widths(cfg: DlrmRun) -> DlrmRun:
+    """The sizes that an interaction has of its own, where nobody said any."""
+    model = cfg.model
+    usual: dict[str, Any] = {}
+    if model.interaction == "dcn":
+        usual = {"cross_layers": cross_layers(model), "cross_rank": cross_rank(model)}
+    if model.interaction == "projection":
+        usual = dict(zip(("branch1_mlp", "branch2_mlp"), branches(model), strict=True))
+    lacking = {name: size for name, size in usual.items() if getattr(model, name) is None}
+    return dataclasses.replace(cfg, model=dataclasses.replace(model, **lacking))
 
 
 def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
@@ -247,140 +258,3 @@ def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
         for number, (rows, more) in enumerate(zip(before, now, strict=True))
         if rows != more
     }
-
-
-# --- checks
-
-
-def _model_problems(cfg: DlrmRun) -> list[str]:
-    model, problems = cfg.model, []
-    if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
-        problems.append(
-            f"The last width of model.bottom_mlp must equal model.embedding_dim "
-            f"({model.embedding_dim}). Received: {model.bottom_mlp}. Change one of them, or leave "
-            "model.bottom_mlp out: the named run's own follows model.embedding_dim."
-        )
-    if not model.top_mlp or model.top_mlp[-1] != 1:
-        problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
-    if not problems and table_parameters(model) + mlp_parameters(model) > MAX_PARAMETERS:
-        problems.append(
-            f"The model has {table_parameters(model) + mlp_parameters(model):.2g} parameters; "
-            "no machine can count that far. Check model.table_rows and the widths."
-        )
-    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MAX_PLANTED:
-        problems.append(
-            f"Planted rows have at most {MAX_PLANTED:,} features. Received: {_features(model):,}. "
-            "Ask for fewer, or for --synthetic-ids uniform."
-        )
-    decay = cfg.optimizer.weight_decay
-    if decay * cfg.lr >= 1:
-        problems.append(
-            f"lr {cfg.lr} times optimizer.weight_decay {decay} is the share that a step takes off "
-            "the weights: it must be below 1. Lower one of them."
-        )
-    return problems
-
-
-def _features(model: Model) -> int:
-    return model.numerical_features + len(model.table_rows)
-
-
-def _sharding_problems(cfg: DlrmRun) -> list[str]:
-    sharding, tables = cfg.sharding, len(cfg.model.table_rows)
-    problems = []
-    if sharding.placement not in PLACEMENTS and not sharding.placement.endswith(".json"):
-        error = unknown("placement", sharding.placement, PLACEMENTS)
-        problems.append(f"{error} Or give a .json file that 'trainmark plan --json' wrote.")
-    problems += [
-        f"host_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
-        for table in sharding.host_tables
-        if not 0 <= table < tables
-    ]
-    if sharding.engine == "torchrec":
-        problems += _torchrec_problems(cfg)
-    return problems
-
-
-def _torchrec_problems(cfg: DlrmRun) -> list[str]:
-    sharding = cfg.sharding
-    problems = [
-        f"{name} is for --engine native: TorchRec's engine has no such tables. Leave it out."
-        for name in ("host_tables", "data_parallel_threshold")
-        if getattr(sharding, name)
-    ]
-    if sharding.column_slice_threshold and sharding.placement == "auto":
-        problems.append(
-            "column_slice_threshold does nothing with --engine torchrec --placement auto, which is "
-            "TorchRec's own planner. Choose another placement, or leave it out."
-        )
-    if cfg.optimizer.weight_decay:
-        problems.append(
-            "optimizer.weight_decay is for --engine native: TorchRec's engine decays no rows. "
-            f"Received: {cfg.optimizer.weight_decay}. Leave one of them out."
-        )
-    return problems
-
-
-def _width_problems(cfg: DlrmRun) -> list[str]:
-    """Of tables that are narrower than others."""
-    model, chosen = cfg.model, cfg.model.table_widths
-    if chosen is None:
-        return []
-    if chosen != "auto":
-        found = f"Received: {_words(chosen)}."
-        if len(chosen) != len(model.table_rows):
-            return [
-                f"model.table_widths must have a width for each of the {len(model.table_rows)} "
-                f"tables. {found}"
-            ]
-        if not all(1 <= width <= model.embedding_dim for width in chosen):
-            return [
-                "model.table_widths must lie between 1 and model.embedding_dim "
-                f"({model.embedding_dim}). {found}"
-            ]
-    if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
-        return []
-    sharding = cfg.sharding
-    reasons = {
-        "--engine torchrec": sharding.engine == "torchrec",
-        f"--table-precision {cfg.table_format.table_precision}": in_other_formats(cfg),
-        f"--placement {sharding.placement}": sharding.placement.endswith(".json"),
-        "--column-slice-threshold": sharding.column_slice_threshold is not None,
-        "--data-parallel-threshold": sharding.data_parallel_threshold is not None,
-    }
-    return [
-        "Tables of several widths are fp32, and lie whole on one device each, in this version. "
-        f"Received: model.table_widths with {reason}. Leave one of them out."
-        for reason, is_so in reasons.items()
-        if is_so
-    ]
-
-
-def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
-    chosen, tables = cfg.table_format, len(cfg.model.table_rows)
-    problems = [
-        f"fp32_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
-        for table in chosen.fp32_tables
-        if not 0 <= table < tables
-    ]
-    if not in_other_formats(cfg):
-        return problems
-    received = f"Received: --table-precision {chosen.table_precision}"
-    if chosen.table_precision == "fp8" and lacks(cluster.hardware, "fp8"):
-        problems.append(
-            f"fp8 tables need a GPU that knows fp8 numbers, such as an H100. {received} on "
-            f"{cluster}. Use int8."
-        )
-    if cluster.world > 1 or cfg.sharding.host_tables or cfg.sharding.force_exchange:
-        problems.append(
-            "Tables that are exchanged between devices, or with the host, are fp32 in this "
-            f"version. {received} on {cluster}."
-        )
-    if cfg.sharding.engine == "torchrec":
-        problems.append(f"TorchRec's tables are fp32 here. {received}.")
-    if cfg.optimizer.name == "adam":
-        problems.append(
-            f"Adam needs fp32 tables. {received}. Leave it out, or use --optimizer.name sgd, "
-            "adagrad or rowwise_adagrad."
-        )
-    return problems

@@ -1,17 +1,15 @@
 """DLRM's configuration and its named runs. The table sizes are those of the published systems."""
 
 import dataclasses
-import itertools
 import math
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 from annotated_types import Ge
 
-from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Share, Width
+from trainmark.bounds import Count, CountOrNone, Finite, Layers, NotNegative, Positive, Share, Width
 from trainmark.clickdata import planted, terabyte
 from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
 from trainmark.config import SYNTHETIC, Hidden, Run, filled
@@ -24,10 +22,6 @@ METRIC = "auc"
 BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
-SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
-
 
 Elements = Annotated[Finite, Ge(1)]
 
@@ -51,6 +45,19 @@ class Model:
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
     top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the top MLP; the last one must be 1."""
+    interaction: Literal["dot", "dcn", "projection", "cat"] = "dot"
+    """What the top MLP reads: dot products of all pairs of vectors; all vectors, through cross
+    layers (DCNv2); dot products of two projections of them; or the vectors side by side."""
+    cross_layers: Layers | None = None
+    """Of dcn: how many; by default 3, as in MLPerf."""
+    cross_rank: Width | Literal["full"] | None = None
+    """Of dcn: the rank of a layer's matrix, or `full`; by default 512, as in MLPerf, or a quarter
+    of the width of all vectors, if that is less."""
+    branch1_mlp: tuple[Width, ...] | None = None
+    """Of projection: widths of one MLP; the last one must be a multiple of embedding_dim. By
+    default, 2048 and 16 x embedding_dim (TorchRec's at 128)."""
+    branch2_mlp: tuple[Width, ...] | None = None
+    """Widths of the other."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
     """Whose documented initialisation to use for the MLPs."""
     table_init: NotNegative | None = None
@@ -59,7 +66,7 @@ class Model:
     dropout: Share = 0.0
     """Share of what the MLPs' hidden layers pass on that is dropped in training."""
     interaction_dropout: Share = 0.0
-    """The same of what the top MLP reads: bottom MLP's output and dot products."""
+    """The same of what the top MLP reads: what the interaction gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,86 +370,6 @@ def terabyte_range(cfg: DlrmRun, split: str) -> tuple[int, int]:
     return start, start + min(train, most)
 
 
-# --- sizes
-
-
-def mlp_parameters(model: Model) -> int:
-    """Weights and biases of both MLPs."""
-    widths = [model.numerical_features, *model.bottom_mlp]
-    top = [interaction_width(model), *model.top_mlp]
-    return sum(
-        (fan_in + 1) * fan_out
-        for mlp in (widths, top)
-        for fan_in, fan_out in itertools.pairwise(mlp)
-    )
-
-
-def interaction_width(model: Model) -> int:
-    """[bottom MLP, strictly lower triangle of the dot products, zeros to a multiple of 8]."""
-    return -(-width_without_zeros(model) // 8) * 8
-
-
-def width_without_zeros(model: Model) -> int:
-    """Of the interaction, up to the zeros that pad it."""
-    vectors = len(model.table_rows) + 1
-    return model.embedding_dim + vectors * (vectors - 1) // 2
-
-
-def widths(model: Model) -> tuple[int, ...]:
-    """Of each table."""
-    if model.table_widths is None:
-        return (model.embedding_dim,) * len(model.table_rows)
-    if model.table_widths != "auto":
-        return model.table_widths
-    # As many numbers as tell so many values apart, and some room; powers of 2 lie well in memory.
-    return tuple(
-        min(model.embedding_dim, 1 << round(math.log2(6 * rows**0.25))) for rows in model.table_rows
-    )
-
-
-def has_narrow_tables(model: Model) -> bool:
-    return any(width < model.embedding_dim for width in widths(model))
-
-
-def table_parameters(model: Model) -> int:
-    return sum(map(operator.mul, model.table_rows, widths(model)))
-
-
-def table_formats(cfg: DlrmRun) -> list[str]:
-    """How each table is stored."""
-    chosen = cfg.table_format
-    return [
-        "fp32"
-        if rows <= chosen.fp32_up_to_rows or table in chosen.fp32_tables
-        else chosen.table_precision
-        for table, rows in enumerate(cfg.model.table_rows)
-    ]
-
-
-def table_bytes(cfg: DlrmRun) -> int:
-    """Bytes of all tables as they are stored, without the optimiser's state."""
-    tables = zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
-    return sum(
-        rows * (width * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
-        for rows, width, kind in tables
-    )
-
-
-def in_other_formats(cfg: DlrmRun) -> bool:
-    """Whether some table is not fp32."""
-    return any(kind != "fp32" for kind in table_formats(cfg))
-
-
-def sizes(cfg: DlrmRun) -> dict[str, int]:
-    """What `list` and `show` print about the model."""
-    tables = table_parameters(cfg.model)
-    return {
-        "table rows": sum(cfg.model.table_rows),
-        "parameters": tables + mlp_parameters(cfg.model),
-        "tables bytes": table_bytes(cfg),
-    }
-
-
 # --- predictions
 
 
@@ -457,9 +384,6 @@ def score_offset(cfg: DlrmRun) -> float:
     return math.log(cfg.negative_rate) - math.log(cfg.positive_weight)
 
 
-# --- less memory
-
-
 def for_prediction(cfg: DlrmRun) -> DlrmRun:
     """Tables placed on whatever devices are here, without an optimiser's state, which may take as
     much memory as they do: SGD has none. Scores stay those of the data that it was trained on."""
@@ -469,19 +393,6 @@ def for_prediction(cfg: DlrmRun) -> DlrmRun:
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
         score_offset=score_offset(cfg),
     )
-
-
-def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:
-    """The same tables in fewer bits, the widest first.
-
-    fp16 takes what bf16 does, with a smaller range; fp8 what int8 does, at five times the loss of
-    AUC (docs/performance.md).
-    """
-    for kind in ("bf16", "int8"):
-        chosen = dataclasses.replace(cfg.table_format, table_precision=kind)
-        run = dataclasses.replace(cfg, table_format=chosen)
-        if table_formats(run) != table_formats(cfg):
-            yield f"--table-precision {kind}", run
 
 
 # --- parallel degrees

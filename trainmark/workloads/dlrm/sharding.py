@@ -22,15 +22,13 @@ from trainmark.hardware.machine import machine
 from trainmark.hardware.memory import MemoryPlan, what_fits
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
 from trainmark.workloads.dlrm.resolve import resolve
-from trainmark.workloads.dlrm.runs import (
+from trainmark.workloads.dlrm.runs import DlrmRun, TableFormat, has_power_law, is_generated
+from trainmark.workloads.dlrm.sizes import (
     WEIGHT_BYTES,
-    DlrmRun,
-    TableFormat,
+    dense_parameters,
+    dense_tensors,
     has_narrow_tables,
-    has_power_law,
     in_other_formats,
-    is_generated,
-    mlp_parameters,
     smaller,
     table_bytes,
     table_formats,
@@ -202,11 +200,12 @@ def _loads(cfg: DlrmRun) -> list[Load]:
 
 def _dense(cfg: DlrmRun) -> MemoryPlan:
     """Bytes of everything but tables, the same on every device."""
-    parameters = mlp_parameters(cfg.model)
-    tensors = 2 * (len(cfg.model.bottom_mlp) + len(cfg.model.top_mlp))
+    parameters = dense_parameters(cfg.model)
     # The MLPs' rule is Adagrad where the tables' is row-wise.
     name = cfg.optimizer.name.removeprefix("rowwise_")
-    scalars = tensors if name != "sgd" else 0  # each parameter counts its own steps
+    scalars = (
+        dense_tensors(cfg.model) if name != "sgd" else 0
+    )  # each parameter counts its own steps
     scalars += name == "adam"  # and so do the tables
     scalars += 2 * (cfg.precision == "fp16")  # the loss scale, and its age
     return MemoryPlan(

@@ -31,23 +31,52 @@ class Dlrm(nn.Module):
     @torch.inference_mode()
     def forward(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
         """The probability of a click for each sample."""
-        x_BD = self._perceptron("bottom", numerical_BN.float(), last_relu=True)
+        x_BD = self._perceptron("bottom", "bottom_mlp", numerical_BN.float(), last_relu=True)
         rows = [self._rows(table, ids_B) for table, ids_B in enumerate(ids_BF.long().unbind(1))]
         rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
-        vectors_BVD = torch.stack([x_BD, *rows], dim=1)
-        dots_BVV = vectors_BVD @ vectors_BVD.mT
-        V = vectors_BVD.shape[1]
-        high, low = torch.tril_indices(V, V, offset=-1, device=x_BD.device)
-        pairs_BP = dots_BVV.flatten(1).index_select(1, high * V + low)
-        joined = torch.cat([x_BD, pairs_BP], dim=1)
-        logits_B = self._perceptron("top", joined, last_relu=False).squeeze(1)
+        joined = self._interaction(x_BD, torch.stack([x_BD, *rows], dim=1))
+        logits_B = self._perceptron("top", "top_mlp", joined, last_relu=False).squeeze(1)
         return (logits_B + self.config.get("logit_offset", 0.0)).sigmoid()
 
-    def _perceptron(self, name: str, x: Tensor, *, last_relu: bool) -> Tensor:
-        layers = len(self.config[f"{name}_mlp"])
+    def _interaction(self, x_BD: Tensor, vectors_BVD: Tensor) -> Tensor:
+        kind = self.config.get("interaction", "dot")
+        if kind == "dot":
+            return torch.cat([x_BD, self._dot_products(vectors_BVD)], dim=1)
+        all_BN = vectors_BVD.flatten(1)
+        if kind == "dcn":
+            return self._cross_network(all_BN)
+        if kind == "projection":
+            return torch.cat([x_BD, self._projection(all_BN, x_BD.shape[1])], dim=1)
+        return all_BN
+
+    def _dot_products(self, vectors_BVD: Tensor) -> Tensor:
+        dots_BVV = vectors_BVD @ vectors_BVD.mT
+        V = vectors_BVD.shape[1]
+        high, low = torch.tril_indices(V, V, offset=-1, device=vectors_BVD.device)
+        return dots_BVV.flatten(1).index_select(1, high * V + low)
+
+    def _cross_network(self, first_BN: Tensor) -> Tensor:
+        x_BN = first_BN
+        for layer in range(self.config["cross_layers"]):
+            name = f"interaction_cross_{layer}"
+            down: Tensor | None = getattr(self, f"{name}_down_weight", None)  # None: full rank
+            y = x_BN if down is None else linear(x_BN, down)
+            y = linear(y, getattr(self, f"{name}_up_weight"), getattr(self, f"{name}_up_bias"))
+            x_BN = first_BN * y + x_BN
+        return x_BN
+
+    def _projection(self, all_BN: Tensor, dim: int) -> Tensor:
+        left, right = (
+            self._perceptron(f"interaction_{name}", f"{name}_mlp", all_BN, last_relu=True)
+            for name in ("branch1", "branch2")
+        )
+        return (left.unflatten(1, (-1, dim)) @ right.unflatten(1, (dim, -1))).flatten(1)
+
+    def _perceptron(self, name: str, widths: str, x: Tensor, *, last_relu: bool) -> Tensor:
+        layers = len(self.config[widths])
         for layer in range(layers):
             weight = getattr(self, f"{name}_{2 * layer}_weight")
-            x = pad(x, (0, weight.shape[1] - x.shape[1]))  # the interaction is filled up with zeros
+            x = pad(x, (0, weight.shape[1] - x.shape[1]))  # zeros fill dot products up
             x = linear(x, weight, getattr(self, f"{name}_{2 * layer}_bias"))
             x = x.relu() if last_relu or layer < layers - 1 else x
         return x

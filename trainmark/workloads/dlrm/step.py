@@ -352,7 +352,7 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
     """[B] click logits, in host memory, of a batch there that goes through the model at once."""
     precision = trainer.cfg.precision
     if precision != "fp8":  # whose codes are made of fp32 weights
-        trainer.model.cast_mlps(compute_dtype(precision))
+        trainer.model.cast_dense(compute_dtype(precision))
 
     def predict(batch: ClickBatch) -> Tensor:
         return trainer.predict(trainer.prepare_to_predict(batch, batch.samples)).cpu()

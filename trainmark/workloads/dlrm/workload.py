@@ -24,6 +24,7 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     held_out_splits=held_out_splits,
     metric=METRIC,
     better=BETTER,
+    mlperf=lambda cfg: "dlrm_dcnv2" if cfg.model.interaction == "dcn" else "dlrm",
     flops=flops,
     activation_bytes=sharding.activation_bytes,
     plan_devices=sharding.plan_devices,

@@ -81,6 +81,10 @@ class TokenData:
             )
 
     @property
+    def samples(self) -> int:
+        return self._batches.samples
+
+    @property
     def steps_per_epoch(self) -> int:
         """An epoch is all the samples that were drawn: documents repeat inside it as needed."""
         return self._batches.per_epoch

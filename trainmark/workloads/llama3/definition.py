@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainmark.contract import Definition, Exporter, Workload
-from trainmark.workloads.llama3 import runs
+from trainmark.workloads.llama3 import plan, runs
 from trainmark.workloads.llama3.resolve import resolve
 from trainmark.workloads.llama3.runs import LlamaRun
 
@@ -34,6 +34,8 @@ LLAMA3 = Definition(
     layout_fields=frozenset({"parallel", "pipeline", "data_parallel"}),
     notes=runs.notes,
     smaller=runs.smaller,
+    plan=plan.plan,
+    alternatives=plan.alternatives,
     for_prediction=runs.for_prediction,
     exported_types=("llama",),
     exporters=_exporters,

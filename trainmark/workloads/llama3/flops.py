@@ -33,23 +33,24 @@ def flops(cfg: LlamaRun, samples: int, tokens: int) -> dict[str, float]:
     }
 
 
-def activation_bytes(cfg: LlamaRun) -> int:
+def activation_bytes(cfg: LlamaRun, pp_rank: int = 0) -> int:
     """Estimated: what the micro-batches in flight keep for their backward pass.
 
-    The first pipeline stage is the fullest: it has begun as many micro-batches as there are stages
-    before the first one returns.
+    The first pipeline rank is the fullest: it has begun as many micro-batches as there are ranks
+    before the first one returns; each rank after it has begun one fewer.
     """
     model, axes = cfg.model, axes_of(cfg)
     width = 4 if cfg.precision in ("fp32", "tf32") else 2
     tokens = (cfg.micro_batch or 1) * cfg.sequence
-    in_flight = min(axes["pp"], cfg.accumulate or 1) * (stages_per_rank(cfg) + 1) / 2
+    in_flight = min(axes["pp"] - pp_rank, cfg.accumulate or 1) * (stages_per_rank(cfg) + 1) / 2
     layers = model.layers / axes["pp"]
     block = width * tokens * _kept_per_token(cfg)
     if cfg.precision == "fp8" and cfg.recompute == "none":
         block += block_parameters(model)  # the weights as they were multiplied, a byte each
     blocks = block * layers * in_flight / axes["tp"]
     # The head works in chunks, its gradient of the whole weight aside.
-    head = 0 if axes["pp"] > 1 else model.vocab * model.hidden * width / axes["tp"]
+    is_last = pp_rank == axes["pp"] - 1
+    head = is_last * model.vocab * model.hidden * width / axes["tp"]
     return int(blocks + head + 3 * 2**30 * (model.vocab > 50_000))
 
 

@@ -27,7 +27,8 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.kernels.fp8_linear import use_fp8
 from trainmark.training.precision import compute_dtype
 from trainmark.workloads.llama3.model import Head, Llama
-from trainmark.workloads.llama3.runs import LlamaRun, axes_of, head_in_layers, stages_per_rank
+from trainmark.workloads.llama3.runs import LlamaRun
+from trainmark.workloads.llama3.stages import layers_of, num_stages, stages_of
 
 
 def parallelize(model: nn.Module, mesh: Mesh, cfg: LlamaRun) -> list[nn.Module]:
@@ -54,38 +55,13 @@ def parallelize(model: nn.Module, mesh: Mesh, cfg: LlamaRun) -> list[nn.Module]:
 
 def stage_indices(mesh: Mesh, cfg: LlamaRun) -> list[int]:
     """Which stages this rank has: with two of them, one from each half of the model."""
-    pp = mesh.axes.get("pp", 1)
-    return [mesh.coordinate("pp") + turn * pp for turn in range(stages_per_rank(cfg))]
-
-
-def num_stages(cfg: LlamaRun) -> int:
-    return axes_of(cfg)["pp"] * stages_per_rank(cfg)
-
-
-def layers_of_stages(layers: int, stages: int, head: float) -> list[range]:
-    """Which layers each stage has, so that the slowest stage is as fast as can be.
-
-    The last stage has the head besides, which costs as much as `head` layers.
-    """
-    if stages == 1:
-        return [range(layers)]
-
-    def slowest(on_last: int) -> float:
-        return max(-(-(layers - on_last) // (stages - 1)), on_last + head)
-
-    last = min(range(1, layers - stages + 2), key=lambda n: (slowest(n), -n))
-    each, longer = divmod(layers - last, stages - 1)
-    counts = [each + (index < longer) for index in range(stages - 1)] + [last]
-    ends = [sum(counts[: index + 1]) for index in range(stages)]
-    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    return list(stages_of(cfg, mesh.coordinate("pp")))
 
 
 def _stage(model: Llama, index: int, cfg: LlamaRun) -> Llama:
     """A copy of the model with the parts of one stage."""
     stages = num_stages(cfg)
-    kept = layers_of_stages(cfg.model.layers, stages, head_in_layers(cfg.model, cfg.sequence))[
-        index
-    ]
+    kept = layers_of(cfg)[index]
     stage = copy.deepcopy(model)
     stage.layers = nn.ModuleDict({str(i): stage.layers[str(i)] for i in kept})
     if index > 0:

@@ -10,8 +10,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.precision import compute_dtype
-from trainmark.workloads.llama3.parallelize import num_stages, stage_indices
+from trainmark.workloads.llama3.parallelize import stage_indices
 from trainmark.workloads.llama3.runs import LlamaRun
+from trainmark.workloads.llama3.stages import num_stages
 
 
 class Pipeline:

@@ -19,6 +19,7 @@ LLAMA3 = Workload[LlamaRun, Llama, nn.Module, TokenBatch, LlamaTrainer](
     evaluate=evaluate,
     held_out_splits=held_out_splits,
     metric=METRIC,
+    mlperf=lambda cfg: "llama31_8b" if cfg.name.startswith("llama3-8b") else cfg.workload,
     better=BETTER,
     flops=flops,
     activation_bytes=activation_bytes,

@@ -1,0 +1,260 @@
+"""Llama-3 steps as `trainmark plan` predicts them, beside published and committed measurements.
+
+    PYTHONPATH=. python benchmarks/plan_errors.py
+
+Nothing is measured here. Each row of FlagPerf is predicted with constants fitted without that row
+(`held_out`); our own two rows fix the two constants of their device, and are not held out. It
+prints the constants fitted to all rows, which `workloads/llama3/prediction.py` has, and writes
+`results/plan_errors.json`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import RESULTS, write_results
+from trainmark.config import filled
+from trainmark.formatting import GIB
+from trainmark.hardware.devices import Cluster
+from trainmark.report import published
+from trainmark.workloads import named_run, resolve
+from trainmark.workloads.llama3.flops import activation_bytes
+from trainmark.workloads.llama3.memory import plan_devices
+from trainmark.workloads.llama3.prediction import (
+    MEGATRON_A100,
+    MEGATRON_H100,
+    OWN_H200,
+    Rates,
+    predict,
+)
+from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters
+
+SOURCE = "FlagPerf, Llama-3-8B on Megatron-core 0.6"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One measured row; None for what was not measured (out of memory)."""
+
+    name: str
+    cfg: LlamaRun
+    cluster: Cluster
+    measured_s: float | None
+    measured_bytes: float | None
+    layers: list[int] | None
+    """Of each stage, as the measured system splits them."""
+    system: str
+    source: str
+
+    @property
+    def precision(self) -> str:
+        return self.cfg.precision
+
+    def predicted_s(self, rates: Rates) -> float:
+        return predict(self.cfg, self.cluster, rates, self.layers).step_s or 0.0
+
+
+def flagperf() -> list[Case]:
+    """The published rows, with Megatron's equal stages."""
+    rows = [*published.for_run("llama3-8b"), *published.for_run("llama3-8b-fp8")]
+    return [_flagperf(row) for row in rows if row.case.partition("x")[0] in ("a100-80g", "h100")]
+
+
+def _flagperf(row: published.Row) -> Case:
+    cluster = Cluster.parse(row.case)
+    run = named_run(row.run)
+    assert isinstance(run, LlamaRun)
+    batch = 1760 if cluster.nodes == 55 else 512
+    cfg = resolve(
+        dataclasses.replace(run, data="synthetic", parallel=row.parallel, global_batch=batch),
+        cluster,
+    )
+    assert isinstance(cfg, LlamaRun)
+    speed, pp = row.tokens_per_device_s, axes_of(cfg)["pp"]
+    return Case(
+        name=f"{row.case} {row.parallel} {cfg.precision}",
+        cfg=cfg,
+        cluster=cluster,
+        measured_s=batch * cfg.sequence / speed / cluster.world if speed else None,
+        measured_bytes=row.mem_gib * GIB if row.mem_gib else None,
+        layers=[cfg.model.layers // pp] * pp,
+        system="Megatron-core 0.6",
+        source=SOURCE,
+    )
+
+
+def own() -> list[Case]:
+    """One H200, from `llama3_gpu_h200.json`."""
+    file = "llama3_gpu_h200.json"
+    rows = json.loads((RESULTS / file).read_text())["rows"]
+    return [_own(row, file) for row in rows if row["system"] == "trainmark"]
+
+
+def _own(row: dict[str, Any], file: str) -> Case:
+    cluster = Cluster.parse("h200x1x1")
+    cfg = resolve(
+        dataclasses.replace(
+            named_run("llama3-8b"),
+            data="synthetic",
+            precision=row["precision"],
+            global_batch=row["micro_batch"],
+            micro_batch=row["micro_batch"],
+            optimizer_states="bf16",
+        ),
+        cluster,
+    )
+    assert isinstance(cfg, LlamaRun)
+    return Case(
+        name=f"h200x1x1 {row['name']}",
+        cfg=cfg,
+        cluster=cluster,
+        measured_s=row["step_s"],
+        measured_bytes=row["allocated_gib"] * GIB,
+        layers=None,
+        system="trainmark",
+        source=f"benchmarks/results/{file}",
+    )
+
+
+# --- fits: a step's time is linear in the reciprocals of the rates
+
+
+def fitted(cases: Sequence[Case], start: Rates, names: Sequence[str]) -> Rates:
+    """`start` with the rates of these names as the timed cases have them: least relative error."""
+    timed = [case for case in cases if case.measured_s]
+    rows, rest = [], []
+    for case in timed:
+        seconds = filled(case.measured_s)
+        base = case.predicted_s(start)
+        halved = {name: getattr(start, name) / 2 for name in names}
+        slopes = [
+            case.predicted_s(dataclasses.replace(start, **{name: rate})) - base
+            for name, rate in halved.items()
+        ]  # of a reciprocal, in units of the start's
+        rows.append([slope / seconds for slope in slopes])
+        rest.append(1 - (base - sum(slopes)) / seconds)
+    factors, *_ = np.linalg.lstsq(np.array(rows), np.array(rest), rcond=None)
+    found = {
+        name: getattr(start, name) / float(factor)
+        for name, factor in zip(names, factors, strict=True)
+    }
+    return dataclasses.replace(start, **found)
+
+
+def rates_from(cases: Sequence[Case], hardware: str) -> Rates:
+    """The constants of a device, from the cases that are given."""
+    a100 = fitted(_on(cases, "a100-80g"), MEGATRON_A100, ["matmul", "link"])
+    if hardware == "a100-80g":
+        return a100
+    here = _on(cases, hardware)
+    start = MEGATRON_H100 if hardware == "h100" else OWN_H200
+    start = dataclasses.replace(start, link=a100.link)
+    wide = fitted([case for case in here if case.precision == "bf16"], start, ["matmul"])
+    return fitted([case for case in here if case.precision == "fp8"], wide, ["fp8"])
+
+
+def _on(cases: Sequence[Case], hardware: str) -> list[Case]:
+    return [case for case in cases if case.cluster.hardware == hardware]
+
+
+# --- memory of Megatron-core, as it was published
+
+
+def megatron_bytes(case: Case, constants: Sequence[float]) -> float:
+    """Of the last pipeline rank, which is the one that prints Megatron's log.
+
+    Args:
+        constants: bytes for each logit; the share of what is counted that is lost between
+            allocations; and bytes of all else (contexts, buffers of collectives).
+    """
+    return _counted(case) + float(np.dot(_unknowns(case), constants))
+
+
+def _counted(case: Case) -> float:
+    """Weights and gradients (6 bytes), shared-out states (12), and what blocks keep.
+
+    Transformer Engine keeps weights in fp8 twice, as they are and transposed; ours once.
+    """
+    model, axes = case.cfg.model, axes_of(case.cfg)
+    kept: float = activation_bytes(case.cfg, axes["pp"] - 1)
+    if case.precision == "fp8":
+        kept += model.layers / axes["pp"] * block_parameters(model) / axes["tp"]
+    return _weights(case) * (6 + 12 / axes["dp"]) + kept
+
+
+def _weights(case: Case) -> float:
+    """Of the last rank: embedding and head are tied, and positions are learned."""
+    model, axes = case.cfg.model, axes_of(case.cfg)
+    blocks = model.layers // axes["pp"] * block_parameters(model)
+    return (blocks + (model.vocab + case.cfg.sequence) * model.hidden) / axes["tp"]
+
+
+def _unknowns(case: Case) -> tuple[float, float, float]:
+    cfg = case.cfg
+    logits = filled(cfg.micro_batch) * cfg.sequence * cfg.model.vocab / axes_of(cfg)["tp"]
+    return logits, _counted(case), 1.0
+
+
+def fitted_bytes(cases: Sequence[Case]) -> list[float]:
+    known = [case for case in cases if case.measured_bytes]
+    rows = np.array([_unknowns(case) for case in known])
+    rest = np.array([filled(case.measured_bytes) - _counted(case) for case in known])
+    found, *_ = np.linalg.lstsq(rows / rows.max(axis=0), rest, rcond=None)
+    return [float(value) for value in found / rows.max(axis=0)]
+
+
+# --- rows
+
+
+def own_bytes(case: Case) -> float:
+    return max(plan.total for plan in plan_devices(case.cfg))
+
+
+def _row(case: Case, rates: Rates, predicted_bytes: float, *, held_out: bool) -> dict[str, Any]:
+    return {
+        "system": case.system,
+        "workload": "llama3",
+        "case": case.name,
+        "held_out": held_out,
+        "predicted_s": case.predicted_s(rates),
+        "measured_s": case.measured_s,
+        "predicted_bytes": round(predicted_bytes),
+        "measured_bytes": None if case.measured_bytes is None else round(case.measured_bytes),
+        "ran_out_of_memory": case.measured_s is None,
+        "source": case.source,
+    }
+
+
+def all_rows() -> list[dict[str, Any]]:
+    """Every case, FlagPerf's each without itself in the fit."""
+    theirs, ours = flagperf(), own()
+    rows = []
+    for case in theirs:
+        others = [other for other in theirs if other is not case]
+        rates = rates_from(others, case.cluster.hardware)
+        memory = megatron_bytes(case, fitted_bytes(others))
+        rows.append(_row(case, rates, memory, held_out=True))
+    rates = rates_from([*theirs, *ours], "h200")
+    return rows + [_row(case, rates, own_bytes(case), held_out=False) for case in ours]
+
+
+def main() -> None:
+    theirs = flagperf()
+    for hardware in ("a100-80g", "h100", "h200"):
+        print(f"{hardware}: {rates_from([*theirs, *own()], hardware)}")
+    print(f"Megatron's bytes for a logit, share lost, bytes besides: {fitted_bytes(theirs)}")
+    rows = all_rows()
+    for row in rows:
+        seconds, memory = row["measured_s"], row["measured_bytes"]
+        time = f"{row['predicted_s'] / seconds - 1:+.1%}" if seconds else "-"
+        size = f"{(row['predicted_bytes'] - memory) / GIB:+.1f} GiB" if memory else "-"
+        print(f"{row['case']:36} {row['predicted_s']:8.2f} s {time:>7} {size:>10}")
+    write_results("plan_errors", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""docs/terabyte.md says what the package has and what was measured."""
+
+import re
+from typing import Any
+
+from tests.docs.commands import ROOT
+from tests.docs.test_performance import assert_rounded, only, rows_of, table
+from trainmark.clickdata import terabyte, terabyte_shape
+
+PAGE = (ROOT / "docs/terabyte.md").read_text()
+
+
+def our_row(name: str) -> dict[str, Any]:
+    rows = [row for row in rows_of("terabyte_h200") if row["system"] == "trainmark"]
+    return only(rows, name=name)
+
+
+def test_results() -> None:
+    rows = [row for row in rows_of("terabyte_h200") if row["system"] == "trainmark"]
+    lines = table("run | target reached after", PAGE)
+    assert len(lines) == len(rows) >= 2
+    for name, reached, samples, whole, auc, log_loss in lines:
+        row = only(rows, run=name.strip("`"))
+        assert row["reached"]
+        assert_rounded(reached.removesuffix(" s"), row["time_to_target_s"])
+        assert_rounded(samples.removesuffix(" B"), row["at_sample"] / 1e9)
+        assert_rounded(whole.removesuffix(" s"), row["e2e_s"])
+        assert_rounded(auc, row["auc"])
+        assert_rounded(log_loss, row["log_loss"])
+        assert row["command"].startswith(f"trainmark train {row['run']} ")
+
+
+def test_dlrm_small_reaches_its_target_in_the_last_quarter() -> None:
+    small = our_row("small")
+    assert small["samples"] == terabyte.TRAIN_ROWS
+    assert 0.75 * terabyte.TRAIN_ROWS < small["at_sample"] <= terabyte.TRAIN_ROWS
+    assert small["time_to_target_s"] < 240
+
+
+def test_calibration() -> None:
+    *_, line = table("strength | best possible", PAGE)
+    assert float(line[0]) == terabyte_shape.STRENGTH
+    curve = our_row("small")["curve"]
+    best, _ = terabyte.BEST_AUC.values()
+    assert_rounded(line[1], best)
+    for shown, place in zip(line[2:], (5, 10, 14, 15, 16, 20), strict=True):
+        assert_rounded(shown, curve[place - 1][1])
+
+
+def test_the_best_auc() -> None:
+    test, validation = terabyte.BEST_AUC.values()
+    (shown,) = re.findall(r"best possible AUC \| ([0-9.]+) on test, ([0-9.]+) on validation", PAGE)
+    assert_rounded(shown[0], test)
+    assert_rounded(shown[1], validation)

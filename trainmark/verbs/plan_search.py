@@ -1,0 +1,87 @@
+"""`trainmark plan --search`: other layouts of a run, by predicted time, and what does not fit."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from trainmark import workloads
+from trainmark.config import SYNTHETIC, Run
+from trainmark.errors import InputError
+from trainmark.formatting import GIB
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.memory import card_bytes
+from trainmark.verbs.plan import empty_table, make_plan, wide_console
+
+SHOWN = 10
+"""Layouts in each table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One layout that can run, if its devices are large enough."""
+
+    flags: str
+    step_s: float
+    needed: int
+    """Bytes of the fullest device."""
+    fits: bool
+
+
+def search(cfg: Run, cluster: str) -> None:
+    """Print the fastest layouts that fit, then the faster ones that do not."""
+    parsed = Cluster.parse(cluster)
+    found, refused = choices(cfg, parsed)
+    fitting = [choice for choice in found if choice.fits]
+    best = fitting[0].step_s if fitting else float("inf")
+    too_large = [choice for choice in found if not choice.fits and choice.step_s < best]
+    console = wide_console()
+    if fitting:
+        console.print(_table(f"{cfg.name} on {parsed}, fastest first", fitting, parsed))
+    if too_large:
+        console.print(_table("faster, but too large", too_large, parsed))
+    for line in _sentences(len(fitting), len(found), refused):
+        console.print(line, soft_wrap=True, highlight=False)
+    if not fitting:
+        raise InputError(f"No layout of {cfg.name} fits {parsed}. Use more or larger devices.")
+
+
+def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
+    """The layouts by predicted time (the smallest first of equals); and why others cannot run."""
+    workload = workloads.definition(cfg)
+    if workload.alternatives is None:
+        raise InputError(f"--search has nothing to choose from for {cfg.workload}.")
+    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu")
+    found, refused = [], []
+    for flags, run in workload.alternatives(cfg, cluster):
+        try:
+            plan = make_plan(run, cluster)
+        except InputError as error:
+            refused.append(f"{flags}: {error}")
+            continue
+        if plan.step_s is None:
+            raise InputError(f"--search needs predicted times. {' '.join(plan.sentences)}")
+        needed = max(memory.total for memory in plan.memory)
+        fits = plan.too_large is None
+        found.append(Choice(flags=flags, step_s=plan.step_s, needed=needed, fits=fits))
+    return sorted(found, key=lambda choice: (choice.step_s, choice.needed)), refused
+
+
+def _table(title: str, found: Sequence[Choice], cluster: Cluster) -> Table:
+    table = empty_table(title)
+    table.add_column("flags", overflow="fold")
+    for header in ("step, s", "GiB"):
+        table.add_column(header, justify="right")
+    card = card_bytes(cluster)
+    for choice in found[:SHOWN]:
+        of = "" if card is None else f"/{card / GIB:.0f}"
+        table.add_row(choice.flags, f"{choice.step_s:.3g}", f"{choice.needed / GIB:.2f}{of}")
+    return table
+
+
+def _sentences(fitting: int, planned: int, refused: Sequence[str]) -> list[str]:
+    lines = [f"{planned} layouts were planned; {fitting} fit."]
+    if refused:
+        lines.append(f"{len(refused)} cannot run, such as {refused[0]}")
+    return lines

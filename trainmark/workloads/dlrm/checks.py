@@ -1,0 +1,189 @@
+"""What is wrong with a DLRM's settings, told before anything is allocated."""
+
+from trainmark.config import SYNTHETIC
+from trainmark.errors import unknown
+from trainmark.hardware.devices import Cluster, lacks
+from trainmark.workloads.dlrm.runs import DlrmRun, Model
+from trainmark.workloads.dlrm.sizes import (
+    dense_parameters,
+    has_narrow_tables,
+    in_other_formats,
+    joined_width,
+    table_parameters,
+)
+
+PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "greedy")
+MAX_PARAMETERS = 2**58  # bytes are counted in 64 bits
+MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
+
+
+def model_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+    """Of the network, its tables, and their placement on a cluster."""
+    return [
+        *_network_problems(cfg),
+        *_sharding_problems(cfg),
+        *_format_problems(cfg, cluster),
+        *_width_problems(cfg),
+        *_interaction_problems(cfg.model),
+    ]
+
+
+def _network_problems(cfg: DlrmRun) -> list[str]:
+    model, problems = cfg.model, []
+    if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
+        problems.append(
+            f"The last width of model.bottom_mlp must equal model.embedding_dim "
+            f"({model.embedding_dim}). Received: {model.bottom_mlp}. Change one of them, or leave "
+            "model.bottom_mlp out: the named run's own follows model.embedding_dim."
+        )
+    if not model.top_mlp or model.top_mlp[-1] != 1:
+        problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
+    if not problems and table_parameters(model) + dense_parameters(model) > MAX_PARAMETERS:
+        problems.append(
+            f"The model has {table_parameters(model) + dense_parameters(model):.2g} parameters; "
+            "no machine can count that far. Check model.table_rows and the widths."
+        )
+    if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MAX_PLANTED:
+        problems.append(
+            f"Planted rows have at most {MAX_PLANTED:,} features. Received: {_features(model):,}. "
+            "Ask for fewer, or for --synthetic-ids uniform."
+        )
+    decay = cfg.optimizer.weight_decay
+    if decay * cfg.lr >= 1:
+        problems.append(
+            f"lr {cfg.lr} times optimizer.weight_decay {decay} is the share that a step takes off "
+            "the weights: it must be below 1. Lower one of them."
+        )
+    return problems
+
+
+def _features(model: Model) -> int:
+    return model.numerical_features + len(model.table_rows)
+
+
+def _sharding_problems(cfg: DlrmRun) -> list[str]:
+    sharding, tables = cfg.sharding, len(cfg.model.table_rows)
+    problems = []
+    if sharding.placement not in PLACEMENTS and not sharding.placement.endswith(".json"):
+        error = unknown("placement", sharding.placement, PLACEMENTS)
+        problems.append(f"{error} Or give a .json file that 'trainmark plan --json' wrote.")
+    problems += [
+        f"host_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
+        for table in sharding.host_tables
+        if not 0 <= table < tables
+    ]
+    if sharding.engine == "torchrec":
+        problems += _torchrec_problems(cfg)
+    return problems
+
+
+def _torchrec_problems(cfg: DlrmRun) -> list[str]:
+    sharding = cfg.sharding
+    problems = [
+        f"{name} is for --engine native: TorchRec's engine has no such tables. Leave it out."
+        for name in ("host_tables", "data_parallel_threshold")
+        if getattr(sharding, name)
+    ]
+    if sharding.column_slice_threshold and sharding.placement == "auto":
+        problems.append(
+            "column_slice_threshold does nothing with --engine torchrec --placement auto, which is "
+            "TorchRec's own planner. Choose another placement, or leave it out."
+        )
+    if cfg.optimizer.weight_decay:
+        problems.append(
+            "optimizer.weight_decay is for --engine native: TorchRec's engine decays no rows. "
+            f"Received: {cfg.optimizer.weight_decay}. Leave one of them out."
+        )
+    return problems
+
+
+def _width_problems(cfg: DlrmRun) -> list[str]:
+    """Of tables that are narrower than others."""
+    model, chosen = cfg.model, cfg.model.table_widths
+    if chosen is None:
+        return []
+    if chosen != "auto":
+        found = f"Received: {' '.join(map(str, chosen))}."
+        if len(chosen) != len(model.table_rows):
+            return [
+                f"model.table_widths must have a width for each of the {len(model.table_rows)} "
+                f"tables. {found}"
+            ]
+        if not all(1 <= width <= model.embedding_dim for width in chosen):
+            return [
+                "model.table_widths must lie between 1 and model.embedding_dim "
+                f"({model.embedding_dim}). {found}"
+            ]
+    if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
+        return []
+    sharding = cfg.sharding
+    reasons = {
+        "--engine torchrec": sharding.engine == "torchrec",
+        f"--table-precision {cfg.table_format.table_precision}": in_other_formats(cfg),
+        f"--placement {sharding.placement}": sharding.placement.endswith(".json"),
+        "--column-slice-threshold": sharding.column_slice_threshold is not None,
+        "--data-parallel-threshold": sharding.data_parallel_threshold is not None,
+    }
+    return [
+        "Tables of several widths are fp32, and lie whole on one device each, in this version. "
+        f"Received: model.table_widths with {reason}. Leave one of them out."
+        for reason, is_so in reasons.items()
+        if is_so
+    ]
+
+
+def _interaction_problems(model: Model) -> list[str]:
+    chosen, width = model.interaction, joined_width(model)
+    owners = {"cross_layers": "dcn", "cross_rank": "dcn"}
+    owners |= {"branch1_mlp": "projection", "branch2_mlp": "projection"}
+    problems = [
+        f"model.{name} is for --model.interaction {owner}. Received: {getattr(model, name)} with "
+        f"interaction {chosen}. Leave it out, or choose {owner}."
+        for name, owner in owners.items()
+        if getattr(model, name) is not None and chosen != owner
+    ]
+    rank = model.cross_rank
+    if chosen == "dcn" and isinstance(rank, int) and rank > width:
+        problems.append(
+            f"model.cross_rank must not exceed the width of the cross network, {width} "
+            f"({len(model.table_rows)} tables and the bottom MLP, of {model.embedding_dim} each). "
+            f"Received: {rank}. Lower it, or ask for --model.cross-rank full."
+        )
+    for name in ("branch1_mlp", "branch2_mlp") if chosen == "projection" else ():
+        own = getattr(model, name)
+        if own is not None and (not own or own[-1] % model.embedding_dim):
+            problems.append(
+                f"The last width of model.{name} must be a multiple of model.embedding_dim "
+                f"({model.embedding_dim}). Received: {own}."
+            )
+    return problems
+
+
+def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
+    chosen, tables = cfg.table_format, len(cfg.model.table_rows)
+    problems = [
+        f"fp32_tables: table {table} does not exist; the tables are 0 to {tables - 1}."
+        for table in chosen.fp32_tables
+        if not 0 <= table < tables
+    ]
+    if not in_other_formats(cfg):
+        return problems
+    received = f"Received: --table-precision {chosen.table_precision}"
+    if chosen.table_precision == "fp8" and lacks(cluster.hardware, "fp8"):
+        problems.append(
+            f"fp8 tables need a GPU that knows fp8 numbers, such as an H100. {received} on "
+            f"{cluster}. Use int8."
+        )
+    if cluster.world > 1 or cfg.sharding.host_tables or cfg.sharding.force_exchange:
+        problems.append(
+            "Tables that are exchanged between devices, or with the host, are fp32 in this "
+            f"version. {received} on {cluster}."
+        )
+    if cfg.sharding.engine == "torchrec":
+        problems.append(f"TorchRec's tables are fp32 here. {received}.")
+    if cfg.optimizer.name == "adam":
+        problems.append(
+            f"Adam needs fp32 tables. {received}. Leave it out, or use --optimizer.name sgd, "
+            "adagrad or rowwise_adagrad."
+        )
+    return problems

@@ -1,0 +1,265 @@
+"""How long a Llama-3 step takes, predicted before it runs.
+
+A pipeline rank works on one micro-batch for
+
+    slot = operations / TP / (share of the peak) + bytes between TP ranks / (share of the link)
+
+and the step, with m micro-batches and 1F1B's order, takes
+
+    step = m x slowest slot + the other ranks' slots / stages per rank + data-parallel + update
+
+docs/planning.md derives the parts and says where this is wrong. Each constant is fitted over rows
+of several splits by `benchmarks/plan_errors.py`; none belongs to one row.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainmark.config import filled
+from trainmark.hardware.devices import Cluster, Unknown, peak_flops
+from trainmark.hardware.links import LINK_EFFICIENCY, LINKS
+from trainmark.hardware.machine import Machine, machine
+from trainmark.workloads.llama3.flops import flops
+from trainmark.workloads.llama3.memory import local_parameters
+from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters, stages_per_rank
+from trainmark.workloads.llama3.stages import layers_of, num_stages, stages_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a training system gets of a device, as shares of its datasheet."""
+
+    matmul: float
+    """Of the peak, in 16 bits (and in fp32 or tf32): GEMMs, attention, and all between them."""
+    fp8: float
+    """Of the fp8 peak, by the blocks' GEMMs."""
+    link: float
+    """Of the link between devices of a node, by tensor-parallel collectives."""
+    source: str
+
+
+_FLAGPERF = "FlagPerf's Llama-3-8B on Megatron-core 0.6"
+_TENSOR_LINK = 0.407
+"""Of seven splits of eight A100 (TP 1 to 8), together with their share of the peak."""
+
+MEGATRON_A100 = Rates(matmul=0.648, fp8=0.0, link=_TENSOR_LINK, source=f"{_FLAGPERF}, 8 A100")
+MEGATRON_H100 = Rates(matmul=0.478, fp8=0.350, link=_TENSOR_LINK, source=f"{_FLAGPERF}, H100")
+OWN_H200 = Rates(
+    matmul=0.609, fp8=0.461, link=_TENSOR_LINK, source="Trainmark on one H200; links as A100's"
+)
+
+RATES = {
+    "a100-40g": MEGATRON_A100,
+    "a100-80g": MEGATRON_A100,
+    "a800-40g": MEGATRON_A100,
+    "a800-80g": MEGATRON_A100,
+    "h100": MEGATRON_H100,
+    "h200": OWN_H200,
+}
+"""By hardware; of others nothing is known, and `OWN_H200` is assumed."""
+
+# AdamW's kernel on one H200: 0.03 s for 8 B weights of 16 bytes read and written.
+UPDATE_EFFICIENCY = 0.85
+# Elementwise operations are 0.08 of 1.44 s on one H200, a third of that in the forward pass.
+SELECTIVE_RECOMPUTE = 0.02
+# Of a block: each way, two gathers and two scatters of the sequence; the weights' gradients gather
+# their inputs once more. Of the head: one gather, one scatter, one gather.
+BLOCK_COLLECTIVES, HEAD_COLLECTIVES = 10, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTime:
+    """Seconds of a step on the devices of one pipeline rank."""
+
+    compute: float
+    tensor: float
+    """Tensor-parallel exchange: the link."""
+    data: float
+    """Gradients and weights between data-parallel ranks: the link, or the network."""
+    update: float
+    """The optimiser: the device's memory."""
+    pipeline: float
+    """Waiting for other pipeline ranks."""
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.tensor + self.data + self.update + self.pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Of a run on a cluster; without `ranks`, `unknown` says why there is no time."""
+
+    ranks: Sequence[RankTime]
+    rates: Rates
+    unknown: str
+    tokens: int
+    """Of a step."""
+    devices: int
+    mfu: Sequence[float]
+    """By the published convention (6N), of the peak of the precision; of fp8, of bf16's too."""
+
+    @property
+    def step_s(self) -> float | None:
+        return max((rank.step for rank in self.ranks), default=None)
+
+    @property
+    def tokens_per_device_s(self) -> float | None:
+        return None if self.step_s is None else self.tokens / self.step_s / self.devices
+
+    @property
+    def slowest(self) -> RankTime:
+        """The rank that the others wait for."""
+        return min(self.ranks, key=lambda rank: rank.pipeline)
+
+
+def rates_of(hardware: str) -> Rates:
+    return RATES.get(hardware, OWN_H200)
+
+
+def predict(
+    cfg: LlamaRun,
+    cluster: Cluster,
+    rates: Rates | None = None,
+    layers: Sequence[int] | None = None,
+) -> Prediction:
+    """Of a resolved run on the cluster that it was resolved for.
+
+    Args:
+        rates: by default, the hardware's.
+        layers: of each stage; by default, as this package splits them.
+    """
+    rates = rates or rates_of(cluster.hardware)
+    reason = _unknown(cfg, cluster)
+    times = [] if reason else _times(cfg, cluster, rates, layers or list(map(len, layers_of(cfg))))
+    found = Prediction(
+        ranks=times,
+        rates=rates,
+        unknown=reason,
+        tokens=filled(cfg.global_batch) * cfg.sequence,
+        devices=cluster.world,
+        mfu=(),
+    )
+    return found if reason else _with_mfu(cfg, cluster, found)
+
+
+def _unknown(cfg: LlamaRun, cluster: Cluster) -> str:
+    peak = peak_flops(cluster.hardware, cfg.precision)
+    if isinstance(peak, Unknown):
+        return peak.reason
+    if cluster.nodes > 1 and LINKS[cluster.hardware].network is None:
+        return f"the network between nodes of {cluster.hardware} is not known"
+    return ""
+
+
+def _with_mfu(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> Prediction:
+    done = flops(cfg, 0, found.tokens)["6N"] / (found.step_s or 1) / found.devices
+    names = ("fp8", "bf16") if cfg.precision == "fp8" else (cfg.precision,)
+    return dataclasses.replace(found, mfu=[done / _peak(cluster, name) for name in names])
+
+
+def _peak(cluster: Cluster, precision: str) -> float:
+    peak = peak_flops(cluster.hardware, precision)
+    if isinstance(peak, Unknown):
+        raise ValueError(peak.reason)
+    return peak.flops
+
+
+# --- the parts
+
+
+def _times(cfg: LlamaRun, cluster: Cluster, rates: Rates, layers: Sequence[int]) -> list[RankTime]:
+    devices, ranks = machine(cluster), range(axes_of(cfg)["pp"])
+    batches = filled(cfg.accumulate)
+    compute = [_compute_s(cfg, cluster, rates, layers, rank) for rank in ranks]
+    tensor = [_tensor_s(cfg, devices, rates, layers, rank) for rank in ranks]
+    slots = [sum(both) for both in zip(compute, tensor, strict=True)]
+    passing = 0.0 if len(ranks) == 1 else _passing_s(cfg, devices)
+    filling = (sum(slots) - max(slots)) / stages_per_rank(cfg)
+    whole = batches * (max(slots) + passing) + filling
+    exchanged = max(_data_s(cfg, devices, rank, batches * compute[rank]) for rank in ranks)
+    updated = max(_update_s(cfg, devices, rank) for rank in ranks)
+    return [
+        RankTime(
+            compute=batches * compute[rank],
+            tensor=batches * tensor[rank],
+            data=exchanged,
+            update=updated,
+            pipeline=whole - batches * slots[rank],
+        )
+        for rank in ranks
+    ]
+
+
+def _compute_s(
+    cfg: LlamaRun, cluster: Cluster, rates: Rates, layers: Sequence[int], pp_rank: int
+) -> float:
+    """Seconds of one micro-batch, without what is exchanged."""
+    model, tokens = cfg.model, filled(cfg.micro_batch) * cfg.sequence
+    wide = _peak(cluster, "bf16" if cfg.precision == "fp8" else cfg.precision) * rates.matmul
+    narrow = _peak(cluster, "fp8") * rates.fp8 if cfg.precision == "fp8" else wide
+    attention = 12 * model.hidden * cfg.sequence / 2  # causal: half of the square
+    block = 6 * block_parameters(model) / narrow + attention / wide
+    again = {"none": 1.0, "selective": 1 + SELECTIVE_RECOMPUTE, "full": 4 / 3}[cfg.recompute]
+    head = 6 * model.vocab * model.hidden / wide
+    blocks = sum(layers[stage] for stage in stages_of(cfg, pp_rank))
+    return tokens * (blocks * block * again + _has_head(cfg, pp_rank) * head) / axes_of(cfg)["tp"]
+
+
+def _has_head(cfg: LlamaRun, pp_rank: int) -> bool:
+    return num_stages(cfg) - 1 in stages_of(cfg, pp_rank)
+
+
+def _tensor_s(
+    cfg: LlamaRun, devices: Machine, rates: Rates, layers: Sequence[int], pp_rank: int
+) -> float:
+    """Seconds that one micro-batch waits for tensor-parallel collectives."""
+    tp = axes_of(cfg)["tp"]
+    again = 1.4 if cfg.recompute == "full" else 1.0  # the forward pass's four of ten, once more
+    blocks = sum(layers[stage] for stage in stages_of(cfg, pp_rank))
+    collectives = BLOCK_COLLECTIVES * again * blocks + _has_head(cfg, pp_rank) * HEAD_COLLECTIVES
+    size = _activation_bytes(cfg) * (tp - 1) / tp
+    within = tp <= devices.devices_per_node
+    link = devices.node_link if within else devices.network
+    return collectives * size / (link * rates.link)
+
+
+def _passing_s(cfg: LlamaRun, devices: Machine) -> float:
+    """An activation goes to the next pipeline rank, and its gradient comes back."""
+    axes = axes_of(cfg)
+    within = devices.devices_per_node == devices.devices
+    link = devices.node_link if within else devices.network
+    turns = 2 * stages_per_rank(cfg)
+    return turns * _activation_bytes(cfg) / axes["tp"] / (link * LINK_EFFICIENCY)
+
+
+def _activation_bytes(cfg: LlamaRun) -> int:
+    """One micro-batch between two blocks."""
+    element = 4 if cfg.precision in ("fp32", "tf32") else 2
+    return filled(cfg.micro_batch) * cfg.sequence * cfg.model.hidden * element
+
+
+def _data_s(cfg: LlamaRun, devices: Machine, pp_rank: int, compute: float) -> float:
+    """Gradients are scattered in fp32 and weights gathered, in rings of all data-parallel ranks.
+
+    The slowest hop of a ring is one device's link, or its network. Once a step nothing hides it;
+    FSDP gathers twice and scatters once for each micro-batch, behind the computation.
+    """
+    axes = axes_of(cfg)
+    dp = axes["dp"]
+    element = 4 if cfg.precision in ("fp32", "tf32") else 2
+    weights = local_parameters(cfg, pp_rank) * (dp - 1) / dp
+    within = dp * axes["tp"] <= devices.devices_per_node
+    link = (devices.node_link if within else devices.network) * LINK_EFFICIENCY
+    if cfg.data_parallel == "fsdp" and axes["pp"] == 1:
+        moved = filled(cfg.accumulate) * weights * (4 + 2 * element) / link
+        return max(0.0, moved - compute)
+    return weights * (4 + element) / link
+
+
+def _update_s(cfg: LlamaRun, devices: Machine, pp_rank: int) -> float:
+    """AdamW reads and writes its states, reads gradients twice (their norm) and writes weights."""
+    states = 24 if cfg.optimizer_states == "fp32" else 14
+    shard = local_parameters(cfg, pp_rank) / axes_of(cfg)["dp"]
+    return shard * (states + 2 * 4 + 2) / (devices.bandwidth * UPDATE_EFFICIENCY)
