@@ -136,7 +136,7 @@ def assert_rows(output: Path, rows: list[Row], threshold: int = 0) -> None:
 def prepare(kind: str, tmp_path: Path, pattern: str, **options: Any) -> Path:
     module = {"csv": csv_data, "parquet": parquet_data}[kind]
     output = tmp_path / "data"
-    options = {"columns": COLUMNS} | options
+    options = {"columns": COLUMNS, "frequency_threshold": "0"} | options
     module.prepare(module.Options(input=str(tmp_path / pattern), output=output, **options))
     return output
 
