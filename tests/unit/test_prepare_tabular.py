@@ -160,6 +160,13 @@ def test_parquet(threshold: int, tmp_path: Path) -> None:
     assert_rows(output, rows, threshold)
 
 
+def test_rare_values_share_an_id_by_default(tmp_path: Path) -> None:
+    rows = random_rows(280)
+    write_csv(tmp_path / "log.csv", rows)
+    output = prepare("csv", tmp_path, "log.csv", frequency_threshold=None)
+    assert_rows(output, rows, threshold=10)
+
+
 def test_without_header_and_in_several_files(tmp_path: Path) -> None:
     """The last file is held out, like a last day; log_10 comes after log_2."""
     rows = random_rows(90)
