@@ -163,7 +163,8 @@ def planted_log(
         alone += random.normal(size=values)[drawn]
         if 2 <= place < 8:
             vectors.append(random.normal(size=(values, 3))[drawn])
-    together = (sum(vectors) ** 2 - sum(vector**2 for vector in vectors)).sum(1)
+    stacked = np.stack(vectors)
+    together = (stacked.sum(0) ** 2 - (stacked**2).sum(0)).sum(1)
     logits = _unit(alone) * np.sqrt(1 - interactions) + _unit(together) * np.sqrt(interactions)
     for place in range(numbers):
         x = random.lognormal(2, 1.5, rows)

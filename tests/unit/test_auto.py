@@ -15,11 +15,12 @@ from tests.small import ONE_CPU, result, write_dataset
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.config import TrainOptions, to_plain
+from trainmark.errors import InputError
 from trainmark.verbs.flags import parse_run
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import auto
 from trainmark.workloads.dlrm.data import build_data, held_out_splits
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer
 
 
 @pytest.fixture
@@ -62,6 +63,12 @@ def test_what_was_given_stays_and_the_rest_follows_it(dataset: Path) -> None:
     flat = ["--schedule.decay-start", "5", "--schedule.decay-steps", "6"]
     assert run(dataset, *flat).schedule.decay_steps == 6
     assert run(dataset, "--micro-batch", "32", "--accumulate", "2").global_batch == 64
+
+
+def test_other_runs_choose_nothing() -> None:
+    named = dataclasses.replace(workloads.named_run("dlrm-demo"), optimizer=Optimizer(eps=None))
+    with pytest.raises(InputError, match=r"optimizer\.eps must be a number"):
+        resolve(named, ONE_CPU)
 
 
 def test_settings_of_a_result_are_chosen_anew_for_other_data(dataset: Path, tmp_path: Path) -> None:

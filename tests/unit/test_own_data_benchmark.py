@@ -11,7 +11,7 @@ from benchmarks.own_data_sets import LABEL, Set, Table, planted_log
 
 
 def scores(*of_splits: tuple[float, float, float]) -> list[Scores]:
-    return [Scores(*aucs, prepare_s=1.0, train_s=2.0) for aucs in of_splits]
+    return [Scores(*aucs, prepare_s=1.0, train_s=2.0, train_cpu_s=2.0) for aucs in of_splits]
 
 
 def test_one_split_of_a_small_set() -> None:
