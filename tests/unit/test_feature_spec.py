@@ -101,13 +101,13 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda f, s, c: f["cat_0.bin"].update(cardinality=129),
         "129, which does not fit its dtype int8",
     ),
-    "int64 ids": (
-        lambda f, s, c: f["cat_1.bin"].update(dtype="int64"),
-        "has dtype int64; one of int8, int16, int32 is expected",
+    "float ids": (
+        lambda f, s, c: f["cat_1.bin"].update(dtype="float32"),
+        "has dtype float32; one of int8, int16, int32, uint8, int64 is expected",
     ),
     "big-endian ids": (
         lambda f, s, c: f["cat_1.bin"].update(dtype=">i4"),
-        "has dtype >i4; one of int8, int16, int32 is expected",
+        "has dtype >i4; one of int8, int16, int32, uint8, int64 is expected",
     ),
     "float64 numerical": (
         lambda f, s, c: f["num_1"].update(dtype="float64"),
@@ -285,7 +285,6 @@ BAD_FILES = {
     b"a: 2001-99-99": "not readable as YAML",
     b"[" * 5000: "not readable as YAML",
     b"!!python/object/apply:os.system ['true']": "not readable as YAML",
-    b"feature_spec: {}\nsource_spec: {}\nchannel_spec: {}\nmore: 1": "more is not a known key",
     b"feature_spec: {}\nchannel_spec: {}": "source_spec is missing",
     b"feature_spec: 3\nsource_spec: {}\nchannel_spec: {}": "feature_spec: ",
     b"feature_spec: {a: {cardinality: [1]}}\nsource_spec: {}\nchannel_spec: {}": "cardinality",

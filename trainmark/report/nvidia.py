@@ -18,7 +18,6 @@ from trainmark.report.published import InferenceRow, Model, Row
 from trainmark.report.sections import Run, as_row
 from trainmark.report.tables import NOT_APPLICABLE, Column, device_name, make_grid, quality
 from trainmark.run.result import Result
-from trainmark.run.run_folder import parse_config
 
 FULL = ("fp32", "tf32")
 """Precisions of the first column; all others are mixed."""
@@ -101,6 +100,8 @@ def devices(case: str) -> int:
 
 def our_model(result: Result) -> Model:
     """The size of a result's model; unknown where its configuration is of another version."""
+    from trainmark.run.run_folder import parse_config  # which loads torch
+
     try:
         run = parse_config(result.config, Path("its configuration"))
     except InputError:

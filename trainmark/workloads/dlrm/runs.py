@@ -38,7 +38,7 @@ class Model:
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
-    table_widths: tuple[Width, ...] | Literal["auto"] | None = None
+    table_widths: tuple[CountOrNone, ...] | Literal["auto"] | None = None
     """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
     a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
