@@ -54,3 +54,15 @@ def test_the_whole_page(tmp_path: Path) -> None:
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+def test_the_table_is_that_of_the_results() -> None:
+    """Each set's AUCs, as own_data.json has them; and no set that does not hold is left out."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "own_data.json").read_text())["rows"]
+    lines = (ROOT / PAGE).read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    shown = {row[0]: row[2:5] for row in cells if len(row) == 6}
+    assert len(rows) >= 8
+    for row in rows:
+        aucs = [row[name] for name in ("trainmark", "logistic_regression", "gradient_boosting")]
+        assert shown[row["data"]] == [f"{auc:.4f}" for auc in aucs]
