@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.unit.test_prepare_criteo import random_lines, write_day
+from trainmark.checksums import FILE_NAME as CHECKSUMS
 from trainmark.clicklog import criteo
 from trainmark.clicklog.spark import session as spark_session
 from trainmark.errors import InputError
@@ -38,7 +39,8 @@ def spark() -> Iterator[Any]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
+    """All but the checksums, which the cluster's engine does not write."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
