@@ -281,7 +281,7 @@ def dlrm_auto() -> DlrmRun:
     return DlrmRun(
         name="dlrm-auto",
         model=Model(
-            # Rows of 4 and 8 numbers, and MLPs half as wide, lost; rows of 32 gained nothing.
+            # Rows of 4 numbers, and MLPs half as wide, lost; rows of 32 gained nothing.
             embedding_dim=16,
             bottom_mlp=(256, 128, 16),
             top_mlp=(256, 128, 1),
@@ -289,7 +289,7 @@ def dlrm_auto() -> DlrmRun:
             # A row that was hardly trained must say hardly anything. As published, those of a small
             # table begin as large as others end.
             table_init=0.02,
-            # More costs logs with few columns of numbers; less, logs of few rows.
+            # None and a fifth did as well; a half cost logs of numbers.
             dropout=0.1,
         ),
         optimizer=Optimizer(name="adagrad", eps=None),
