@@ -85,6 +85,8 @@ def seal(folder: Path, besides: Iterable[str] = (), known: Mapping[str, list[Any
         besides: files at its top that are left out.
         known: checksums by name, of files that need not be read again.
     """
+    for unfinished in folder.rglob(".*.writing"):  # by a process that was killed
+        unfinished.unlink()
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     left = sorted(names - {FILE_NAME, *besides} - known.keys())
     with ThreadPoolExecutor(_THREADS) as pool:

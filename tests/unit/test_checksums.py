@@ -151,3 +151,10 @@ def test_sums_are_those_of_numpy(tmp_path: Path) -> None:
     sealed = json.loads((tmp_path / "out" / "checksums.json").read_text())["files"]
     expected = f"{(int(words.sum(dtype=np.uint64)) + 5) % 2**64:016x}"
     assert sealed == {"a": [8001, expected]}
+
+
+def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "label.bin").write_bytes(b"1")
+    (tmp_path / ".label.bin.bee80089.writing").write_bytes(b"")
+    checksums.seal(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checksums.json", "label.bin"]

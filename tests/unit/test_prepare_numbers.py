@@ -42,7 +42,7 @@ def write_csv(path: Path, **columns: Any) -> None:
 
 def prepare(folder: Path, numerical: str, /, **options: Any) -> Path:
     columns = f"label=y numerical={numerical} categorical=c"
-    given: dict[str, Any] = {"columns": columns, "holdout": str(100 / ROWS), "memory": "1G"}
+    given: dict[str, Any] = {"columns": columns, "holdout": str(100 / ROWS), "memory": "4G"}
     csv_data.prepare(
         csv_data.Options(input=str(folder / "log.csv"), output=folder / "data", **(given | options))
     )

@@ -29,11 +29,12 @@ class Limits:
     def of(cls, memory: str | None) -> "Limits":
         """Limits that keep this process within `memory`; None: a quarter of the machine."""
         total = num_bytes(memory) if memory else psutil.virtual_memory().total // 4
-        available = total - max(psutil.Process().memory_info().rss, LIBRARY_BYTES)
+        used = max(psutil.Process().memory_info().rss, LIBRARY_BYTES)
+        available = total - used
         if available < MIN_DATA_BYTES:
+            needed = used + MIN_DATA_BYTES
             raise InputError(
-                f"--memory is {total >> 20} MiB; at least "
-                f"{(LIBRARY_BYTES + MIN_DATA_BYTES) >> 20} MiB are needed."
+                f"--memory is {total >> 20} MiB; at least {needed >> 20} MiB are needed."
             )
         threads = len(os.sched_getaffinity(0))
         return cls(available, threads, min(available // (8 * threads), MAX_PIECE_BYTES))
