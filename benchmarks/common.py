@@ -36,6 +36,13 @@ def in_a_process(work: Callable[[], None]) -> bool:
     return process.exitcode == 0
 
 
+def command() -> str:
+    """What was typed. Of a path that this machine alone has, the last name stays."""
+    script, *arguments = sys.argv
+    named = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *named])
+
+
 def write_results(
     name: str,
     rows: Sequence[Mapping[str, Any]],
@@ -57,7 +64,7 @@ def write_results(
     document = {
         "schema": SCHEMA,
         "commit": software["commit"],
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "hardware": machine,
         "software": software,
         "rows": list(rows),
