@@ -25,7 +25,7 @@ from trainmark.errors import InputError
 
 FAILS_AT = 5
 LINGERS_S = 3.0
-BEAT_S, SILENCE_S = 0.2, 10.0
+BEAT_S, SILENCE_S = 0.5, 20.0
 """Of tests, which need not wait for as long as jobs do."""
 
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         launch_torchrun.RANK = ["-m", "tests.distributed.broken_rank", how]
         sys.exit(cli.main())
-    from trainmark.distributed.launched import run_rank
+    from trainmark.distributed.launched import leave, run_rank
 
     if not _on_a_gpu():
         heartbeat.BEAT_S, heartbeat.SILENCE_S = BEAT_S, SILENCE_S
@@ -80,4 +80,4 @@ if __name__ == "__main__":
     code = run_rank(cli.main)
     if _is_broken(rank) and kind == "linger":
         time.sleep(LINGERS_S)
-    sys.exit(code)
+    leave(code)

@@ -67,7 +67,7 @@ def test_a_stopped_rank_ends_the_job(tmp_path: Path) -> None:
     assert done.returncode == LOST_RANK
     told = sentences(done.stderr)
     assert len(told) == 2, told
-    assert "rank 1 has not been heard of for 1" in told[0]
+    assert "rank 1 has not been heard of for 2" in told[0]
     assert "rank 0 ended with exit code 75" in told[1]
     assert "Traceback" not in done.stderr
     assert checkpoints.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]

@@ -22,10 +22,10 @@ from trainmark.distributed.launched import (
 )
 
 BEAT_S = 5.0
-SILENCE_S = 30.0
+SILENCE_S = 40.0
 """A rank that has not been heard of for this long is taken for dead. Long, because a busy
 interpreter may delay a beat; short enough that a job ends within a minute."""
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
 """How long a rank may take to end by itself once another has told why the job ends."""
 GONE = "gone"
 
