@@ -170,6 +170,10 @@ def _tiles(result: Result) -> list[Markup]:
     if result.mfu:
         first = result.mfu[0]
         tiles.append(_tile("MFU", mfu(first.value), f"{first.convention}, {first.peak_dtype} peak"))
+    if result.energy is not None and result.energy.joules is not None:
+        used = result.energy
+        each = f"{with_unit(used.joules_per_sample, 'J')} per sample in training"
+        tiles.append(_tile("Energy", with_unit(used.joules, "J"), each))
     return tiles
 
 

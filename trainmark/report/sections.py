@@ -313,6 +313,24 @@ def device_facts(result: Result) -> list[tuple[str, str]]:
         ("mean power", with_unit(_figure(monitor, "power_w", "mean"), "W")),
         ("highest power", with_unit(_figure(monitor, "power_w", "max"), "W")),
         ("highest temperature", with_unit(_figure(monitor, "temperature_c", "max"), "°C")),
+        *energy_facts(result.energy),
+    ]
+
+
+def energy_facts(energy: Energy | None) -> list[tuple[str, str]]:
+    """The same lines for every result, since results stand side by side."""
+    value = lambda name: getattr(energy, name, None)  # noqa: E731
+    return [
+        ("energy", with_unit(value("joules"), "J")),
+        ("energy per sample", with_unit(value("joules_per_sample"), "J")),
+        ("energy per token", with_unit(value("joules_per_token"), "J")),
+        ("samples per joule", human(value("samples_per_joule"))),
+        ("mean power in training", with_unit(value("mean_power_w"), "W")),
+        ("cost", human(value("cost"))),
+        ("cost per epoch", human(value("cost_per_epoch"))),
+        ("CO2", with_unit(value("grams_co2"), "g")),
+        ("CO2 per epoch", with_unit(value("grams_co2_per_epoch"), "g")),
+        ("energy counted by", value("source") or value("reason") or DASH),
     ]
 
 

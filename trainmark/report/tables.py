@@ -276,6 +276,9 @@ _RESULT_COLUMNS = (
     ),
     Column("mem", lambda r: memory(r.memory.peak_bytes / GIB, r.memory.total_bytes / GIB)),
     Column("MFU", lambda r: mfu_cell(r.mfu), optional=True),
+    Column(
+        "J/sample", lambda r: joules(r.energy and r.energy.joules_per_sample), optional=True
+    ),
 )
 
 _INFERENCE_COLUMNS = (

@@ -1,6 +1,7 @@
 """Around the loop: from a configuration to a checked output folder, a run, and its result."""
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -88,7 +89,16 @@ def _train_one(
             run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
     check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
-        training = Training(cfg, workload, mesh, output, started=started, start=begin, watch=watch)
+        training = Training(
+            cfg,
+            workload,
+            mesh,
+            output,
+            started=started,
+            start=begin,
+            watch=watch,
+            joules=monitor.joules if _counts_energy(mesh) else lambda: 0.0,
+        )
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
             earlier = result.read(output)
@@ -166,6 +176,11 @@ def _settle(cfg: Run, mesh: Mesh) -> None:
     set_matmul_precision(cfg.precision)
     if mesh.device.type == "cpu":
         keep_freed_memory()
+
+
+def _counts_energy(mesh: Mesh) -> bool:
+    """A GPU counts for itself; the counters of CPUs are those of the machine, so one rank does."""
+    return mesh.device.type != "cpu" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _forget_peaks(mesh: Mesh) -> None:
