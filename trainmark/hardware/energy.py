@@ -24,7 +24,7 @@ class Register:
 
 
 class EnergyCounter:
-    """Joules since it was made, over all registers; it must be asked before one passes `most` twice.
+    """Joules since it was made, of all registers; none may pass its `most` twice between two calls.
 
     Attributes:
         source: what counts, or None.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 
-from trainmark.formatting import DASH, duration, human, readable_size
+from trainmark.formatting import DASH, duration, human, joules, readable_size
 from trainmark.report.assessments import interval
 from trainmark.report.charts import bar_chart
 from trainmark.report.formats import Titled
@@ -172,8 +172,8 @@ def _tiles(result: Result) -> list[Markup]:
         tiles.append(_tile("MFU", mfu(first.value), f"{first.convention}, {first.peak_dtype} peak"))
     if result.energy is not None and result.energy.joules is not None:
         used = result.energy
-        each = f"{with_unit(used.joules_per_sample, 'J')} per sample in training"
-        tiles.append(_tile("Energy", with_unit(used.joules, "J"), each))
+        each = f"{joules(used.joules_per_sample)} per sample in training"
+        tiles.append(_tile("Energy", joules(used.joules), each))
     return tiles
 
 

@@ -201,6 +201,10 @@ class Result:
     software: dict[str, Any]
     started: str
 
+    @property
+    def joules_per_sample(self) -> float | None:
+        return self.energy.joules_per_sample if self.energy else None
+
     def final_metrics(self) -> dict[str, dict[str, float | None]]:
         """Of each evaluated split, those of the weights that the run ended with."""
         return final_metrics(self.evaluations, self.best)
