@@ -86,9 +86,18 @@ def _train_one(
             run_folder.check(output, cfg, fresh=False, from_another=False)
         else:
             run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
-    check_memory(cfg, workload, mesh)
+    host_bytes_left = check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
-        training = Training(cfg, workload, mesh, output, started=started, start=begin, watch=watch)
+        training = Training(
+            cfg,
+            workload,
+            mesh,
+            output,
+            started=started,
+            start=begin,
+            watch=watch,
+            host_bytes_left=host_bytes_left,
+        )
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
             earlier = result.read(output)
