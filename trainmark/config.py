@@ -95,6 +95,8 @@ class Run:
     """`never`, `N steps` or `N minutes`; a run that is asked to stop saves anyway."""
     keep_checkpoints: Count = 2
     """How many checkpoints to keep."""
+    keep_scores: CountOrNone = 20_000_000
+    """Keep the scores of splits of at most so many rows (5 bytes each), for `trainmark compare`."""
     profile: str | None = None
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
@@ -204,6 +206,7 @@ OBSERVATION = frozenset(
         "log_every",
         "checkpoint_every",
         "keep_checkpoints",
+        "keep_scores",
         "profile",
         "tensorboard",
         "dllogger",

@@ -117,7 +117,7 @@ def _train_one(
             workload.save_model(training.trainer, output / MODEL_FOLDER)
         assessed = assessments(cfg, workload, predictions)
         samples = finished.best.at_sample if finished.best else finished.samples
-        write_scores(output, predictions, samples=samples, data=cfg.data)
+        write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
         found = warnings(cfg, finished, output)
         finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
         if options.reference:
