@@ -25,6 +25,7 @@ from trainmark.contract import AnyWorkload, Data, Predictions, Prepared, Trainer
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.run.assessment import evaluated
+from trainmark.run.checks import can_check, check
 from trainmark.run.clocks import Clocks
 from trainmark.run.feed import Feed
 from trainmark.run.memory import has_room_for_copies
@@ -93,6 +94,7 @@ class Training:
         watch: Watch | None = None,
         host_bytes_left: int = 0,
     ) -> None:
+        can_check(cfg, workload)
         self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
         self.start, self._watch = start, watch
         self._host_bytes_left = host_bytes_left
@@ -132,8 +134,8 @@ class Training:
             while not self.has_finished:
                 batch = next(self.feed)
                 lr = cfg.lr * cfg.schedule.factor(progress.step)
-                loss, skipped = self.trainer.step(batch, lr)
-                self._count(batch, lr, loss, skipped)
+                loss, skipped, differ = self._step(batch, lr)
+                self._count(batch, lr, loss, skipped, differ)
                 profiler.step_done(progress.step)
                 if progress.step % cfg.log_every == 0:
                     self._look()
@@ -249,7 +251,20 @@ class Training:
 
     # --- one step
 
-    def _count(self, batch: Prepared, lr: float, loss: Tensor, skipped: Tensor) -> None:
+    def _step(self, batch: Prepared, lr: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        checked_step, every = self.workload.checked_step, self.cfg.check_every
+        if checked_step is None or every is None or (self.progress.step + 1) % every:
+            return *self.trainer.step(batch, lr), {}
+        return checked_step(self.trainer, batch, lr)
+
+    def _count(
+        self,
+        batch: Prepared,
+        lr: float,
+        loss: Tensor,
+        skipped: Tensor,
+        differ: dict[str, Tensor],
+    ) -> None:
         self.progress.step += 1
         self._unsaved = True
         self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
@@ -264,11 +279,13 @@ class Training:
                 lr=lr,
                 loss=loss.item() if read else loss,
                 skipped=skipped.item() if read else skipped,
+                differ=differ,
             )
         )
 
     def _look(self) -> None:
-        """Read the losses since the last look; stop at one that is not finite."""
+        """Read the losses since the last look; stop at one that is not finite, and where a checked
+        step was computed in two ways."""
         if not self._pending:
             return
         losses = torch.stack([torch.as_tensor(p.loss).float() for p in self._pending]).tolist()
@@ -276,6 +293,9 @@ class Training:
         self.feed.collect_waits()
         self.clocks.looked()
         pending, self._pending = self._pending, []
+        for at in pending:
+            if at.differ:
+                check(at.step, at.differ, self.trainer, self.mesh, self._last_checkpoint)
         if self._saver.is_done and not self._saver.has_failed:
             self._wait_for_save()
         rows: list[tuple[int, int, float]] = []
@@ -298,14 +318,17 @@ class Training:
 
     def _not_finite(self, at: "_Pending", loss: float) -> InputError:
         what = "gradient" if math.isfinite(loss) else "loss"
-        self._saver.finish()
-        last = checkpoints.latest(self.output / CHECKPOINTS)
-        kept = f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
         return InputError(
             f"The {what} of step {at.step} is not finite (loss {loss}); the step was not applied "
             f"and the run stops. Its samples: {self.data.describe(at.position)}. Check these "
-            f"rows, or lower lr (now {at.lr:g}); {kept}."
+            f"rows, or lower lr (now {at.lr:g}); {self._last_checkpoint()}."
         )
+
+    def _last_checkpoint(self) -> str:
+        """What is left of a run that ends here."""
+        self._saver.finish()
+        last = checkpoints.latest(self.output / CHECKPOINTS)
+        return f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
 
     # --- evaluation
 
@@ -466,6 +489,8 @@ class _Pending:
     lr: float
     loss: Tensor | float
     skipped: Tensor | float
+    differ: dict[str, Tensor]
+    """Of a checked step, by name, whether bits differ."""
 
 
 def build_trainer(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> Trainer[Any, Any]:
