@@ -25,7 +25,8 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
     ours = trainer(cfg, mesh)
     losses, samples = [], 0
     for batch in build_data(cfg, "train", mesh.dp_rank, mesh.dp_size):
-        loss, _ = ours.step(ours.prepare(batch), 1e-3)
+        loss, _, differ = ours.checked_step(ours.prepare(batch), 1e-3)
+        assert not any(differ.values())
         losses.append(float(loss))
         samples += batch.samples
     found = evaluate(ours, build_data(cfg, "validation", mesh.dp_rank, mesh.dp_size))

@@ -2,6 +2,7 @@
 
 runner.py       from a configuration to a finished run, or to a loaded model
 loop.py         THE training loop; feed.py prepares its batches ahead; profiler.py traces steps
+checks.py       what ends a run whose device does not give the same bits twice
 patience.py     best, not last: the split that is watched, and its best evaluation
 clocks.py       whole, train and core time; the sample counter
 start.py        what a new run takes from another: weights, optimiser state

@@ -6,6 +6,9 @@
                   warm-up | step step step | evaluation | step | checkpoint | step
     train = whole - evaluation - checkpoint - warmup;  core = train - input_wait
 
+`checkpoint` is how long training stood still for it, `checkpoint_background` how long a thread
+wrote beside it.
+
 Samples and tokens are counted from the batches that were trained on, never from a product.
 """
 
@@ -27,6 +30,7 @@ class Totals:
     whole: float = 0.0
     evaluation: float = 0.0
     checkpoint: float = 0.0
+    checkpoint_background: float = 0.0
     input_wait: float = 0.0
     warmup: float = 0.0
     samples: int = 0
@@ -130,6 +134,10 @@ class Clocks:
     def input_waited(self, seconds: float) -> None:
         """The compute stream (on a CPU: the loop) stood still for a batch."""
         self.totals.input_wait += seconds
+
+    def saved(self, seconds: float) -> None:
+        """A thread took so long to write a checkpoint."""
+        self.totals.checkpoint_background += seconds
 
     @contextmanager
     def pause(self, kind: Literal["evaluation", "checkpoint"]) -> Iterator[None]:

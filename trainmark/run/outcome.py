@@ -204,6 +204,11 @@ def _notes(training: Training) -> list[str]:
             f"Quality is that of step {best.step:,} of {steps:,}, whose {best.metric} on "
             f"{best.split}, {best.value:.6g}, was the best{waited}."
         )
+    if training.saves_stand_still:
+        notes.append(
+            "Training stood still while checkpoints were written: host memory has no room for a "
+            "copy of the weights."
+        )
     if totals.sessions > 1:
         notes.append(
             f"Continued {totals.sessions - 1} time(s) from a checkpoint; time between the "

@@ -43,6 +43,9 @@ class Times:
     core: float
     evaluation: float
     checkpoint: float
+    """How long training stood still to save."""
+    checkpoint_background: float = 0.0
+    """How long threads wrote checkpoints beside it; no part of any other time."""
     input_wait: float
     warmup: float
 

@@ -87,7 +87,7 @@ def _train_one(
             run_folder.check(output, cfg, fresh=False, from_another=False)
         else:
             run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
-    check_memory(cfg, workload, mesh)
+    host_bytes_left = check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
         training = Training(
             cfg,
@@ -98,6 +98,7 @@ def _train_one(
             start=begin,
             watch=watch,
             joules=monitor.joules if _counts_energy(mesh) else lambda: 0.0,
+            host_bytes_left=host_bytes_left,
         )
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
