@@ -20,6 +20,7 @@ from trainmark.config import AnyRun, Precision, Run, TrainOptions
 from trainmark.contract import MODEL_FOLDER, AnyWorkload, Trainer
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
+from trainmark.distributed.heartbeat import watch_ranks
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware.allocator import keep_freed_memory
@@ -147,7 +148,7 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     heartbeat, begins = None, not dist.is_initialized()
     if begins and ranks > 1:
         launched.join("nccl" if kind == "cuda" else "gloo")
-        heartbeat = launched.watch_machines()
+        heartbeat = watch_ranks()
     yield meshes.build(device, workloads.definition(cfg).mesh_axes(cfg, ranks))
     if heartbeat is not None:
         heartbeat.stop()
