@@ -28,7 +28,9 @@ from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
+from trainmark.workloads.dlrm.multi_hot import MoreIds
 from trainmark.workloads.dlrm.runs import DlrmRun, score_offset
+from trainmark.workloads.dlrm.sizes import has_bags, hotness
 from trainmark.workloads.dlrm.slots import Filled, Slots
 
 
@@ -91,6 +93,11 @@ class DlrmTrainer:
         self._samples_before = torch.zeros((), dtype=torch.int64, device=mesh.device)
         self._outcome = torch.zeros(2, device=mesh.device)
         self._in_last_micro_batch = False
+        self._more_ids = (
+            MoreIds(hotness(cfg.model), cfg.model.table_rows)
+            if cfg.multi_hot == "uniform" and has_bags(cfg.model)
+            else None
+        )
         model.top_gradients_done = self._reduce_top
         self._steps = 0
         if cfg.compile:
@@ -139,6 +146,8 @@ class DlrmTrainer:
 
     def _lookups(self, groups: list[IdGroup], parts: list[list[slice]]) -> list[Any]:
         rank = self.mesh.dp_rank
+        if self._more_ids is not None:
+            groups = self._more_ids.add(groups)
         return [
             self.model.tables.prepare(
                 [group.part(of_ranks[rank]) for group in groups],
