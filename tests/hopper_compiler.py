@@ -98,7 +98,7 @@ def compile_gradients_at_rows(features: int, dim: int, dtype: torch.dtype) -> No
 
 
 def compile_bags(dim: int, tables: Tables, dtype: torch.dtype) -> None:
-    block = pool_rows.BagBlock(0, 3, 1000, 1, 27)
+    block = pool_rows.BagBlock(0, 1, 3, 3, 1000, 1, 27)
     bags = pool_rows.Bags([block], torch.device("meta"))
     out = torch.empty(27000, dim, dtype=dtype)
     pool_rows.pool_rows_triton(torch.empty(3000, dtype=torch.int32), bags, tables, out)

@@ -27,10 +27,13 @@ SAMPLES, HOTNESS = 11, (3, 1, 9)
 CPU = torch.device("cpu")
 
 
-def bags_beside_a_vector(offsets: tuple[int, ...] = (0, 0, 0)) -> Bags:
+def bags_beside_a_vector(offsets: tuple[int, ...] = (0, 0, 0), by_sample: bool = True) -> Bags:
     blocks, first = [], 0
     for feature, (hotness, offset) in enumerate(zip(HOTNESS, offsets, strict=True)):
-        blocks.append(BagBlock(first, hotness, SAMPLES, feature + 1, len(HOTNESS) + 1, offset))
+        steps = (1, hotness) if by_sample else (SAMPLES, 1)
+        blocks.append(
+            BagBlock(first, *steps, hotness, SAMPLES, feature + 1, len(HOTNESS) + 1, offset)
+        )
         first += SAMPLES * hotness
     return Bags(blocks, CPU)
 
@@ -83,6 +86,19 @@ def test_sums_are_those_of_torchs_bags(kernel: str, ids_type: torch.dtype, dim: 
     found = pooled(kernel, ids, bags_beside_a_vector(), Tables(rows), torch.float32)
     assert relative_error(found, by_torch(ids, rows.codes)) < 1e-6
     assert (found[2, 2] == 0).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_ids_may_lie_by_their_place_in_the_bag(kernel: str) -> None:
+    rows, ids = stored(40, 8, torch.float32, "cpu"), ids_with_gaps(40)
+    parts = ids.split([SAMPLES * hotness for hotness in HOTNESS])
+    turned = torch.cat([part.view(SAMPLES, -1).t().reshape(-1) for part in parts])
+    bags = bags_beside_a_vector(by_sample=False)
+    found = pooled(kernel, turned, bags, Tables(rows), torch.float32)
+    assert relative_error(found, by_torch(ids, rows.codes)) < 1e-6
+    of_ids = bags_beside_a_vector().row_of_id.split([SAMPLES * hotness for hotness in HOTNESS])
+    expected = torch.cat([part.view(SAMPLES, -1).t().reshape(-1) for part in of_ids])
+    assert torch.equal(bags.row_of_id, expected)
 
 
 @interpreted

@@ -41,7 +41,7 @@ def gather_rows(table: Tensor, ids_BF: Tensor, rows_BFD: Tensor) -> None:
 
 def pool_rows(table: Tensor, ids_N: Tensor, blocks: Tensor, out_RD: Tensor) -> None:
     """Write the sums of bags of rows; `blocks` is the table of a `pool_rows.Bags`."""
-    bags = int(blocks[:, 2].sum())
+    bags = int(blocks[:, 4].sum())
     in_threads(_pool, bags, table, ids_N, blocks, out_RD)
 
 
@@ -66,13 +66,15 @@ def rowwise_adagrad(
 def _pool(table, ids, blocks, out_RD, begin, end):
     """Bags `begin` to `end`, counted through all blocks."""
     before = 0
-    for first_id, hotness, bags, first_row, row_step, _ in blocks:  # one store: no offset
+    for block in blocks:
+        first_id, id_step, bag_step, hotness, bags, first_row, row_step, _ = block  # no offset
         for bag in range(max(begin - before, 0), min(end - before, bags)):
             total = out_RD[first_row + bag * row_step]
             total[:] = _ZERO
-            for n in range(first_id + bag * hotness, first_id + (bag + 1) * hotness):
-                if ids[n] >= 0:
-                    _add_to(total, table[ids[n]], _ONE)
+            for i in range(hotness):
+                row = ids[first_id + bag * bag_step + i * id_step]
+                if row >= 0:
+                    _add_to(total, table[row], _ONE)
         before += bags
 
 

@@ -1,8 +1,8 @@
 """Reading the embedding rows of several ids per feature, and adding up those of each bag.
 
-A bag is what a sample has of a feature: as many ids as the feature's hotness, side by side. An id
-of -1 stands for none, so that a bag may have fewer, and an empty one is zeros. Sums are in fp32, in
-the order of the ids; only the sum is written.
+A bag is what a sample has of a feature: as many ids as the feature's hotness. An id of -1 stands
+for none, so that a bag may have fewer, and an empty one is zeros. Sums are in fp32, in the order of
+the ids; only the sum is written.
 
 Shapes: N ids of all bags, F features, B samples, D width of a row, R rows of what is written.
 """
@@ -30,7 +30,11 @@ class BagBlock:
     """Bags of one feature, those of one sample after those of another."""
 
     first_id: int
-    """Where the ids of the first bag begin."""
+    """Where the first id of the first bag lies;"""
+    id_step: int
+    """how far behind it that bag's next one,"""
+    bag_step: int
+    """and the first id of the next bag."""
     hotness: int
     bags: int
     first_row: int
@@ -47,7 +51,7 @@ class Bags:
     def __init__(self, blocks: Sequence[BagBlock], device: torch.device) -> None:
         self.blocks = list(blocks)
         fields = [astuple(block) for block in self.blocks]
-        self.table = torch.tensor(fields, dtype=torch.int64, device=device).view(-1, 6)
+        self.table = torch.tensor(fields, dtype=torch.int64, device=device).view(-1, 8)
         """[blocks, fields of a block]"""
         self.most_bags = max((block.bags for block in self.blocks), default=0)
 
@@ -55,13 +59,18 @@ class Bags:
     def row_of_id(self) -> Tensor:
         """int64: of each id, the row that its bag's sum goes to."""
         device = self.table.device
-        rows = torch.empty(sum(b.bags * b.hotness for b in self.blocks), dtype=torch.int64)
-        rows = rows.to(device)
+        ids = sum(block.bags * block.hotness for block in self.blocks)
+        rows = torch.empty(ids, dtype=torch.int64, device=device)
         for block in self.blocks:
             of_bags = torch.arange(block.bags, device=device) * block.row_step + block.first_row
-            ids = slice(block.first_id, block.first_id + block.bags * block.hotness)
-            rows[ids] = of_bags.repeat_interleave(block.hotness)
+            ids_of(block, rows)[:] = of_bags[:, None]
         return rows
+
+
+def ids_of(block: BagBlock, listed: Tensor) -> Tensor:
+    """[bags, hotness] what a list has for the ids of a block."""
+    steps = (block.bag_step, block.id_step)
+    return listed.as_strided((block.bags, block.hotness), steps, block.first_id)
 
 
 # --- plain torch
@@ -73,8 +82,7 @@ def pool_rows_reference(ids_N: Tensor, bags: Bags, tables: Tables, out_RD: Tenso
         if not block.bags:
             continue
         store = tables.second if block.offset and tables.second else tables.first
-        end = block.first_id + block.bags * block.hotness
-        ids_BH = ids_N[block.first_id : end].view(block.bags, block.hotness) - block.offset
+        ids_BH = ids_of(block, ids_N) - block.offset
         sums = torch.zeros(block.bags, out_RD.shape[1], device=ids_N.device)
         for ids_B in ids_BH.unbind(1):
             sums += read_rows(store, ids_B.clamp(min=0)) * (ids_B >= 0)[:, None]
@@ -117,7 +125,7 @@ if triton is not None:
     @triton.jit
     @no_type_check  # tuples grow
     def _pooled(
-        codes, scales, ids, offset, hotness, wanted, column,
+        codes, scales, ids, id_step, offset, hotness, wanted, column,
         SCALED: tl.constexpr, D: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr,
         AT_A_TIME: tl.constexpr,
     ):  # fmt: skip
@@ -127,7 +135,8 @@ if triton is not None:
             row, values = (), ()
             for i in tl.static_range(AT_A_TIME):
                 inside = wanted & (first + i < hotness)
-                row += (tl.load(ids + first + i, inside, -1).to(tl.int64) - offset,)
+                place = ids + (first + i) * id_step
+                row += (tl.load(place, inside, -1).to(tl.int64) - offset,)
             for i in tl.static_range(AT_A_TIME):
                 values += (load_rows(codes, scales, row[i], row[i] >= 0, column, D, SCALED),)
             for i in tl.static_range(AT_A_TIME):
@@ -140,26 +149,28 @@ if triton is not None:
         FIRST_SCALED: tl.constexpr, TWO: tl.constexpr, SECOND_SCALED: tl.constexpr,
         D: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr, AT_A_TIME: tl.constexpr,
     ):  # fmt: skip
-        block = blocks + tl.program_id(1) * 6
-        hotness = tl.load(block + 1).to(tl.int32)
+        block = blocks + tl.program_id(1) * 8
+        id_step = tl.load(block + 1)
+        hotness = tl.load(block + 3).to(tl.int32)
         bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
-        wanted = bag < tl.load(block + 2)
-        begin = ids + tl.load(block) + bag * hotness
+        wanted = bag < tl.load(block + 4)
+        begin = ids + tl.load(block) + bag * tl.load(block + 2)
         column = tl.arange(0, COLUMNS)
-        offset = tl.load(block + 5)
+        offset = tl.load(block + 7)
         in_first = hotness
         total = tl.zeros([BAGS, COLUMNS], tl.float32)
         if TWO:  # all bags of a block are of one store: for the other, the loop has no turns
             in_first = tl.where(offset > 0, 0, hotness)
             total = _pooled(
-                second_codes, second_scales, begin, offset, hotness - in_first, wanted, column,
+                second_codes, second_scales, begin, id_step, offset, hotness - in_first, wanted,
+                column,
                 SECOND_SCALED, D, BAGS, COLUMNS, AT_A_TIME,
             )  # fmt: skip
         total += _pooled(
-            first_codes, first_scales, begin, offset, in_first, wanted, column,
+            first_codes, first_scales, begin, id_step, offset, in_first, wanted, column,
             FIRST_SCALED, D, BAGS, COLUMNS, AT_A_TIME,
         )  # fmt: skip
-        row = tl.load(block + 3) + bag * tl.load(block + 4)
+        row = tl.load(block + 5) + bag * tl.load(block + 6)
         inside = wanted[:, None] & (column < D)[None, :]
         place = out + row[:, None] * D + column[None, :]
         tl.store(place, total.to(out.dtype.element_ty), inside)

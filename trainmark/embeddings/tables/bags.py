@@ -60,6 +60,8 @@ class BagLists:
             blocks.append(
                 BagBlock(
                     first_id=first_id,
+                    id_step=1,
+                    bag_step=hotness,
                     hotness=hotness,
                     bags=samples,
                     first_row=self._vectors - len(self._hotness) + feature,
