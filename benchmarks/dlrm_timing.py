@@ -22,8 +22,9 @@ PARTS = {
     "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
     "update": r"_update_kernel|indexfunc|index_add|index_put|sparse"
     r"|embedding\w*backward|backward\w*embedding|scatter_add|multi_tensor|fused_sgd",
-    "forward": r"_forward_kernel|_gather_kernel|embedding|index_?select|gather",
+    "forward": r"_forward_kernel|_gather_kernel|_pool_kernel|embedding|index_?select|gather",
     "backward": r"_backward_kernel",
+    "cross": r"^_cross",
     "exchange": r"nccl|^_copy_kernel",  # torch has a direct_copy_kernel
     "copy": r"memcpy|memset|copy|fill",
 }

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
-from trainmark.embeddings.engine import Interaction
+from trainmark.embeddings.engine import Interaction, side_by_side
 from trainmark.embeddings.exchange.buckets import Bucketed
 from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.routes import Routes
@@ -226,6 +226,9 @@ class ShardedEngine(nn.Module):
         if self._reads_in_place:
             return self._interact_in_place(prepared, x_BD)
         return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
+
+    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
+        return side_by_side(x_BD, self.lookup(prepared))
 
     def _interact_in_place(self, prepared: RowExchange, x_BD: Tensor) -> Tensor:
         """Read rows from where they were received, and leave gradients in the same places."""

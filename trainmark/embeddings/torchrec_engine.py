@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import Interaction
+from trainmark.embeddings.engine import Interaction, side_by_side
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient
@@ -193,6 +193,9 @@ class TorchRecEngine(nn.Module):
         self, prepared: TorchRecExchange, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
         return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
+
+    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
+        return side_by_side(x_BD, self.lookup(prepared))
 
     # --- update
 

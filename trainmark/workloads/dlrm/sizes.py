@@ -115,6 +115,16 @@ def interaction_activations(model: Model) -> int:
 # --- tables
 
 
+def hotness(model: Model) -> tuple[int, ...]:
+    """Ids that a sample has of each feature, at most."""
+    return model.hotness or (1,) * len(model.table_rows)
+
+
+def has_bags(model: Model) -> bool:
+    """Whether a sample may have another number of ids than one of each feature."""
+    return model.varies or any(count != 1 for count in hotness(model))
+
+
 def widths(model: Model) -> tuple[int, ...]:
     """Of each table."""
     if model.table_widths is None:
