@@ -255,6 +255,16 @@ def _verify(arguments: list[str], started: float) -> None:
     verify(options.folder)
 
 
+def _replay(arguments: list[str], started: float) -> int | None:
+    """The command that gives a result again, printed or run."""
+    options = parse(ReplayOptions, arguments, "replay")
+    from trainmark.verbs import replay
+
+    words = replay.command(options.result, options.output)
+    print(replay.described(options.result, words))
+    return _dispatch(words, started) if options.run else None
+
+
 def _sweep(arguments: list[str], started: float) -> None:
     """Runs that differ in some fields, as a grid or a search: the best, and what mattered."""
     from trainmark.progress import SafeConsole
@@ -332,6 +342,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "export": _export,
     "serve": _serve,
     "verify": _verify,
+    "replay": _replay,
     "align": _align,
     "sweep": _sweep,
     "suite": _suite,
@@ -434,6 +445,18 @@ class VerifyOptions:
 
     folder: Annotated[Path, tyro.conf.Positional]
     """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """What to run again."""
+
+    result: Annotated[Path, tyro.conf.Positional]
+    """A result.json, or the output folder of a run."""
+    run: bool = False
+    """Run the command, instead of printing it alone."""
+    output: Path | None = None
+    """Folder for the new run; default: that of the old one, with -again behind its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,8 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.verbs.plan.plan",
             "trainmark.verbs.export.export",
             "trainmark.verbs.verify.verify",
+            "trainmark.verbs.replay.command",
+            "trainmark.verbs.replay.described",
             "trainmark.inference.serving.serve",
             "trainmark.report.report",
             "trainmark.report.table_report",
