@@ -18,7 +18,7 @@ import tyro
 
 from trainmark import __version__
 from trainmark.config import TrainOptions
-from trainmark.errors import InputError, in_words, unknown
+from trainmark.errors import InputError, in_words, out_of_memory, unknown
 from trainmark.inference.options import Checkpoint
 from trainmark.verbs.flags import first_line, first_word, parse, parse_run, split_at, without_flags
 
@@ -43,6 +43,11 @@ def main(
         return _dispatch(arguments, started)
     except (InputError, OSError, MemoryError) as error:  # OSError: a full disk, no permission
         (tell or _tell)(error, debug)
+        return 2
+    except RuntimeError as error:
+        if (told := out_of_memory(error)) is None:
+            raise
+        (tell or _tell)(told, debug)
         return 2
     except KeyboardInterrupt as stop:
         print(f"trainmark: {str(stop) or 'interrupted'}", file=sys.stderr)

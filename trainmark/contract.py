@@ -183,6 +183,11 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     build_data: Callable[[RunT, str, int, int], Data[BatchT]]
     """(cfg, split, dp_rank, dp_size) -> the batches of this rank."""
     build_trainer: Callable[[list[PartT], Mesh, RunT], TrainerT]
+    checked_step: (
+        Callable[[TrainerT, Any, float], tuple[Tensor, Tensor, dict[str, Tensor]]] | None
+    ) = None
+    """`Trainer.step` for `--check-every`: loss and gradients are computed twice (by
+    `training/checking.py`), and by name it says whether their bits differ."""
     evaluate: Callable[[TrainerT, Data[BatchT]], Metrics] | None = None
     """On all ranks, each sample once. A workload has this or `predict`."""
     predict: Callable[[TrainerT, Data[BatchT]], Predictions] | None = None

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests import small
-from trainmark.checkpoint import checkpoints
 
 pytestmark = pytest.mark.gpu
 
@@ -26,6 +25,16 @@ WAYS = {
     "bf16": ("--precision", "bf16"),
     "fp16": ("--precision", "fp16", "--loss-scale", "dynamic"),
 }
+MODELS: dict[str, tuple[str, ...]] = {
+    "dropout": ("--model.dropout", "0.3", "--model.interaction-dropout", "0.1"),
+    "decay": ("--optimizer.weight-decay", "0.02"),
+    "clicks that count more": ("--positive-weight", "3"),
+    "three widths": ("--model.table-widths", "8", "2", "4"),
+    "a cross network": ("--model.interaction", "dcn"),
+    "projections": ("--model.interaction", "projection", "--model.branch1-mlp", "16"),
+    "side by side": ("--model.interaction", "cat"),
+}
+"""Models and losses beside the plain one."""
 
 
 def losses(output: Path) -> list[float]:
@@ -33,14 +42,16 @@ def losses(output: Path) -> list[float]:
     return [float(line.split(",")[2]) for line in lines]
 
 
+def weights(folder: Path, *flags: str) -> str:
+    """A checkpoint to begin with: a GPU would draw other weights than a CPU."""
+    one_step = ("--max-steps", "1", "--checkpoint-every", "1 steps")
+    assert small.train(folder, *SGD, *flags, *one_step) == 0
+    return str(small.newest(folder))
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Weights to begin with: a GPU would draw others than a CPU."""
-    folder = tmp_path_factory.mktemp("start")
-    assert small.train(folder, *SGD, "--max-steps", "1", "--checkpoint-every", "1 steps") == 0
-    found = checkpoints.latest(folder / "checkpoints")
-    assert found is not None
-    return str(found)
+    return weights(tmp_path_factory.mktemp("start"))
 
 
 @pytest.mark.parametrize("way", [*WAYS, *RULES])
@@ -54,6 +65,30 @@ def test_the_losses_are_those_of_a_cpu(way: str, start: str, tmp_path: Path) -> 
     assert got == pytest.approx(expected, rel=3e-2 if rough else 2e-4)
     quality = [small.result(tmp_path / where)["quality"]["value"] for where in ("cpu", "gpu")]
     assert quality[1] == pytest.approx(quality[0], abs=2e-2 if rough else 1e-3)
+
+
+@pytest.mark.parametrize("engine", ["plain", "eager", "exchange with oneself", "host memory"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_and_loss_is_that_of_a_cpu(model: str, engine: str, tmp_path: Path) -> None:
+    flags = MODELS[model]
+    both = (*SGD, *flags, "--from", weights(tmp_path / "start", *flags))
+    assert small.train(tmp_path / "cpu", *both) == 0
+    assert small.train(tmp_path / "gpu", *both, *WAYS[engine], "--device", "cuda") == 0
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=2e-4)
+    quality = [small.result(tmp_path / where)["quality"]["value"] for where in ("cpu", "gpu")]
+    assert quality[1] == pytest.approx(quality[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["SGD", *RULES])
+def test_models_without_tables(rule: str, tmp_path: Path) -> None:
+    data = small.write_dataset(tmp_path / "data", cardinalities=())
+    flags = (*SGD, *RULES.get(rule, ()), "--global-batch", "128", "--model.table-rows")
+    flags = (*flags, "--data", str(data))
+    both = (*flags, "--from", weights(tmp_path / "start", *flags))
+    assert small.train(tmp_path / "cpu", *both) == 0
+    assert small.train(tmp_path / "gpu", *both, "--device", "cuda") == 0
+    assert len(losses(tmp_path / "gpu")) == 8
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=2e-4)
 
 
 def test_numbers_of_32_bits_train_as_those_of_16(tmp_path: Path) -> None:

@@ -98,6 +98,18 @@ class EmbeddingEngine(Protocol):
         """Gradient rows of this rank's samples since the last update: are they all finite?"""
         ...
 
+    def rows_in_use(self, prepared: Any) -> list[Tensor]:
+        """What this rank's tables hold of the rows that a lookup will read, or has read."""
+        ...
+
+    def row_gradients(self) -> list[Tensor]:
+        """What the next update will apply to this rank's tables."""
+        ...
+
+    def forget(self) -> None:
+        """All lookups since the last update: as if there had been none."""
+        ...
+
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
         """Update the rows that were looked up, if `gate` is 1, and forget the lookups.
 
@@ -234,9 +246,19 @@ class LocalEngine(nn.Module):
             return [1 / self._finite - 1]
         return [of_micro.grad for of_micro in rows if of_micro.grad is not None]
 
-    def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
-        looked_up, self._looked_up = self._looked_up, []
+    def rows_in_use(self, ids_BF: Tensor) -> list[Tensor]:
+        return [self.store.gather(ids_BF.reshape(-1))]
+
+    def row_gradients(self) -> list[Tensor]:
+        return [gradient(rows) for _, rows in self._looked_up]
+
+    def forget(self) -> None:
+        self._looked_up = []
         self._finite.fill_(1)
+
+    def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
+        looked_up = self._looked_up
+        self.forget()
         if looked_up:
             grads = joined([gradient(rows).flatten(0, 1) for _, rows in looked_up])
             settings = Settings(lr=lr, gate=gate, unscale=unscale)

@@ -170,20 +170,28 @@ class FusedEngine(nn.Module):
         """0, or infinite if a gradient is not finite: the backward pass has checked them all."""
         return [1 / self._on_device().finite - 1]
 
+    def rows_in_use(self, prepared: PreparedIds) -> list[Tensor]:
+        used_here(prepared.tensors())
+        return [gather_rows(prepared.ids_BF, self._tables(), self.dtype)]
+
+    def row_gradients(self) -> list[Tensor]:
+        width = self._tables().first.codes.shape[1]
+        return [
+            self._gradient_rows[number][: prepared.num_gradients * width].view(-1, width)
+            for number, prepared in enumerate(self._looked_up)
+        ]
+
+    def forget(self) -> None:
+        self._looked_up = []
+        self._on_device().finite.fill_(1)
+
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
-        looked_up, self._looked_up = self._looked_up, []
-        constants = self._on_device()
-        constants.finite.fill_(1)
+        looked_up, grads_of_micros = self._looked_up, self.row_gradients()
+        self.forget()
         if not looked_up:
             return
         scalars = Settings(lr=lr, gate=gate, unscale=unscale).scalars
-        width = self._tables().first.codes.shape[1]
-        grads = joined(
-            [
-                self._gradient_rows[number][: prepared.num_gradients * width].view(-1, width)
-                for number, prepared in enumerate(looked_up)
-            ]
-        )
+        grads = joined(grads_of_micros)
         prepared = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)
         for number, (store, batch) in enumerate(zip(self._stores(), prepared.batches, strict=True)):
             store.update(batch, grads, scalars, self._rounding_key(number))

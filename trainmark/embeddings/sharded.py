@@ -190,15 +190,19 @@ class ShardedEngine(nn.Module):
     def begin_step(self, lr: float) -> None:
         """Nothing: the update gets its rate itself."""
 
-    def begin(self, prepared: RowExchange) -> None:
-        layout = prepared.layout
+    def _take_rows(self, prepared: RowExchange) -> None:
+        """Rows that are requested of this rank are at hand, and up to date."""
         if not self._requests_ahead:
             prepared.requested = self._requested(prepared)
-        ids = prepared.ids.received  # `_requested` has waited for them
         used_here(prepared.prepared_tensors())
         for store, requested in zip(self.stores, prepared.requested, strict=True):
             if isinstance(store, HostStore):
                 store.take(cast(WorkingSet, requested.holder))
+
+    def begin(self, prepared: RowExchange) -> None:
+        layout = prepared.layout
+        self._take_rows(prepared)
+        ids = prepared.ids.received  # `_requested` has waited for them
         size = sum(layout.rows_in)
         of_replicas = self._replica_elements(prepared)
         lacking = prepared.samples * self.routes.lacking + layout.none * self.routes.dim
@@ -312,6 +316,31 @@ class ShardedEngine(nn.Module):
         in_order = [prepared.in_order for prepared in self._looked_up]
         grads = [rows.grad for rows in in_order if rows is not None and rows.grad is not None]
         return grads or [1 / self._connect().finite - 1]
+
+    def rows_in_use(self, prepared: RowExchange) -> list[Tensor]:
+        self._take_rows(prepared)
+        found = []
+        for part, requested in zip(self._mine, prepared.requested, strict=True):
+            rows = requested.rows.new_empty(len(requested.rows), part.width, dtype=self.dtype)
+            requested.holder.gather_into(requested.rows, rows)
+            found.append(rows)
+        if len(prepared.replica_ids):
+            found.append(self.replicas.gather(prepared.replica_ids))
+        return found
+
+    def row_gradients(self) -> list[Tensor]:
+        of_stores = [
+            self._received(store, prepared)
+            for store in range(len(self.stores))
+            for prepared in self._looked_up
+        ]
+        return [*of_stores, *self.replicas.gradients()]
+
+    def forget(self) -> None:
+        self._looked_up = []
+        self.replicas.forget()
+        if self._reads_in_place:
+            self._connect().finite.fill_(1)
 
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
         looked_up, self._looked_up = self._looked_up, []

@@ -225,6 +225,16 @@ class TorchRecEngine(nn.Module):
     def gradients(self) -> list[Tensor]:
         return [rows.grad for _, rows in self._looked_up if rows.grad is not None]
 
+    def rows_in_use(self, prepared: TorchRecExchange) -> list[Tensor]:
+        """Of nobody: an exchange of TorchRec's is read once, so steps cannot be checked."""
+        raise NotImplementedError
+
+    def row_gradients(self) -> list[Tensor]:
+        return self.gradients()
+
+    def forget(self) -> None:
+        self._looked_up = []
+
     def apply_gradients(self, lr: float, gate: Tensor, unscale: Tensor | None = None) -> None:
         looked_up, self._looked_up = self._looked_up, []
         if self._on_host and not gate:  # here asking costs nothing

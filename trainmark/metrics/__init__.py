@@ -26,6 +26,21 @@ def throughput(samples: int, seconds: float) -> float | None:
     return samples / seconds if samples > 0 and seconds > 0 else None
 
 
+def ratio(a: float | None, b: float | None) -> float | None:
+    """a over b; None where one is not known, or nothing was measured."""
+    return a / b if a is not None and b else None
+
+
+def cost(seconds: float, price_per_hour: float) -> float:
+    """Of a machine that is paid by time."""
+    return seconds / 3600 * price_per_hour
+
+
+def grams_co2(joules: float, grams_per_kwh: float) -> float:
+    """Of electricity."""
+    return joules / 3.6e6 * grams_per_kwh
+
+
 def latency_ms(seconds: Sequence[float]) -> dict[str, float]:
     """Mean, median and tail of how long requests took.
 

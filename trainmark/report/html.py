@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 
-from trainmark.formatting import DASH, duration, human, readable_size
+from trainmark.formatting import DASH, duration, human, joules, readable_size
 from trainmark.report.assessments import interval
 from trainmark.report.charts import bar_chart
 from trainmark.report.formats import Titled
@@ -170,6 +170,10 @@ def _tiles(result: Result) -> list[Markup]:
     if result.mfu:
         first = result.mfu[0]
         tiles.append(_tile("MFU", mfu(first.value), f"{first.convention}, {first.peak_dtype} peak"))
+    if result.energy is not None and result.energy.joules is not None:
+        used = result.energy
+        each = f"{joules(used.joules_per_sample)} per sample in training"
+        tiles.append(_tile("Energy", joules(used.joules), each))
     return tiles
 
 

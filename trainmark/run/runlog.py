@@ -98,7 +98,7 @@ class RunLog:
                 self._board.add_scalar("loss", value, at)
 
     def evaluated(self, evaluation: Evaluation, step: int) -> None:
-        self._pause_ends()
+        self.pause_ends()
         numbers = {k: v for k, v in evaluation.metrics.items() if v is not None}
         text = [f"{name} {value:.5f}" for name, value in numbers.items()]
         text += [f"{name} undefined" for name, value in evaluation.metrics.items() if value is None]
@@ -117,8 +117,12 @@ class RunLog:
                 self._board.add_scalar(f"{evaluation.split}/{name}", value, step)
 
     def checkpointed(self, path: Path) -> None:
-        self._pause_ends()
+        """It is on disk."""
         self._perf.event("CHECKPOINT", {"path": str(path)})
+
+    def pause_ends(self) -> None:
+        """Pauses do not count towards samples per second."""
+        self._last_look = (time.perf_counter(), self._last_look[1])
 
     def training_ends(self) -> None:
         self._progress.stop()
@@ -170,10 +174,6 @@ class RunLog:
         progress.start()
         self._stack.callback(progress.stop)
         return progress, task
-
-    def _pause_ends(self) -> None:
-        """Pauses do not count towards samples per second."""
-        self._last_look = (time.perf_counter(), self._last_look[1])
 
     def _speed(self, samples: int) -> str:
         now = time.perf_counter()

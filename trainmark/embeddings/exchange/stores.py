@@ -77,6 +77,10 @@ class Replicas(TableStore):
         self.update(self.plan_update(rows), gradient, settings)
         self.forget()
 
+    def gradients(self) -> list[Tensor]:
+        """Of this rank's lookups, if there were any."""
+        return [] if self._buffer is None else [self._buffer]
+
     def forget(self) -> None:
         """Drop the gradients."""
         if self._buffer is not None:

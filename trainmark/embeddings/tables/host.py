@@ -56,6 +56,8 @@ class WorkingSet:
     """The store's scalars."""
     writes_before: int = 0
     """How many write-backs of the store it has seen."""
+    is_taken: bool = False
+    """Whether it has been brought up to date: its step may read it."""
 
     def gather_into(self, rows: Tensor, out: Tensor) -> None:
         """Write rows to a contiguous [n, width] tensor, in its type."""
@@ -177,7 +179,10 @@ class HostStore(TableStore):
         return prefetched
 
     def take(self, working: WorkingSet) -> None:
-        """Bring prefetched rows up to date: after all updates so far."""
+        """Bring prefetched rows up to date: after all updates so far. Once is enough."""
+        if working.is_taken:
+            return
+        working.is_taken = True
         used_here(working.tensors())
         for number, written in self._written:
             if number > working.writes_before:

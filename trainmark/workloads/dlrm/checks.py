@@ -94,6 +94,11 @@ def _torchrec_problems(cfg: DlrmRun) -> list[str]:
             "column_slice_threshold does nothing with --engine torchrec --placement auto, which is "
             "TorchRec's own planner. Choose another placement, or leave it out."
         )
+    if cfg.check_every:
+        problems.append(
+            "check_every is for --engine native: TorchRec's engine reads a batch once. Leave one "
+            "of them out."
+        )
     if cfg.optimizer.weight_decay:
         problems.append(
             "optimizer.weight_decay is for --engine native: TorchRec's engine decays no rows. "

@@ -18,6 +18,7 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     init_weights=init_weights,
     build_data=build_data,
     build_trainer=build_trainer,
+    checked_step=DlrmTrainer.checked_step,
     predict=predict,
     groups=groups,
     importance=importance,

@@ -16,6 +16,7 @@ LLAMA3 = Workload[LlamaRun, Llama, nn.Module, TokenBatch, LlamaTrainer](
     init_weights=init_weights,
     build_data=build_data,
     build_trainer=build_trainer,
+    checked_step=LlamaTrainer.checked_step,
     evaluate=evaluate,
     held_out_splits=held_out_splits,
     metric=METRIC,
