@@ -1,5 +1,6 @@
 """What a DLRM step costs: floating-point operations, and memory for activations."""
 
+from trainmark.config import filled
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     branches,
@@ -38,7 +39,7 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     # Where numbers are dropped: which, and what is left of them.
     mlps = [model.bottom_mlp, model.top_mlp]
     mlps += branches(model) if model.interaction == "projection" else ()
-    per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (model.dropout > 0)
+    per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (filled(model.dropout) > 0)
     per_sample += 2 * interaction_width(model) * (model.interaction_dropout > 0)
     width = 4 if cfg.precision in ("fp32", "tf32") else 2
     local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
