@@ -25,7 +25,9 @@ class Need:
         return test.startswith(self.tests) and re.fullmatch(self.reason, reason, re.S) is not None
 
 
-EXTRAS = "fastapi|numba|onnx|onnxruntime|optuna|pyspark|tokenizers|torchx|transformers"
+EXTRAS = (
+    "fastapi|mlperf_logging|numba|onnx|onnxruntime|optuna|pyspark|tokenizers|torchx|transformers"
+)
 KERNELS = (
     "tests/distributed/test_interactions.py::test_by_the_kernels",
     "tests/gpu/test_embedding_kernels.py",
