@@ -5,6 +5,11 @@
 prints each command and runs it; --list prints them all. What they found is gathered from the
 folders of the runs into `results/terabyte_h200.json`, beside the published rows; a row gives way to
 a newer one. docs/terabyte.md tells what the data are.
+
+    PYTHONPATH=. python benchmarks/terabyte.py --pairs
+
+compares the precisions in that folder: the differences of their AUCs on all test rows, with the
+standard errors of paired differences, which belong to the rows, too.
 """
 
 import argparse
@@ -16,11 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, SCHEMA
+from trainmark.errors import InputError
 from trainmark.files import write_atomically
+from trainmark.metrics.ranking import Z95, Estimate
 from trainmark.report import published
+from trainmark.report.paired import difference_of, other_rows
+from trainmark.run.assessment import read_scores
 
 RESULT = RESULTS / "terabyte_h200.json"
 WHOLE = "--evals-per-epoch 20"
+PAIRED = "--evals-per-epoch 0 --keep-scores 100000000"  # one evaluation, of all test rows
 PART = "--evals-per-epoch 0 --max-steps 4578"  # 300 M samples
 COMMON = "--data terabyte --no-stop-at-target --eval-batch 262144 --checkpoint-every never"
 RUNS = {
@@ -30,15 +40,24 @@ RUNS = {
     "large": f"dlrm-large {WHOLE}",
     "xlarge": f"dlrm-xlarge --table-precision int8 {WHOLE}",
     "flagperf": f"dlrm-flagperf {WHOLE}",
-    "small-tf32": f"dlrm-small --precision tf32 {WHOLE}",
-    "small-bf16": f"dlrm-small --precision bf16 {WHOLE}",
-    "small-fp8": f"dlrm-small --precision fp8 {WHOLE}",
-    "small-tables-bf16": f"dlrm-small --precision tf32 --table-precision bf16 {WHOLE}",
-    "small-tables-int8": f"dlrm-small --precision tf32 --table-precision int8 {WHOLE}",
+    "small-tf32": f"dlrm-small --precision tf32 {PAIRED}",
+    "small-bf16": f"dlrm-small --precision bf16 {PAIRED}",
+    "small-fp8": f"dlrm-small --precision fp8 {PAIRED}",
+    "small-tables-bf16": f"dlrm-small --precision bf16 --table-precision bf16 {PAIRED}",
+    "small-tables-int8": f"dlrm-small --precision bf16 --table-precision int8 {PAIRED}",
     "mlperf": f"dlrm-mlperf {PART}",
     "mlperfx2": f"dlrm-mlperfx2 --table-precision bf16 {PART}",
     "full": f"dlrm-full --table-precision int8 {PART}",
 }
+# What a row is compared with. Tables of fewer bits stand beside MLPs in bf16, so that their
+# difference to `small-bf16` is the tables' alone, and that to `small-tf32` is of both together.
+PAIRS = {
+    "small-bf16": ["small-tf32"],
+    "small-fp8": ["small-tf32"],
+    "small-tables-bf16": ["small-tf32", "small-bf16"],
+    "small-tables-int8": ["small-tf32", "small-bf16"],
+}
+DIFFERENCES = "differences.json"
 
 
 def command(name: str) -> str:
@@ -95,6 +114,46 @@ def published_rows() -> list[dict[str, Any]]:
     ]
 
 
+def compare(folder: Path, split: str = "test") -> None:
+    """Write each row's differences to others into its folder, where both have scores."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name, others in PAIRS.items():
+        pairs = [(name, other) for other in others if _scored(folder, split, name, other)]
+        if pairs:
+            found = {b: _difference(folder, split, a, b, device) for a, b in pairs}
+            write_atomically(folder / name / DIFFERENCES, json.dumps(found, indent=2) + "\n")
+
+
+def _scored(folder: Path, split: str, *names: str) -> bool:
+    return all((folder / name / "scores" / f"{split}.json").exists() for name in names)
+
+
+def _difference(folder: Path, split: str, name: str, other: str, device: str) -> dict[str, Any]:
+    """What `name` has more than `other`."""
+    a, b = (read_scores(folder / run, split) for run in (other, name))
+    if why := other_rows(a, b):
+        raise InputError(f"{other} and {name} are not of the same rows: {why}.")
+    found = difference_of(a, b, device)
+    assert found.auc is not None
+    return {
+        "split": split,
+        "rows": len(a.labels),
+        "auc_difference": found.auc.value,
+        "standard_error": _standard_error(found.auc),
+        "log_loss_difference": found.log_loss.value,
+        "log_loss_standard_error": _standard_error(found.log_loss),
+    }
+
+
+def _standard_error(found: Estimate) -> float | None:
+    """That the interval was made from."""
+    if found.low is None or found.high is None:
+        return None
+    return (found.high - found.low) / (2 * Z95)
+
+
 def collect(folder: Path, commit: str | None) -> None:
     """Bring what lies in `folder` into the results."""
     document = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
@@ -104,6 +163,8 @@ def collect(folder: Path, commit: str | None) -> None:
         if path.exists():
             result = json.loads(path.read_text())
             found = row(name, result)
+            if (folder / name / DIFFERENCES).exists():
+                found["differences"] = json.loads((folder / name / DIFFERENCES).read_text())
             rows[name] = found | {"commit": found["commit"] or commit}
             hardware = {k: v for k, v in result["hardware"].items() if k != "monitor"}
             document |= {"hardware": hardware, "software": result["software"]}
@@ -121,6 +182,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/terabyte"))
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--list", action="store_true", help="print the commands only")
+    parser.add_argument("--pairs", action="store_true", help="compare the runs' scores")
     given = parser.parse_args()
     for name in RUNS if given.list else given.rows:
         print(command(name), flush=True)
@@ -128,6 +190,8 @@ def main() -> None:
             words = shlex.split(command(name))[1:]
             output = ["--output", str(given.folder / name)]
             subprocess.run([sys.executable, "-m", "trainmark", *words, *output], check=False)
+    if given.pairs:
+        compare(given.folder)
     if not given.list:
         collect(given.folder, given.commit)
 

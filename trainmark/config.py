@@ -95,6 +95,11 @@ class Run:
     """`never`, `N steps` or `N minutes`; a run that is asked to stop saves anyway."""
     keep_checkpoints: Count = 2
     """How many checkpoints to keep."""
+    keep_scores: CountOrNone = 20_000_000
+    """Keep the scores of splits of at most so many rows (5 bytes each), for `trainmark compare`."""
+    check_every: Count | None = None
+    """Compute loss and gradients of every N-th step twice, and stop if a bit differs: a device that
+    computes wrongly seldom says so. 200 costs less than 1 %."""
     profile: str | None = None
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
@@ -103,6 +108,10 @@ class Run:
     """Also write the lines of NVIDIA's dllogger, into OUTPUT/dllogger.json."""
     submission: str | None = None
     """ORG,PLATFORM: who trains on what, for OUTPUT/mlperf.log."""
+    price_per_hour: NotNegative | None = None
+    """Of all that the run occupies, in any currency: the result then has its cost."""
+    grams_co2_per_kwh: NotNegative | None = None
+    """Of the electricity: the result then has the CO2 of the devices' energy."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -203,11 +212,15 @@ OBSERVATION = frozenset(
     {
         "log_every",
         "checkpoint_every",
+        "check_every",
         "keep_checkpoints",
+        "keep_scores",
         "profile",
         "tensorboard",
         "dllogger",
         "submission",
+        "price_per_hour",
+        "grams_co2_per_kwh",
     }
 )
 # What a continued run may change besides: how far it goes.

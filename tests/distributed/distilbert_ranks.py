@@ -27,7 +27,8 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
         prepared = ours.prepare(batch)
         if prepared.ready is not None:
             prepared.ready.wait()
-        loss, _ = ours.step(prepared, 1e-3)
+        loss, _, differ = ours.checked_step(prepared, 1e-3)
+        assert not any(differ.values())
         losses.append(float(loss))
         samples += batch.samples
     found = evaluate(ours, build_data(cfg, "validation", mesh.dp_rank, mesh.dp_size))

@@ -21,6 +21,7 @@ from trainmark.workloads.llama3.runs import LlamaRun, Model
 
 STEPS = 20
 SAVED_AT = 10
+CHECKED = 4
 CONTINUED = 2
 """Steps after a load: the first needs the weights, the second also the optimiser's state."""
 LONG_STEPS = 300
@@ -143,10 +144,14 @@ def train(
         data.restore({"samples": step * cfg.global_batch})
     losses = []
     for batch in data:
-        prepared = trainer.prepare(batch)
+        prepared, lr = trainer.prepare(batch), cfg.lr * cfg.schedule.factor(step + 30)
         if prepared.ready is not None:
             prepared.ready.wait()
-        loss, skipped = trainer.step(prepared, cfg.lr * cfg.schedule.factor(step + 30))
+        if step == CHECKED:
+            loss, skipped, differ = trainer.checked_step(prepared, lr)  # type: ignore[attr-defined]
+            assert not any(differ.values())
+        else:
+            loss, skipped = trainer.step(prepared, lr)
         assert not skipped
         step += 1
         losses.append(loss.item())

@@ -50,7 +50,7 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
     """Train, and tell what happened on this rank."""
     output.mkdir(exist_ok=True, parents=True)
     mesh.barrier()
-    training = Training(cfg, TOY, mesh, output, started=time.perf_counter())
+    training = Training(cfg, TOY, mesh, output, started=time.perf_counter(), host_bytes_left=2**30)
     training.set_up()
     try:
         training.run()

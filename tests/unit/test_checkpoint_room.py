@@ -17,7 +17,8 @@ from tests.distributed.test_loop_on_ranks import BASE, CPU, run
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box, Boxes
 from trainmark.checkpoint.manifest import read_manifest
-from trainmark.checkpoint.room import bytes_to_write, check_room
+from trainmark.checkpoint.room import check_room
+from trainmark.checkpoint.writer import plan_share
 from trainmark.distributed import mesh as meshes
 from trainmark.errors import InputError
 
@@ -51,18 +52,18 @@ def two_ranks(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     tensors = tensors_of(rank)
-    assert bytes_to_write(tensors) == BYTES
+    assert plan_share(tensors).all_bytes == BYTES
     with_free(BYTES)
-    check_room(folder / "enough", tensors)
+    check_room(folder / "enough", BYTES)
     checkpoints.save(folder / "enough", 1, tensors, {}, keep=1)
 
     # Only rank 0's look counts, and both are told.
     with_free(BYTES - 1 if rank == 0 else BYTES)
     with pytest.raises(InputError, match=r"needs 1\.1 KiB and the disk has .* KiB free"):
-        check_room(folder / "full", tensors)
+        check_room(folder / "full", BYTES)
     (folder / "a file").touch()
     with pytest.raises(OSError, match="exists"):
-        check_room(folder / "a file", tensors)
+        check_room(folder / "a file", BYTES)
 
     with_free(10)
     cfg = dataclasses.replace(BASE, checkpoint_every="10 minutes")

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, linear
 
 from tests.small import config, copies, newest, same_bits, saved, train, trainer
 from trainmark.errors import InputError
-from trainmark.kernels import fp8_mlp
+from trainmark.kernels import compiled, fp8_mlp
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.training.dropout import Dropout
 from trainmark.workloads.dlrm.data import build_data
@@ -60,6 +60,22 @@ def test_seed_layer_and_sample_decide() -> None:
     assert torch.equal(kept((1, "top"), 0, 40)[:60], plain[40:])
     for other in (kept((2, "top"), 0, 0), kept((1, "bottom"), 0, 0), kept((1, "top"), 1, 0)):
         assert 0.4 < (other == plain).float().mean() < 0.6
+
+
+@pytest.mark.skipif(not compiled.INSTALLED, reason="needs numba (extra `fast`)")
+@pytest.mark.parametrize("share", [0.1, 0.75])
+@pytest.mark.parametrize("width", [1, 2, 37, 256])
+def test_the_cpu_kernel_drops_what_plain_torch_does(
+    share: float, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, also for samples whose numbers need 64 bits."""
+    own = Dropout(share, 3, "somewhere")
+    own.samples_B = torch.cat([torch.arange(300), torch.arange(300) + 2**31 - 150 + 2**40])
+    x = torch.randn(600, width)
+    by_kernel = own(x.requires_grad_(), 2)
+    monkeypatch.setattr("trainmark.training.dropout.has_compiled", lambda *tensors: False)
+    assert torch.equal(by_kernel, own(x, 2))
+    assert torch.equal(by_kernel != 0, own.kept(width, 2))
 
 
 def by_autograd(built: DlrmTrainer, step: int) -> tuple[Tensor, dict[str, Tensor]]:

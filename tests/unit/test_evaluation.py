@@ -400,7 +400,7 @@ def rewrite(run: Path, scores: np.ndarray, labels: np.ndarray) -> None:
     """Other scores for a run's test split."""
     logits = torch.logit(torch.from_numpy(scores.copy()))
     made = Predictions(logits=logits, labels=torch.from_numpy(labels))
-    write_scores(run, {"test": made}, samples=1, data=None)
+    write_scores(run, {"test": made}, most=len(labels), samples=1, data=None)
 
 
 def test_compare_pairs_the_scores_of_every_split(

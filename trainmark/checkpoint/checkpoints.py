@@ -10,8 +10,9 @@
     state = checkpoint.load(checkpoint.latest(root), {"weight": weight})
 
 PyTorch's distributed-checkpoint (DCP) planners decide which rank writes and reads what; writer.py
-and reader.py do it. Names and offsets are global: a checkpoint does not say how many ranks wrote it
-or how they sharded the tensors, and any number of ranks may load it.
+and reader.py do it, and saver.py lets training go on meanwhile. Names and offsets are global: a
+checkpoint does not say how many ranks wrote it or how they sharded the tensors, and any number of
+ranks may load it.
 """
 
 import dataclasses
@@ -19,8 +20,9 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from trainmark.checkpoint.boxes import LoadPlanner, SavePlanner
+from trainmark.checkpoint.boxes import LoadPlanner
 from trainmark.checkpoint.manifest import (
     DTYPE_CODES,
     DTYPES,
@@ -38,8 +40,8 @@ from trainmark.checkpoint.manifest import (
 )
 from trainmark.checkpoint.reader import Reader, read_all
 from trainmark.checkpoint.room import make_room
-from trainmark.checkpoint.writer import Writer
-from trainmark.distributed.mesh import is_distributed
+from trainmark.checkpoint.writer import Share, Written, complete, plan_share, write_share
+from trainmark.distributed.mesh import agreed, is_distributed
 from trainmark.errors import InputError
 from trainmark.files import fsync_folder
 
@@ -66,27 +68,74 @@ def save(
         keep: how many checkpoints stay, this one included.
         best: the step of another one that stays.
     """
+    return plan(root, step, tensors, state, keep, best).write()
+
+
+def plan(
+    root: Path,
+    step: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    keep: int,
+    best: int | None = None,
+    group: Any = None,
+) -> "Unwritten":
+    """What `save` is about to write, its arguments checked.
+
+    Args:
+        group: the ranks; by default, all there are.
+    """
     if keep < 1:
         raise InputError(f"A run keeps at least 1 checkpoint; received keep = {keep}.")
     _refuse_what_cannot_be_saved(tensors, state)
-    target = folder_of(root, step)
-    kept = target if best is None else folder_of(root, best)
-    writer = Writer(
-        folder=root / f".writing-{target.name}",
+    _wait_for_devices(tensors)
+    return Unwritten(
+        target=folder_of(root, step),
         step=step,
-        state=state,
-        prepare=lambda needed_bytes: make_room(root, needed_bytes),
-        publish=lambda folder: _publish(folder, target, keep, kept),
+        state=json.loads(json.dumps(state)),  # as it is now
+        keep=keep,
+        best=folder_of(root, step if best is None else best),
+        share=plan_share(tensors, group),
+        group=group,
     )
-    try:
-        _run_dcp(dcp.save, tensors, storage_writer=writer, planner=SavePlanner())
-    except OSError as error:
-        raise InputError(
-            f"Cannot write checkpoint {target}: {error}. The ones before it are untouched."
-        ) from error
-    finally:
-        writer.remove_unfinished()
-    return target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unwritten:
+    """A checkpoint before it is written: each rank has its share of it."""
+
+    target: Path
+    step: int
+    state: dict[str, Any]
+    keep: int
+    best: Path
+    share: Share
+    group: Any
+
+    def write(self) -> Path:
+        """To be called on all ranks; none returns before the checkpoint is on disk."""
+        is_first = self.share.rank == 0
+        folder = self.target.with_name(f".writing-{self.target.name}")
+        try:
+            agreed(lambda: self._make(folder) if is_first else None, self.group)
+            written = agreed(lambda: write_share(folder, self.share), self.group)
+            agreed(lambda: self._finish(folder, written) if is_first else None, self.group)
+        except OSError as error:
+            raise InputError(
+                f"Cannot write checkpoint {self.target}: {error}. The ones before it are untouched."
+            ) from error
+        finally:
+            if is_first:  # there is something left only after an exception
+                shutil.rmtree(folder, ignore_errors=True)
+        return self.target
+
+    def _make(self, folder: Path) -> None:
+        make_room(folder.parent, self.share.all_bytes)
+        folder.mkdir()
+
+    def _finish(self, folder: Path, written: Sequence[Written]) -> None:
+        complete(folder, self.share, written, self.step, self.state)
+        _publish(folder, self.target, self.keep, self.best)
 
 
 def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict[str, Any]:
@@ -100,7 +149,7 @@ def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict
         raise ValueError(f"Allocate before loading; still on the meta device: {on_meta}.")
     with _explained(path):
         reader = Reader(path, read_manifest(path), tensors, exact)
-        _run_dcp(dcp.load, tensors, storage_reader=reader, planner=LoadPlanner())
+        _load(tensors, reader)
     return reader.manifest.state
 
 
@@ -177,15 +226,20 @@ def _refuse_what_cannot_be_saved(tensors: dict[str, Tensor], state: dict[str, An
         raise ValueError("The state must be plain JSON: lists, no tuples; keys that are strings.")
 
 
-def _run_dcp(action: Callable[..., Any], tensors: dict[str, Tensor], **options: Any) -> None:
-    """Run DCP's save or load, and raise what went wrong in it as it was."""
+def _load(tensors: dict[str, Tensor], reader: Reader) -> None:
+    """Run DCP's load, and raise what went wrong in it as it was."""
     _wait_for_devices(tensors)
     # Detached tensors share memory with the originals, and worker threads may write to them.
-    detached = {name: tensor.detach() for name, tensor in tensors.items()}
+    detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            action(detached, no_dist=not is_distributed(), **options)
+            dcp.load(
+                detached,
+                storage_reader=reader,
+                planner=LoadPlanner(),
+                no_dist=not is_distributed(),
+            )
         except dcp.CheckpointException as error:
             first, _ = next(iter(error.failures.values()))
             raise first from None

@@ -31,7 +31,7 @@ from trainmark.checkpoint.manifest import (
     crc32,
     read_manifest,
 )
-from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of, completed
+from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of
 from trainmark.distributed.mesh import of_all_ranks
 from trainmark.errors import raise_all
 
@@ -82,7 +82,9 @@ class Reader(StorageReader):
         files = {chunk.file for _, chunk in jobs}
         with DataFiles(self.path, self.manifest, files) as data:
             _in_parallel(lambda item, chunk: _read_item(data, planner, item, chunk), jobs)
-        return completed(None)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 def read_all(path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
 WORKERS = 4  # times a chunk's bytes: the most host memory that a device's tensors pass through
 
@@ -38,10 +37,3 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def box(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
     """The index of a part of a tensor."""
     return tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))
-
-
-def completed(value: Any) -> Future[Any]:
-    """A future for DCP that has nothing left to do."""
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future

@@ -1,15 +1,14 @@
-"""The data files of a checkpoint, in safetensors format, written for DCP.
+"""The data files of a checkpoint, in safetensors format.
 
-PyTorch's distributed checkpoint (DCP) plans and calls; the storage below is ours because its own
-pickles. Tensors are written in chunks, a few at a time, so that no second copy of a large table
-ever exists on the host.
+PyTorch's distributed checkpoint (DCP) plans which rank writes what; the files are ours because its
+own pickle. Tensors are written in chunks, a few at a time, so that writing alone makes no second
+copy of a large table.
 """
 
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem
 
+from trainmark.checkpoint.boxes import SavePlanner
 from trainmark.checkpoint.manifest import (
     DTYPE_CODES,
     Chunk,
@@ -32,129 +30,118 @@ from trainmark.checkpoint.manifest import (
     crc32,
     write_manifest,
 )
-from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of, completed
-from trainmark.distributed.mesh import is_distributed
+from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of
+from trainmark.distributed.mesh import agreed, is_distributed
 from trainmark.files import fsync_folder
 
 CHUNK_BYTES = 16 * 2**20
 
 
-class Writer(StorageWriter):
-    """Writes one data file per rank, then the manifest, then publishes the folder.
-
-    DCP calls the methods from top to bottom.
-
-    Args:
-        folder: where the files go, under a name that no reader looks for.
-        step: for the manifest.
-        state: for the manifest.
-        prepare: called with the bytes needed, on the coordinating rank, before anything is written.
-        publish: called with the finished folder, on the coordinating rank.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        step: int,
-        state: dict[str, Any],
-        prepare: Callable[[int], None],
-        publish: Callable[[Path], None],
-    ) -> None:
-        self.folder = folder
-        self.step = step
-        self.state = state
-        self.prepare = prepare
-        self.publish = publish
-        self.is_coordinator = False
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        return False  # DCP asks when it has to guess a storage from a path
-
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        pass
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self.is_coordinator = is_coordinator
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self.prepare(sum(byte_length(item) for plan in plans for item in plan.items))
-        self.folder.mkdir()
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        rank = dist.get_rank() if is_distributed() else 0
-        file = self.folder / f"rank-{rank:05d}.safetensors"
-        return completed(_write_data_file(file, plan.items, planner))
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        write_manifest(self.folder, self._manifest(metadata, results))
-        fsync_folder(self.folder)
-        self.publish(self.folder)
-
-    def _manifest(self, metadata: Metadata, results: list[list[WriteResult]]) -> Manifest:
-        chunks: dict[str, list[Chunk]] = {name: [] for name in metadata.state_dict_metadata}
-        for result in (result for of_rank in results for result in of_rank):
-            chunks[result.index.fqn].append(result.storage_data)
-        tensors = {
-            name: TensorEntry(
-                shape=tuple(entry.size),
-                dtype=DTYPE_CODES[entry.properties.dtype],
-                chunks=tuple(sorted(chunks[name], key=lambda chunk: chunk.offsets)),
-            )
-            for name, entry in sorted(metadata.state_dict_metadata.items())
-            if isinstance(entry, TensorStorageMetadata)
-        }
-        files = {
-            path.name: _file_entry(path) for path in sorted(self.folder.glob("rank-*.safetensors"))
-        }
-        return Manifest("trainmark.checkpoint/1", self.step, self.state, files, tensors)
-
-    def remove_unfinished(self) -> None:
-        """Remove what an exception has left; to be called on all ranks in any case."""
-        if self.is_coordinator:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-# --- a data file
+# --- who writes what
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """A part of a tensor that becomes a chunk, and where it goes."""
 
-    index: MetadataIndex
+    name: str
     tensor: Tensor
     offsets: tuple[int, ...]
     byte_offset: int
 
 
-def _write_data_file(
-    path: Path, items: Sequence[WriteItem], planner: SavePlanner
-) -> list[WriteResult]:
-    if not any(map(byte_length, items)):
-        return []  # no data, no file
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What this rank writes of a checkpoint, and what is known of the whole."""
+
+    rank: int
+    header: bytes
+    pieces: list[Piece]
+    tensors: dict[str, TensorEntry]
+    """Of all ranks, without their chunks."""
+    all_bytes: int
+    """That all ranks write; what several of them hold counts once."""
+
+
+def plan_share(tensors: dict[str, Tensor], group: Any = None) -> Share:
+    """Agree with all ranks on who writes what; each calls this with its own tensors.
+
+    Args:
+        tensors: by global name.
+        group: the ranks; by default, all there are.
+    """
+    planner = SavePlanner()
+    # Detached tensors share memory with the originals.
+    planner.set_up_planner({name: tensor.detach() for name, tensor in tensors.items()})
+    # Every rank makes the same of all plans, and takes its own part.
+    plans, metadata = planner.create_global_plan(agreed(planner.create_local_plan, group))
+    rank = dist.get_rank(group) if is_distributed() else 0
     # Widest elements first, so that every tensor is aligned when the file is mapped to memory.
-    items = sorted(items, key=lambda item: (-_dtype(item).itemsize, _entry_name(item)))
+    items = sorted(plans[rank].items, key=lambda item: (-_dtype(item).itemsize, _entry_name(item)))
     header = _safetensors_header(items)
-    pieces = _pieces(items, planner, byte_offset=len(header))
+    return Share(
+        rank=rank,
+        header=header,
+        pieces=list(_pieces(items, planner, byte_offset=len(header))),
+        tensors=_tensors(metadata),
+        all_bytes=sum(_byte_length(item) for plan in plans for item in plan.items),
+    )
+
+
+def _tensors(metadata: Metadata) -> dict[str, TensorEntry]:
+    return {
+        name: TensorEntry(tuple(entry.size), DTYPE_CODES[entry.properties.dtype], ())
+        for name, entry in sorted(metadata.state_dict_metadata.items())
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+# --- a checkpoint's folder
+
+Written = list[tuple[str, Chunk]]
+"""Chunks, each with its tensor's name."""
+
+
+def write_share(folder: Path, share: Share) -> Written:
+    """Write this rank's data file into `folder`, through to the disk."""
+    if not share.pieces:
+        return []  # no data, no file
+    path = folder / f"rank-{share.rank:05d}.safetensors"
     scratch = Scratch()
     with open(path, "xb", buffering=0) as file, ThreadPoolExecutor(WORKERS) as pool:
-        _write_at(file.fileno(), memoryview(header), 0)
+        _write_at(file.fileno(), memoryview(share.header), 0)
         written = list(
-            pool.map(lambda piece: _write_piece(path, file.fileno(), piece, scratch), pieces)
+            pool.map(lambda piece: _write_piece(path, file.fileno(), piece, scratch), share.pieces)
         )
         os.fsync(file.fileno())
     return written
 
 
+def complete(
+    folder: Path, share: Share, written: Sequence[Written], step: int, state: dict[str, Any]
+) -> None:
+    """Write the manifest of what all ranks have written; to be called by one of them."""
+    chunks: dict[str, list[Chunk]] = {name: [] for name in share.tensors}
+    for name, chunk in (pair for of_rank in written for pair in of_rank):
+        chunks[name].append(chunk)
+    tensors = {
+        name: TensorEntry(
+            entry.shape, entry.dtype, tuple(sorted(chunks[name], key=lambda chunk: chunk.offsets))
+        )
+        for name, entry in share.tensors.items()
+    }
+    files = {path.name: _file_entry(path) for path in sorted(folder.glob("rank-*.safetensors"))}
+    write_manifest(folder, Manifest("trainmark.checkpoint/1", step, state, files, tensors))
+    fsync_folder(folder)
+
+
+# --- a data file
+
+
 def _safetensors_header(items: Iterable[WriteItem]) -> bytes:
     entries, end = {}, 0
     for item in items:
-        begin, end = end, end + byte_length(item)
+        begin, end = end, end + _byte_length(item)
         entries[_entry_name(item)] = {
             "dtype": DTYPE_CODES[_dtype(item)],
             "shape": list(_tensor_data(item).chunk.sizes),
@@ -172,14 +159,13 @@ def _file_entry(path: Path) -> FileEntry:
     return FileEntry(path.stat().st_size, len(header), crc32(header))
 
 
-def _pieces(items: Iterable[WriteItem], planner: SavePlanner, byte_offset: int) -> Iterator[_Piece]:
+def _pieces(items: Iterable[WriteItem], planner: SavePlanner, byte_offset: int) -> Iterator[Piece]:
     for item in items:
         tensor = cast(Tensor, planner.resolve_data(item))
         for offsets, sizes in _split(tuple(tensor.shape), CHUNK_BYTES // tensor.itemsize):
             part = tensor[box(offsets, sizes)]
-            yield _Piece(
-                item.index, part, _sum(_tensor_data(item).chunk.offsets, offsets), byte_offset
-            )
+            begin = _sum(_tensor_data(item).chunk.offsets, offsets)
+            yield Piece(item.index.fqn, part, begin, byte_offset)
             byte_offset += part.nbytes
 
 
@@ -201,7 +187,7 @@ def _split(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...]
         yield (row, *(0,) * len(row_sizes)), (min(rows_at_once, num_rows - row), *row_sizes)
 
 
-def _write_piece(path: Path, descriptor: int, piece: _Piece, scratch: Scratch) -> WriteResult:
+def _write_piece(path: Path, descriptor: int, piece: Piece, scratch: Scratch) -> tuple[str, Chunk]:
     tensor = piece.tensor
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         tensor = scratch.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
@@ -209,7 +195,7 @@ def _write_piece(path: Path, descriptor: int, piece: _Piece, scratch: Scratch) -
     _write_at(descriptor, data, piece.byte_offset)
     sizes = tuple(piece.tensor.shape)
     chunk = Chunk(piece.offsets, sizes, path.name, piece.byte_offset, len(data), crc32(data))
-    return WriteResult(piece.index, len(data), chunk)
+    return piece.name, chunk
 
 
 def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
@@ -229,8 +215,7 @@ def _dtype(item: WriteItem) -> torch.dtype:
     return _tensor_data(item).properties.dtype
 
 
-def byte_length(item: WriteItem) -> int:
-    """Of what DCP has a rank write."""
+def _byte_length(item: WriteItem) -> int:
     return math.prod(_tensor_data(item).chunk.sizes) * _dtype(item).itemsize
 
 

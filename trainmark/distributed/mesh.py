@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,6 +64,11 @@ class Mesh:
         """
         return None if self.device_mesh is None else dist.new_group()
 
+    @cached_property
+    def host_group(self) -> Any:
+        """Likewise, for threads of the hosts: no device takes part, whatever it is busy with."""
+        return None if self.device_mesh is None else dist.new_group(backend="gloo")
+
     # --- small collectives of host numbers
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
@@ -72,6 +77,14 @@ class Mesh:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """The sum over all ranks, element by element."""
+        if self.device_mesh is None:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
         return tensor.tolist()
 
     def sum_over_dp(self, values: Sequence[int]) -> list[int]:
@@ -174,13 +187,29 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def of_all_ranks(value: T) -> list[T]:
+def of_all_ranks(value: T, group: Any = None) -> list[T]:
     """Every rank's value, in the order of the ranks, on all of them."""
-    if not is_distributed():
+    if not is_distributed() or dist.get_world_size(group) == 1:
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
     return values
+
+
+def agreed(action: Callable[[], T], group: Any = None) -> list[T]:
+    """What `action` returned on every rank, on all of them. If it failed on any, it has on all, by
+    the first such rank's exception: none is left waiting for another."""
+    outcome: T | Exception
+    try:
+        outcome = action()
+    except Exception as error:
+        outcome = error
+    found: list[T] = []
+    for one in of_all_ranks(outcome, group):
+        if isinstance(one, Exception):
+            raise one
+        found.append(one)
+    return found
 
 
 def launched_ranks() -> int:

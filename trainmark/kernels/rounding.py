@@ -15,8 +15,8 @@ except ImportError:  # a machine without a GPU
     triton = None
 
 SPREAD = 0x9E3779B1  # the golden ratio in 32 bits: neighbours start far apart
-_SPREAD_HIGH = 0x85EBCA77  # for the upper half of a row number
-_MIXER = ((16, 0x7FEB352D), (15, 0x846CA68B))
+SPREAD_HIGH = 0x85EBCA77  # for the upper half of a row number
+MIXER = ((16, 0x7FEB352D), (15, 0x846CA68B))
 
 # Of each type: bits of fp32's fraction that it lacks, its smallest normal number, and the distance
 # of the numbers below that. bf16 has fp32's exponents, so there the first number says it all.
@@ -36,7 +36,7 @@ def random_bits(key: Tensor, rows_N: Tensor, width: int) -> Tensor:
     """
     rows = rows_N.to(torch.int64)
     low, high = _low_bits(rows), _low_bits(rows >> 32)
-    streams_N = mix(mix(key) + low * signed(SPREAD) + high * signed(_SPREAD_HIGH))
+    streams_N = mix(mix(key) + low * signed(SPREAD) + high * signed(SPREAD_HIGH))
     columns = torch.arange(width, dtype=torch.int32, device=rows.device)
     return mix(streams_N[:, None] + columns * signed(SPREAD))
 
@@ -69,7 +69,7 @@ def round_to_integer(values: Tensor, bits: Tensor) -> Tensor:
 
 def mix(x: Tensor) -> Tensor:
     """An int32 mixer in which every bit of the input moves about half of the output's."""
-    for shift, factor in _MIXER:
+    for shift, factor in MIXER:
         x = (x ^ _shifted(x, shift)) * signed(factor)
     return x ^ _shifted(x, 16)
 

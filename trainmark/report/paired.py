@@ -24,10 +24,10 @@ def paired_differences(a: Path, b: Path) -> tuple[Grid, list[str]]:
             left_out.append(_no_scores(split, a if split not in of_a else b))
             continue
         first, second = read_scores(a, split), read_scores(b, split)
-        if why := _other_rows(first, second):
+        if why := other_rows(first, second):
             left_out.append(f"{split} is left out: {why}, so these are not the same rows.")
         else:
-            rows += _rows(split, _difference(first, second))
+            rows += _rows(split, difference_of(first, second))
     headers = ["split", "metric", "B - A", INTERVAL, "differs"]
     return Grid(headers, rows, [False, False, True, False, False]), left_out
 
@@ -35,11 +35,12 @@ def paired_differences(a: Path, b: Path) -> tuple[Grid, list[str]]:
 def _no_scores(split: str, folder: Path) -> str:
     flag = " --input" if split == INPUT else ""
     return (
-        f"{split} is left out: {folder} has no scores for it; trainmark evaluate{flag} writes them."
+        f"{split} is left out: {folder} has no scores for it; trainmark evaluate{flag} writes them "
+        "(--keep-scores of the run says of how many rows at most)."
     )
 
 
-def _other_rows(a: Scores, b: Scores) -> str | None:
+def other_rows(a: Scores, b: Scores) -> str | None:
     """What shows that two runs were not scored on the same rows; None if nothing does."""
     if len(a.labels) != len(b.labels):
         return f"A has {len(a.labels):,} rows there, B {len(b.labels):,}"
@@ -47,14 +48,16 @@ def _other_rows(a: Scores, b: Scores) -> str | None:
     return f"{different:,} of {len(a.labels):,} labels differ" if different else None
 
 
-def _difference(a: Scores, b: Scores) -> Difference:
+def difference_of(a: Scores, b: Scores, device: str = "cpu") -> Difference:
+    """Of two runs' scores for the same rows, computed on `device`."""
     import torch
 
     # What float32 rounds to 0 or 1 would have an infinite loss: it is half a step away from them.
     logits_a, logits_b = (
-        torch.from_numpy(of.scores).double().clamp(2.0**-150, 1 - 2.0**-25).logit() for of in (a, b)
+        torch.from_numpy(of.scores).to(device).double().clamp_(2.0**-150, 1 - 2.0**-25).logit_()
+        for of in (a, b)
     )
-    return difference(logits_a, logits_b, torch.from_numpy(a.labels))
+    return difference(logits_a, logits_b, torch.from_numpy(a.labels).to(device))
 
 
 def _rows(split: str, found: Difference) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """How good predictions are: the cheap metrics of every evaluation, and all of them at the end.
 
-Scores of up to `MAX_SCORES` rows are kept in the run's folder, so that `trainmark compare` can pair
-them with another run's:
+Scores of splits that are not too large (`keep_scores`) are kept in the run's folder, so that
+`trainmark compare` can pair them with another run's:
 
     scores/SPLIT.npy          the probability of every row, float32, in the split's order
     scores/SPLIT.labels.npy   what it was: bool
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # pages are made without torch
     from torch import Tensor
 
 SCORES = "scores"
-MAX_SCORES = 20_000_000  # rows of a split: 100 MB
 SCHEMA = "trainmark.scores/1"
 INPUT = "input"
 """What raw files are called among the splits."""
@@ -111,18 +110,24 @@ class Scores:
 
 
 def write_scores(
-    output: Path, predictions: Mapping[str, Predictions], *, samples: int, data: str | None
+    output: Path,
+    predictions: Mapping[str, Predictions],
+    *,
+    most: int,
+    samples: int,
+    data: str | None,
 ) -> None:
     """Keep the scores of each split that is not too large.
 
     Args:
         output: the run's folder.
         predictions: by split.
+        most: rows that a split may have.
         samples: how many the model was trained on.
         data: that they are of.
     """
     for split, made in predictions.items():
-        if len(made.logits) > MAX_SCORES:
+        if len(made.logits) > most:
             continue
         folder = output / SCORES
         folder.mkdir(exist_ok=True)

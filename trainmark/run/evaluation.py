@@ -121,7 +121,8 @@ def _evaluate(
         predictions = {INPUT: predictions[splits[0]]}
         assessed = {INPUT: assessed[splits[0]]}
     if is_main and (files or data is None):
-        write_scores(folder, predictions, samples=model.samples, data=files or cfg.data)
+        data_of, most = files or cfg.data, cfg.keep_scores
+        write_scores(folder, predictions, most=most, samples=model.samples, data=data_of)
     return {
         "schema": "trainmark.evaluation/1",
         "run": cfg.name,

@@ -7,7 +7,7 @@ mesh's. Read `Training.run` from top to bottom; the rest explains one line of it
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,17 @@ from torch import Tensor
 from trainmark import metrics
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.room import check_room
+from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
+from trainmark.checkpoint.writer import plan_share
 from trainmark.config import Interval, Run, to_plain
 from trainmark.contract import AnyWorkload, Data, Predictions, Prepared, Trainer
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.run.assessment import evaluated
+from trainmark.run.checks import can_check, check
 from trainmark.run.clocks import Clocks
 from trainmark.run.feed import Feed
+from trainmark.run.memory import has_room_for_copies
 from trainmark.run.patience import Watch, best_after, watched_split
 from trainmark.run.profiler import Profiler
 from trainmark.run.result import Best, Evaluation
@@ -51,6 +55,9 @@ class Progress:
     last_loss: float | None = None
 
 
+_ENERGY = ("joules", "train_joules")
+
+
 class Interrupted(Exception):  # noqa: N818  (no error: it was asked for)
     """The run was asked to stop, and saved first."""
 
@@ -74,6 +81,9 @@ class Training:
         started: `time.perf_counter()` when the process began its work.
         start: what to begin with, if not with random weights.
         watch: what may end the run early.
+        joules: what this rank's device has used so far, where it counts that.
+        host_bytes_left: host memory of this machine that nothing is planned for; weights are copied
+            to it, if they fit, and saved from there while training goes on.
     """
 
     def __init__(
@@ -86,10 +96,15 @@ class Training:
         started: float,
         start: Start | None = None,
         watch: Watch | None = None,
+        joules: Callable[[], float | None] = lambda: None,
+        host_bytes_left: int = 0,
     ) -> None:
+        can_check(cfg, workload)
         self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
         self.start, self._watch = start, watch
-        self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
+        self._host_bytes_left = host_bytes_left
+        self.saves_stand_still = False
+        self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device), joules)
         self.progress = Progress()
         self.log = RunLog(output, cfg, workload, started) if mesh.is_main else SilentLog()
         self._watched = watched_split(cfg, workload)
@@ -105,8 +120,8 @@ class Training:
     def run(self) -> None:
         """Train until the last step, the target or the end of patience; evaluate, and save."""
         cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
-        self._check_disk()
-        with self.log, StopRequest() as stop:
+        self._saver = self._build_saver()
+        with self.log, StopRequest() as stop, self._saver:
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
             self.log.training_starts(
                 step=progress.step,
@@ -124,8 +139,8 @@ class Training:
             while not self.has_finished:
                 batch = next(self.feed)
                 lr = cfg.lr * cfg.schedule.factor(progress.step)
-                loss, skipped = self.trainer.step(batch, lr)
-                self._count(batch, lr, loss, skipped)
+                loss, skipped, differ = self._step(batch, lr)
+                self._count(batch, lr, loss, skipped, differ)
                 profiler.step_done(progress.step)
                 if progress.step % cfg.log_every == 0:
                     self._look()
@@ -145,6 +160,7 @@ class Training:
                     with clocks.pause("checkpoint"):
                         path = self._save()
                     if signal_number := self.mesh.max_over_ranks([stop.signal_number])[0]:
+                        self._wait_for_save()
                         raise Interrupted(int(signal_number), path)
 
             clocks.last_step_done()
@@ -159,6 +175,7 @@ class Training:
             for split in self.workload.held_out_splits(cfg):
                 if not self._is_evaluated(split):
                     self._evaluate(split)
+            self._wait_for_save()
             if len(progress.evaluations) > known and not self._unsaved:
                 self._save_evaluations()
             clocks.run_ends()
@@ -187,16 +204,22 @@ class Training:
             self.trainer.load_state_dict(host_state)
         self.log.say(f"Beginning with the {start}.")
 
-    def _check_disk(self) -> None:
-        """A disk without room for a checkpoint is found now, not after what it should keep."""
-        if self.cfg.checkpoint_every != "never" or self.cfg.patience is not None:
-            tensors = self._weights() | self._trainer_state()
-            check_room(self.output / CHECKPOINTS, tensors)
-        else:
+    def _build_saver(self) -> Saver:
+        """What saves. A disk without room for a checkpoint is found now, not after what it should
+        keep; host memory for a copy is made ready now, not when training has to wait for it."""
+        root, mesh = self.output / CHECKPOINTS, self.mesh
+        if self.cfg.checkpoint_every == "never" and self.cfg.patience is None:
             self.log.say(
                 "Nothing will be saved but the result: checkpoint_every is 'never'. To continue, "
                 "evaluate or export this run, give --checkpoint-every '10 minutes'."
             )
+            return Saver(root)
+        share = plan_share(self._weights() | self._trainer_state())
+        check_room(root, share.all_bytes)
+        needed = copy_bytes(share)
+        self.saves_stand_still = not has_room_for_copies(needed, self._host_bytes_left, mesh)
+        memory = None if self.saves_stand_still else HostMemory(needed, mesh.device)
+        return Saver(root, memory, mesh.host_group)
 
     @property
     def total_steps(self) -> int:
@@ -228,12 +251,26 @@ class Training:
             self.progress.best = None
         self.data.restore(state["data"])
         if self.mesh.dp_rank == 0:  # the counts in a checkpoint are sums over these ranks
-            self.clocks.restore(state["clocks"])
+            counted = {} if self.mesh.is_main else dict.fromkeys(_ENERGY, 0.0)
+            self.clocks.restore(state["clocks"] | counted)
         self.log.say(f"Continuing {path} at step {self.progress.step:,}.")
 
     # --- one step
 
-    def _count(self, batch: Prepared, lr: float, loss: Tensor, skipped: Tensor) -> None:
+    def _step(self, batch: Prepared, lr: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        checked_step, every = self.workload.checked_step, self.cfg.check_every
+        if checked_step is None or every is None or (self.progress.step + 1) % every:
+            return *self.trainer.step(batch, lr), {}
+        return checked_step(self.trainer, batch, lr)
+
+    def _count(
+        self,
+        batch: Prepared,
+        lr: float,
+        loss: Tensor,
+        skipped: Tensor,
+        differ: dict[str, Tensor],
+    ) -> None:
         self.progress.step += 1
         self._unsaved = True
         self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
@@ -248,11 +285,13 @@ class Training:
                 lr=lr,
                 loss=loss.item() if read else loss,
                 skipped=skipped.item() if read else skipped,
+                differ=differ,
             )
         )
 
     def _look(self) -> None:
-        """Read the losses since the last look; stop at one that is not finite."""
+        """Read the losses since the last look; stop at one that is not finite, and where a checked
+        step was computed in two ways."""
         if not self._pending:
             return
         losses = torch.stack([torch.as_tensor(p.loss).float() for p in self._pending]).tolist()
@@ -260,6 +299,11 @@ class Training:
         self.feed.collect_waits()
         self.clocks.looked()
         pending, self._pending = self._pending, []
+        for at in pending:
+            if at.differ:
+                check(at.step, at.differ, self.trainer, self.mesh, self._last_checkpoint)
+        if self._saver.is_done and not self._saver.has_failed:
+            self._wait_for_save()
         rows: list[tuple[int, int, float]] = []
         for at, loss, skipped in zip(pending, losses, skips, strict=True):
             if not math.isfinite(loss) or (skipped and self.cfg.precision != "fp16"):
@@ -280,13 +324,17 @@ class Training:
 
     def _not_finite(self, at: "_Pending", loss: float) -> InputError:
         what = "gradient" if math.isfinite(loss) else "loss"
-        last = checkpoints.latest(self.output / CHECKPOINTS)
-        kept = f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
         return InputError(
             f"The {what} of step {at.step} is not finite (loss {loss}); the step was not applied "
             f"and the run stops. Its samples: {self.data.describe(at.position)}. Check these "
-            f"rows, or lower lr (now {at.lr:g}); {kept}."
+            f"rows, or lower lr (now {at.lr:g}); {self._last_checkpoint()}."
         )
+
+    def _last_checkpoint(self) -> str:
+        """What is left of a run that ends here."""
+        self._saver.finish()
+        last = checkpoints.latest(self.output / CHECKPOINTS)
+        return f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
 
     # --- evaluation
 
@@ -345,6 +393,18 @@ class Training:
         local = [getattr(self.clocks.totals, name) for name in names]
         return dict(zip(names, self.mesh.sum_over_dp(local), strict=True))
 
+    def global_energy(self, totals: Mapping[str, Any]) -> dict[str, float | None]:
+        """Joules of all ranks; None where one of them does not know."""
+        local = [math.nan if totals[name] is None else totals[name] for name in _ENERGY]
+        summed = self.mesh.sum_over_ranks(local)
+        known = [None if math.isnan(joules) else joules for joules in summed]
+        return dict(zip(_ENERGY, known, strict=True))
+
+    def _clocks_state(self) -> dict[str, Any]:
+        """Of a checkpoint: times of this rank, counts of all."""
+        state = self.clocks.state()
+        return state | self.global_counts() | self.global_energy(state)
+
     def _global_samples(self) -> int:
         return self.global_counts()["samples"]
 
@@ -366,6 +426,7 @@ class Training:
         best = self.progress.best
         if self.cfg.checkpoint_every != "never" or self._is_best():
             self._save()
+        self._wait_for_save()
         if best is None:  # the metric was never defined: nothing to choose by
             return
         path = checkpoints.folder_of(self.output / CHECKPOINTS, best.step)
@@ -386,23 +447,25 @@ class Training:
         several ranks compare their wishes at every look only, and count steps alike in between."""
         step, seconds = self.progress.step, time.perf_counter() - self._saved_at
         if self.mesh.world_size == 1 or step % self.cfg.log_every == 0:
-            return self.mesh.any(stop.requested or self._interval.due(step, seconds))
+            due = self._interval.due(step, seconds)
+            return self.mesh.any(stop.requested or due or self._saver.has_failed)
         return self._interval.steps is not None and self._interval.due(step, seconds)
 
     def _save(self) -> Path:
-        """The checkpoint of this step, written unless it is there already."""
-        root, best = self.output / CHECKPOINTS, self.progress.best
+        """The checkpoint of this step, begun unless it was before; the weights may change then."""
+        path = checkpoints.folder_of(self._saver.root, self.progress.step)
         if not self._unsaved:
-            return checkpoints.folder_of(root, self.progress.step)
+            return path
+        self._wait_for_save()
+        best = self.progress.best
         state = {
             "config": to_plain(self.cfg),
             "progress": dataclasses.asdict(self.progress),
-            "clocks": self.clocks.state() | self.global_counts(),
+            "clocks": self._clocks_state(),
             "data": {"samples": self._global_samples()},
             "trainer": self.trainer.host_state(),
         }
-        path = checkpoints.save(
-            root,
+        self._saver.save(
             self.progress.step,
             self._weights() | self._trainer_state(),
             state,
@@ -410,13 +473,19 @@ class Training:
             best=best.step if best else None,
         )
         self._saved_at, self._unsaved = time.perf_counter(), False
-        self.log.checkpointed(path)
+        self.log.pause_ends()
         return path
+
+    def _wait_for_save(self) -> None:
+        """Until the last checkpoint is on disk."""
+        if saved := self._saver.wait():
+            self.clocks.saved(saved.background_s)
+            self.log.checkpointed(saved.path)
 
     def _save_evaluations(self) -> None:
         """Add them to the checkpoint of this step, which was saved before they were made."""
         path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
-        clocks = self.clocks.state() | self.global_counts()
+        clocks = self._clocks_state()
         if self.mesh.is_main and path.is_dir():
             progress = dataclasses.asdict(self.progress)
             checkpoints.update_state(path, {"progress": progress, "clocks": clocks})
@@ -438,6 +507,8 @@ class _Pending:
     lr: float
     loss: Tensor | float
     skipped: Tensor | float
+    differ: dict[str, Tensor]
+    """Of a checked step, by name, whether bits differ."""
 
 
 def build_trainer(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> Trainer[Any, Any]:

@@ -24,6 +24,8 @@ from trainmark.hardware.memory import (
     what_fits,
 )
 
+_SHARE_FOR_COPIES = 0.75  # the rest is for readers, and for the kernel's cache of files
+
 
 def plan_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> MemoryPlan:
     """Build this rank's share of the model without memory, and count."""
@@ -71,8 +73,12 @@ def this_cluster(mesh: Mesh) -> Cluster:
     return Cluster(key, mesh.world_size // per_node, per_node)
 
 
-def check_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool = True) -> None:
-    """Refuse, before anything is allocated, a run that cannot fit the devices or their host."""
+def check_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool = True) -> int:
+    """Refuse, before anything is allocated, a run that cannot fit the devices or their host.
+
+    Returns:
+        The bytes that are left of this machine's host memory.
+    """
 
     def needed(plan: MemoryPlan) -> MemoryPlan:
         """To predict, activations hardly count: none outlives its layer."""
@@ -95,6 +101,20 @@ def check_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool 
         check_fits(plan, available, cfg.name, devices.identify(mesh.device).name, advice=hint)
     kept = sum(workload.host_bytes(cfg)[first : first + per_node])
     check_host_fits(kept, on_host, cfg.name)
+    return on_host - kept
+
+
+def has_room_for_copies(own_bytes: int, bytes_left: int, mesh: Mesh) -> bool:
+    """Whether every machine can keep a copy of what its ranks save; all ranks must call this.
+
+    Args:
+        own_bytes: of this rank's copy.
+        bytes_left: of this machine's host memory.
+    """
+    per_node = this_cluster(mesh).devices
+    first = mesh.rank // per_node * per_node
+    of_machine = sum(meshes.of_all_ranks(own_bytes)[first : first + per_node])
+    return not mesh.any(of_machine > _SHARE_FOR_COPIES * bytes_left)
 
 
 def _no_advice(available: float) -> str:

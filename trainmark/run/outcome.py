@@ -18,6 +18,7 @@ from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
 from trainmark.run import alignment, result
 from trainmark.run.clocks import Totals
+from trainmark.run.energy import energy_note, make_energy
 from trainmark.run.loop import Training
 from trainmark.run.result import Result
 
@@ -64,8 +65,9 @@ def make_result(
         best=progress.best,
         ended=training.ended,
         memory=_memory(mesh, monitor),
+        energy=make_energy(training, totals, times, monitor),
         loss=result.Loss(first=progress.first_loss, last=progress.last_loss),
-        notes=_notes(training),
+        notes=_notes(training) + energy_note(monitor),
         config=to_plain(cfg),
         hardware={**machine, "monitor": monitor},
         software=software,
@@ -201,6 +203,11 @@ def _notes(training: Training) -> list[str]:
         notes.append(
             f"Quality is that of step {best.step:,} of {steps:,}, whose {best.metric} on "
             f"{best.split}, {best.value:.6g}, was the best{waited}."
+        )
+    if training.saves_stand_still:
+        notes.append(
+            "Training stood still while checkpoints were written: host memory has no room for a "
+            "copy of the weights."
         )
     if totals.sessions > 1:
         notes.append(

@@ -98,7 +98,7 @@ class RunLog:
                 self._board.add_scalar("loss", value, at)
 
     def evaluated(self, evaluation: Evaluation, step: int) -> None:
-        self._pause_ends()
+        self.pause_ends()
         numbers = {k: v for k, v in evaluation.metrics.items() if v is not None}
         text = [f"{name} {value:.5f}" for name, value in numbers.items()]
         text += [f"{name} undefined" for name, value in evaluation.metrics.items() if value is None]
@@ -117,8 +117,12 @@ class RunLog:
                 self._board.add_scalar(f"{evaluation.split}/{name}", value, step)
 
     def checkpointed(self, path: Path) -> None:
-        self._pause_ends()
+        """It is on disk."""
         self._perf.event("CHECKPOINT", {"path": str(path)})
+
+    def pause_ends(self) -> None:
+        """Pauses do not count towards samples per second."""
+        self._last_look = (time.perf_counter(), self._last_look[1])
 
     def training_ends(self) -> None:
         self._progress.stop()
@@ -138,8 +142,7 @@ class RunLog:
     # --- parts
 
     def _mlperf_log(self, file: TextIO, goes_on: bool) -> MlperfLog:
-        benchmark = self._workload.mlperf(self._cfg)
-        return MlperfLog(file, self._cfg, benchmark, self._workload.metric, goes_on)
+        return MlperfLog(file, self._cfg, self._workload, goes_on)
 
     def _append_to(self, name: str) -> TextIO:
         file = open(self._folder / name, "a", newline="", encoding="utf-8")  # noqa: SIM115
@@ -170,10 +173,6 @@ class RunLog:
         progress.start()
         self._stack.callback(progress.stop)
         return progress, task
-
-    def _pause_ends(self) -> None:
-        """Pauses do not count towards samples per second."""
-        self._last_look = (time.perf_counter(), self._last_look[1])
 
     def _speed(self, samples: int) -> str:
         now = time.perf_counter()

@@ -1,6 +1,7 @@
 """Around the loop: from a configuration to a checked output folder, a run, and its result."""
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -87,9 +88,19 @@ def _train_one(
             run_folder.check(output, cfg, fresh=False, from_another=False)
         else:
             run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
-    check_memory(cfg, workload, mesh)
+    host_bytes_left = check_memory(cfg, workload, mesh)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
-        training = Training(cfg, workload, mesh, output, started=started, start=begin, watch=watch)
+        training = Training(
+            cfg,
+            workload,
+            mesh,
+            output,
+            started=started,
+            start=begin,
+            watch=watch,
+            joules=monitor.joules if _counts_energy(mesh) else lambda: 0.0,
+            host_bytes_left=host_bytes_left,
+        )
         training.set_up()
         if training.has_finished and (output / result.FILE_NAME).exists():
             earlier = result.read(output)
@@ -109,7 +120,7 @@ def _train_one(
             workload.save_model(training.trainer, output / MODEL_FOLDER)
         assessed = assessments(cfg, workload, predictions)
         samples = finished.best.at_sample if finished.best else finished.samples
-        write_scores(output, predictions, samples=samples, data=cfg.data)
+        write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
         found = warnings(cfg, finished, output)
         finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
         if options.reference:
@@ -167,6 +178,11 @@ def _settle(cfg: Run, mesh: Mesh) -> None:
     set_matmul_precision(cfg.precision)
     if mesh.device.type == "cpu":
         keep_freed_memory()
+
+
+def _counts_energy(mesh: Mesh) -> bool:
+    """A GPU counts for itself; the counters of CPUs are those of the machine, so one rank does."""
+    return mesh.device.type != "cpu" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _forget_peaks(mesh: Mesh) -> None:

@@ -9,6 +9,7 @@ Shapes: B samples, N outputs of a layer.
 import torch
 from torch import Tensor
 
+from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.rounding import random_bits
 from trainmark.training.seeding import stream_seed
 
@@ -40,14 +41,33 @@ class Dropout:
     def __call__(self, x_BN: Tensor, layer: int = 0) -> Tensor:
         if not self.is_on:
             return x_BN
-        scale = _CHOICES / (_CHOICES - self.dropped)
+        if has_compiled(x_BN):
+            return x_BN * self._factors(x_BN.shape[1], layer)
         # A product: on a CPU torch.where takes several times as long.
-        return x_BN * scale * self.kept(x_BN.shape[1], layer).to(x_BN.dtype)
+        return x_BN * self._scale * self.kept(x_BN.shape[1], layer).to(x_BN.dtype)
 
     def kept(self, width: int, layer: int = 0) -> Tensor:
         """[B, N] whether a number is passed on."""
-        seed = stream_seed(*self._key, layer) % 2**31
         # Filled in: no CUDA graph can hold a copy from the host.
-        key = torch.full((), seed, dtype=torch.int32, device=self.samples_B.device)
+        key = torch.full((), self._seed(layer), dtype=torch.int32, device=self.samples_B.device)
         bits = random_bits(key, self.samples_B, -(-width // 2)).view(torch.int16)
-        return bits[:, :width] >= self.dropped - _CHOICES // 2
+        return bits[:, :width] >= self._first_kept
+
+    def _factors(self, width: int, layer: int) -> Tensor:
+        """[B, N] the same as factors, by a kernel."""
+        from trainmark.kernels import cpu_dropout
+
+        seed = self._seed(layer)
+        return cpu_dropout.factors(seed, self.samples_B, width, self._first_kept, self._scale)
+
+    def _seed(self, layer: int) -> int:
+        return stream_seed(*self._key, layer) % 2**31
+
+    @property
+    def _scale(self) -> float:
+        return _CHOICES / (_CHOICES - self.dropped)
+
+    @property
+    def _first_kept(self) -> int:
+        """Of the random bits, which are read as signed numbers."""
+        return self.dropped - _CHOICES // 2

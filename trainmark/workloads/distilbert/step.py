@@ -14,6 +14,7 @@ from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.kernels.graph import Graphed
 from trainmark.metrics import classification_metrics
+from trainmark.training.checking import Fingerprints, computed_twice, fingerprints
 from trainmark.training.optimizers import (
     LossScale,
     all_finite,
@@ -84,6 +85,30 @@ class SentenceTrainer:
 
     def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
+        self._compute(prepared)
+        return self._update(lr)
+
+    def checked_step(
+        self, prepared: Prepared, lr: float
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """`step`, with loss and gradients computed twice, and by name whether bits differ."""
+        names = {name: parameter for parameter, name in self._names.items()}
+
+        def described(_: None) -> Fingerprints:
+            gradients = {name: p.grad for name, p in names.items() if p.grad is not None}
+            named = fingerprints({"the loss": self._gradients.loss})
+            return named | fingerprints(gradients, "the gradient of ")
+
+        _, differ = computed_twice(
+            lambda: self._compute(prepared),
+            described,
+            lambda: None,  # computing begins with zeros
+            lambda: fingerprints(self.weights() | self.state_dict()),
+        )
+        return *self._update(lr), differ
+
+    def _compute(self, prepared: Prepared) -> None:
+        """Loss and gradients of the batch."""
         self.model.train()
         self._gradients.zero()
         micro_batches = list(prepared.micro_batches())
@@ -96,6 +121,8 @@ class SentenceTrainer:
             else:
                 self._micro_step(*micro_batch)
         self._gradients.reduce()
+
+    def _update(self, lr: float) -> tuple[Tensor, Tensor]:
         loss = self._gradients.loss.clone()
         gate = self._finish_gradients()
         gated_step(self._optimizer, lr, gate)

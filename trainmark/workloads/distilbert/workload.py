@@ -22,6 +22,7 @@ DISTILBERT = Workload[
     init_weights=init_weights,
     build_data=build_data,
     build_trainer=build_trainer,
+    checked_step=SentenceTrainer.checked_step,
     evaluate=evaluate,
     held_out_splits=held_out_splits,
     metric=METRIC,

@@ -20,7 +20,7 @@ class Slot:
         like: the tensors of a batch, as the reader makes them.
         prepare: from such tensors on the device to what `train` takes, and none of them itself:
             the next copies do not wait for the step.
-        train: one step of training.
+        train: one step of training, whose gradients are computed twice if it is a checked one.
         pool: memory for training that all slots share; see `GraphedInPlace`.
     """
 
@@ -29,7 +29,7 @@ class Slot:
         like: Sequence[Tensor],
         copier: Copier,
         prepare: Callable[[list[Tensor]], Any],
-        train: Callable[[Any], None],
+        train: Callable[[Any, bool], None],
         pool: Any,
     ) -> None:
         self._copier = copier
@@ -47,7 +47,8 @@ class Slot:
 
         # What is prepared must last while the other slot's batch is: it has memory of its own.
         self._prepare = GraphedInPlace(fill)
-        self._train = GraphedInPlace(lambda: train(self._batch), pool)
+        self._train = GraphedInPlace(lambda: train(self._batch, False), pool)
+        self._train_checked = GraphedInPlace(lambda: train(self._batch, True), pool)
 
     def fill(self, tensors: Sequence[Tensor], make: Make | None = None) -> "Filled":
         """Copy or make a batch and prepare it, once the step with the batch before has ended."""
@@ -56,11 +57,11 @@ class Slot:
         self._fills += 1
         return Filled(self, self._fills, ready, prepared)
 
-    def train(self, fill: int) -> None:
+    def train(self, fill: int, *, checked: bool) -> None:
         """One step with the batch of that fill."""
         if fill != self._fills:
             raise RuntimeError("Batches were prepared further ahead than there are slots.")
-        self._train()
+        (self._train_checked if checked else self._train)()
         self._trained = torch.Event(device=self._copier.device)
         self._trained.record()
 
@@ -73,9 +74,9 @@ class Filled:
         self.ready, self.prepared = ready, prepared
         """The events after which the copies may be read, and the batch trained on."""
 
-    def train(self) -> None:
+    def train(self, *, checked: bool) -> None:
         self.prepared.wait()
-        self._slot.train(self._fill)
+        self._slot.train(self._fill, checked=checked)
 
 
 class Slots:
@@ -83,7 +84,7 @@ class Slots:
 
     COUNT = 2
 
-    def __init__(self, copier: Copier, train: Callable[[Any], None]) -> None:
+    def __init__(self, copier: Copier, train: Callable[[Any, bool], None]) -> None:
         self._copier, self._train = copier, train
         self._slots: list[Slot] = []
         self._fills = 0

@@ -16,6 +16,12 @@ from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.kernels.click_loss import click_loss_of_logits
 from trainmark.training.batches import rank_shares
+from trainmark.training.checking import (
+    Fingerprints,
+    computed_twice,
+    fingerprint,
+    fingerprints,
+)
 from trainmark.training.optimizers import (
     LossScale,
     all_finite,
@@ -28,7 +34,9 @@ from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
+from trainmark.workloads.dlrm.multi_hot import MoreIds
 from trainmark.workloads.dlrm.runs import DlrmRun, score_offset
+from trainmark.workloads.dlrm.sizes import has_bags, hotness
 from trainmark.workloads.dlrm.slots import Filled, Slots
 
 
@@ -90,7 +98,15 @@ class DlrmTrainer:
         self._lr = torch.zeros((), device=mesh.device)
         self._samples_before = torch.zeros((), dtype=torch.int64, device=mesh.device)
         self._outcome = torch.zeros(2, device=mesh.device)
+        self._compared: list[str] = []
+        self._differ: Tensor | None = None
+        """Of a checked step, whether the bits differ of each that is compared."""
         self._in_last_micro_batch = False
+        self._more_ids = (
+            MoreIds(hotness(cfg.model), cfg.model.table_rows)
+            if cfg.multi_hot == "uniform" and has_bags(cfg.model)
+            else None
+        )
         model.top_gradients_done = self._reduce_top
         self._steps = 0
         if cfg.compile:
@@ -139,6 +155,8 @@ class DlrmTrainer:
 
     def _lookups(self, groups: list[IdGroup], parts: list[list[slice]]) -> list[Any]:
         rank = self.mesh.dp_rank
+        if self._more_ids is not None:
+            groups = self._more_ids.add(groups)
         return [
             self.model.tables.prepare(
                 [group.part(of_ranks[rank]) for group in groups],
@@ -156,38 +174,81 @@ class DlrmTrainer:
 
     # --- training
 
-    def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
+    def step(
+        self, prepared: Prepared, lr: float, *, checked: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
         self.model.tables.begin_step(lr)
         if self.model.drops_out:
             self._samples_before.fill_(prepared.position - prepared.global_samples)
         if prepared.slot is not None:
             self._lr.fill_(lr)
-            prepared.slot.train()
+            prepared.slot.train(checked=checked)
         else:
             wait_for(prepared.lookups_ready)
-            self._top.zero()
-            self._bottom.zero()
-            self._train(prepared.micro_batches, prepared.global_samples, lr)
+            self._train(prepared.micro_batches, prepared.global_samples, lr, checked=checked)
         self._steps += 1
         loss, skipped = self._outcome.clone().unbind()
         return loss, skipped
 
-    def _train_in_slot(self, micro: MicroBatch) -> None:
-        rate = cast(float, self._lr)  # a tensor, so that every replay reads it anew
-        self._top.leave_where_made()
-        self._bottom.leave_where_made()
-        self._train([micro], len(micro.labels_B), rate)
+    def checked_step(
+        self, prepared: Prepared, lr: float
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """`step`, with loss and gradients computed twice, and by name whether bits differ."""
+        loss, skipped = self.step(prepared, lr, checked=True)
+        flags = filled(self._differ).clone().unbind()
+        return loss, skipped, dict(zip(self._compared, flags, strict=True))
 
-    def _train(self, micros: list[MicroBatch], global_samples: int, lr: float) -> None:
+    def _train_in_slot(self, micro: MicroBatch, checked: bool) -> None:
+        rate = cast(float, self._lr)  # a tensor, so that every replay reads it anew
+        samples = len(micro.labels_B)
+        self._train([micro], samples, rate, checked=checked, begin=FlatGradients.leave_where_made)
+
+    def _train(
+        self,
+        micros: list[MicroBatch],
+        global_samples: int,
+        lr: float,
+        *,
+        checked: bool,
+        begin: Callable[[FlatGradients], None] = FlatGradients.zero,
+    ) -> None:
         """The whole step: nothing in it makes the host wait for a GPU."""
-        for index, micro in enumerate(micros, 1):
-            self._in_last_micro_batch = index == len(micros)
-            self.model.tables.begin(micro.lookup)
-            self._add_gradients(micro, global_samples)
-        gate = self._finish_gradients()
+
+        def compute() -> Tensor:
+            begin(self._top)
+            begin(self._bottom)
+            for index, micro in enumerate(micros, 1):
+                self._in_last_micro_batch = index == len(micros)
+                self.model.tables.begin(micro.lookup)
+                self._add_gradients(micro, global_samples)
+            return self._finish_gradients()
+
+        gate = self._computed_twice(compute, micros) if checked else compute()
         self._update(lr, gate)
         torch.stack([self._bottom.loss, 1 - gate], out=self._outcome)
+
+    def _computed_twice(self, compute: Callable[[], Tensor], micros: list[MicroBatch]) -> Tensor:
+        tables = self.model.tables
+
+        def described(gate: Tensor) -> Fingerprints:
+            named = fingerprints({"the loss": self._bottom.loss, "the gate": gate})
+            gradients = {name: p.grad for p, name in self._names.items() if p.grad is not None}
+            named |= fingerprints(gradients, "the gradient of ")
+            return named | _of_rows("the gradients of table rows", tables.row_gradients())
+
+        def weights() -> Fingerprints:
+            rows = [part for micro in micros for part in tables.rows_in_use(micro.lookup)]
+            named = fingerprints({name: p for p, name in self._names.items()})
+            named |= fingerprints(optimizer_tensors(self._optimizer, self._names))
+            return named | _of_rows("the table rows", rows)
+
+        gate, differ = computed_twice(compute, described, tables.forget, weights)
+        if self._differ is None:
+            self._differ = torch.zeros(len(differ), dtype=torch.bool, device=self.mesh.device)
+        self._compared = list(differ)
+        torch.stack(list(differ.values()), out=self._differ)
+        return gate
 
     def _add_gradients(self, micro: MicroBatch, global_samples: int) -> None:
         """Add a micro-batch's gradients and loss to those of the step."""
@@ -313,6 +374,11 @@ class DlrmTrainer:
         """Bytes that this rank sent to others in training, by what they were, mean over steps."""
         sent = {kind: n / max(self._steps, 1) for kind, n in self.model.tables.sent_bytes.items()}
         return {**sent, "dense": float(self._top.sent_bytes + self._bottom.sent_bytes)}
+
+
+def _of_rows(name: str, rows: list[Tensor]) -> Fingerprints:
+    """All as one: how many there are depends on the micro-batches."""
+    return {name: fingerprint(*rows)} if rows else {}
 
 
 def _prepared(

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from trainmark.config import filled
 from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.adamw import AdamW, local
+from trainmark.training.checking import Fingerprints, computed_twice, fingerprints
 from trainmark.training.optimizers import LossScale
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.llama3.data import TokenBatch
@@ -99,15 +101,38 @@ class LlamaTrainer:
 
     def step(self, prepared: Prepared, lr: float) -> tuple[Tensor, Tensor]:
         """One optimiser step over the batch, in micro-batches. Returns (mean loss, skipped)."""
+        loss = self._compute(prepared)
+        gate = self._update(loss, lr)
+        return loss, gate == 0
+
+    def checked_step(
+        self, prepared: Prepared, lr: float
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """`step`, with loss and gradients computed twice, and by name whether bits differ."""
+        self._refresh()
+
+        def described(loss: Tensor) -> Fingerprints:
+            named = fingerprints({"the loss": loss})
+            return named | fingerprints(self._gradients(), "the gradient of ")
+
+        def weights() -> Fingerprints:
+            held = self._optimizer.weights() | self.state_dict()
+            return fingerprints(held) | fingerprints(self._parameters, "what computes of ")
+
+        compute = partial(self._compute, prepared)
+        loss, differ = computed_twice(compute, described, self._forget, weights)
+        gate = self._update(loss, lr)
+        return loss, gate == 0, differ
+
+    def _compute(self, prepared: Prepared) -> Tensor:
+        """The loss of the batch, and its gradients."""
         self._refresh()
         with self._attention():
             if self._pipeline is not None:
                 loss = self._pipeline.step(prepared.tokens_BS, prepared.targets_BS, self._scale())
             else:
                 loss = self._accumulate(prepared)
-        loss = self._mean_over_ranks(loss)
-        gate = self._update(loss, lr)
-        return loss, gate == 0
+        return self._mean_over_ranks(loss)
 
     def _accumulate(self, prepared: Prepared) -> Tensor:
         (part,) = self.parts
@@ -156,11 +181,15 @@ class LlamaTrainer:
         self._optimizer.step(gradients, lr, factor * inverse, gate)
         if self._loss_scale is not None:
             self._loss_scale.update(gate)
+        self._forget()
+        return gate
+
+    def _forget(self) -> None:
+        """The gradients: the next backward passes add to none."""
         for parameter in self._parameters.values():
             parameter.grad = None
         if self._sums is not None:
             self._sums.clear()
-        return gate
 
     def _gradients(self) -> dict[str, Tensor]:
         """By name, with the placements of their parameters."""
