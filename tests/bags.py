@@ -19,20 +19,26 @@ HOTNESS = (4, 1, 9)
 
 
 def write_dataset(
-    folder: Path, *, varies: bool = True, rows: int = 3300, hotness: tuple[int, ...] = HOTNESS
+    folder: Path,
+    *,
+    varies: bool = True,
+    rows: int = 3300,
+    hotness: tuple[int, ...] = HOTNESS,
+    table_rows: tuple[int, ...] = TABLE_ROWS,
+    numerical: int = 3,
 ) -> Path:
     """Random rows. Where it varies, a bag has from none to all of its ids, at its beginning."""
     folder.mkdir(parents=True, exist_ok=True)
-    spec = _spec(hotness, varies)
+    spec = _spec(hotness, table_rows, numerical, varies)
     feature_spec.write(spec, folder / feature_spec.FILE_NAME)
     for split, count in (("train", rows), ("test", 200)):
         (folder / split).mkdir()
         random = np.random.default_rng(count)
         columns: dict[str, NDArray[Any]] = {
-            "numerical.bin": random.standard_normal((count, 3)).astype(np.float16),
+            "numerical.bin": random.standard_normal((count, numerical)).astype(np.float16),
             "label.bin": random.random(count) < 0.3,
         }
-        for name, most, size in zip(spec.categorical, hotness, TABLE_ROWS, strict=True):
+        for name, most, size in zip(spec.categorical, hotness, table_rows, strict=True):
             ids = random.integers(0, size, (count, most))
             if varies:
                 ids[np.arange(most) >= random.integers(0, most + 1, (count, 1))] = -1
@@ -42,8 +48,10 @@ def write_dataset(
     return folder
 
 
-def _spec(hotness: tuple[int, ...], varies: bool) -> FeatureSpec:
-    spec = feature_spec.default_spec(TABLE_ROWS, 3, hotness=hotness)
+def _spec(
+    hotness: tuple[int, ...], table_rows: tuple[int, ...], numerical: int, varies: bool
+) -> FeatureSpec:
+    spec = feature_spec.default_spec(table_rows, numerical, hotness=hotness)
     features: dict[str, Feature] = {
         name: dataclasses.replace(feature, varies=varies and name in spec.categorical)
         for name, feature in spec.feature_spec.items()

@@ -107,8 +107,8 @@ def compile_bags(dim: int, tables: Tables, dtype: torch.dtype) -> None:
 def compile_cross_layers(dtype: torch.dtype) -> None:
     x = torch.empty(4096, 3456, dtype=dtype)
     cross_layers._crossed(x, x, x)
-    for of_first, adds in ((None, False), (x, False), (x, True)):
-        cross_layers._cross_gradients(x, x, x, of_first, adds=adds)
+    for of_first, copy, adds in ((None, x, False), (x, None, False), (x, None, True)):
+        cross_layers._cross_gradients(x, x, x, of_first, copy, adds=adds)
 
 
 def compile_updates(
@@ -118,7 +118,11 @@ def compile_updates(
     rows = new_rows(num_rows, dim, FORMATS[table_format], "meta")
     shapes = {"sgd": None, "rowwise_adagrad": (num_rows,), "adagrad": (num_rows, dim)}
     shape = shapes[rule.name]
-    batch = SortedRows(torch.empty(count, dtype=torch.int32), torch.empty(count).long())
+    batch = SortedRows(
+        torch.empty(count, dtype=torch.int32),
+        torch.empty(count).long(),
+        of_bags=state_dtype != torch.float32,
+    )
     sparse_update.update_rows_triton(
         rows,
         None if shape is None else torch.empty(shape, dtype=state_dtype),

@@ -154,16 +154,16 @@ class FusedBagEngine(FusedEngine):
         both = sort_rows(ids_N)
         places = places_N[both.places_N]
         if not self._offset:
-            return [SortedRows(both.rows_N, places)]
+            return [SortedRows(both.rows_N, places, of_bags=True)]
         in_first, everywhere = (
             sum(self._hotness[f] for f in features)
             for features in (self._features[0], range(len(self._hotness)))
         )
         border = len(ids_N) // everywhere * in_first
-        second = both.rows_N[border:] - self._offset
+        stores = (both.rows_N[:border], both.rows_N[border:] - self._offset)
         return [
-            SortedRows(both.rows_N[:border], places[:border]),
-            SortedRows(second, places[border:]),
+            SortedRows(rows, own_places, of_bags=True)
+            for rows, own_places in zip(stores, (places[:border], places[border:]), strict=True)
         ]
 
     def _pooled(self, prepared: PreparedBags, dtype: torch.dtype) -> Tensor:

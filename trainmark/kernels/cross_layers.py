@@ -37,19 +37,6 @@ def cross_layers_reference(
     return x_BN
 
 
-def cross_gradients_reference(
-    grad_BN: Tensor, first_BN: Tensor, up_BN: Tensor, of_first_BN: Tensor | None, *, adds: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `_cross_gradients`."""
-    grad, first, up = grad_BN.float(), first_BN.float(), up_BN.float()
-    of_up, of_first = grad * first, grad * up
-    if of_first_BN is not None:
-        of_first += of_first_BN.float()
-    if adds:
-        of_first += grad
-    return of_up.to(grad_BN.dtype), of_first.to(grad_BN.dtype), of_up.sum(0)
-
-
 # --- dispatch
 
 
@@ -94,21 +81,22 @@ class CrossLayers(torch.autograd.Function):
         grad_BN, of_first_BN = grads[0].contiguous(), None
         of_ups, of_biases, of_downs = [], [], []
         for layer in reversed(range(layers)):
+            # What comes from outside is not ours to overwrite below.
+            copy_BN = torch.empty_like(grad_BN) if layer == layers - 1 > 0 else None
             of_up_BN, of_first_BN, of_bias = _cross_gradients(
-                grad_BN, inputs[0], outputs[layer], of_first_BN, adds=layer == 0
+                grad_BN, inputs[0], outputs[layer], of_first_BN, copy_BN, adds=layer == 0
             )
             of_biases.append(of_bias)
+            grad_BN = grad_BN if copy_BN is None else copy_BN
             # With the first layer, whose input is the first x, all of its gradient is together.
             target = of_first_BN if layer == 0 else grad_BN
-            owned = layer < layers - 1 or layer == 0
             of_ups.append(weight_gradient(of_up_BN, lows[layer] if downs else inputs[layer]))
             of_low_BR = of_up_BN @ ups[layer]
             if downs:
                 of_downs.append(weight_gradient(of_low_BR, inputs[layer]))
-                add = torch.Tensor.addmm_ if owned else torch.addmm
-                grad_BN = add(target, of_low_BR, downs[layer])
+                grad_BN = target.addmm_(of_low_BR, downs[layer])
             else:
-                grad_BN = target + of_low_BR
+                grad_BN = target.add_(of_low_BR)
         return (grad_BN, None, *reversed(of_ups), *reversed(of_biases), *reversed(of_downs))
 
 
@@ -140,7 +128,7 @@ def _in_turn(saved: list[Tensor], layers: int) -> list[list[Tensor]]:
 
 # --- Triton
 
-TILE, SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 2048, 16, 128, 512
+TILE, SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 4096, 16, 128, 512
 
 
 def _crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor) -> Tensor:
@@ -151,12 +139,18 @@ def _crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor) -> Tensor:
 
 
 def _cross_gradients(
-    grad_BN: Tensor, first_BN: Tensor, up_BN: Tensor, of_first_BN: Tensor | None, *, adds: bool
+    grad_BN: Tensor,
+    first_BN: Tensor,
+    up_BN: Tensor,
+    of_first_BN: Tensor | None,
+    copy_BN: Tensor | None = None,
+    *,
+    adds: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of x + first * up: the gradient of `up`; that of `first`, with those of later layers, and
     with x's own if `adds`, since x is `first`; and the sum of `up`'s over the batch, in fp32.
 
-    Overwrites `of_first_BN`.
+    Overwrites `of_first_BN`; fills `copy_BN`, if given, with `grad_BN`.
     """
     B, N = grad_BN.shape
     of_up_BN = torch.empty_like(grad_BN)
@@ -165,8 +159,10 @@ def _cross_gradients(
     programs = min(-(-B // SUM_ROWS), SUM_PROGRAMS)
     sums = grad_BN.new_empty(programs, N, dtype=torch.float32)
     _cross_gradients_kernel[(programs, -(-N // SUM_COLUMNS))](
-        grad_BN, first_BN, up_BN, of_up_BN, result_BN, sums, B, N,
-        HAS_MORE=has_more, ADDS=adds, ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
+        grad_BN, first_BN, up_BN, of_up_BN, result_BN,
+        grad_BN if copy_BN is None else copy_BN, sums, B, N,
+        HAS_MORE=has_more, ADDS=adds, COPIES=copy_BN is not None,
+        ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
     )  # fmt: skip
     return of_up_BN, result_BN, column_sums(sums)
 
@@ -183,8 +179,9 @@ if triton is not None:
 
     @triton.jit
     def _cross_gradients_kernel(
-        grad, first, up, of_up, of_first, sums, B, N,
-        HAS_MORE: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+        grad, first, up, of_up, of_first, copy, sums, B, N,
+        HAS_MORE: tl.constexpr, ADDS: tl.constexpr, COPIES: tl.constexpr,
+        ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -193,6 +190,8 @@ if triton is not None:
             inside = (row[:, None] < B) & (column[None, :] < N)
             place = row[:, None] * N + column[None, :]
             of_x = tl.load(grad + place, inside, other=0.0).to(tl.float32)
+            if COPIES:
+                tl.store(copy + place, of_x.to(copy.dtype.element_ty), inside)
             value = of_x * tl.load(first + place, inside, other=0.0)
             tl.store(of_up + place, value.to(of_up.dtype.element_ty), inside)
             total += value

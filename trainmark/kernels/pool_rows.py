@@ -53,6 +53,7 @@ class Bags:
         fields = [astuple(block) for block in self.blocks]
         self.table = torch.tensor(fields, dtype=torch.int64, device=device).view(-1, 8)
         """[blocks, fields of a block]"""
+        self.num_rows = sum(block.bags for block in self.blocks)
         self.most_bags = max((block.bags for block in self.blocks), default=0)
 
     @cached_property

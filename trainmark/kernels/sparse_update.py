@@ -64,6 +64,8 @@ class SortedRows:
     """Ascending, with duplicates; first come those of ids that are none, which are -1."""
     places_N: Tensor
     """int64: the row of the gradients, ascending among equal rows."""
+    of_bags: bool = False
+    """Whether several rows share a gradient, and some may be -1."""
 
 
 def sort_rows(ids_BF: Tensor) -> SortedRows:
@@ -173,6 +175,10 @@ def update_rows_triton(
         "SMALLEST_ROW": SMALLEST_ROW,
         "BY_CHANCE": key is not None,
         "STATE_KEY": STATE_KEY,
+        # A bag's gradient is read for each of its ids, and those of one feature fit into the
+        # second-level cache, if rows and states, which come once, do not push them out.
+        "KEEP": "evict_last" if batch.of_bags else "",
+        "PASS": "evict_first" if batch.of_bags else "",
         "D": D,
         "COLUMNS": next_power_of_2(D),
         "BLOCK": launch.block,
@@ -196,10 +202,13 @@ if triton is not None:
     from trainmark.kernels.table_formats import store_rows
 
     @triton.jit
-    def _load_state(state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr):
+    def _load_state(
+        state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr, PASS: tl.constexpr
+    ):
         if RULE == "adagrad":
             inside = wanted & (column < D)[None, :]
-            return tl.load(state + row * D + column[None, :], inside, 0.0).to(tl.float32)
+            place = state + row * D + column[None, :]
+            return tl.load(place, inside, 0.0, eviction_policy=PASS).to(tl.float32)
         elif RULE == "rowwise_adagrad":
             return tl.load(state + row, wanted, 0.0)
         else:
@@ -210,7 +219,7 @@ if triton is not None:
         codes, scales, state, key, row, column, old, old_state, sums, lr, eps, kept,
         RULE: tl.constexpr, DECAYS: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        STATE_KEY: tl.constexpr,
+        STATE_KEY: tl.constexpr, PASS: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to a row whose weights and state are `old` and `old_state`."""
         # Square roots and quotients are Triton's quick ones, off by an ulp or two.
@@ -227,14 +236,15 @@ if triton is not None:
                 bits = bits_of_rows(tl.load(key) + STATE_KEY, row + tl.zeros([1], tl.int64), column)
                 kept_total = rounded_stochastically(total, bits, state.dtype.element_ty)
             kept_total = kept_total.to(state.dtype.element_ty)
-            tl.store(state + row * D + column[None, :], kept_total, (column < D)[None, :])
+            place = state + row * D + column[None, :]
+            tl.store(place, kept_total, (column < D)[None, :], eviction_policy=PASS)
             step = sums * lr / (tl.sqrt(total) + eps)
         if DECAYS:  # known to the compiler: without it, not a bit is another
             old = old * kept
         one = tl.zeros([1], tl.int64)
         store_rows(
             codes, scales, row + one, one == 0, column, old - step, key,
-            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, PASS,
         )  # fmt: skip
 
     @triton.jit
@@ -256,7 +266,8 @@ if triton is not None:
         scalars, codes, scales, state, key, eps, weight_decay,
         RULE: tl.constexpr, DECAYS: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        STATE_KEY: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+        STATE_KEY: tl.constexpr, KEEP: tl.constexpr, PASS: tl.constexpr,
+        D: tl.constexpr, COLUMNS: tl.constexpr,
         BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
         """One piece of the sorted list or, with `SUMS`, of the sums that were set aside.
@@ -318,14 +329,14 @@ if triton is not None:
                 last_row = row
                 # Behind the end of the list the first gradient is read, and not used.
                 has_sum = (noted[i] >= 0) if SUMS else True
-                entries += (
-                    tl.load(values + sources[i] * D + column[None, :], in_row & has_sum, 0.0),
-                )
+                place = values + sources[i] * D + column[None, :]
+                entries += (tl.load(place, in_row & has_sum, 0.0, eviction_policy=KEEP),)
                 row = row.to(tl.int64)
-                old += (tl.load(codes + row * D + column[None, :], in_row & wanted),)
+                place = codes + row * D + column[None, :]
+                old += (tl.load(place, in_row & wanted, eviction_policy=PASS),)
                 if LARGEST_CODE > 0:
                     old_scales += (tl.load(scales + row, wanted, 0.0),)
-                old_state += (_load_state(state, row, wanted, column, RULE, D),)
+                old_state += (_load_state(state, row, wanted, column, RULE, D, PASS),)
             for i in tl.static_range(BLOCK):
                 total = total * keeps[i] + entries[i].to(tl.float32)
                 row = _row_of(noted[i], SUMS).to(tl.int64)
@@ -336,7 +347,7 @@ if triton is not None:
                     _update_row(
                         codes, scales, state, key, row, column, weights, old_state[i],
                         total if RULE == "sgd" else total * factor, lr, eps, kept,
-                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, STATE_KEY,
+                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, STATE_KEY, PASS,
                     )  # fmt: skip
                 if sets_aside[i]:
                     slot = program * 2

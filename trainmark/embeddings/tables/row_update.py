@@ -67,7 +67,7 @@ def plan_update(rule: UpdateRule, ids: Tensor, places: Tensor | None = None) -> 
         return sort_rows(ids[:, None]) if has_kernel(rule, ids) else ids
     if has_kernel(rule, ids):
         in_order = sort_rows(ids[:, None])
-        return SortedRows(in_order.rows_N, places[in_order.places_N])
+        return SortedRows(in_order.rows_N, places[in_order.places_N], of_bags=True)
     there = ids >= 0
     return PlacedRows(ids[there], places[there])
 
@@ -121,6 +121,7 @@ def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, 
     """
     if not isinstance(plan, SortedRows):
         return sum_duplicates(*_with_gradients(plan, _as_they_count(grads, settings)))
+    plan = _those_there(plan)
     rows = plan.rows_N
     place = torch.arange(len(rows), device=rows.device)
     place[1:] *= rows[1:] != rows[:-1]
@@ -129,6 +130,14 @@ def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, 
     plus = Settings(lr=-1.0, gate=settings.gate, unscale=settings.unscale)
     update_rows(Rows(sums), None, first, grads.contiguous(), Rule("sgd"), plus.scalars, None)
     return rows, sums
+
+
+def _those_there(plan: SortedRows) -> SortedRows:
+    """Without ids that are none, of which the host must learn how many there are."""
+    if not plan.of_bags:
+        return plan
+    there = plan.rows_N >= 0
+    return SortedRows(plan.rows_N[there], plan.places_N[there])
 
 
 def _with_gradients(plan: Tensor | PlacedRows, grads: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,6 +52,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             table_rule(cfg),
             mesh,
             dtype,
+            hotness=hotness(cfg.model) if has_bags(cfg.model) else None,
             force_exchange=cfg.sharding.force_exchange,
         )
     elif in_other_formats(cfg) or (on_gpu and _has_kernels(cfg)):
@@ -115,4 +116,5 @@ def torchrec_specs(cfg: DlrmRun) -> TableSpecs:
         eps=filled(cfg.optimizer.eps),
         micro_batch=filled(cfg.micro_batch),
         accumulate=filled(cfg.accumulate),
+        hotness=hotness(cfg.model) if has_bags(cfg.model) else None,
     )
