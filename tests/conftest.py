@@ -9,7 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-pytest_plugins = ["tests.skips"]  # a skip that is not named there fails the session
+# A skip that is not named in skips.py fails the session; shards.py has `--shard`.
+pytest_plugins = ["tests.skips", "tests.shards"]
 
 # Triton reads this when it is imported. Without a GPU, kernels are tested in its interpreter.
 if not torch.cuda.is_available():

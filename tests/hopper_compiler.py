@@ -23,10 +23,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from trainmark.kernels import (
     click_loss,
     copy_rows,
+    cross_layers,
     fp8_codes,
     gather_interaction,
     gather_rows,
     interaction,
+    pool_rows,
     relu_mlp,
     sparse_update,
     terabyte_rows,
@@ -95,15 +97,35 @@ def compile_gradients_at_rows(features: int, dim: int, dtype: torch.dtype) -> No
     )
 
 
-def compile_updates(dim: int, table_format: str, rule: Rule) -> None:
+def compile_bags(dim: int, tables: Tables, dtype: torch.dtype) -> None:
+    block = pool_rows.BagBlock(0, 1, 3, 3, 1000, 1, 27)
+    bags = pool_rows.Bags([block], torch.device("meta"))
+    out = torch.empty(27000, dim, dtype=dtype)
+    pool_rows.pool_rows_triton(torch.empty(3000, dtype=torch.int32), bags, tables, out)
+
+
+def compile_cross_layers(dtype: torch.dtype) -> None:
+    x = torch.empty(4096, 3456, dtype=dtype)
+    cross_layers._crossed(x, x, x)
+    for of_first, copy, adds in ((None, x, False), (x, None, False), (x, None, True)):
+        cross_layers._cross_gradients(x, x, x, of_first, copy, adds=adds)
+
+
+def compile_updates(
+    dim: int, table_format: str, rule: Rule, state_dtype: torch.dtype = torch.float32
+) -> None:
     count, num_rows = 65536, 1000
     rows = new_rows(num_rows, dim, FORMATS[table_format], "meta")
     shapes = {"sgd": None, "rowwise_adagrad": (num_rows,), "adagrad": (num_rows, dim)}
     shape = shapes[rule.name]
-    batch = SortedRows(torch.empty(count, dtype=torch.int32), torch.empty(count).long())
+    batch = SortedRows(
+        torch.empty(count, dtype=torch.int32),
+        torch.empty(count).long(),
+        of_bags=state_dtype != torch.float32,
+    )
     sparse_update.update_rows_triton(
         rows,
-        None if shape is None else torch.empty(shape),
+        None if shape is None else torch.empty(shape, dtype=state_dtype),
         batch,
         torch.empty(count, dim, dtype=torch.bfloat16),
         rule,
@@ -167,6 +189,17 @@ def main() -> None:
         compile_updates(128, table_format, Rule("rowwise_adagrad"))
     compile_updates(128, "fp32", Rule("sgd"))
     compile_updates(128, "fp16", Rule("adagrad"))
+    compile_updates(128, "bf16", Rule("adagrad"), torch.bfloat16)
+    compile_updates(128, "int8", Rule("adagrad"), torch.bfloat16)
+    bf16, small = (
+        new_rows(1000, 128, torch.bfloat16, "meta"),
+        new_rows(9, 128, torch.float32, "meta"),
+    )
+    both = torch.empty(26, dtype=torch.bool)
+    compile_bags(128, Tables(bf16, small, both), torch.bfloat16)
+    compile_bags(128, Tables(small, bf16, both), torch.bfloat16)
+    compile_bags(128, Tables(small), torch.float32)
+    compile_cross_layers(torch.bfloat16)
     compile_updates(512, "int8", Rule("sgd"))
     compile_updates(128, "fp32", Rule("sgd", weight_decay=0.1))
     for dtype in (torch.bfloat16, torch.float16):

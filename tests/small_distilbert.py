@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.distributed.joining import cluster
 from trainmark import workloads
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.distributed.mesh import Mesh, single
-from trainmark.hardware.devices import Cluster
 from trainmark.run.loop import build_trainer
 from trainmark.workloads import resolve
 from trainmark.workloads.distilbert.data import SentenceBatch, build_data
@@ -29,11 +29,12 @@ FLAGS = (
 )
 
 
-def config(devices: int = 1, **changes: Any) -> DistilbertRun:
+def config(devices: int = 1, device: torch.device = CPU, **changes: Any) -> DistilbertRun:
     """The small run, resolved: 100 sentences in batches of 16, the last one of 4."""
     run = dataclasses.replace(
         distilbert_demo(),
-        device="cpu",
+        device=device.type,  # type: ignore[arg-type]
+        compile=False,
         model=MODEL,
         global_batch=16,
         micro_batch=8,
@@ -42,7 +43,7 @@ def config(devices: int = 1, **changes: Any) -> DistilbertRun:
         epochs=2,
         linear_decay=False,
     )
-    return resolve(dataclasses.replace(run, **changes), Cluster("cpu", 1, devices))
+    return resolve(dataclasses.replace(run, **changes), cluster(device, devices))
 
 
 def trainer(cfg: DistilbertRun, mesh: Mesh | None = None) -> SentenceTrainer:

@@ -18,7 +18,7 @@ import tyro
 
 from trainmark import __version__
 from trainmark.config import TrainOptions
-from trainmark.errors import InputError, in_words, unknown
+from trainmark.errors import InputError, in_words, out_of_memory, unknown
 from trainmark.inference.options import Checkpoint
 from trainmark.verbs.flags import first_line, first_word, parse, parse_run, split_at, without_flags
 
@@ -43,6 +43,11 @@ def main(
         return _dispatch(arguments, started)
     except (InputError, OSError, MemoryError) as error:  # OSError: a full disk, no permission
         (tell or _tell)(error, debug)
+        return 2
+    except RuntimeError as error:
+        if (told := out_of_memory(error)) is None:
+            raise
+        (tell or _tell)(told, debug)
         return 2
     except KeyboardInterrupt as stop:
         print(f"trainmark: {str(stop) or 'interrupted'}", file=sys.stderr)
@@ -212,6 +217,17 @@ def _compare(arguments: list[str], started: float) -> None:
     SafeConsole().print(report.compare(options.first, options.second))
 
 
+def _board(arguments: list[str], started: float) -> None:
+    """One page of many results: a table, changes, curves over time and over each other."""
+    options = parse(BoardOptions, arguments, "board")
+    from trainmark.verbs import board
+
+    if options.serve:
+        board.serve(options.runs, options.host, options.port)
+    else:
+        print(board.write(options.runs, options.output))
+
+
 def _align(arguments: list[str], started: float) -> int:
     """Whether a run's loss curve agrees with a reference."""
     from trainmark.report.alignment_page import write_page
@@ -248,6 +264,16 @@ def _verify(arguments: list[str], started: float) -> None:
     from trainmark.verbs.verify import verify
 
     verify(options.folder)
+
+
+def _replay(arguments: list[str], started: float) -> int | None:
+    """The command that gives a result again, printed or run."""
+    options = parse(ReplayOptions, arguments, "replay")
+    from trainmark.verbs import replay
+
+    words = replay.command(options.result, options.output)
+    print(replay.described(options.result, words))
+    return _dispatch(words, started) if options.run else None
 
 
 def _sweep(arguments: list[str], started: float) -> None:
@@ -324,9 +350,11 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "report": _report,
     "published": _published,
     "compare": _compare,
+    "board": _board,
     "export": _export,
     "serve": _serve,
     "verify": _verify,
+    "replay": _replay,
     "align": _align,
     "sweep": _sweep,
     "suite": _suite,
@@ -398,6 +426,23 @@ class CompareOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BoardOptions:
+    """Lay out many runs; results of earlier versions too."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Output folders of runs, their result.json, or folders to search for them."""
+    output: Path | None = None
+    """Where to write; default board.html here."""
+    serve: bool = False
+    """Serve the page over HTTP instead, and show new results as they come."""
+    host: str = "127.0.0.1"
+    """Address to serve at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
+    look at then."""
+    port: int = 8080
+    """Port to serve at; 0 takes a free one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlignOptions:
     """Compare a loss curve with a reference; exit code 1 where they do not agree."""
 
@@ -429,6 +474,18 @@ class VerifyOptions:
 
     folder: Annotated[Path, tyro.conf.Positional]
     """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """What to run again."""
+
+    result: Annotated[Path, tyro.conf.Positional]
+    """A result.json, or the output folder of a run."""
+    run: bool = False
+    """Run the command, instead of printing it alone."""
+    output: Path | None = None
+    """Folder for the new run; default: that of the old one, with -again behind its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

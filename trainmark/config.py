@@ -108,6 +108,10 @@ class Run:
     """Also write the lines of NVIDIA's dllogger, into OUTPUT/dllogger.json."""
     submission: str | None = None
     """ORG,PLATFORM: who trains on what, for OUTPUT/mlperf.log."""
+    price_per_hour: NotNegative | None = None
+    """Of all that the run occupies, in any currency: the result then has its cost."""
+    grams_co2_per_kwh: NotNegative | None = None
+    """Of the electricity: the result then has the CO2 of the devices' energy."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -215,6 +219,8 @@ OBSERVATION = frozenset(
         "tensorboard",
         "dllogger",
         "submission",
+        "price_per_hour",
+        "grams_co2_per_kwh",
     }
 )
 # What a continued run may change besides: how far it goes.

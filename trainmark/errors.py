@@ -24,9 +24,18 @@ _REMEDIES = {
 def in_words(error: Exception) -> str:
     """An error as a sentence; Python's words for a file that cannot be used are none."""
     if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
+        return str(error) or "Out of memory." if isinstance(error, MemoryError) else str(error)
     what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"{what}. {_REMEDIES.get(error.errno or 0, '')}".rstrip()
+
+
+def out_of_memory(error: RuntimeError) -> InputError | None:
+    """What to tell of memory that ran out, of a GPU or of this machine; None of other errors."""
+    sentence = str(error).partition("\n")[0]
+    of_a_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be loaded here
+    if not of_a_gpu and "can't allocate memory" not in sentence:
+        return None
+    return InputError(f"Out of memory ({sentence}). Use a smaller micro_batch.")
 
 
 def raise_all(problems: Iterable[str]) -> None:

@@ -40,6 +40,16 @@ def with_unit(value: float | None, unit: str) -> str:
     return DASH if value is None else f"{value:.0f} {unit}"
 
 
+def joules(value: float | None) -> str:
+    """29.2 uJ, 1.25 mJ, 3.10 J, 151 kJ."""
+    if value is None:
+        return DASH
+    for size, unit in ((1e6, "MJ"), (1e3, "kJ"), (1, "J"), (1e-3, "mJ")):
+        if abs(value) >= size:
+            return f"{_three_digits(value / size)} {unit}"
+    return f"{_three_digits(value * 1e6)} uJ"
+
+
 def readable_size(num_bytes: float | None) -> str:
     """Bytes as people read them: 10 bytes, 1.5 MiB, 421.8 GiB."""
     if num_bytes is None:

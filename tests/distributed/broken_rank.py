@@ -2,9 +2,12 @@
 
     python -m tests.distributed.broken_rank HOW launch --on torchrun -j 1x2 train RUN ...
 
-HOW is `input` (an InputError), `crash` (any other exception) or `kill` (as by `kill -9`). The last
-rank, or with `HOW:0` the first, fails before its fifth step, and does not fail again when torchrun
-restarts it. With `linger` it does not fail, but its process takes a while to end.
+HOW is `input` (an InputError), `crash` (any other exception), `memory` (of its device, used up),
+`kill` (as by `kill -9`) or `stop` (as by `kill -STOP`). The last rank, or with `HOW:0` the first,
+fails before its fifth step, and does not fail again when torchrun restarts it. With `linger` it
+does not fail, but its process takes a while to end.
+
+With `--device cuda`, all ranks are ranks of NCCL on one GPU.
 """
 
 import os
@@ -13,12 +16,17 @@ import sys
 import time
 from typing import Any
 
+import torch
+
+from tests.distributed import joining
 from trainmark import cli
-from trainmark.distributed import launch_torchrun
+from trainmark.distributed import heartbeat, launch_torchrun, mesh
 from trainmark.errors import InputError
 
 FAILS_AT = 5
 LINGERS_S = 3.0
+BEAT_S, SILENCE_S = 0.5, 20.0
+"""Of tests, which need not wait for as long as jobs do."""
 
 
 def _fail(how: str) -> None:
@@ -26,8 +34,14 @@ def _fail(how: str) -> None:
         raise InputError("The shard of this rank is damaged. Prepare the data again.")
     if how == "crash":
         raise ZeroDivisionError("a bug in the last rank")
-    assert how == "kill"
-    os.kill(os.getpid(), signal.SIGKILL)
+    if how == "memory":
+        torch.empty(2**50, dtype=torch.uint8, device="cuda" if _on_a_gpu() else "cpu")
+    assert how in ("kill", "stop")
+    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+
+def _on_a_gpu() -> bool:
+    return "cuda" in sys.argv
 
 
 def _is_broken(rank: str) -> bool:
@@ -53,12 +67,17 @@ if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         launch_torchrun.RANK = ["-m", "tests.distributed.broken_rank", how]
         sys.exit(cli.main())
-    from trainmark.distributed.launched import run_rank
+    from trainmark.distributed.launched import leave, run_rank
 
+    if not _on_a_gpu():
+        heartbeat.BEAT_S, heartbeat.SILENCE_S = BEAT_S, SILENCE_S
+    else:
+        joining.share_the_gpu(int(os.environ["RANK"]))
+        mesh.local_device = joining.device_of
     kind, _, rank = how.partition(":")
     if _is_broken(rank) and kind != "linger":
         _break(kind)
     code = run_rank(cli.main)
     if _is_broken(rank) and kind == "linger":
         time.sleep(LINGERS_S)
-    sys.exit(code)
+    leave(code)

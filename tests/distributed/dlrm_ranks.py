@@ -1,8 +1,8 @@
 """A DLRM so small that a run takes a second, the placements of its tables, and ranks that train it.
 
-`main` does everything that ranks are needed for in one process group, started once. Ranks of all
-world sizes run at the same time and read each other's checkpoints. What a rank found goes to
-FOLDER/rank-RANK-of-WORLD.json.
+`main` does everything that ranks are needed for in one process group, started once. Groups of all
+sizes, on CPUs and on a GPU, run at the same time and read each other's checkpoints. What a rank
+found goes to FOLDER/GROUP-RANK.json.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import json
 import os
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.distributed import checkpoint_memory
+from tests.distributed import checkpoint_memory, joining
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box
@@ -39,13 +40,12 @@ from trainmark.embeddings.placement.placement import (
 )
 from trainmark.errors import InputError
 from trainmark.hardware import devices
-from trainmark.hardware.devices import Cluster
 from trainmark.run import memory
 from trainmark.run.assessment import evaluated
 from trainmark.run.loop import build_trainer
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
-from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
+from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding, TableFormat
 from trainmark.workloads.dlrm.sharding import plan_devices
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
@@ -55,7 +55,7 @@ DIM = 8
 GLOBAL_BATCH = 96
 TRAIN_ROWS = 3 * GLOBAL_BATCH + 3  # the last batch leaves ranks without a sample
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
-WORLDS = (1, 2, 4)
+LONG_STEPS = 300
 SAVED_AT = 4
 KINDS = (
     "table_wise", "column_wise", "row_wise", "data_parallel", "mixture",
@@ -69,6 +69,21 @@ RESHARDED = {
     "table_wise, Adam": ("adam", "table_wise"),
 }
 """What checkpoints are written from and loaded into: (optimiser, placement)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that train together."""
+
+    world: int
+    kind: str = "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.kind}x{self.world}"
+
+
+ON_CPUS = (Group(1), Group(2), Group(4))
+WITH_A_GPU = (Group(1, "cuda"), Group(2, "cuda"), Group(4, "cuda"), Group(2))
 
 
 # --- placements
@@ -118,6 +133,7 @@ def config(
     regular: bool = False,
     narrow: bool = False,
     interaction: Any = "dot",
+    device: torch.device = CPU,
     **changes: Any,
 ) -> DlrmRun:
     """The small run, resolved for `world` ranks.
@@ -130,7 +146,7 @@ def config(
     run = DlrmRun(
         name="dlrm-demo",
         data="synthetic",
-        device="cpu",
+        device=device.type,  # type: ignore[arg-type]
         model=Model(
             numerical_features=5,
             table_rows=TABLE_ROWS,
@@ -150,7 +166,7 @@ def config(
         epochs=2,
         seed=4,
     )
-    return resolve(dataclasses.replace(run, **changes), Cluster("cpu", 1, world))
+    return resolve(dataclasses.replace(run, **changes), joining.cluster(device, world))
 
 
 def placed(world: int, optimizer: str, kind: str, folder: Path, **changes: Any) -> DlrmRun:
@@ -183,10 +199,13 @@ def steps(built: DlrmTrainer, of: list[ClickBatch]) -> list[float]:
         prepared = ahead
         if following is not None:
             ahead = built.prepare(following)
+        if prepared.ready is not None:
+            prepared.ready.wait()
         loss, skipped = built.step(prepared, built.cfg.lr)
-        assert not skipped
-        losses.append(loss.item())
-    return losses
+        losses.append(torch.stack([loss.float(), skipped.float()]))
+    found = torch.stack(losses)
+    assert not found[:, 1].any()
+    return found[:, 0].tolist()
 
 
 def train(built: DlrmTrainer) -> dict[str, Any]:
@@ -211,11 +230,17 @@ def tensors(built: DlrmTrainer) -> dict[str, Any]:
 LOW_PRECISION = {"precision": "fp16", "loss_scale": 64.0}
 
 
-def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
+FORMATS = ("bf16", "fp16", "int8", "fp8")
+"""Of tables, beside fp32."""
+
+
+def cases(
+    world: int, optimizers: tuple[str, ...] = OPTIMIZERS[:2]
+) -> dict[str, tuple[str, str, dict[str, Any]]]:
     """(placement, optimiser, other changes) of the runs that must equal those of one process."""
     micro_batches = {"micro_batch": GLOBAL_BATCH // 4 // world}
     chosen: list[tuple[str, str, dict[str, Any]]] = [
-        (kind, optimizer, {}) for kind in KINDS for optimizer in OPTIMIZERS[:2]
+        (kind, optimizer, {}) for kind in KINDS for optimizer in optimizers
     ]
     for kind in ("data_parallel", "mixture", "mixture_host"):
         chosen += [(kind, optimizer, {}) for optimizer in OPTIMIZERS[2:]]
@@ -232,10 +257,16 @@ def cases(world: int) -> dict[str, tuple[str, str, dict[str, Any]]]:
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 
 
+def optimizers_of(device: torch.device) -> tuple[str, ...]:
+    """Those that are trained with every placement: on a GPU all, on a CPU half, to save time."""
+    return OPTIMIZERS if device.type == "cuda" else OPTIMIZERS[:2]
+
+
 def _equality(mesh: Mesh, folder: Path) -> dict[str, Any]:
-    found = {}
-    for name, (kind, optimizer, changes) in cases(mesh.world_size).items():
-        result = train(trainer(placed(mesh.world_size, optimizer, kind, folder, **changes), mesh))
+    found, world = {}, mesh.world_size
+    for name, (kind, optimizer, changes) in cases(world, optimizers_of(mesh.device)).items():
+        cfg = placed(world, optimizer, kind, folder, device=mesh.device, **changes)
+        result = train(trainer(cfg, mesh))
         shared = {key: value for key, value in result.items() if key != "sent"}
         everywhere: list[Any] = [None] * mesh.world_size
         dist.all_gather_object(everywhere, shared)
@@ -244,31 +275,67 @@ def _equality(mesh: Mesh, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _save(mesh: Mesh, folder: Path) -> None:
+def _formats(mesh: Mesh, folder: Path) -> dict[str, str]:
+    """What becomes of tables that are not fp32, in every placement, by every optimiser."""
+    found = {}
+    for kind, optimizer, precision in itertools.product(KINDS, OPTIMIZERS, FORMATS):
+        stored = TableFormat(table_precision=precision, fp32_up_to_rows=5)  # type: ignore[arg-type]
+        try:
+            cfg = placed(
+                mesh.world_size, optimizer, kind, folder, device=mesh.device, table_format=stored
+            )
+            found[f"{kind}, {optimizer}, {precision}"] = str(train(trainer(cfg, mesh))["losses"])
+        except InputError as refusal:
+            found[f"{kind}, {optimizer}, {precision}"] = f"refused: {refusal}"
+    return found
+
+
+def long_run(world: int, optimizer: str, device: torch.device, **changes: Any) -> DlrmRun:
+    """300 steps that do not amplify rounding: of a low learning rate."""
+    rows = LONG_STEPS * GLOBAL_BATCH
+    return config(
+        world, optimizer, device=device, synthetic_rows=rows, epochs=1, lr=0.01, **changes
+    )
+
+
+def _long(mesh: Mesh, folder: Path) -> dict[str, list[float]]:
+    """Losses of long runs with tables in all ways."""
+    path = folder / f"long-{mesh.world_size}-{os.getpid()}.json"
+    path.write_text(to_json(placement("mixture_host", mesh.world_size)))
+    sharding = Sharding(placement=str(path), force_exchange=True)
+    found = {}
+    for optimizer in OPTIMIZERS:
+        built = trainer(long_run(mesh.world_size, optimizer, mesh.device, sharding=sharding), mesh)
+        found[optimizer] = steps(built, batches(built))
+    return found
+
+
+def _save(mesh: Mesh, group: Group, folder: Path) -> None:
     for kind in RESHARDED:
-        built = trainer(placed(mesh.world_size, *RESHARDED[kind], folder), mesh)
+        built = trainer(placed(mesh.world_size, *RESHARDED[kind], folder, device=mesh.device), mesh)
         steps(built, batches(built)[:SAVED_AT])
         path = checkpoints.save(
-            folder / f"saved-{kind}-{mesh.world_size}", SAVED_AT, tensors(built), {}, keep=1
+            folder / f"saved-{kind}-{group}", SAVED_AT, tensors(built), {}, keep=1
         )
         mesh.barrier()
         if mesh.is_main:
             path.with_name("done").touch()
 
 
-def _reshard(mesh: Mesh, folder: Path) -> dict[str, float]:
-    """Load what every number of ranks and every sharding saved; the loss of the step after it."""
+def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) -> dict[str, float]:
+    """Load what every group and every sharding saved; the loss of the step after it."""
     built = {
-        kind: trainer(placed(mesh.world_size, *RESHARDED[kind], folder), mesh) for kind in RESHARDED
+        kind: trainer(placed(mesh.world_size, *way, folder, device=mesh.device), mesh)
+        for kind, way in RESHARDED.items()
     }
     found = {}
-    for source_world, source in itertools.product(WORLDS, RESHARDED):
-        saved = folder / f"saved-{source}-{source_world}"
+    for begun_by, source in itertools.product(groups, RESHARDED):
+        saved = folder / f"saved-{source}-{begun_by}"
         _wait_for(saved / "done")
         for kind, target in built.items():
             if RESHARDED[kind][0] != RESHARDED[source][0]:
                 continue  # another optimiser has other state
-            name = f"{source} on {source_world} -> {kind} on {mesh.world_size}"
+            name = f"{source} on {begun_by} -> {kind} on {group}"
             path = checkpoints.latest(saved)
             assert path is not None
             checkpoints.load(path, tensors(target), exact=True)
@@ -287,14 +354,15 @@ def _check_bits(path: Path, loaded: dict[str, Any], name: str) -> None:
         for box in plain or held.boxes:
             ends = zip(box.offsets, box.tensor.shape, strict=True)
             part = whole[tensor][tuple(slice(o, o + n) for o, n in ends)]
-            assert torch.equal(part, box.tensor), (name, tensor)
+            assert torch.equal(part, box.tensor.cpu()), (name, tensor)
 
 
 def _skips(mesh: Mesh, folder: Path) -> dict[str, bool]:
     """What happens when one rank has a bad sample, or one rank's rows overflow fp16."""
     world, found = mesh.world_size, {}
     for name, changes in (("nan", {}), ("overflow", LOW_PRECISION | {"loss_scale": 2.0**40})):
-        built = trainer(placed(world, "adam", "mixture_host", folder, **changes), mesh)
+        cfg = placed(world, "adam", "mixture_host", folder, device=mesh.device, **changes)
+        built = trainer(cfg, mesh)
         first = batches(built)[0]
         if name == "nan" and mesh.rank == world - 1:
             first.numerical[0, 0] = float("nan")
@@ -362,31 +430,31 @@ def _wait_for(path: Path) -> None:
 
 def save_without_end(rank: int, folder: Path) -> None:
     """One of two ranks, for the kill test."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder / 'store'}", rank=rank, world_size=2)
-    mesh = meshes.build(CPU, {"dp": 2})
+    mesh = meshes.build(joining.join(rank, 2, folder / "store"), {"dp": 2})
     built = trainer(placed(mesh.world_size, "rowwise_adagrad", "mixture", folder), mesh)
     for step in itertools.count(1):
         steps(built, batches(built)[:1])
         checkpoints.save(folder / "killed", step, tensors(built), {"step": step}, keep=2)
 
 
-def main(rank: int, world: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder / f'store-{world}'}"
-    dist.init_process_group("gloo", store, rank=rank, world_size=world)
-    mesh = meshes.build(CPU, {"dp": world})
+def main(rank: int, group: Group, groups: tuple[Group, ...], folder: Path) -> None:
+    device = joining.join(rank, group.world, folder / f"store-{group}", group.kind)
+    mesh = meshes.build(device, {"dp": group.world})
     assert mesh.from_main(f"of rank {rank}") == "of rank 0"
-    _memory(mesh, folder)
+    found: dict[str, Any] = {}
+    if group.kind == "cuda":
+        found |= {"formats": _formats(mesh, folder), "long": _long(mesh, folder)}
+    else:
+        _memory(mesh, folder)
     _unstarted_sum(mesh)
-    _save(mesh, folder)
-    if world == 2:
+    _save(mesh, group, folder)
+    if group == Group(2):
         _streams_large_tables(mesh, folder)
-    found = {
+    found |= {
         "equality": _equality(mesh, folder),
         "skips": _skips(mesh, folder),
-        "reshard": _reshard(mesh, folder),
+        "reshard": _reshard(mesh, group, groups, folder),
     }
-    (folder / f"rank-{rank}-of-{world}.json").write_text(json.dumps(found))
+    (folder / f"{group}-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

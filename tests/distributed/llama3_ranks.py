@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.distributed import joining
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
-from trainmark.hardware.devices import Cluster
 from trainmark.run.assessment import evaluated
 from trainmark.run.loop import build_trainer
 from trainmark.workloads import resolve
@@ -24,6 +24,7 @@ SAVED_AT = 10
 CHECKED = 4
 CONTINUED = 2
 """Steps after a load: the first needs the weights, the second also the optimiser's state."""
+LONG_STEPS = 300
 CPU = torch.device("cpu")
 
 BF16_STATES: dict[str, Any] = {"precision": "bf16", "optimizer_states": "bf16"}
@@ -62,6 +63,34 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "PP2xDP2": {"parallel": "PP2DP2TP1"},
         },
     ),
+    "two-on-a-gpu": (
+        2,
+        {
+            "TP2": {"parallel": "PP1DP1TP2", "micro_batch": 4},
+            "DP2-zero1": {"parallel": "PP1DP2TP1"},
+            "PP2": {"parallel": "PP2DP1TP1"},
+            "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
+            "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
+            "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
+            "TP2-fp8": {"parallel": "PP1DP1TP2", "precision": "fp8"},
+            "DP2-bf16": {"parallel": "PP1DP2TP1", "precision": "bf16"},
+        },
+    ),
+    "four-on-a-gpu": (
+        4,
+        {
+            "PP2xTP2": {"parallel": "PP2DP1TP2", "micro_batch": 4},
+            "DP2xTP2": {"parallel": "PP1DP2TP2"},
+            "PP2xDP2-interleaved": {"parallel": "PP2DP2TP1", "pipeline": "interleaved"},
+            "DP4-fsdp-fp8": {
+                "parallel": "PP1DP4TP1",
+                "data_parallel": "fsdp",
+                "precision": "fp8",
+            },
+        },
+    ),
+    "two-on-cpus": (2, {"DP2-gloo": {"parallel": "PP1DP2TP1"}}),
+    "two-on-cpus-again": (2, {"DP2-gloo-again": {"parallel": "PP1DP2TP1"}}),
     "two-alone": (2, {"DP2": {"parallel": "PP1DP2TP1"}}),
     "four-after-two": (4, {"PP2xTP2": {"parallel": "PP2DP1TP2", "micro_batch": 4}}),
     "two-after-four": (2, {"DP2-again": {"parallel": "PP1DP2TP1"}}),
@@ -69,12 +98,13 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
 """Groups of splits that must train like one process: (world size, changes by name)."""
 
 
-def config(world: int = 1, **changes: Any) -> LlamaRun:
+def config(world: int = 1, device: torch.device = CPU, **changes: Any) -> LlamaRun:
     """The small run, resolved for `world` ranks."""
     run = LlamaRun(
         name="llama3-demo",
         data="synthetic",
-        device="cpu",
+        device=device.type,  # type: ignore[arg-type]
+        compile=False,
         model=Model(
             layers=4, hidden=32, ffn=64, heads=4, kv_heads=2, vocab=64, rope_theta=10_000.0,
             init_std=0.05,
@@ -88,7 +118,12 @@ def config(world: int = 1, **changes: Any) -> LlamaRun:
         schedule=runs.llama3_demo().schedule,
         seed=3,
     )  # fmt: skip
-    return resolve(dataclasses.replace(run, **changes), Cluster("cpu", 1, world))
+    return resolve(dataclasses.replace(run, **changes), joining.cluster(device, world))
+
+
+def long_run(world: int = 1, device: torch.device = CPU, **changes: Any) -> LlamaRun:
+    """300 steps that do not amplify rounding: of a low learning rate."""
+    return config(world, device, **changes, max_steps=LONG_STEPS, lr=1e-4)
 
 
 def train(
@@ -110,6 +145,8 @@ def train(
     losses = []
     for batch in data:
         prepared, lr = trainer.prepare(batch), cfg.lr * cfg.schedule.factor(step + 30)
+        if prepared.ready is not None:
+            prepared.ready.wait()
         if step == CHECKED:
             loss, skipped, differ = trainer.checked_step(prepared, lr)  # type: ignore[attr-defined]
             assert not any(differ.values())
@@ -136,19 +173,20 @@ def _tensors(trainer: Any) -> dict[str, torch.Tensor]:
     return weights | {f"trainer.{name}": t for name, t in trainer.state_dict().items()}
 
 
-def main(rank: int, group: str, folder: Path) -> None:
+def main(rank: int, group: str, folder: Path, kind: str = "cpu", long: bool = False) -> None:
     """Every split of a group in one process group, started once."""
-    torch.set_num_threads(1)
     world, splits = SPLITS[group]
-    store = f"file://{folder / f'store-{group}'}"
-    dist.init_process_group("gloo", store, rank=rank, world_size=world)
+    device = joining.join(rank, world, folder / f"store-{group}", kind)
     results: dict[str, dict[str, Any]] = {}
     try:
         built = {}
         for name, changes in splits.items():
-            cfg = config(world, **changes)
-            built[name] = cfg, meshes.build(CPU, runs.mesh_axes(cfg, world))
+            cfg = config(world, device, **changes)
+            built[name] = cfg, meshes.build(device, runs.mesh_axes(cfg, world))
             results[name] = {"whole": train(*built[name], save_to=folder / name)}
+            if long and "precision" not in changes:
+                cfg = long_run(world, device, **changes)
+                results[name]["long"] = train(cfg, built[name][1], stop=LONG_STEPS)
         starts = {path.parent.name: path for path in sorted(folder.glob("*/step-*"))}
         for name, split in built.items():
             results[name]["continued"] = {

@@ -12,94 +12,18 @@ import pytest
 
 from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
+from tests.distributed import sharded
 from tests.small import FLAGS, result, train
 from trainmark.checkpoint import checkpoints
 from trainmark.distributed.mesh import single
 from trainmark.run.evaluation import evaluate
-from trainmark.training.batches import rank_shares
 
 ROOT = Path(__file__).resolve().parents[2]
-TOLERANCE = 2e-6  # relative; in fp32 differences come from the order of additions alone
-LOW_PRECISION_TOLERANCE = 1e-4
-
-
-def alone(optimizer: str, **changes: Any) -> dict[str, Any]:
-    return ranks.train(ranks.trainer(ranks.config(1, optimizer, **changes), single(ranks.CPU)))
 
 
 def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
     """One test, so that ranks are started once, whoever runs the tests."""
-    started = [
-        rank_processes.start(ranks.main, world, tmp_path, world=world) for world in ranks.WORLDS
-    ]
-    expected = {name: alone(name) for name in ranks.OPTIMIZERS}
-    regular = {name: alone(name, regular=True) for name in ranks.OPTIMIZERS}
-    narrow = {name: alone(name, narrow=True) for name in ("rowwise_adagrad", "adam")}
-    low = alone("sgd", **ranks.LOW_PRECISION)
-    other = {
-        "dcn": alone("rowwise_adagrad", interaction="dcn"),
-        "cat": alone("sgd", interaction="cat"),
-        "projection": alone("sgd", interaction="projection", regular=True),
-    }
-    assert len(set(expected["sgd"]["losses"])) == 8
-    rank_processes.finish(*started)
-    for world in ranks.WORLDS:
-        of_ranks = [
-            json.loads((tmp_path / f"rank-{rank}-of-{world}.json").read_text())
-            for rank in range(world)
-        ]
-        print(f"{world} ranks: largest relative difference of a loss, difference of AUC")
-        for name, (kind, optimizer, changes) in ranks.cases(world).items():
-            is_low = "precision" in changes
-            reference = low if is_low else expected[optimizer]
-            reference = regular[optimizer] if "regular" in changes else reference
-            reference = narrow[optimizer] if "narrow" in changes else reference
-            reference = other.get(changes.get("interaction", "dot"), reference)
-            tolerance = LOW_PRECISION_TOLERANCE if is_low else TOLERANCE
-            _check_run(name, of_ranks[0]["equality"][name], reference, tolerance)
-            if kind == "table_wise" and optimizer == "sgd":
-                _check_bytes([rank["equality"][name]["sent"] for rank in of_ranks])
-        assert of_ranks[0]["skips"] == {"nan": True, "overflow": True}
-        _check_resharded(of_ranks[0]["reshard"], expected, world)
-
-
-def _check_run(
-    name: str, found: dict[str, Any], reference: dict[str, Any], tolerance: float
-) -> None:
-    pairs = zip(found["losses"], reference["losses"], strict=True)
-    difference = max(abs(a - b) / b for a, b in pairs)
-    of_auc = abs(found["metrics"]["auc"] - reference["metrics"]["auc"])
-    print(f"  {name:45} {difference:.1e} {of_auc:.1e}")
-    assert difference < tolerance, name
-    assert of_auc < 10 * tolerance, name
-    assert found["metrics"] == pytest.approx(reference["metrics"], rel=10 * tolerance), name
-    assert found["samples"] == reference["samples"] == 2 * ranks.TRAIN_ROWS, name
-
-
-def _check_bytes(sent: list[dict[str, int]]) -> None:
-    """Table i lies on rank i modulo the ranks; count what must go elsewhere, sample by sample."""
-    world, epochs, table_count = len(sent), 2, len(ranks.TABLE_ROWS)
-    batches = [ranks.GLOBAL_BATCH] * 3 + [3]
-    totals = [sum(rank_shares(b, world)[r] for b in batches) * epochs for r in range(world)]
-    for rank, found in enumerate(sent):
-        mine = len(range(rank, table_count, world))
-        others = sum(totals) - totals[rank]
-        asked = totals[rank] * (table_count - mine)
-        assert found["ids"] == 4 * asked
-        assert found["rows"] == others * mine * ranks.DIM * 4
-        assert found["gradients"] == asked * ranks.DIM * 4
-        assert found["counts"] == found["replicas"] == found["squares"] == 0
-
-
-def _check_resharded(
-    found: dict[str, float], expected: dict[str, dict[str, Any]], world: int
-) -> None:
-    """9 checkpoints into 3 shardings, and 6 with Adam into 2."""
-    assert len(found) == 9 * 3 + 6 * 2
-    for name, loss in found.items():
-        optimizer = "adam" if "Adam" in name else "rowwise_adagrad"
-        after = expected[optimizer]["losses"][ranks.SAVED_AT]
-        assert loss == pytest.approx(after, rel=TOLERANCE), name
+    sharded.check_groups(ranks.ON_CPUS, tmp_path)
 
 
 def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) -> None:
@@ -168,7 +92,7 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     found, expected = result(output), result(tmp_path / "alone")
     assert found["parallel"] == {"dp": 1}
     assert found["samples"] == expected["samples"] == 4000
-    assert _curve(output) == pytest.approx(_curve(tmp_path / "alone"), rel=TOLERANCE)
+    assert _curve(output) == pytest.approx(_curve(tmp_path / "alone"), rel=sharded.TOLERANCE["cpu"])
     evaluations = {(e["at_sample"], e["split"]): e["metrics"] for e in found["evaluations"]}
     assert len(expected["evaluations"]) == 3
     for evaluation in expected["evaluations"]:  # the first run ended with some of its own

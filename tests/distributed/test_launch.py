@@ -18,6 +18,7 @@ from tests.distributed.launching import (
 )
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
+from trainmark.distributed.launched import LOST_RANK
 
 TORCHRUN = ["launch", "--on", "torchrun", "-j", "1x2"]
 
@@ -36,6 +37,7 @@ def sentences(text: str) -> list[str]:
     [
         ("input", 2, ": The shard of this rank is damaged", "rank 1 ended with exit code 2"),
         ("crash", 1, ": a bug in the last rank", "rank 1 ended with exit code 1"),
+        ("memory", 2, ": Out of memory ([enforce fail at", "rank 1 ended with exit code 2"),
         ("kill", 137, "was killed by SIGKILL", None),
     ],
 )
@@ -55,6 +57,19 @@ def test_a_dead_rank_stops_the_job_with_its_own_error_first(
     assert ("Traceback" in done.stderr) == (how == "crash")
     assert "Connection closed" not in done.stderr  # what rank 0 saw of it explains nothing
     assert not (output / "result.json").exists()
+    assert checkpoints.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
+
+
+def test_a_stopped_rank_ends_the_job(tmp_path: Path) -> None:
+    """It breaks no connection, and answers no signal."""
+    output = tmp_path / "run"
+    done = finish(start(launch_short(output), ROOT, "tests.distributed.broken_rank stop"))
+    assert done.returncode == LOST_RANK
+    told = sentences(done.stderr)
+    assert len(told) == 2, told
+    assert "rank 1 has not been heard of for 2" in told[0]
+    assert "rank 0 ended with exit code 75" in told[1]
+    assert "Traceback" not in done.stderr
     assert checkpoints.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
 
 

@@ -24,7 +24,7 @@ from tests.distributed.launching import (
     start,
     wait_until,
 )
-from trainmark.distributed.launched import LOST_MACHINE
+from trainmark.distributed.launched import LOST_RANK
 
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 
@@ -129,7 +129,7 @@ def test_a_machine_that_vanishes_ends_the_other(machines: tuple[str, str], tmp_p
     wait_until(lambda: (output / "loss.csv").exists())
     ip("-n", machines[1], "link", "set", machines[1], "down")
     for done in map(finish, started):
-        assert done.returncode == LOST_MACHINE
+        assert done.returncode == LOST_RANK
         assert "has not been heard of" in done.stderr, done.stderr
 
 

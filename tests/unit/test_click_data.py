@@ -30,6 +30,7 @@ class NumberedRows:
         self.num_rows, self.num_numerical = num_rows, 1
         self.numerical_type = np.dtype(np.float16)
         self.id_types = [np.dtype(np.int32), np.dtype(np.int32)]
+        self.hotness = [1, 1]
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         rows = np.arange(start, stop)

@@ -11,13 +11,13 @@ from benchmarks.own_data_sets import LABEL, Set, Table, planted_log
 
 
 def scores(*of_splits: tuple[float, float, float]) -> list[Scores]:
-    return [Scores(*aucs, prepare_s=1.0, train_s=2.0, train_cpu_s=2.0) for aucs in of_splits]
+    return [Scores(10, *aucs, prepare_s=1.0, train_s=2.0, train_cpu_s=2.0) for aucs in of_splits]
 
 
 def test_one_split_of_a_small_set() -> None:
     """All three learn a log of 1,500 rows a little."""
     chosen = Set(lambda: planted_log(1500, 0.5, 0, ids=(5, 4, 3), interactions=0.0), 0.3)
-    (found,) = own_data.run_set(chosen, splits=1)
+    found = own_data.run_split(chosen, 0)
     aucs = (found.trainmark, found.logistic_regression, found.gradient_boosting)
     assert all(0.55 < auc < 0.95 for auc in aucs)
     row = own_data.row_of("small", chosen, [found])
@@ -27,7 +27,7 @@ def test_one_split_of_a_small_set() -> None:
 
 def test_too_few_clicks_are_refused() -> None:
     with pytest.raises(ValueError, match="test clicks are too few"):
-        own_data.run_set(Set(lambda: planted_log(500, 0.5, 0)), splits=1)
+        own_data.run_split(Set(lambda: planted_log(500, 0.5, 0)), 0)
 
 
 def test_a_set_is_compared_with_the_better_baseline() -> None:

@@ -11,7 +11,9 @@ import pytest
 from trainmark.clickdata import feature_spec, terabyte
 from trainmark.clickdata.numerical import MISSING, log_transform
 from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
-from trainmark.clicklog import synthetic
+from trainmark.clicklog import synthetic, synthetic_blocks
+from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.synthetic_files import Raw
 from trainmark.errors import InputError
 
 ROWS, DAYS = 5003, 5  # days of 1000 rows, the last of 1003
@@ -202,7 +204,7 @@ def test_raw_days_of_the_terabyte_have_a_text_for_every_value(tmp_path: Path) ->
 def test_processes_write_what_one_does(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthetic, "BLOCK_ROWS", 400)
+    monkeypatch.setattr(synthetic_blocks, "BLOCK_ROWS", 400)
     for workers in (1, 2):
         prepare(tmp_path / str(workers), like="terabyte", seed=0, format=form, workers=workers)
     one, two = (
@@ -211,6 +213,35 @@ def test_processes_write_what_one_does(
     )
     assert one == two
     assert len(one) > 5
+
+
+class FailsLate(Raw):
+    """Of the blocks of two processes, the second cannot be written."""
+
+    def write(self, folder: Path, piece: Split, place: int, block: Any) -> None:
+        if place > 0:
+            raise OSError(28, "No space left on device")
+        super().write(folder, piece, place, block)
+
+
+def test_a_process_that_fails_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic_blocks, "BLOCK_ROWS", 400)
+    monkeypatch.setitem(synthetic.FORMATS, "raw", FailsLate)
+    with pytest.raises(InputError, match="cannot be written: No space left on device"):
+        prepare(tmp_path / "raw", like="terabyte", seed=0, workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_waits_for_a_block_that_will_not_be_made() -> None:
+    places, day = synthetic_blocks._Places(), Split("day_0", 0, 30)
+    first, second, third = (synthetic_blocks.Block(i, day, 10 * i, 10 * i + 10) for i in range(3))
+    assert (places.take(first, 7), places.take(second, 5)) == (0, 7)
+    places.stop()
+    assert places.take(third, 3) == 12
+    with pytest.raises(RuntimeError, match="was not made"):
+        places.take(first, 7)
 
 
 def test_a_terabyte_that_there_is_not_is_refused(tmp_path: Path) -> None:

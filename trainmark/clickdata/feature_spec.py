@@ -15,6 +15,7 @@ validation split has a specification of its own, with the one mapping `validatio
 other channels); `check` then says what DLRM training cannot use.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class Feature:
     """Number of ids of a categorical feature, 0 to cardinality - 1. `auto` in that of CSV files."""
     hotness: int = 1
     """Ids per example."""
+    varies: bool = False
+    """Whether an example may have fewer: -1 then stands for none, behind those that it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,16 @@ class FeatureSpec:
     def cardinalities(self) -> tuple[int, ...]:
         """Rows of each embedding table, in table order."""
         return tuple(int(self.feature_spec[name].cardinality or 0) for name in self.categorical)
+
+    @property
+    def hotness(self) -> tuple[int, ...]:
+        """Ids per example of each categorical feature, in table order."""
+        return tuple(self.feature_spec[name].hotness for name in self.categorical)
+
+    @property
+    def varies(self) -> bool:
+        """Whether an example may have fewer ids of some feature."""
+        return any(self.feature_spec[name].varies for name in self.categorical)
 
     def files(self, mapping: str) -> dict[str, str]:
         """Feature name -> its file in `mapping`, relative to the folder of the specification."""
@@ -210,8 +223,8 @@ def plain(spec: FeatureSpec) -> dict[str, Any]:
     """Dictionaries and lists for YAML, without the values that say nothing."""
 
     def feature(f: Feature) -> dict[str, Any]:
-        values = {"dtype": f.dtype, "cardinality": f.cardinality, "hotness": f.hotness}
-        silent = {"dtype": None, "cardinality": None, "hotness": 1}
+        values = dataclasses.asdict(f)
+        silent = {"dtype": None, "cardinality": None, "hotness": 1, "varies": False}
         return {key: value for key, value in values.items() if value != silent[key]}
 
     def chunk(c: Chunk) -> dict[str, Any]:
@@ -305,6 +318,11 @@ def _categorical_problems(name: str, feature: Feature) -> Iterator[str]:
         yield (
             f"categorical feature {name!r} has dtype {feature.dtype}; "
             f"one of {_names(READABLE_DTYPES)} is expected."
+        )
+    if feature.varies and known is not None and known.startswith("u"):
+        yield (
+            f"categorical feature {name!r} varies in its number of ids, which -1 fills up; its "
+            f"dtype {known} has no -1."
         )
     cardinality = feature.cardinality
     if not isinstance(cardinality, int):

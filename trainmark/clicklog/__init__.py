@@ -57,8 +57,9 @@ The files here, which import any of these:
 
     criteo.py, csv_data.py, parquet_data.py, npy.py, synthetic.py
                        the options of each `trainmark prepare ...`, and its job
-    synthetic_logs.py, synthetic_files.py
-                       the logs that synthetic.py writes, and their formats
+    synthetic_logs.py, synthetic_files.py, synthetic_blocks.py
+                       the logs that synthetic.py writes, their formats, and how processes share
+                       the work
     tabular.py         what csv and parquet share
     inherit.py         what --vocabulary takes over from an earlier dataset
     encode.py          raw files by all settings of an earlier dataset, for a model of it

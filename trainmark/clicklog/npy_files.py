@@ -261,19 +261,28 @@ class DayWriter:
 
     Ids stay integers throughout, so that those above 2**24 survive (TorchRec's own shuffling goes
     through float32, which rounds them).
+
+    Args:
+        first_row: of files that there are, where to write; without one, new files are made.
     """
 
     def __init__(
-        self, folder: Path, day: int, rows: int, num_numerical: int, num_categorical: int
+        self,
+        folder: Path,
+        day: int,
+        rows: int,
+        num_numerical: int,
+        num_categorical: int,
+        first_row: int | None = None,
     ) -> None:
-        def create(kind: str, dtype: str, width: int) -> NDArray[Any]:
-            path = folder / f"day_{day}_{kind}.npy"
-            return np.lib.format.open_memmap(path, "w+", dtype, (rows, width), version=(1, 0))
+        def opened(kind: str, dtype: str, width: int) -> NDArray[Any]:
+            path, mode = folder / f"day_{day}_{kind}.npy", "w+" if first_row is None else "r+"
+            return np.lib.format.open_memmap(path, mode, dtype, (rows, width), version=(1, 0))
 
-        self._dense = create("dense", "<f4", num_numerical)
-        self._sparse = create("sparse", "<i4", num_categorical)
-        self._labels = create("labels", "<i4", 1)
-        self._done = 0
+        self._dense = opened("dense", "<f4", num_numerical)
+        self._sparse = opened("sparse", "<i4", num_categorical)
+        self._labels = opened("labels", "<i4", 1)
+        self._done = first_row or 0
 
     def append(
         self,

@@ -7,17 +7,14 @@
 The last day is there for evaluation: its first half is the test split, the rest the validation
 split. `synthetic.json` beside the data holds the settings and the best possible AUC.
 
-Processes make the rows, and their text, block by block; this one writes them in order.
+Processes make the rows block by block, and each writes its own into the files that they share.
 """
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +25,6 @@ from rich.table import Table
 from trainmark import files
 from trainmark.clickdata import terabyte
 from trainmark.clickdata.planted import (
-    BLOCK_ROWS,
     CARDINALITIES,
     MANIFEST,
     NUM_NUMERICAL,
@@ -36,8 +32,9 @@ from trainmark.clickdata.planted import (
 )
 from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.engine.splits import Split, SplitRule
-from trainmark.clicklog.synthetic_files import FORMATS, Encode
-from trainmark.clicklog.synthetic_logs import Counts, Log, PlantedLog, TerabyteLog
+from trainmark.clicklog.synthetic_blocks import written
+from trainmark.clicklog.synthetic_files import FORMATS
+from trainmark.clicklog.synthetic_logs import Log, PlantedLog, TerabyteLog
 from trainmark.errors import InputError, raise_all
 from trainmark.progress import SafeConsole
 
@@ -207,20 +204,15 @@ def _pieces(wanted: Wanted) -> list[Split]:
 def _generate(wanted: Wanted, output: Path, workers: int) -> None:
     log = wanted.log()
     every_day, last_day = np.zeros((2, 2, log.num_bins), np.int64)
-    files_of = FORMATS[wanted.format](wanted.cardinalities, wanted.num_numerical)
     with files.building(output) as partial, Progress(console=SafeConsole(stderr=True)) as bar:
         task = bar.add_task("Generating rows", total=wanted.rows)
-
-        def watched(piece: Split, blocks: Iterator[_Block]) -> Iterator[Any]:
-            for block in blocks:
-                for counts in (every_day, last_day)[: 2 if piece.start >= wanted.last_day else 1]:
-                    counts += block.counts
-                yield block.content
-                bar.advance(task, block.rows)
-
-        with _makers(wanted, workers) as make:
-            for piece in _pieces(wanted):
-                files_of.write(partial, piece, watched(piece, make(piece)))
+        form = FORMATS[wanted.format](wanted.cardinalities, wanted.num_numerical)
+        with closing(written(wanted.log, form, _pieces(wanted), partial, workers)) as blocks:
+            for block, made in blocks:
+                in_last_day = block.start >= wanted.last_day
+                for counts in (every_day, last_day)[: 2 if in_last_day else 1]:
+                    counts += made
+                bar.advance(task, block.stop - block.start)
         if not last_day.sum(axis=1).all():
             raise InputError(
                 "All rows of the last day have the same label, so that no AUC can be measured. "
@@ -235,69 +227,6 @@ def _generate(wanted: Wanted, output: Path, workers: int) -> None:
             split_binary.write_specs(partial, wanted.cardinalities, wanted.num_numerical, metadata)
         schema = {"schema": "trainmark.synthetic/1"}
         files.write_json(partial / MANIFEST, schema | {"settings": wanted.settings()} | facts)
-
-
-# --- in several processes
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Some rows of a piece, as they are written."""
-
-    content: Any
-    rows: int
-    counts: Counts
-
-
-@contextmanager
-def _makers(wanted: Wanted, workers: int) -> Iterator[Callable[[Split], Iterator[_Block]]]:
-    """What makes the blocks of a piece, in order: processes, where there is enough to make."""
-    if workers == 1 or wanted.rows < 4 * workers * BLOCK_ROWS:
-        _begin(wanted)
-        yield lambda piece: map(_make, _bounds(piece))
-        return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (wanted,))
-
-    def in_processes(piece: Split) -> Iterator[_Block]:
-        ahead: deque[Future[_Block]] = deque()
-        for bounds in _bounds(piece):
-            ahead.append(pool.submit(_make, bounds))
-            if len(ahead) >= 2 * workers:  # a bound on what is in memory
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-
-    try:
-        yield in_processes
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _bounds(piece: Split) -> Iterator[tuple[int, int]]:
-    """Of the blocks that a piece lies in, as far as it does."""
-    start = piece.start
-    while start < piece.stop:
-        end = min(piece.stop, (start // BLOCK_ROWS + 1) * BLOCK_ROWS)
-        yield start, end
-        start = end
-
-
-_begun: tuple[Log, Encode] | None = None
-"""In a process that makes rows: the log, and what its rows become."""
-
-
-def _begin(wanted: Wanted) -> None:
-    global _begun
-    log = wanted.log()
-    _begun = log, FORMATS[wanted.format].encoder(log)
-
-
-def _make(bounds: tuple[int, int]) -> _Block:
-    if _begun is None:
-        raise RuntimeError("This process was not told what to make.")
-    log, encode = _begun
-    rows, counts = log.rows(*bounds)
-    return _Block(encode(rows), len(rows), counts)
 
 
 def _show(output: Path, manifest: dict[str, Any]) -> None:

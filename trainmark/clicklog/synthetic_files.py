@@ -1,8 +1,8 @@
-"""The formats of `prepare synthetic`: what rows become in one of several processes, and what writes
-that, in the order of rows, in one.
+"""The formats of `prepare synthetic`: what rows become, and how one of several processes writes
+that into files that all of them share.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,8 +29,17 @@ class Format(Protocol):
         """What turns rows of a log into what is written."""
         ...
 
-    def write(self, folder: Path, piece: Split, blocks: Iterable[Any]) -> None:
-        """A day or a split, from its encoded blocks."""
+    @staticmethod
+    def extent(block: Any) -> int:
+        """Of encoded rows: how far behind them the next ones begin."""
+        ...
+
+    def create(self, folder: Path, piece: Split) -> None:
+        """The files of a day or a split, to be written into."""
+        ...
+
+    def write(self, folder: Path, piece: Split, place: int, block: Any) -> None:
+        """Encoded rows, behind others of this extent."""
         ...
 
 
@@ -88,10 +97,17 @@ class Raw:
     def encoder(log: Log) -> Encode:
         return _Text(log)
 
-    def write(self, folder: Path, piece: Split, blocks: Iterable[NDArray[np.uint8]]) -> None:
-        with (folder / piece.name).open("wb") as file:
-            for text in blocks:
-                file.write(text.data)
+    @staticmethod
+    def extent(block: NDArray[np.uint8]) -> int:
+        return len(block)
+
+    def create(self, folder: Path, piece: Split) -> None:
+        (folder / piece.name).touch(exist_ok=False)
+
+    def write(self, folder: Path, piece: Split, place: int, block: NDArray[np.uint8]) -> None:
+        with (folder / piece.name).open("r+b") as file:
+            file.seek(place)
+            file.write(block.data)
 
 
 # --- arrays
@@ -110,11 +126,19 @@ class Npy:
     def encoder(log: Log) -> Encode:
         return _npy_arrays
 
-    def write(self, folder: Path, piece: Split, blocks: Iterable[Arrays]) -> None:
+    @staticmethod
+    def extent(block: Arrays) -> int:
+        return len(block[0])
+
+    def create(self, folder: Path, piece: Split) -> None:
+        self._writer(folder, piece, None)
+
+    def write(self, folder: Path, piece: Split, place: int, block: Arrays) -> None:
+        self._writer(folder, piece, place).append(*block)
+
+    def _writer(self, folder: Path, piece: Split, first_row: int | None) -> DayWriter:
         day = int(piece.name.removeprefix("day_"))
-        writer = DayWriter(folder, day, piece.stop - piece.start, *self._shape)
-        for arrays in blocks:
-            writer.append(*arrays)
+        return DayWriter(folder, day, piece.stop - piece.start, *self._shape, first_row)
 
 
 def _npy_arrays(rows: LogRows) -> Arrays:
@@ -127,17 +151,22 @@ class SplitBinary:
     """The dataset that `trainmark train` reads. The rows need no shuffling."""
 
     def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None:
-        self._cardinalities, self._num_numerical = cardinalities, num_numerical
+        self._columns = (cardinalities, num_numerical)
 
     @staticmethod
     def encoder(log: Log) -> Encode:
         return _split_binary_arrays
 
-    def write(self, folder: Path, piece: Split, blocks: Iterable[Arrays]) -> None:
-        columns = (self._cardinalities, self._num_numerical)
-        with split_binary.Writer(folder, piece.name, *columns) as writer:
-            for arrays in blocks:
-                writer.append(*arrays)
+    @staticmethod
+    def extent(block: Arrays) -> int:
+        return len(block[0])
+
+    def create(self, folder: Path, piece: Split) -> None:
+        split_binary.Writer(folder, piece.name, *self._columns).close()
+
+    def write(self, folder: Path, piece: Split, place: int, block: Arrays) -> None:
+        with split_binary.Writer(folder, piece.name, *self._columns, first_row=place) as writer:
+            writer.append(*block)
 
 
 def _split_binary_arrays(rows: LogRows) -> Arrays:

@@ -4,7 +4,8 @@ Begin with `mesh.py`; nothing in training knows more of ranks than it says.
 
     in training    mesh.py                who the ranks are, and small collectives
                    gradients.py           gradients of all ranks, added up in one buffer
-                   launched.py            whose error is told; machines that fall silent
+                   launched.py            how a rank joins and leaves; whose error is told
+                   heartbeat.py           ranks that fall silent
     launching      launch.py              `trainmark launch`, and its status, logs and stop
                    launch_options.py      what it takes
                    launch_torchrun.py     on this machine; each machine of a job runs this one

@@ -16,6 +16,7 @@ from trainmark.distributed.launch_options import LaunchOptions, Shape, endpoint
 from trainmark.errors import InputError
 
 if TYPE_CHECKING:
+    import psutil
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -133,7 +134,7 @@ def run(words: list[str], variables: dict[str, str]) -> int:
     level = logging.ERROR if "--max-restarts" in words else logging.CRITICAL
     for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed")]:
         logging.getLogger(name).setLevel(level)
-    threading.Thread(target=_end_a_hanging_agent, daemon=True).start()
+    threading.Thread(target=_end_what_hangs, daemon=True).start()
     try:
         torchrun.run(arguments)
     except (ChildFailedError, SignalException) as end:
@@ -148,26 +149,42 @@ def run(words: list[str], variables: dict[str, str]) -> int:
     return 0
 
 
-def _end_a_hanging_agent() -> None:
-    """End this process where a rank has lost another machine, and the agent has not seen it.
+def _end_what_hangs() -> None:
+    """End stopped ranks once another has ended, and an agent that has not seen that.
 
-    The agent looks after its ranks every tenth of a second, unless it waits for an answer from that
-    machine, for many minutes. Nothing but another thread ends it then.
+    A stopped rank is deaf to the agent's SIGTERM, and the agent waits for it as long as for one
+    that saves. The agent itself looks after its ranks every tenth of a second, unless it waits for
+    an answer from another machine, for many minutes. Nothing but another thread ends it then.
     """
     import psutil
 
-    from trainmark.distributed.launched import LOST_MACHINE
+    from trainmark.distributed.launched import LOST_RANK
 
-    looks = 0
+    looks, most = 0, 0
     while looks < 2:
         time.sleep(LOOK_S)
         ranks = psutil.Process().children()
-        unseen = any(_exit_code_unseen(rank.pid) == LOST_MACHINE for rank in ranks)
+        living = [rank for rank in ranks if _status(rank) != psutil.STATUS_ZOMBIE]
+        most = max(most, len(living))
+        if len(living) < most:
+            for rank in living:
+                if _status(rank) == psutil.STATUS_STOPPED:
+                    rank.kill()
+        unseen = any(_exit_code_unseen(rank.pid) == LOST_RANK for rank in ranks)
         looks = looks + 1 if unseen else 0
     for rank in ranks:
         rank.kill()
-    _say("the other machines cannot be reached; this one gives up.")
-    os._exit(LOST_MACHINE)
+    _say("other ranks cannot be reached; this machine gives up.")
+    os._exit(LOST_RANK)
+
+
+def _status(process: "psutil.Process") -> str:
+    import psutil
+
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
 
 
 def _exit_code_unseen(child: int) -> int | None:
@@ -189,10 +206,10 @@ def _wait_for_other_machines(arguments: argparse.Namespace, code: int) -> None:
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    from trainmark.distributed.launched import LOST_MACHINE, STORE_TIMEOUT
+    from trainmark.distributed.launched import LOST_RANK, STORE_TIMEOUT
 
     machines, deadline = int(arguments.nnodes), time.monotonic() + PARTING_S
-    if machines == 1 or code == LOST_MACHINE:
+    if machines == 1 or code == LOST_RANK:
         return
     host, port = endpoint(arguments.rdzv_endpoint)
     # RuntimeError: the store has left, as it may once all have ended. A second Ctrl-C ends at once.

@@ -1,4 +1,4 @@
-"""A rank's side of a launch: whose error is told, and what happens when a machine falls silent.
+"""A rank's side of a launch: how it joins, whose error is told, and how it leaves.
 
 When one rank dies, the others fail a moment later, because they lost their partner in a collective.
 Only the first error explains anything. So a rank that fails leaves its error with the launcher's
@@ -11,7 +11,6 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -24,17 +23,13 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainmark.errors import in_words
 
-BEAT_S = 5.0
-SILENCE_S = 30.0
-"""A machine that has not been heard of for this long is taken for dead. Long, because a busy
-interpreter may delay a beat; short enough that a job ends within a minute."""
 ECHO_GRACE_S = 10.0
 """How long a rank that lost its partner waits for the partner's own error."""
 YIELD_S = 2.0
 """How long a rank that was not the first to fail waits for the first one to end: the launcher takes
 the first end for the cause."""
-LOST_MACHINE = 75
-"""Exit code where a machine fell silent (EX_TEMPFAIL: the same line may work later)."""
+LOST_RANK = 75
+"""Exit code where a rank fell silent (EX_TEMPFAIL: the same line may work later)."""
 STORE_TIMEOUT = timedelta(seconds=5)
 
 
@@ -54,16 +49,16 @@ def run_rank(main: Callable[..., int]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; where its ranks met over gloo, without Python's own end.
+    """End this process; where its ranks met over gloo, or have not parted, not by Python's own end.
 
     A thread of gloo may have yet to let go of the last collective's tensor, and needs the
     interpreter for it. Up to Python 3.13, an interpreter that is ending kills a thread that asks
-    for it, and C++ answers with SIGABRT, after a complete result. NCCL has no such threads, and
-    profilers of GPUs need the usual end.
+    for it, and C++ answers with SIGABRT, after a complete result. NCCL has no such threads, but
+    waits for ranks that it has not parted from. Profilers of GPUs need the usual end.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() and not dist.is_initialized():
         sys.exit(code)
     os._exit(code)
 
@@ -88,7 +83,7 @@ def join(backend: str) -> None:
     )
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(_key("ranks"), store),
+        store=dist.PrefixStore(key("ranks"), store),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
@@ -104,7 +99,7 @@ def _several_machines() -> bool:
 
 def tell(error: Exception, debug: bool) -> None:
     """Say why this rank ends, unless another one has said so already."""
-    store = _connect()
+    store = connect()
     if _is_echo(error):
         cause = _wait_for_cause(store)
         if cause is not None:
@@ -115,15 +110,15 @@ def tell(error: Exception, debug: bool) -> None:
             "memory?), or its machine is gone; its own log tells more. "
             f"Seen here: {_first_line(error)}"
         )
-    if not _is_first(store):
-        _yield_to(_cause(store))
+    if not is_first(store):
+        _yield_to(first_cause(store))
         return
     get_error_handler().record_exception(error)
-    _leave_cause(store, error)
-    _say(error, debug)
+    leave_cause(store, error)
+    say(error, debug)
 
 
-def _say(error: Exception, debug: bool) -> None:
+def say(error: Exception, debug: bool) -> None:
     trace = traceback.format_exception(error) if debug and error.__traceback__ else []
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     who = f"rank {os.environ['RANK']} on {socket.gethostname()}: " if ranks > 1 else ""
@@ -133,11 +128,17 @@ def _say(error: Exception, debug: bool) -> None:
 
 
 def _yield_to(cause: dict[str, str] | None) -> None:
-    """Let the first rank end first; tell its error, once, on a machine that it is not on."""
+    """Let the first rank end first."""
+    repeat(cause)
+    time.sleep(YIELD_S)
+
+
+def repeat(cause: dict[str, str] | None) -> None:
+    """Tell another rank's error, once, on a machine that it is not on."""
     if cause and cause["machine"] != _machine() and os.environ.get("LOCAL_RANK", "0") == "0":
         text = f"rank {cause['rank']} on {cause['host']}: {cause['error']}"
         sys.stderr.write(f"trainmark: {text}\n")
-    time.sleep(YIELD_S)
+        sys.stderr.flush()
 
 
 def _machine() -> str:
@@ -164,7 +165,7 @@ def _wait_for_cause(store: dist.Store | None) -> dict[str, str] | None:
     """
     deadline = time.monotonic() + ECHO_GRACE_S
     while time.monotonic() < deadline:
-        if cause := _cause(store):
+        if cause := first_cause(store):
             return cause
         time.sleep(0.2)
     return None
@@ -177,7 +178,7 @@ def _first_line(error: Exception) -> str:
 # --- the launcher's store
 
 
-def _connect() -> dist.Store | None:
+def connect() -> dist.Store | None:
     """A connection of its own: that of the process group may be in use by another thread."""
     try:
         return dist.TCPStore(
@@ -191,20 +192,20 @@ def _connect() -> dist.Store | None:
         return None  # the launcher is gone: every rank speaks for itself
 
 
-def _key(name: str) -> str:
+def key(name: str) -> str:
     """A name in the store that no earlier attempt has used."""
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"trainmark/{0 if _several_machines() else restarts}/{name}"
 
 
-def _is_first(store: dist.Store | None) -> bool:
+def is_first(store: dist.Store | None) -> bool:
     try:
-        return store is None or store.add(_key("failures"), 1) == 1
+        return store is None or store.add(key("failures"), 1) == 1
     except RuntimeError:
         return True
 
 
-def _leave_cause(store: dist.Store | None, error: Exception) -> None:
+def leave_cause(store: dist.Store | None, error: Exception) -> None:
     left = {
         "rank": os.environ["RANK"],
         "machine": _machine(),
@@ -213,77 +214,14 @@ def _leave_cause(store: dist.Store | None, error: Exception) -> None:
     }
     if store is not None:
         with contextlib.suppress(RuntimeError):  # then nobody is left to read it
-            store.set(_key("cause"), json.dumps(left))
+            store.set(key("cause"), json.dumps(left))
 
 
-def _cause(store: dist.Store | None) -> dict[str, str] | None:
+def first_cause(store: dist.Store | None) -> dict[str, str] | None:
     try:
-        if store is None or not store.check([_key("cause")]):
+        if store is None or not store.check([key("cause")]):
             return None
-        found: dict[str, str] = json.loads(store.get(_key("cause")))
+        found: dict[str, str] = json.loads(store.get(key("cause")))
         return found
     except RuntimeError:
         return None
-
-
-# --- machines
-
-
-class Heartbeat:
-    """Ends this rank when the next machine has fallen silent.
-
-    A rank that dies is noticed by the launcher on its machine, and by its partners when their
-    connection breaks. A machine that vanishes breaks nothing: collectives wait for their timeout
-    of many minutes. So the first rank of every machine counts aloud in the launcher's store and
-    listens to the machine after it. One thread talks to the store, which may hang with the
-    network; the other only looks at the clock.
-    """
-
-    def __init__(self, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
-        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // per_node
-        node = int(os.environ["RANK"]) // per_node
-        self._mine, self._next = _key(f"beat/{node}"), _key(f"beat/{(node + 1) % nodes}")
-        self._beat_s, self._silence_s = beat_s, silence_s
-        self._heard_at = time.monotonic()
-        self._ended = threading.Event()
-        self._talker = threading.Thread(target=self._talk, daemon=True)
-        self._talker.start()
-        threading.Thread(target=self._judge, daemon=True).start()
-
-    def stop(self) -> None:
-        """This machine leaves in peace, and says so."""
-        self._ended.set()
-        self._talker.join(timeout=STORE_TIMEOUT.total_seconds())
-
-    def _talk(self) -> None:
-        store, beat, heard = _connect(), 0, b""
-        while store is not None:
-            try:
-                leaving = self._ended.wait(self._beat_s)
-                beat += 1
-                store.set(self._mine, "gone" if leaving else str(beat))
-                now = store.get(self._next) if store.check([self._next]) else heard
-            except RuntimeError:
-                return  # the store's machine is gone: the other thread ends this rank
-            if leaving:
-                return
-            if now != heard or now == b"gone":
-                heard, self._heard_at = now, time.monotonic()
-
-    def _judge(self) -> None:
-        while not self._ended.wait(self._beat_s / 2):
-            silence = time.monotonic() - self._heard_at
-            if silence > self._silence_s:
-                error = ConnectionError(
-                    f"another machine of this job has not been heard of for {silence:.0f} s; "
-                    "it or the network between is down."
-                )
-                _say(error, debug=False)
-                os._exit(LOST_MACHINE)  # the main thread hangs in a collective
-
-
-def watch_machines() -> Heartbeat | None:
-    """Begin to watch, where the launcher started ranks on several machines."""
-    leads = os.environ.get("LOCAL_RANK") == "0"
-    return Heartbeat() if leads and _several_machines() else None

@@ -79,6 +79,14 @@ class Mesh:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.tolist()
 
+    def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """The sum over all ranks, element by element."""
+        if self.device_mesh is None:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
     def sum_over_dp(self, values: Sequence[int]) -> list[int]:
         """The sum over data-parallel ranks only: ranks of one pipeline or tensor group see the
         same samples, and would count them twice."""

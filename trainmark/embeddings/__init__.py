@@ -5,6 +5,7 @@ Begin with `engine.py`: `EmbeddingEngine` is all that a model and its trainer se
 
     engines    engine.py              one device, plain
                fused.py               one GPU: lookup and interaction in one kernel, any format
+               bag_engines.py         both for several ids per feature; mean.py: their mean
                sharded.py             many ranks, or tables in host memory
                torchrec_engine.py     TorchRec's tables; torchrec_tables.py makes them
     below      placement/             plain data: which part of which table lies where

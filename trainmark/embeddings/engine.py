@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
-from trainmark.embeddings.tables.row_update import Settings
+from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.store import (
     TableBytes,
     TableStore,
@@ -38,6 +38,11 @@ def held_bytes(engine: "EmbeddingEngine") -> TableBytes:
         return sum(t.numel() * t.element_size() for t in tensors.values())
 
     return TableBytes(weights=size(engine.table_weights()), optimizer=size(engine.table_state()))
+
+
+def side_by_side(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+    """[B, (F + 1) D]: the dense vector, then the rows in the order of the tables."""
+    return torch.cat([x_BD, rows_BFD.to(x_BD.dtype).flatten(1)], dim=1)
 
 
 class EmbeddingEngine(Protocol):
@@ -83,6 +88,10 @@ class EmbeddingEngine(Protocol):
 
         In one kernel with the lookup where the engine has one, else by `plain` after it.
         """
+        ...
+
+    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
+        """[B, (F + 1) D]: dense vectors, and beside them the rows of `lookup`, in their type."""
         ...
 
     def gradients(self) -> list[Tensor]:
@@ -158,13 +167,14 @@ class LocalEngine(nn.Module):
         self.works_in_graphs = False
         self._features: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.sent_bytes: dict[str, int] = {}
-        self._looked_up: list[tuple[Tensor, Tensor]] = []
+        self._looked_up: list[tuple[Any, Tensor]] = []
+        """Ids, and the rows that collect the gradient."""
         self._finite = torch.ones((), device="cpu")
         """Of the gradients that compiled kernels, which are a CPU's, have computed: 1 or 0."""
 
     # --- forward
 
-    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Tensor:
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
         """[B, F] rows of the joined tables; in memory, those of a table lie together."""
         (own_samples,) = samples
         num_features = len(self.store.parts)
@@ -189,11 +199,12 @@ class LocalEngine(nn.Module):
     def begin_step(self, lr: float) -> None:
         """Nothing: the update gets its rate itself."""
 
-    def begin(self, ids_BF: Tensor) -> None:
+    def begin(self, prepared: Any) -> None:
         """Nothing: the rows are here."""
 
-    def lookup(self, ids_BF: Tensor) -> Tensor:
+    def lookup(self, prepared: Any) -> Tensor:
         """[B, F] prepared ids -> [B, F, D]. In training, the result collects the gradient."""
+        ids_BF: Tensor = prepared
         used_here([ids_BF])
         ids = ids_BF.reshape(-1)
         rows_BFD = self.store.gather(ids).view(*ids_BF.shape, self.store.width)
@@ -203,11 +214,14 @@ class LocalEngine(nn.Module):
         return rows_BFD
 
     def lookup_and_interact(
-        self, ids_BF: Tensor, x_BD: Tensor, plain: Interaction = dot_interaction
+        self, prepared: Any, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
         if has_compiled(self.store.weight, x_BD):
-            return self._in_one_kernel(ids_BF, x_BD)
-        return plain(x_BD, self.lookup(ids_BF).to(x_BD.dtype))
+            return self._in_one_kernel(prepared, x_BD)
+        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
+
+    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
+        return side_by_side(x_BD, self.lookup(prepared))
 
     def _in_one_kernel(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
         tables = Tables(Rows(self.store.weight))
@@ -246,10 +260,13 @@ class LocalEngine(nn.Module):
         looked_up = self._looked_up
         self.forget()
         if looked_up:
-            ids = joined([ids for ids, _ in looked_up])
             grads = joined([gradient(rows).flatten(0, 1) for _, rows in looked_up])
             settings = Settings(lr=lr, gate=gate, unscale=unscale)
-            self.store.update(self.store.plan_update(ids), grads, settings)
+            self.store.update(self._plan([ids for ids, _ in looked_up]), grads, settings)
+
+    def _plan(self, looked_up: list[Any]) -> Plan:
+        """Of all lookups since the last update."""
+        return self.store.plan_update(joined(looked_up))
 
     # --- state
 

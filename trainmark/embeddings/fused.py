@@ -9,11 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import Interaction, held_bytes
+from trainmark.embeddings.engine import Interaction, held_bytes, side_by_side
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import FormatStore
 from trainmark.embeddings.tables.row_update import Settings
@@ -38,6 +39,11 @@ class PreparedIds:
     batches: list[SortedRows]
     """One per store."""
 
+    @property
+    def num_gradients(self) -> int:
+        """Rows that collect the gradient."""
+        return self.ids_BF.numel()
+
     def tensors(self) -> list[Tensor]:
         sorted_rows = [t for batch in self.batches for t in (batch.rows_N, batch.places_N)]
         return [self.ids_BF, *sorted_rows]
@@ -53,6 +59,7 @@ class FusedEngine(nn.Module):
         rule: how rows are updated.
         seed: of stochastic rounding; None: round to nearest.
         dtype: in which `lookup` returns rows, the compute dtype.
+        state_dtype: of the optimiser's state of tables that are not fp32.
     """
 
     updates: Tensor
@@ -65,6 +72,8 @@ class FusedEngine(nn.Module):
         rule: Rule,
         seed: int | None,
         dtype: torch.dtype = torch.float32,
+        *,
+        state_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.dtype = dtype
@@ -77,7 +86,7 @@ class FusedEngine(nn.Module):
             [i for i, used in enumerate(table_formats) if used == kind] for kind in kinds
         ]
         self.stores = nn.ModuleList(
-            FormatStore([parts[i] for i in features], dim, rule, kind)
+            FormatStore([parts[i] for i in features], dim, rule, kind, state_dtype)
             for kind, features in zip(kinds, self._features, strict=True)
         )
         # Counts steps: rounding draws other bits in each, and the same after a resumption.
@@ -87,13 +96,13 @@ class FusedEngine(nn.Module):
         self._rounds = any(kind != "fp32" for kind in kinds)
         self._key = None if seed is None else stream_seed(seed, "rounding") % LARGEST_INT32
         self._constants: _Constants | None = None
-        self._looked_up: list[PreparedIds] = []
+        self._looked_up: list[Any] = []
         self._gradient_rows: dict[int, Tensor] = {}
         """Of each micro-batch, flat."""
 
     # --- forward
 
-    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> PreparedIds:
+    def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
         constants = self._on_device()
         starts, places_F = constants.of_groups(groups)
         by_group_FB = torch.cat(
@@ -105,13 +114,13 @@ class FusedEngine(nn.Module):
     def begin_step(self, lr: float) -> None:
         """Nothing: the update is told."""
 
-    def begin(self, prepared: PreparedIds) -> None:
+    def begin(self, prepared: Any) -> None:
         """In training, note what the update will need."""
         used_here(prepared.tensors())
         if torch.is_grad_enabled():
             self._looked_up.append(prepared)
 
-    def lookup(self, prepared: PreparedIds) -> Tensor:
+    def lookup(self, prepared: Any) -> Tensor:
         """In training, of the latest ids that were begun."""
         rows_BFD = gather_rows(prepared.ids_BF, self._tables(), self.dtype)
         if torch.is_grad_enabled():
@@ -127,10 +136,10 @@ class FusedEngine(nn.Module):
         self._on_device().finite.mul_(grads_BFD.isfinite().all())
 
     def lookup_and_interact(
-        self, prepared: PreparedIds, x_BD: Tensor, plain: Interaction = dot_interaction
+        self, prepared: Any, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
         """In training, of the latest ids that were begun."""
-        ids_BF = prepared.ids_BF
+        ids_BF: Tensor = prepared.ids_BF
         if not torch.is_grad_enabled():
             return gather_interaction(x_BD, ids_BF, self._tables())
         grads_BFD = self._gradient_buffer(
@@ -138,6 +147,9 @@ class FusedEngine(nn.Module):
         )
         finite = self._on_device().finite
         return gather_interaction(x_BD, ids_BF, self._tables(), grads_BFD, finite)
+
+    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
+        return side_by_side(x_BD, self.lookup(prepared))
 
     def _gradient_buffer(self, number: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Where a micro-batch's gradient rows go: always to the same place, as a graph demands."""
@@ -165,7 +177,7 @@ class FusedEngine(nn.Module):
     def row_gradients(self) -> list[Tensor]:
         width = self._tables().first.codes.shape[1]
         return [
-            self._gradient_rows[number][: prepared.ids_BF.numel() * width].view(-1, width)
+            self._gradient_rows[number][: prepared.num_gradients * width].view(-1, width)
             for number, prepared in enumerate(self._looked_up)
         ]
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
-from trainmark.embeddings.engine import Interaction
+from trainmark.embeddings.engine import Interaction, side_by_side
 from trainmark.embeddings.exchange.buckets import Bucketed
 from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.routes import Routes
@@ -65,6 +65,7 @@ class ShardedEngine(nn.Module):
         rule: how rows are updated.
         mesh: this rank's place among all.
         dtype: in which rows and gradients travel, the compute dtype.
+        hotness: ids of each feature, which are added up; None: one of each.
         force_exchange: talk to oneself through a process group where there is nobody else.
     """
 
@@ -77,16 +78,18 @@ class ShardedEngine(nn.Module):
         mesh: Mesh,
         dtype: torch.dtype,
         *,
+        hotness: Sequence[int] | None = None,
         force_exchange: bool = False,
     ) -> None:
         super().__init__()
-        self.routes = Routes(placement, table_rows, dim)
+        self.routes = Routes(placement, table_rows, dim, hotness)
+        self._vectors = self.routes.vectors()
         self.mesh, self.dtype, self.rule = mesh, dtype, rule
         self._rank, self._force = mesh.dp_rank, force_exchange
         self._mine = self.routes.stores[self._rank]
         self.stores = [make_store(store, rule, mesh.device) for store in self._mine]
         self._modules_of_stores = nn.ModuleList(self.stores)
-        self.replicas = Replicas(self.routes.replicas, rule)
+        self.replicas = Replicas(self.routes.replicas, rule, has_bags=self.routes.has_bags)
         kinds = ("ids", "counts", "rows", "gradients", "squares", "replicas")
         self.sent_bytes: Counter[str] = Counter(dict.fromkeys(kinds, 0))
         self._ids_type = torch.int32 if self.routes.max_rows < INT32_ROWS else torch.int64
@@ -99,6 +102,7 @@ class ShardedEngine(nn.Module):
         self._on_gpu = mesh.device.type == "cuda"
         is_compiled = is_compiled_for(mesh.device, dtype)
         self._reads_in_place = is_compiled or (self._on_gpu and self.routes.unit == dim)
+        self._reads_in_place &= len(self._vectors) == self.routes.num_features
         # On a GPU a stream waits for the ids, else the host: worth it to prefetch rows from it.
         on_host = any(isinstance(store, HostStore) for store in self.stores)
         self._requests_ahead = self._on_gpu or on_host
@@ -114,21 +118,22 @@ class ShardedEngine(nn.Module):
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> RowExchange:
         connected = self._connect()
         own_samples = samples[self._rank]
-        ids_FB = connected.join(groups, own_samples)
-        whole = ids_FB.index_select(0, connected.whole_features) + connected.whole_starts
+        ids_SB = connected.join(groups, own_samples)
+        whole = connected.whole_rows(ids_SB)
         sent_bytes: Counter[str] = Counter()
         if connected.buckets is None:
             layout = connected.layouts.of_whole_rows(tuple(samples))
             sent = whole.flatten()
         else:
-            cut = connected.buckets.sort(ids_FB)
+            cut = connected.buckets.sort(ids_SB)
             to_each, from_each, sent_bytes["counts"] = self._exchange_counts(cut)
             layout = connected.layouts.layout(samples, to_each, from_each, cut)
             sent = connected.layouts.interleaved(whole, cut, to_each)
         ids = connected.ids.start(sent, layout.ids_out, layout.ids_in)
         sent_bytes["ids"] = ids.sent_bytes
-        replicas = ids_FB.index_select(0, connected.replica_features) + connected.replica_starts
-        replica_ids = replicas.flatten().long()
+        replica_ids = connected.replica_rows(ids_SB).flatten().long()
+        bags = connected.replica_bags(own_samples)
+        places = None if bags is None else bags.row_of_id
         plans = torch.is_grad_enabled()
         prepared = RowExchange(
             layout=layout,
@@ -136,7 +141,8 @@ class ShardedEngine(nn.Module):
             sent_ids=sent,
             samples=own_samples,
             replica_ids=replica_ids,
-            replica_plan=plan_update(self.rule, replica_ids) if plans else replica_ids,
+            replica_plan=plan_update(self.rule, replica_ids, places) if plans else replica_ids,
+            replica_bags=bags,
             sent_bytes=sent_bytes,
         )
         if self._requests_ahead:
@@ -149,13 +155,14 @@ class ShardedEngine(nn.Module):
         requested = []
         for index, store in enumerate(self.stores):
             rows = prepared.layout.ids_of(index, ids)
+            places = prepared.layout.gradients_of(index)
             if isinstance(store, HostStore):
-                working = store.prefetch(rows)
+                working = store.prefetch(rows, places)
                 requested.append(
                     RequestedRows(rows=working.places, plan=working.plan, holder=working)
                 )
             else:
-                plan = store.plan_update(rows) if torch.is_grad_enabled() else rows
+                plan = store.plan_update(rows, places) if torch.is_grad_enabled() else rows
                 requested.append(RequestedRows(rows=rows, plan=plan, holder=store))
         return requested
 
@@ -197,8 +204,8 @@ class ShardedEngine(nn.Module):
         self._take_rows(prepared)
         ids = prepared.ids.received  # `_requested` has waited for them
         size = sum(layout.rows_in)
-        of_replicas = len(prepared.replica_ids) * self.routes.dim
-        lacking = prepared.samples * self.routes.lacking
+        of_replicas = self._replica_elements(prepared)
+        lacking = prepared.samples * self.routes.lacking + layout.none * self.routes.dim
         received = ids.new_empty(size + of_replicas + lacking, dtype=self.dtype)
         # With nobody to talk to, what would be sent is received already.
         alone = self._connect().group is None
@@ -207,18 +214,29 @@ class ShardedEngine(nn.Module):
         for segment in layout.segments:
             requested, begin = prepared.requested[segment.store], begins[segment.store]
             end = begin + segment.ids.stop - segment.ids.start
-            part = rows[segment.rows].view(end - begin, self._mine[segment.store].width)
-            requested.holder.gather_into(requested.rows[begin:end], part)
+            part = rows[segment.rows].view(-1, self._mine[segment.store].width)
+            listed = requested.rows[begin:end]
+            if segment.bags is None:
+                requested.holder.gather_into(listed, part)
+            else:
+                requested.holder.pool_into(listed, segment.bags, part)
             begins[segment.store] = end
         into = rows if alone else received[:size]
         exchange = self._connect().rows
         prepared.rows = exchange.start(rows, layout.rows_out, layout.rows_in, into=into)
         if of_replicas:
             tail = received[size : size + of_replicas].view(-1, self.routes.dim)
-            self.replicas.gather_into(prepared.replica_ids, tail)
+            if prepared.replica_bags is None:
+                self.replicas.gather_into(prepared.replica_ids, tail)
+            else:
+                self.replicas.pool_into(prepared.replica_ids, prepared.replica_bags, tail)
         if lacking:
             received[-lacking:].zero_()
         prepared.received = received
+
+    def _replica_elements(self, prepared: RowExchange) -> int:
+        """Of the rows of replicated tables that a micro-batch has."""
+        return len(self.routes.replicas.parts) * prepared.samples * self.routes.dim
 
     def lookup_and_interact(
         self, prepared: RowExchange, x_BD: Tensor, plain: Interaction = dot_interaction
@@ -226,6 +244,9 @@ class ShardedEngine(nn.Module):
         if self._reads_in_place:
             return self._interact_in_place(prepared, x_BD)
         return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
+
+    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
+        return side_by_side(x_BD, self.lookup(prepared))
 
     def _interact_in_place(self, prepared: RowExchange, x_BD: Tensor) -> Tensor:
         """Read rows from where they were received, and leave gradients in the same places."""
@@ -245,15 +266,23 @@ class ShardedEngine(nn.Module):
     def lookup(self, prepared: RowExchange) -> Tensor:
         """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""
         units = self._received_rows(prepared).view(-1, self.routes.unit)
-        shape = (prepared.samples, self.routes.num_features, self.routes.dim)
-        rows_BFD = units.index_select(0, prepared.layout.places).view(shape)
+        shape = (prepared.samples, len(self._vectors), self.routes.dim)
+        rows_BVD = units.index_select(0, prepared.layout.places).view(shape)
         if torch.is_grad_enabled():
-            prepared.in_order = rows_BFD.requires_grad_()
+            prepared.in_order = rows_BVD.requires_grad_()
             # As soon as the interaction's backward pass is done, before the bottom MLP's.
-            rows_BFD.register_post_accumulate_grad_hook(
+            rows_BVD.register_post_accumulate_grad_hook(
                 lambda rows: self._send_gradients(prepared, self._as_received(prepared, rows))
             )
-        return rows_BFD
+        return self._by_feature(rows_BVD)
+
+    def _by_feature(self, rows_BVD: Tensor) -> Tensor:
+        """The sums of the vectors of each feature."""
+        counts = [self._vectors.count(feature) for feature in range(self.routes.num_features)]
+        if max(counts, default=1) == 1:
+            return rows_BVD
+        sums = [vectors.float().sum(1) for vectors in rows_BVD.split(counts, dim=1)]
+        return torch.stack(sums, dim=1).to(rows_BVD.dtype)
 
     def _received_rows(self, prepared: RowExchange) -> Tensor:
         if prepared.rows is None or prepared.received is None:
@@ -274,7 +303,7 @@ class ShardedEngine(nn.Module):
 
     def _send_gradients(self, prepared: RowExchange, grads: Tensor) -> None:
         layout = prepared.layout
-        size, replicas = sum(layout.rows_in), len(prepared.replica_ids) * self.routes.dim
+        size, replicas = sum(layout.rows_in), self._replica_elements(prepared)
         sent, of_replicas = grads[:size], grads[size : size + replicas]
         prepared.gradients = self._connect().rows.start(sent, layout.rows_in, layout.rows_out)
         self.sent_bytes["gradients"] += prepared.gradients.sent_bytes
@@ -359,10 +388,24 @@ class ShardedEngine(nn.Module):
         if len(requested) == 1:
             return requested[0], grads
         if isinstance(store, HostStore):
-            working = store.joined([cast(WorkingSet, a.holder) for a in requested])
+            working = store.joined(
+                [cast(WorkingSet, a.holder) for a in requested], self._places(index, looked_up)
+            )
             return RequestedRows(rows=working.places, plan=working.plan, holder=working), grads
-        rows = joined([a.rows for a in requested])
-        return RequestedRows(rows=rows, plan=store.plan_update(rows), holder=store), grads
+        rows, places = joined([a.rows for a in requested]), self._places(index, looked_up)
+        return RequestedRows(rows=rows, plan=store.plan_update(rows, places), holder=store), grads
+
+    def _places(self, index: int, looked_up: list[RowExchange]) -> Tensor | None:
+        """Of the rows of a store in several micro-batches: where their gradients are."""
+        found, before = [], 0
+        for prepared in looked_up:
+            places = prepared.layout.gradients_of(index)
+            if places is None:
+                return None
+            found.append(places + before)
+            segments = [s for s in prepared.layout.segments if s.store == index]
+            before += sum(s.bags.num_rows for s in segments if s.bags is not None)
+        return joined(found)
 
     def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
         if isinstance(holder, WorkingSet):

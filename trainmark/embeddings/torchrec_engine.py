@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import Interaction
+from trainmark.embeddings.engine import Interaction, side_by_side
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient
@@ -137,6 +137,8 @@ class TorchRecEngine(nn.Module):
 
         tables, device = len(self.specs.rows), self.mesh.device
         dtype = torch.int32 if max(self.specs.rows) < 2**31 else torch.int64
+        if self.specs.has_bags:
+            return self._bags(groups, samples, padded, dtype)
         ids_FB = torch.empty(tables, samples, dtype=dtype, device=device)
         for group in groups:
             for feature, ids_B in zip(group.features, group.ids, strict=True):
@@ -146,6 +148,27 @@ class TorchRecEngine(nn.Module):
         return KeyedJaggedTensor(
             keys=feature_names(tables),
             values=ids_FB.view(-1),
+            lengths=lengths_FB.view(-1),
+            stride=padded,
+        )
+
+    def _bags(
+        self, groups: Sequence[IdGroup], samples: int, padded: int, dtype: torch.dtype
+    ) -> Any:
+        """The same where a feature has several ids, or none."""
+        from torchrec import KeyedJaggedTensor
+
+        tables, device = len(self.specs.rows), self.mesh.device
+        lengths_FB = torch.zeros(tables, padded, dtype=torch.int32, device=device)
+        values = [torch.empty(0, dtype=dtype, device=device)] * tables
+        for group in groups:
+            for feature, ids in zip(group.features, group.ids, strict=True):
+                there = ids.view(samples, -1) >= 0
+                lengths_FB[feature, :samples] = there.sum(1)
+                values[feature] = ids.view(samples, -1)[there].to(dtype)
+        return KeyedJaggedTensor(
+            keys=feature_names(tables),
+            values=torch.cat(values),
             lengths=lengths_FB.view(-1),
             stride=padded,
         )
@@ -193,6 +216,9 @@ class TorchRecEngine(nn.Module):
         self, prepared: TorchRecExchange, x_BD: Tensor, plain: Interaction = dot_interaction
     ) -> Tensor:
         return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
+
+    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
+        return side_by_side(x_BD, self.lookup(prepared))
 
     # --- update
 

@@ -36,6 +36,12 @@ class TableSpecs:
     """Samples of one lookup on one device."""
     accumulate: int
     """Lookups of one step."""
+    hotness: Sequence[int] | None = None
+    """Ids of each feature, at most; None: one of each."""
+
+    @property
+    def has_bags(self) -> bool:
+        return self.hotness is not None
 
 
 def problems(specs: TableSpecs, placement: Placement | None) -> list[str]:
@@ -170,9 +176,13 @@ def _its_plan(collection: Any, sharder: Any, specs: TableSpecs, cluster: Cluster
     kinds = ["table_wise", "row_wise"]
     if specs.optimizer != "rowwise_adagrad":
         kinds.append("column_wise")
-    allowed = ParameterConstraints(
-        sharding_types=kinds, compute_kernels=["fused"], pooling_factors=[1.0]
-    )
+    names = _its_names(len(specs.rows))
+    allowed = {
+        name: ParameterConstraints(
+            sharding_types=kinds, compute_kernels=["fused"], pooling_factors=[float(hotness)]
+        )
+        for name, hotness in zip(names, specs.hotness or [1] * len(names), strict=True)
+    }
     planner = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=cluster.world,
@@ -183,7 +193,7 @@ def _its_plan(collection: Any, sharder: Any, specs: TableSpecs, cluster: Cluster
         batch_size=specs.micro_batch,
         # `machine` has left out what drivers and collectives need already.
         storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
-        constraints=dict.fromkeys(_its_names(len(specs.rows)), allowed),
+        constraints=allowed,
     )
     return planner.plan(collection, [sharder]).plan[""]
 

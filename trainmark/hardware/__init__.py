@@ -4,6 +4,6 @@ devices.py       what a device is, clusters, peaks; datasheets.py: vendors' figu
 links.py         how fast devices talk; machine.py: what a plan needs of both
 memory.py        bytes that a run needs against bytes that a device has
 environment.py   this machine and its software, for a result
-monitor.py       power, utilisation and memory while a run trains
+monitor.py       power, utilisation and memory while a run trains; energy.py: joules, by counters
 allocator.py     settings of malloc for training on a CPU; pinned.py: memory for copies of a GPU
 """

@@ -1,4 +1,4 @@
-"""Power, utilisation and memory while a run trains, sampled by a background thread.
+"""Power, utilisation, memory and energy while a run trains, sampled by a background thread.
 
     with Monitor(device) as monitor:
         ...  # train
@@ -8,9 +8,12 @@ A query that fails costs one null in the summary and never the run.
 """
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Self
 
+from trainmark.hardware.energy import cpu_counter, gpu_counter
 from trainmark.hardware.environment import Nvml, nvml_device
 
 QUANTITIES = ("power_w", "utilisation", "memory_bytes", "host_memory_bytes", "temperature_c")
@@ -36,8 +39,14 @@ class Monitor:
         self._series = {quantity: _Series() for quantity in QUANTITIES}
         self._samples = 0
         self._reason: str | None = None
+        self._opened = ExitStack()
+        self._lock = threading.Lock()
+        self._integral = _Integral()
 
     def __enter__(self) -> Self:
+        self._nvml = self._opened.enter_context(nvml_device(self._device))
+        on_cpu = self._device.type == "cpu"
+        self._counter = cpu_counter() if on_cpu else gpu_counter(self._nvml)
         self._thread.start()
         return self
 
@@ -45,6 +54,14 @@ class Monitor:
         self._stop.set()
         # A driver call that hangs must not keep a finished run from writing its result.
         self._thread.join(timeout=10)
+        self.joules()
+        if not self._thread.is_alive():
+            self._opened.close()
+
+    def joules(self) -> float | None:
+        """What the device (of CPUs: the machine) has used since the start, by its own counter."""
+        with self._lock:
+            return self._counter.joules()
 
     def summary(self) -> dict[str, Any]:
         """Means and maxima; null where a quantity cannot be read, with the first reason.
@@ -53,11 +70,18 @@ class Monitor:
         processes included; on a CPU it is the memory of this process.
         """
         means = ("power_w", "utilisation", "memory_bytes")
+        counter = self._counter
         summary: dict[str, Any] = {"interval_s": self.interval_s, "samples": self._samples}
         for quantity, series in self._series.items():
             summary[quantity] = {"mean": series.mean} if quantity in means else {}
             summary[quantity]["max"] = series.max
         summary["reason"] = self._reason
+        summary["energy"] = {
+            "source": counter.source,
+            "joules": self.joules(),
+            "sampled_joules": self._integral.joules,
+            "reason": counter.reason,
+        }
         return summary
 
     def _run(self) -> None:
@@ -71,23 +95,26 @@ class Monitor:
 
         process = psutil.Process()
         psutil.cpu_percent()  # only sets the start of the first interval
-        with nvml_device(self._device) as nvml:
-            if self._device.type == "cpu":
-                queries = _cpu_queries(psutil, process)
-            else:
-                queries = _gpu_queries(nvml, process)
-                self._reason = nvml.reason
-            # Utilisation is over the time since the last sample: the first has no such time.
-            self._sample({name: query for name, query in queries.items() if name != "utilisation"})
-            while not self._stop.wait(self.interval_s):
-                self._sample(queries)
+        if self._device.type == "cpu":
+            queries = _cpu_queries(psutil, process)
+        else:
+            queries = _gpu_queries(self._nvml, process)
+            self._reason = self._nvml.reason
+        # Utilisation is over the time since the last sample: the first has no such time.
+        self._sample({name: query for name, query in queries.items() if name != "utilisation"})
+        while not self._stop.wait(self.interval_s):
             self._sample(queries)
+        self._sample(queries)
 
     def _sample(self, queries: dict[str, Callable[[], float]]) -> None:
         self._samples += 1
+        self.joules()  # a register of a CPU starts anew after some minutes, and must be seen before
         for quantity, query in queries.items():
             try:
-                self._series[quantity].add(query())
+                value = query()
+                self._series[quantity].add(value)
+                if quantity == "power_w":
+                    self._integral.add(time.perf_counter(), value)
             except Exception as error:
                 self._reason = self._reason or f"{quantity}: {error}"
 
@@ -108,6 +135,20 @@ class _Series:
     @property
     def mean(self) -> float | None:
         return self._sum / self._count if self._count else None
+
+
+class _Integral:
+    """Energy from samples of power, by the trapezoidal rule."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self.joules: float | None = None
+
+    def add(self, seconds: float, watts: float) -> None:
+        if self._last is not None:
+            before, then = self._last
+            self.joules = (self.joules or 0.0) + (seconds - before) * (watts + then) / 2
+        self._last = (seconds, watts)
 
 
 def _cpu_queries(psutil: Any, process: Any) -> dict[str, Callable[[], float]]:

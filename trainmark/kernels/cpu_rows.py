@@ -39,6 +39,12 @@ def gather_rows(table: Tensor, ids_BF: Tensor, rows_BFD: Tensor) -> None:
     torch.index_select(table, 0, ids_BF.flatten(), out=rows_BFD.view(-1, table.shape[1]))
 
 
+def pool_rows(table: Tensor, ids_N: Tensor, blocks: Tensor, out_RD: Tensor) -> None:
+    """Write the sums of bags of rows; `blocks` is the table of a `pool_rows.Bags`."""
+    bags = int(blocks[:, 4].sum())
+    in_threads(_pool, bags, table, ids_N, blocks, out_RD)
+
+
 def add_rows(table: Tensor, ids_N: Tensor, rows_ND: Tensor, scale: float) -> None:
     """table[ids[n]] += scale rows[n], in the order of n; each product is rounded."""
     arguments = (table, ids_N.contiguous(), rows_ND.contiguous(), np.float32(scale))
@@ -54,6 +60,22 @@ def rowwise_adagrad(
 
 
 # --- kernels
+
+
+@_compiled
+def _pool(table, ids, blocks, out_RD, begin, end):
+    """Bags `begin` to `end`, counted through all blocks."""
+    before = 0
+    for block in blocks:
+        first_id, id_step, bag_step, hotness, bags, first_row, row_step, _ = block  # no offset
+        for bag in range(max(begin - before, 0), min(end - before, bags)):
+            total = out_RD[first_row + bag * row_step]
+            total[:] = _ZERO
+            for i in range(hotness):
+                row = ids[first_id + bag * bag_step + i * id_step]
+                if row >= 0:
+                    _add_to(total, table[row], _ONE)
+        before += bags
 
 
 @_compiled

@@ -97,10 +97,10 @@ class _ReluMlp(torch.autograd.Function):
             bias_grad = _batch_sum(gradient)
         weight_grads, bias_grads = [], [bias_grad]
         for layer in range(len(weights) - 1, 0, -1):
-            weight_grads.append(_weight_gradient(gradient, inputs[layer]))
+            weight_grads.append(weight_gradient(gradient, inputs[layer]))
             gradient, bias_grad = masked_gemm(gradient, weights[layer], inputs[layer])
             bias_grads.append(bias_grad)
-        weight_grads.append(_weight_gradient(gradient, inputs[0])[:, : ctx.width])
+        weight_grads.append(weight_gradient(gradient, inputs[0])[:, : ctx.width])
         x_grad = (gradient @ weights[0])[:, : ctx.width] if ctx.needs_input_grad[0] else None
         return (x_grad, None, None, *reversed(weight_grads), *reversed(bias_grads))
 
@@ -112,7 +112,7 @@ def _forward(
 
     `parameters` are all weights, then all biases.
     """
-    cast = _cast(parameters, x_BM.dtype)
+    cast = cast_together(parameters, x_BM.dtype)
     weights, biases = cast[: len(cast) // 2], cast[len(cast) // 2 :]
     # A width that tensor cores like; the only one that data, not a designer, may have chosen.
     missing = -x_BM.shape[1] % PAD_TO if x_BM.is_cuda else 0
@@ -143,7 +143,7 @@ def _is_onednns(x_BM: Tensor) -> bool:
     return is_there and len(x_BM) >= MIN_ONEDNN and x_BM.shape[1] > 0
 
 
-def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def cast_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Copies in another type, by one launch for all; the tensors themselves where it is theirs."""
     if all(tensor.dtype == dtype for tensor in tensors):
         return list(tensors)
@@ -152,7 +152,7 @@ def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return copies
 
 
-def _weight_gradient(gradient_BN: Tensor, x_BM: Tensor) -> Tensor:
+def weight_gradient(gradient_BN: Tensor, x_BM: Tensor) -> Tensor:
     """[N, M] in fp32: a sum over the batch, which 16 bits would round."""
     if not gradient_BN.is_cuda or gradient_BN.dtype == torch.float32:
         return (gradient_BN.t() @ x_BM).float()

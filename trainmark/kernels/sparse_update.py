@@ -40,6 +40,7 @@ except ImportError:  # a machine without a GPU
     triton = None
 
 RuleName = Literal["sgd", "rowwise_adagrad", "adagrad"]
+STATE_KEY = 0x51ED27  # added to the key by which a row's state is rounded
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,11 @@ class SortedRows:
     """Looked-up rows in order, and where each one's gradient is."""
 
     rows_N: Tensor
-    """Ascending, with duplicates."""
+    """Ascending, with duplicates; first come those of ids that are none, which are -1."""
     places_N: Tensor
     """int64: the row of the gradients, ascending among equal rows."""
+    of_bags: bool = False
+    """Whether several rows share a gradient, and some may be -1."""
 
 
 def sort_rows(ids_BF: Tensor) -> SortedRows:
@@ -106,16 +109,18 @@ def update_rows_reference(
     lr, factor, gate = scalars.unbind()
     if gate == 0:
         return
-    distinct, group_N = batch.rows_N.unique_consecutive(return_inverse=True)
+    there_N = batch.rows_N >= 0
+    distinct, group_N = batch.rows_N[there_N].unique_consecutive(return_inverse=True)
     sums = grads_ND.new_zeros(distinct.numel(), grads_ND.shape[1], dtype=torch.float32)
-    sums.index_add_(0, group_N, grads_ND[batch.places_N].float())
+    sums.index_add_(0, group_N, grads_ND[batch.places_N[there_N]].float())
     sums *= factor
     step = sums * lr
     if state is not None:
-        squares = sums.square()
-        state[distinct] += squares if rule.name == "adagrad" else squares.mean(1)
-        divisor = state[distinct].sqrt() + rule.eps
-        step /= divisor if rule.name == "adagrad" else divisor[:, None]
+        squares = sums.square() if rule.name == "adagrad" else sums.square().mean(1, keepdim=True)
+        of_rows = Rows(state.view(len(state), -1))
+        total = read_rows(of_rows, distinct) + squares
+        write_rows(of_rows, distinct, total, None if key is None else key + STATE_KEY)
+        step /= total.sqrt() + rule.eps
     kept = read_rows(rows, distinct) * (1 - lr * rule.weight_decay)
     write_rows(rows, distinct, kept - step, key)
 
@@ -169,6 +174,11 @@ def update_rows_triton(
         "LARGEST_CODE": LARGEST_CODE.get(rows.codes.dtype, 0.0),
         "SMALLEST_ROW": SMALLEST_ROW,
         "BY_CHANCE": key is not None,
+        "STATE_KEY": STATE_KEY,
+        # A bag's gradient is read for each of its ids, and those of one feature fit into the
+        # second-level cache, if rows and states, which come once, do not push them out.
+        "KEEP": "evict_last" if batch.of_bags else "",
+        "PASS": "evict_first" if batch.of_bags else "",
         "D": D,
         "COLUMNS": next_power_of_2(D),
         "BLOCK": launch.block,
@@ -188,12 +198,17 @@ def update_rows_triton(
 
 
 if triton is not None:
+    from trainmark.kernels.rounding import bits_of_rows, rounded_stochastically
     from trainmark.kernels.table_formats import store_rows
 
     @triton.jit
-    def _load_state(state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr):
+    def _load_state(
+        state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr, PASS: tl.constexpr
+    ):
         if RULE == "adagrad":
-            return tl.load(state + row * D + column[None, :], wanted & (column < D)[None, :], 0.0)
+            inside = wanted & (column < D)[None, :]
+            place = state + row * D + column[None, :]
+            return tl.load(place, inside, 0.0, eviction_policy=PASS).to(tl.float32)
         elif RULE == "rowwise_adagrad":
             return tl.load(state + row, wanted, 0.0)
         else:
@@ -204,6 +219,7 @@ if triton is not None:
         codes, scales, state, key, row, column, old, old_state, sums, lr, eps, kept,
         RULE: tl.constexpr, DECAYS: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
+        STATE_KEY: tl.constexpr, PASS: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to a row whose weights and state are `old` and `old_state`."""
         # Square roots and quotients are Triton's quick ones, off by an ulp or two.
@@ -215,14 +231,20 @@ if triton is not None:
             step = sums * (lr / (tl.sqrt(total) + eps))
         else:
             total = old_state + sums * sums
-            tl.store(state + row * D + column[None, :], total, (column < D)[None, :])
+            kept_total = total
+            if BY_CHANCE and state.dtype.element_ty != tl.float32:
+                bits = bits_of_rows(tl.load(key) + STATE_KEY, row + tl.zeros([1], tl.int64), column)
+                kept_total = rounded_stochastically(total, bits, state.dtype.element_ty)
+            kept_total = kept_total.to(state.dtype.element_ty)
+            place = state + row * D + column[None, :]
+            tl.store(place, kept_total, (column < D)[None, :], eviction_policy=PASS)
             step = sums * lr / (tl.sqrt(total) + eps)
         if DECAYS:  # known to the compiler: without it, not a bit is another
             old = old * kept
         one = tl.zeros([1], tl.int64)
         store_rows(
             codes, scales, row + one, one == 0, column, old - step, key,
-            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, PASS,
         )  # fmt: skip
 
     @triton.jit
@@ -244,6 +266,7 @@ if triton is not None:
         scalars, codes, scales, state, key, eps, weight_decay,
         RULE: tl.constexpr, DECAYS: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
+        STATE_KEY: tl.constexpr, KEEP: tl.constexpr, PASS: tl.constexpr,
         D: tl.constexpr, COLUMNS: tl.constexpr,
         BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
@@ -306,14 +329,14 @@ if triton is not None:
                 last_row = row
                 # Behind the end of the list the first gradient is read, and not used.
                 has_sum = (noted[i] >= 0) if SUMS else True
-                entries += (
-                    tl.load(values + sources[i] * D + column[None, :], in_row & has_sum, 0.0),
-                )
+                place = values + sources[i] * D + column[None, :]
+                entries += (tl.load(place, in_row & has_sum, 0.0, eviction_policy=KEEP),)
                 row = row.to(tl.int64)
-                old += (tl.load(codes + row * D + column[None, :], in_row & wanted),)
+                place = codes + row * D + column[None, :]
+                old += (tl.load(place, in_row & wanted, eviction_policy=PASS),)
                 if LARGEST_CODE > 0:
                     old_scales += (tl.load(scales + row, wanted, 0.0),)
-                old_state += (_load_state(state, row, wanted, column, RULE, D),)
+                old_state += (_load_state(state, row, wanted, column, RULE, D, PASS),)
             for i in tl.static_range(BLOCK):
                 total = total * keeps[i] + entries[i].to(tl.float32)
                 row = _row_of(noted[i], SUMS).to(tl.int64)
@@ -324,7 +347,7 @@ if triton is not None:
                     _update_row(
                         codes, scales, state, key, row, column, weights, old_state[i],
                         total if RULE == "sgd" else total * factor, lr, eps, kept,
-                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, STATE_KEY, PASS,
                     )  # fmt: skip
                 if sets_aside[i]:
                     slot = program * 2
@@ -354,7 +377,8 @@ def update_rows(
 
     Args:
         rows: the store; what is not fp32 is rounded as `key` says.
-        state: fp32, [R] for row-wise Adagrad, [R, D] for Adagrad, None for SGD.
+        state: [R] fp32 for row-wise Adagrad, [R, D] fp32 or bf16, rounded as `key` says, for
+            Adagrad; None for SGD.
         grads_ND: gradients of all looked-up rows, in any float type; duplicates are added up in
             fp32. Contiguous.
         scalars: [3] fp32 on the device: learning rate, factor of the gradients (1 / loss scale),

@@ -26,6 +26,21 @@ def throughput(samples: int, seconds: float) -> float | None:
     return samples / seconds if samples > 0 and seconds > 0 else None
 
 
+def ratio(a: float | None, b: float | None) -> float | None:
+    """a over b; None where one is not known, or nothing was measured."""
+    return a / b if a is not None and b else None
+
+
+def cost(seconds: float, price_per_hour: float) -> float:
+    """Of a machine that is paid by time."""
+    return seconds / 3600 * price_per_hour
+
+
+def grams_co2(joules: float, grams_per_kwh: float) -> float:
+    """Of electricity."""
+    return joules / 3.6e6 * grams_per_kwh
+
+
 def latency_ms(seconds: Sequence[float]) -> dict[str, float]:
     """Mean, median and tail of how long requests took.
 
@@ -141,3 +156,27 @@ def mean_relative_error(values: Sequence[float], references: Sequence[float]) ->
     """Mean of |value - reference| / |reference|, the published measure of loss alignment."""
     pairs = list(zip(values, references, strict=True))
     return sum(abs(v - r) / abs(r) for v, r in pairs) / len(pairs)
+
+
+# --- changes
+
+CLEAR_CHANGE = 4  # times the median of the earlier changes: about 2.7 of their standard deviations
+KNOWN_NOISE = 2  # earlier changes, of which the median tells what is usual
+UNKNOWN_NOISE = 5  # times the smallest change worth telling, with fewer
+
+
+def clear_change(values: Sequence[float], smallest: float) -> float | None:
+    """The change of the last value from the one before it, as a share of that one, if it is clear.
+
+    It is clear above `smallest` and above `CLEAR_CHANGE` times the median of the earlier changes;
+    with too few values to know that, above `UNKNOWN_NOISE` times `smallest`. None for a change
+    within the noise, or from nothing or 0.
+    """
+    if len(values) < 2 or values[-2] == 0:
+        return None
+    *earlier, last = [(b - a) / abs(a) for a, b in itertools.pairwise(values) if a]
+    if len(earlier) < KNOWN_NOISE:
+        limit = UNKNOWN_NOISE * smallest
+    else:
+        limit = max(smallest, CLEAR_CHANGE * statistics.median(map(abs, earlier)))
+    return last if abs(last) > limit else None

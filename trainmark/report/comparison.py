@@ -27,6 +27,7 @@ _LINES = (
     _Line("p_core", lambda r: r.throughput.p_core, tables.throughput),
     _Line("tokens/device/s", lambda r: r.tokens_per_device_s, tables.throughput),
     _Line("MFU", lambda r: r.mfu[0].value if r.mfu else None, tables.mfu),
+    _Line("joules/sample", lambda r: r.joules_per_sample, tables.joules),
     _Line("mem (GiB)", lambda r: r.memory.peak_bytes / GIB, lambda v: tables.memory(v, None)),
 )
 

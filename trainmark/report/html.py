@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 
-from trainmark.formatting import DASH, duration, human, readable_size
+from trainmark.formatting import DASH, duration, human, joules, readable_size
 from trainmark.report.assessments import interval
 from trainmark.report.charts import bar_chart
 from trainmark.report.formats import Titled
@@ -50,17 +50,21 @@ def _titled(one: Titled) -> Markup:
     return section(one.title, chart, table(one.grid, highlighted=one.ours), *notes)
 
 
-def document(title: str, content: Markup) -> str:
+def own_file(name: str) -> Markup:
+    """A file of this package, not escaped: HTML reads what <style> and <script> hold as it is."""
+    return Markup(resources.files(__package__).joinpath(name).read_text())
+
+
+def document(title: str, content: Markup, more_head: Markup | None = None) -> str:
     """A whole page around its content."""
-    # Not escaped: HTML reads the content of <style> as it stands, and the file is ours.
-    style = Markup(resources.files(__package__).joinpath("style.css").read_text())
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title} · Trainmark"),
-        tag("style", style),
+        tag("style", own_file("style.css")),
+        more_head,
     )
     body = tag("body", tag("main", content), _footer())
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
@@ -119,7 +123,7 @@ def _footer() -> Markup:
     return tag(
         "footer",
         "Written by ",
-        tag("b", "trainmark report"),
+        tag("b", "Trainmark"),
         " from result.json; docs/metrics.md defines every number.",
     )
 
@@ -170,6 +174,10 @@ def _tiles(result: Result) -> list[Markup]:
     if result.mfu:
         first = result.mfu[0]
         tiles.append(_tile("MFU", mfu(first.value), f"{first.convention}, {first.peak_dtype} peak"))
+    if result.energy is not None and result.energy.joules is not None:
+        used = result.energy
+        each = f"{joules(used.joules_per_sample)} per sample in training"
+        tiles.append(_tile("Energy", joules(used.joules), each))
     return tiles
 
 

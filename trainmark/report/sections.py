@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmark.formatting import percent, readable_size, with_unit
+from trainmark.formatting import DASH, human, joules, percent, readable_size, with_unit
 from trainmark.inference.figures import Inference
 from trainmark.report import published
 from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
@@ -21,7 +21,7 @@ from trainmark.report.tables import (
 )
 from trainmark.run.assessment import Evaluated
 from trainmark.run.curves import Curve, thin
-from trainmark.run.result import Result
+from trainmark.run.result import Energy, Result
 
 
 @dataclass(frozen=True)
@@ -313,6 +313,24 @@ def device_facts(result: Result) -> list[tuple[str, str]]:
         ("mean power", with_unit(_figure(monitor, "power_w", "mean"), "W")),
         ("highest power", with_unit(_figure(monitor, "power_w", "max"), "W")),
         ("highest temperature", with_unit(_figure(monitor, "temperature_c", "max"), "°C")),
+        *energy_facts(result.energy),
+    ]
+
+
+def energy_facts(energy: Energy | None) -> list[tuple[str, str]]:
+    """The same lines for every result, since results stand side by side."""
+    value = lambda name: getattr(energy, name, None)  # noqa: E731
+    return [
+        ("energy", joules(value("joules"))),
+        ("energy per sample", joules(value("joules_per_sample"))),
+        ("energy per token", joules(value("joules_per_token"))),
+        ("samples per joule", human(value("samples_per_joule"))),
+        ("mean power in training", with_unit(value("mean_power_w"), "W")),
+        ("cost", human(value("cost"))),
+        ("cost per epoch", human(value("cost_per_epoch"))),
+        ("CO2 in grams", human(value("grams_co2"))),
+        ("CO2 per epoch in grams", human(value("grams_co2_per_epoch"))),
+        ("energy counted by", value("source") or value("reason") or DASH),
     ]
 
 

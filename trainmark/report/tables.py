@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from trainmark import formatting
 from trainmark.formatting import GIB
 from trainmark.inference.figures import Row as InferenceRow
 from trainmark.report.published import Row
@@ -179,6 +180,10 @@ def throughput(value: float | None) -> str:
     return _number(value, whole_from=10_000)
 
 
+def joules(value: float | None) -> str:
+    return NOT_APPLICABLE if value is None else formatting.joules(value)
+
+
 def milliseconds(value: float) -> str:
     """A microsecond is worth telling below 10 ms."""
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
@@ -276,6 +281,7 @@ _RESULT_COLUMNS = (
     ),
     Column("mem", lambda r: memory(r.memory.peak_bytes / GIB, r.memory.total_bytes / GIB)),
     Column("MFU", lambda r: mfu_cell(r.mfu), optional=True),
+    Column("J/sample", lambda r: joules(r.joules_per_sample), optional=True),
 )
 
 _INFERENCE_COLUMNS = (

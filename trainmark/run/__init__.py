@@ -11,7 +11,8 @@ run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: as
 runlog.py       progress and loss.csv while it runs; eventlogs.py: log lines of published systems;
                 mlperf.py: a run as MLPerf's checker wants it told
 evaluation.py   `trainmark evaluate`; assessment.py: how good predictions are, and their scores
-outcome.py      from a finished training to its result; result.py: result.json
+outcome.py      from a finished training to its result; result.py: result.json;
+                energy.py: what it used, and its price
 warnings.py     what makes a result one not to trust
 curves.py       loss curves from files; alignment.py: whether two of them agree
 """

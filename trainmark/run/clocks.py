@@ -41,6 +41,10 @@ class Totals:
     steps_warmup: int = 0
     steps_partial: int = 0
     sessions: int = 1
+    joules: float | None = 0.0
+    """From the start of the session to its end; None where nothing counts, or once did not."""
+    train_joules: float | None = 0.0
+    """In the time of `train`."""
     slowest_tokens_s: float = 0.0
     fastest_tokens_s: float = 0.0
 
@@ -60,10 +64,15 @@ class Clocks:
         started: `time.perf_counter()` when the process began its work.
         warmup_steps: first steps of each session that p_train and p_core leave out.
         synchronize: waits for the device, so that no launched work is left untimed.
+        joules: what the device has used so far, where it counts that.
     """
 
     def __init__(
-        self, started: float, warmup_steps: int, synchronize: Callable[[], None] = lambda: None
+        self,
+        started: float,
+        warmup_steps: int,
+        synchronize: Callable[[], None] = lambda: None,
+        joules: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.totals = Totals()
         self._earlier = Totals()  # what the sessions before this one measured
@@ -75,6 +84,9 @@ class Clocks:
         self._last_look: tuple[float | None, int] = (None, 0)  # time without pauses, tokens
         self._pauses_since_step: list[tuple[str, float]] = []
         self._synchronize = synchronize
+        self._joules = joules
+        self._metered = False  # whether energy counts as that of training now
+        self._last_joules: float | None = None
 
     # --- the course of a session
 
@@ -131,11 +143,13 @@ class Clocks:
     def pause(self, kind: Literal["evaluation", "checkpoint"]) -> Iterator[None]:
         """Time an interruption of training."""
         self._synchronize()
-        began = time.perf_counter()
+        began, metered = time.perf_counter(), self._metered
+        self._meter(on=False)
         try:
             yield
         finally:
             self._synchronize()
+            self._meter(on=metered)
             seconds = time.perf_counter() - began
             self._add_pause(kind, seconds)
             self._pauses_since_step.append((kind, seconds))
@@ -145,6 +159,7 @@ class Clocks:
         self._synchronize()
         if self._warmup_left:
             self._end_warmup()
+        self._meter(on=False)
         self._update_whole()
         self._training = False
         # An evaluation that ended the run by reaching the target came after the last step.
@@ -158,6 +173,7 @@ class Clocks:
 
     def run_ends(self) -> None:
         self.totals.e2e = self.e2e_so_far
+        self.totals.joules = _sum(self._earlier.joules, self._joules())
 
     @property
     def e2e_so_far(self) -> float:
@@ -173,21 +189,38 @@ class Clocks:
         self._synchronize()
         session = time.perf_counter() - self._train_started - self._paused
         self.totals.warmup = self._earlier.warmup + session
+        self._meter(on=True)
+
+    def _meter(self, *, on: bool) -> None:
+        """Count what was used since the last call, if that was training; go on, or pause."""
+        now = self._joules()
+        if self._metered:
+            used = None if now is None or self._last_joules is None else now - self._last_joules
+            self.totals.train_joules = _sum(self.totals.train_joules, used)
+        self._metered, self._last_joules = on, now
 
     # --- continuing a run
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         self._update_whole()
-        totals = replace(self.totals, e2e=self.e2e_so_far)
+        self._meter(on=self._metered)
+        joules = _sum(self._earlier.joules, self._joules())
+        totals = replace(self.totals, e2e=self.e2e_so_far, joules=joules)
         if self._warmup_left:
             totals.warmup = self._earlier.warmup + totals.whole - self._earlier.whole - self._paused
         return asdict(totals)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where a checkpoint of the same run stopped counting."""
-        self._earlier = parse(Totals, state, "clocks in the checkpoint")
+        unknown = {"joules": None, "train_joules": None}  # in checkpoints of earlier versions
+        self._earlier = parse(Totals, unknown | state, "clocks in the checkpoint")
         self.totals = replace(self._earlier, sessions=self._earlier.sessions + 1)
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    """None where one is not known."""
+    return None if a is None or b is None else a + b
 
 
 class HostWaits:

@@ -7,7 +7,7 @@ mesh's. Read `Training.run` from top to bottom; the rest explains one line of it
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,9 @@ class Progress:
     last_loss: float | None = None
 
 
+_ENERGY = ("joules", "train_joules")
+
+
 class Interrupted(Exception):  # noqa: N818  (no error: it was asked for)
     """The run was asked to stop, and saved first."""
 
@@ -78,6 +81,7 @@ class Training:
         started: `time.perf_counter()` when the process began its work.
         start: what to begin with, if not with random weights.
         watch: what may end the run early.
+        joules: what this rank's device has used so far, where it counts that.
         host_bytes_left: host memory of this machine that nothing is planned for; weights are copied
             to it, if they fit, and saved from there while training goes on.
     """
@@ -92,6 +96,7 @@ class Training:
         started: float,
         start: Start | None = None,
         watch: Watch | None = None,
+        joules: Callable[[], float | None] = lambda: None,
         host_bytes_left: int = 0,
     ) -> None:
         can_check(cfg, workload)
@@ -99,7 +104,7 @@ class Training:
         self.start, self._watch = start, watch
         self._host_bytes_left = host_bytes_left
         self.saves_stand_still = False
-        self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device))
+        self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device), joules)
         self.progress = Progress()
         self.log = RunLog(output, cfg, workload, started) if mesh.is_main else SilentLog()
         self._watched = watched_split(cfg, workload)
@@ -246,7 +251,8 @@ class Training:
             self.progress.best = None
         self.data.restore(state["data"])
         if self.mesh.dp_rank == 0:  # the counts in a checkpoint are sums over these ranks
-            self.clocks.restore(state["clocks"])
+            counted = {} if self.mesh.is_main else dict.fromkeys(_ENERGY, 0.0)
+            self.clocks.restore(state["clocks"] | counted)
         self.log.say(f"Continuing {path} at step {self.progress.step:,}.")
 
     # --- one step
@@ -387,6 +393,18 @@ class Training:
         local = [getattr(self.clocks.totals, name) for name in names]
         return dict(zip(names, self.mesh.sum_over_dp(local), strict=True))
 
+    def global_energy(self, totals: Mapping[str, Any]) -> dict[str, float | None]:
+        """Joules of all ranks; None where one of them does not know."""
+        local = [math.nan if totals[name] is None else totals[name] for name in _ENERGY]
+        summed = self.mesh.sum_over_ranks(local)
+        known = [None if math.isnan(joules) else joules for joules in summed]
+        return dict(zip(_ENERGY, known, strict=True))
+
+    def _clocks_state(self) -> dict[str, Any]:
+        """Of a checkpoint: times of this rank, counts of all."""
+        state = self.clocks.state()
+        return state | self.global_counts() | self.global_energy(state)
+
     def _global_samples(self) -> int:
         return self.global_counts()["samples"]
 
@@ -443,7 +461,7 @@ class Training:
         state = {
             "config": to_plain(self.cfg),
             "progress": dataclasses.asdict(self.progress),
-            "clocks": self.clocks.state() | self.global_counts(),
+            "clocks": self._clocks_state(),
             "data": {"samples": self._global_samples()},
             "trainer": self.trainer.host_state(),
         }
@@ -467,7 +485,7 @@ class Training:
     def _save_evaluations(self) -> None:
         """Add them to the checkpoint of this step, which was saved before they were made."""
         path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
-        clocks = self.clocks.state() | self.global_counts()
+        clocks = self._clocks_state()
         if self.mesh.is_main and path.is_dir():
             progress = dataclasses.asdict(self.progress)
             checkpoints.update_state(path, {"progress": progress, "clocks": clocks})

@@ -18,6 +18,7 @@ from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
 from trainmark.run import alignment, result
 from trainmark.run.clocks import Totals
+from trainmark.run.energy import energy_note, make_energy
 from trainmark.run.loop import Training
 from trainmark.run.result import Result
 
@@ -64,8 +65,9 @@ def make_result(
         best=progress.best,
         ended=training.ended,
         memory=_memory(mesh, monitor),
+        energy=make_energy(training, totals, times, monitor),
         loss=result.Loss(first=progress.first_loss, last=progress.last_loss),
-        notes=_notes(training),
+        notes=_notes(training) + energy_note(monitor),
         config=to_plain(cfg),
         hardware={**machine, "monitor": monitor},
         software=software,

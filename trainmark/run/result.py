@@ -119,6 +119,29 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Of the devices only, by their own counters; null where nothing counts, with the reason."""
+
+    source: str | None
+    joules: float | None
+    """Of all devices, from the first allocation to the last evaluation."""
+    train_joules: float | None
+    """In the time that p_train is measured in."""
+    joules_per_sample: float | None
+    joules_per_token: float | None
+    samples_per_joule: float | None
+    mean_power_w: float | None
+    """Of all devices, in the time that p_train is measured in."""
+    peak_power_w: float | None
+    """The highest sample of one device."""
+    reason: str | None
+    cost: float | None = None
+    cost_per_epoch: float | None = None
+    grams_co2: float | None = None
+    grams_co2_per_epoch: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loss:
     first: float | None
     last: float | None
@@ -169,6 +192,8 @@ class Result:
     """Why training ended: `target`, `patience`, `max_steps` or `epochs`. Null in older results."""
     aligned: Aligned | None = None
     memory: Memory
+    energy: Energy | None = None
+    """Older results have none."""
     loss: Loss
     notes: list[str] = field(default_factory=list)
     """What a reader must know to trust the numbers: partial batches, resumes, debug modes."""
@@ -178,6 +203,10 @@ class Result:
     hardware: dict[str, Any]
     software: dict[str, Any]
     started: str
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        return self.energy.joules_per_sample if self.energy else None
 
     def final_metrics(self) -> dict[str, dict[str, float | None]]:
         """Of each evaluated split, those of the weights that the run ended with."""

@@ -1,6 +1,7 @@
 """Around the loop: from a configuration to a checked output folder, a run, and its result."""
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from trainmark.config import AnyRun, Precision, Run, TrainOptions
 from trainmark.contract import MODEL_FOLDER, AnyWorkload, Trainer
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
+from trainmark.distributed.heartbeat import watch_ranks
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware.allocator import keep_freed_memory
@@ -96,6 +98,7 @@ def _train_one(
             started=started,
             start=begin,
             watch=watch,
+            joules=monitor.joules if _counts_energy(mesh) else lambda: 0.0,
             host_bytes_left=host_bytes_left,
         )
         training.set_up()
@@ -145,7 +148,7 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     heartbeat, begins = None, not dist.is_initialized()
     if begins and ranks > 1:
         launched.join("nccl" if kind == "cuda" else "gloo")
-        heartbeat = launched.watch_machines()
+        heartbeat = watch_ranks()
     yield meshes.build(device, workloads.definition(cfg).mesh_axes(cfg, ranks))
     if heartbeat is not None:
         heartbeat.stop()
@@ -175,6 +178,11 @@ def _settle(cfg: Run, mesh: Mesh) -> None:
     set_matmul_precision(cfg.precision)
     if mesh.device.type == "cpu":
         keep_freed_memory()
+
+
+def _counts_energy(mesh: Mesh) -> bool:
+    """A GPU counts for itself; the counters of CPUs are those of the machine, so one rank does."""
+    return mesh.device.type != "cpu" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _forget_peaks(mesh: Mesh) -> None:

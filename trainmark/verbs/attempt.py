@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Self
 
 from trainmark.config import Run, TrainOptions
-from trainmark.errors import InputError, in_words
+from trainmark.errors import InputError, in_words, out_of_memory
 from trainmark.run.patience import Watch
 from trainmark.run.signals import StopRequest
 
@@ -68,8 +68,10 @@ def attempt_here(cfg: Run, options: TrainOptions, watch: Watch | None = None) ->
         raise _stopped() from None
     except Pruned as pruned:
         return Outcome(PRUNED, evaluations=pruned.evaluations)
-    except torch.OutOfMemoryError as error:
-        return Outcome(OUT_OF_MEMORY, str(error).splitlines()[0])
+    except RuntimeError as error:
+        if (told := out_of_memory(error)) is None:
+            raise
+        return Outcome(OUT_OF_MEMORY, in_words(told))
     except (InputError, OSError, MemoryError) as error:
         return _outcome(in_words(error))
     finally:  # of what it held, nothing is left for the next one to pay for

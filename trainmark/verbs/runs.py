@@ -104,8 +104,6 @@ def dry_run(cfg: Run, cluster: str) -> None:
 
 def train(cfg: Run, options: TrainOptions, started: float) -> int:
     """Train, then print the table for people and one JSON line for programs."""
-    import torch
-
     from trainmark.distributed.mesh import is_main_process
     from trainmark.report.tables import result_table
     from trainmark.run import outcome, runner
@@ -117,9 +115,6 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
         if is_main_process():
             print(f"trainmark: {stop}", file=sys.stderr)
         return stop.exit_code
-    except torch.OutOfMemoryError as error:
-        sentence = str(error).splitlines()[0]
-        raise InputError(f"Out of memory ({sentence}). Use a smaller micro_batch.") from None
     if not is_main_process():
         return 0
     results = [result for result, _ in finished]

@@ -32,19 +32,31 @@ class Writer:
         cardinalities: Sequence[int],
         num_numerical: int,
         numerical_dtype: str = "float16",
+        first_row: int | None = None,
     ) -> None:
+        """
+        Args:
+            first_row: of files that there are, where to write; without one, new files are made.
+        """
         self.rows = 0
         self._numerical_dtype = np.dtype(numerical_dtype).newbyteorder("<")
         self._dtypes = [feature_spec.dtype_for(cardinality) for cardinality in cardinalities]
-        (folder / mapping).mkdir()
+        if first_row is None:
+            (folder / mapping).mkdir()
         self._files = ExitStack()
 
-        def create(name: str) -> Any:
-            return self._files.enter_context((folder / mapping / name).open("wb"))
+        def opened(name: str, row_bytes: int) -> Any:
+            mode = "wb" if first_row is None else "r+b"
+            file = self._files.enter_context((folder / mapping / name).open(mode))
+            file.seek((first_row or 0) * row_bytes)
+            return file
 
-        self._label = create("label.bin")
-        self._numerical = create("numerical.bin") if num_numerical else None
-        self._categorical = [create(f"cat_{i}.bin") for i in range(len(cardinalities))]
+        width = num_numerical * self._numerical_dtype.itemsize
+        self._label = opened("label.bin", 1)
+        self._numerical = opened("numerical.bin", width) if num_numerical else None
+        self._categorical = [
+            opened(f"cat_{i}.bin", np.dtype(dtype).itemsize) for i, dtype in enumerate(self._dtypes)
+        ]
 
     def __enter__(self) -> "Writer":
         return self
@@ -55,6 +67,9 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._files.close()
 
     def append(

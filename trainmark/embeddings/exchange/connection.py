@@ -10,9 +10,10 @@ from torch import Tensor
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.exchange.all_to_all import Exchange
 from trainmark.embeddings.exchange.buckets import Buckets
-from trainmark.embeddings.exchange.layout import Layouts
+from trainmark.embeddings.exchange.layout import Layouts, bags_by_slot
 from trainmark.embeddings.exchange.routes import Routes
 from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.kernels.pool_rows import Bags
 
 
 class Connection:
@@ -25,34 +26,57 @@ class Connection:
             self.group, ids_group = group_of_one(mesh.device), dist.new_group()
         self.rows = Exchange(self.group, mesh.dp_rank, mesh.device)
         self.ids = Exchange(ids_group, mesh.dp_rank, mesh.device)
-        whole = routes.whole_parts()
-        self.whole_features = self._indices([feature for feature, _ in whole])
-        self.whole_starts = self._starts([start for _, start in whole])
-        replicas = routes.replicas
-        self.replica_features = self._indices(list(replicas.tables))
-        self.replica_starts = self._starts(replicas.starts[:-1])
+        self._whole = self._slots_of(routes.whole_parts())
+        self._replicas = self._slots_of(routes.slot_starts(routes.replicas))
         self.buckets = Buckets(routes, mesh.device) if routes.cut_stores else None
         self.layouts = Layouts(routes, mesh.dp_rank, mesh.device)
         self.finite = torch.ones((), device=mesh.device)
         """1 until a gradient row of the step is not finite, then 0."""
-        self._features: dict[tuple[int, ...], Tensor] = {}
+        self._slots: dict[tuple[int, ...], Tensor] = {}
+        self._replica_bags: dict[int, Bags] = {}
 
     def join(self, groups: Sequence[IdGroup], samples: int) -> Tensor:
-        """[F, B] ids of all features, in the type in which they travel."""
-        shape = (self._routes.num_features, samples)
-        ids_FB = torch.empty(shape, dtype=self._ids_type, device=self._device)
+        """[slots, B] ids of all features, in the type in which they travel."""
+        shape = (self._routes.num_slots, samples)
+        ids_SB = torch.empty(shape, dtype=self._ids_type, device=self._device)
         for group in groups:
             key = tuple(group.features)
-            if key not in self._features:  # copied to the device only once
-                self._features[key] = self._indices(group.features)
-            ids_FB[self._features[key]] = group.ids.to(self._ids_type)
-        return ids_FB
+            if key not in self._slots:  # copied to the device only once
+                slots = [slot for feature in key for slot in self._routes.slots(feature)]
+                self._slots[key] = self._indices(slots)
+            ids = group.ids if group.ids.dim() == 2 else group.ids.transpose(1, 2).flatten(0, 1)
+            ids_SB[self._slots[key]] = ids.to(self._ids_type)
+        return ids_SB
+
+    def whole_rows(self, ids_SB: Tensor) -> Tensor:
+        """[slots, B] rows of the receivers' stores, of parts with whole rows."""
+        return self._rows(ids_SB, *self._whole)
+
+    def replica_rows(self, ids_SB: Tensor) -> Tensor:
+        """The same of tables that lie on every device."""
+        return self._rows(ids_SB, *self._replicas)
+
+    def replica_bags(self, samples: int) -> Bags | None:
+        """How those are added up, if several make a row."""
+        routes = self._routes
+        if not routes.has_bags:
+            return None
+        if samples not in self._replica_bags:
+            hotness = [routes.hotness[table] for table in routes.replicas.tables]
+            self._replica_bags[samples] = bags_by_slot(hotness, [samples], self._device)
+        return self._replica_bags[samples]
+
+    def _rows(self, ids_SB: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
+        ids = ids_SB.index_select(0, slots)
+        return torch.where(ids < 0, ids, ids + starts) if self._routes.has_bags else ids + starts
+
+    def _slots_of(self, slots: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        starts = [start for _, start in slots]
+        in_store = torch.tensor(starts, dtype=self._ids_type, device=self._device)[:, None]
+        return self._indices([slot for slot, _ in slots]), in_store
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-    def _starts(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=self._ids_type, device=self._device)[:, None]
 
 
 def group_of_one(device: torch.device) -> Any:

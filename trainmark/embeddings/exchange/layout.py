@@ -1,14 +1,15 @@
 """How much goes where for one micro-batch, and how what comes back is put in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trainmark.embeddings.exchange.buckets import Bucketed
-from trainmark.embeddings.exchange.routes import Routes
+from trainmark.embeddings.exchange.routes import Routes, StoreParts
 from trainmark.embeddings.tables.batch import joined
+from trainmark.kernels.pool_rows import BagBlock, Bags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Segment:
     """Among all ids that this rank has received."""
     rows: slice
     """Among all elements that this rank sends back."""
+    bags: Bags | None = None
+    """How the ids are added up, if several make a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +36,50 @@ class Layout:
     rows_in: list[int]
     segments: list[Segment]
     places: Tensor
-    """[samples * features * pieces] where each piece lies in what is received, in units."""
+    """[samples * vectors * pieces] where each piece lies in what is received, in units."""
     inverse: Tensor
     """Where each unit received belongs among the pieces."""
+    none: int
+    """How many of this rank's ids of row-wise tables are none."""
 
     def ids_of(self, store: int, received: Tensor) -> Tensor:
         """Of all ids that were received, those for one store."""
         ids = joined([received[s.ids] for s in self.segments if s.store == store])
         return ids if ids.is_cuda else ids.long()  # some of torch's CPU operations want 64 bits
+
+    def gradients_of(self, store: int) -> Tensor | None:
+        """Of each of these ids, which row of the store's gradients is its own; None: that in the
+        same place."""
+        found, before = [], 0
+        for segment in self.segments:
+            if segment.store == store and segment.bags is not None:
+                found.append(segment.bags.row_of_id + before)
+                before += segment.bags.num_rows
+        return joined(found) if found else None
+
+
+def bags_by_slot(hotness: Sequence[int], samples: Sequence[int], device: torch.device) -> Bags:
+    """For each of `samples`, a block of [slots, samples] ids; what they become is [parts, samples].
+
+    Args:
+        hotness: of each part.
+    """
+    blocks, first_id, first_row = [], 0, 0
+    for count in samples:
+        for slots in hotness:
+            blocks.append(
+                BagBlock(
+                    first_id=first_id,
+                    id_step=count,
+                    bag_step=1,
+                    hotness=slots,
+                    bags=count,
+                    first_row=first_row,
+                    row_step=1,
+                )
+            )
+            first_id, first_row = first_id + slots * count, first_row + count
+    return Bags(blocks, device)
 
 
 class Layouts:
@@ -50,8 +89,10 @@ class Layouts:
         self.routes, self._rank, self._device = routes, rank, device
         self._mine = routes.stores[rank]
         self._known: dict[tuple[int, ...], Layout] = {}
-        cut = sorted({shard.table for shard in routes.cut_shards()})
-        self._cut_features = torch.tensor(cut, dtype=torch.int64, device=device)
+        cut, vectors = {shard.table for shard in routes.cut_shards()}, routes.vectors()
+        of_cut = [vector for vector, feature in enumerate(vectors) if feature in cut]
+        self._cut_vectors = torch.tensor(of_cut, dtype=torch.int64, device=device)
+        self._num_vectors = len(vectors)
 
     def of_whole_rows(self, samples: tuple[int, ...]) -> Layout:
         """Without row-wise tables a layout depends on the number of samples alone."""
@@ -77,9 +118,9 @@ class Layouts:
         routes, own_samples = self.routes, samples[self._rank]
         ids_out, rows_in, counts = [], [], iter(to_each)
         for stores in routes.stores:
-            sizes = [next(counts) if s.cut else len(s.parts) * own_samples for s in stores]
-            ids_out.append(sum(sizes))
-            rows_in.append(sum(n * s.width for n, s in zip(sizes, stores, strict=True)))
+            sizes = [self._sizes(s, own_samples, counts) for s in stores]
+            ids_out.append(sum(ids for ids, _ in sizes))
+            rows_in.append(sum(n * s.width for (_, n), s in zip(sizes, stores, strict=True)))
         segments, ids_in, rows_out = self._segments(samples, from_each)
         places = self._places(own_samples, to_each, cut)
         inverse = torch.empty_like(places)
@@ -92,7 +133,21 @@ class Layouts:
             segments=segments,
             places=places,
             inverse=inverse,
+            none=0 if cut is None else cut.bucket.numel() - sum(to_each),
         )
+
+    def _sizes(self, store: StoreParts, samples: int, counts: Iterator[int]) -> tuple[int, int]:
+        """Ids that a rank sends for a store, and rows that it gets; of row-wise parts, `counts`."""
+        if store.cut:
+            count = next(counts)
+            return count, count
+        return self.routes.ids_per_sample(store) * samples, len(store.parts) * samples
+
+    def _bags(self, store: StoreParts, samples: Sequence[int]) -> Bags | None:
+        if store.cut or not self.routes.has_bags:
+            return None
+        hotness = [self.routes.hotness[table] for table in store.tables]
+        return bags_by_slot(hotness, samples, self._device)
 
     def _segments(
         self, samples: Sequence[int], from_each: list[list[int]]
@@ -103,15 +158,17 @@ class Layouts:
         for rank_samples, cut_counts in zip(samples, from_each, strict=True):
             ids_begin, rows_begin, counts = ids_end, rows_end, iter(cut_counts)
             for index, store in enumerate(self._mine):
-                size = next(counts) if store.cut else len(store.parts) * rank_samples
-                ids = slice(ids_end, ids_end + size)
-                rows = slice(rows_end, rows_end + size * store.width)
-                segments.append(Segment(store=index, ids=ids, rows=rows))
+                num_ids, num_rows = self._sizes(store, rank_samples, counts)
+                ids = slice(ids_end, ids_end + num_ids)
+                rows = slice(rows_end, rows_end + num_rows * store.width)
+                bags = self._bags(store, [rank_samples])
+                segments.append(Segment(store=index, ids=ids, rows=rows, bags=bags))
                 ids_end, rows_end = ids.stop, rows.stop
             ids_in.append(ids_end - ids_begin)
             rows_out.append(rows_end - rows_begin)
         if len(self._mine) == 1:  # all ids are for the same store: one lookup serves all ranks
-            segments = [Segment(store=0, ids=slice(0, ids_end), rows=slice(0, rows_end))]
+            bags = self._bags(self._mine[0], samples)
+            segments = [Segment(store=0, ids=slice(0, ids_end), rows=slice(0, rows_end), bags=bags)]
         return segments, ids_in, rows_out
 
     def _places(self, samples: int, to_each: list[int], cut: Bucketed | None) -> Tensor:
@@ -123,11 +180,10 @@ class Layouts:
         places_BQ = torch.arange(samples, device=device)[:, None] * step + first
         if cut is not None:
             pieces = routes.dim // routes.unit
-            features = self._cut_features
             begin_BR = (buckets[cut.bucket] + cut.place * pieces).t()
             of_pieces = torch.arange(pieces, device=device)
-            places_BFP = places_BQ.view(samples, routes.num_features, pieces)
-            places_BFP[:, features] = begin_BR[:, :, None] + of_pieces
+            places_BVP = places_BQ.view(samples, self._num_vectors, pieces)
+            places_BVP[:, self._cut_vectors] = begin_BR[:, :, None] + of_pieces
         return places_BQ.flatten()
 
     def interleaved(self, whole: Tensor, cut: Bucketed, to_each: list[int]) -> Tensor:
@@ -138,5 +194,5 @@ class Layouts:
             sizes.append(routes.num_whole(device) * samples)
             sizes.append(sum(next(counts) for _ in range(routes.num_cut(device))))
         wholes = whole.flatten().split(sizes[::2])
-        cuts = cut.ids.split(sizes[1::2])
+        cuts = cut.ids[: sum(to_each)].split(sizes[1::2])
         return torch.cat([part for pair in zip(wholes, cuts, strict=True) for part in pair])

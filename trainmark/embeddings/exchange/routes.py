@@ -9,6 +9,12 @@ and rows travel. A block from one rank to another holds, for each of the receive
 so that the length of the first is known from the placement and the samples alone, and only that of
 the second has to be exchanged. Rows travel back in the order of their ids, `width` elements each.
 
+Where a feature has several ids, each of them is a *slot*, and `samples` above is one row of ids per
+slot. A device that has whole rows adds those of a bag up and sends the sum; of row-wise tables,
+whose rows lie anywhere, every id's row travels, and the receiver adds them up. So a sample receives
+a *vector* for each feature, or each slot of a row-wise one. An id of -1 is none: a device with
+whole rows gets it and leaves it out, and those of row-wise tables are not sent.
+
 A table may be narrower than the model's rows: the placement says how wide it is. Nobody sends what
 it lacks; zeros take that place where the rows are put together. Only whole rows may be so.
 """
@@ -61,11 +67,26 @@ class CutShard:
 
 
 class Routes:
-    """The way of ids, rows and gradients under one placement."""
+    """The way of ids, rows and gradients under one placement.
 
-    def __init__(self, placement: Placement, table_rows: Sequence[int], dim: int) -> None:
+    Args:
+        placement: who holds what.
+        table_rows: rows of each table; categorical feature i looks up table i.
+        dim: width of a row.
+        hotness: ids of each feature; None: one of each, never -1.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        table_rows: Sequence[int],
+        dim: int,
+        hotness: Sequence[int] | None = None,
+    ) -> None:
         self.devices, self.table_rows, self.dim = placement.devices, list(table_rows), dim
         self.num_features = len(table_rows)
+        self.has_bags = hotness is not None
+        self.hotness = list(hotness or [1] * len(table_rows))
         widths = {t.table: max(shard.columns[1] for shard in t.shards) for t in placement.tables}
         self.widths = [widths[table] for table in range(len(table_rows))]
         """Of each table's rows."""
@@ -88,6 +109,28 @@ class Routes:
         """Elements of a sample's rows that no table has."""
         return sum(self.dim - width for width in self.widths)
 
+    @property
+    def num_slots(self) -> int:
+        return sum(self.hotness)
+
+    def slots(self, feature: int) -> range:
+        """Of a feature, among those of all."""
+        first = sum(self.hotness[:feature])
+        return range(first, first + self.hotness[feature])
+
+    def ids_per_sample(self, store: StoreParts) -> int:
+        """That a store of whole rows gets."""
+        return sum(self.hotness[table] for table in store.tables)
+
+    def vectors(self) -> list[int]:
+        """The feature of each vector that a sample receives."""
+        cut = {table for store in self.cut_stores for table in store.tables}
+        return [
+            feature
+            for feature, hotness in enumerate(self.hotness)
+            for _ in range(hotness if feature in cut else 1)
+        ]
+
     def _all_stores(self) -> Iterator[StoreParts]:
         return itertools.chain.from_iterable(self.stores)
 
@@ -103,17 +146,22 @@ class Routes:
         return max([*self.table_rows, *(store.num_rows for store in stores)])
 
     def whole_parts(self) -> list[tuple[int, int]]:
-        """(feature, first row in its store) of every part with whole rows, by receiver."""
+        """(slot, first row in its store) of every part with whole rows, by receiver."""
+        whole = [store for store in self._all_stores() if not store.cut]
+        return [pair for store in whole for pair in self.slot_starts(store)]
+
+    def slot_starts(self, store: StoreParts) -> list[tuple[int, int]]:
+        """(slot, first row) of every part of a store."""
         return [
-            (table, start)
-            for store in self._all_stores()
-            if not store.cut
+            (slot, start)
             for table, start in zip(store.tables, store.starts[:-1], strict=True)
+            for slot in self.slots(table)
         ]
 
     def num_whole(self, device: int) -> int:
         """Ids that a device gets for each sample, from parts with whole rows."""
-        return sum(len(store.parts) for store in self.stores[device] if not store.cut)
+        whole = [store for store in self.stores[device] if not store.cut]
+        return sum(self.ids_per_sample(store) for store in whole)
 
     @property
     def cut_stores(self) -> list[StoreParts]:
@@ -139,20 +187,20 @@ class Routes:
     ) -> tuple[list[int], list[int], list[int]]:
         """Where the rows of a rank's samples lie in what it receives, in units.
 
-        The columns of all features, one below the other, are numbered q. Piece q of sample b lies
+        The columns of all vectors, one below the other, are numbered q. Piece q of sample b lies
         at `first[q] + b * step[q]`; those of row-wise tables, which depend on the ids, have 0
-        there. Behind what is received come the rows of the tables that lie on every device, and
-        zeros for what tables lack.
+        there. Behind what is received come the rows of the tables that lie on every device, zeros
+        for what tables lack, and zeros for each id of a row-wise table that is none.
 
         Args:
             samples: of this rank.
             cut_counts: how many of its ids fall into each of `cut_stores`.
 
         Returns:
-            first, step, and where each of `cut_stores` begins.
+            first, step, and where each of `cut_stores` begins, and then the last of those zeros.
         """
-        pieces = self.dim // self.unit
-        first, step = [0] * self.num_features * pieces, [0] * self.num_features * pieces
+        pieces, vectors = self.dim // self.unit, self.vectors()
+        first, step = [0] * len(vectors) * pieces, [0] * len(vectors) * pieces
         buckets, offset, counts = [], 0, iter(cut_counts)
         for store in [*self._all_stores(), self.replicas]:
             width = store.width // self.unit
@@ -161,17 +209,17 @@ class Routes:
                 offset += next(counts) * width
                 continue
             for table, part in zip(store.tables, store.parts, strict=True):
-                column = table * pieces + part.columns[0] // self.unit
+                column = vectors.index(table) * pieces + part.columns[0] // self.unit
                 first[column : column + width] = range(offset, offset + width)
                 step[column : column + width] = [width] * width
                 offset += samples * width
         for table, width in enumerate(self.widths):
             zeros = (self.dim - width) // self.unit
-            end = (table + 1) * pieces
+            end = (vectors.index(table) + 1) * pieces
             first[end - zeros : end] = range(offset, offset + zeros)
             step[end - zeros : end] = [zeros] * zeros
             offset += samples * zeros
-        return first, step, buckets
+        return first, step, [*buckets, offset]
 
 
 class _Key(NamedTuple):

@@ -11,6 +11,7 @@ from trainmark.embeddings.exchange.layout import Layout
 from trainmark.embeddings.tables.host import WorkingSet
 from trainmark.embeddings.tables.row_update import Plan
 from trainmark.embeddings.tables.store import TableStore
+from trainmark.kernels.pool_rows import Bags
 from trainmark.kernels.sparse_update import SortedRows
 
 
@@ -26,6 +27,7 @@ class RowExchange:
     samples: int
     replica_ids: Tensor
     replica_plan: Plan
+    replica_bags: Bags | None
     sent_bytes: Counter[str]
     requested: list["RequestedRows"] = dataclasses.field(default_factory=list)
     """What all ranks request of each of this rank's stores."""

@@ -102,7 +102,7 @@ class ColumnSquares:
     def _bounds(self, store: int, rows: Tensor, repeat: bool) -> list[int]:
         """Where the rows of each part begin, and the last ones end."""
         starts = self._routes.stores[self._rank][store].starts
-        if repeat:  # every sample looks up a row of every part
+        if repeat and not self._routes.has_bags:  # every sample looks up a row of every part
             return [len(rows) // (len(starts) - 1) * part for part in range(len(starts))]
         return torch.searchsorted(rows, torch.tensor(starts).to(rows.device)).tolist()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainmark.embeddings.exchange.routes import StoreParts
 from trainmark.embeddings.tables.host import HostStore
-from trainmark.embeddings.tables.row_update import Plan, Settings
+from trainmark.embeddings.tables.row_update import PlacedRows, Plan, Settings
 from trainmark.embeddings.tables.store import TableBytes, TableStore
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
@@ -40,8 +40,9 @@ def stored_bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
 class Replicas(TableStore):
     """The tables that lie whole on every device."""
 
-    def __init__(self, parts: StoreParts, rule: UpdateRule) -> None:
+    def __init__(self, parts: StoreParts, rule: UpdateRule, *, has_bags: bool = False) -> None:
         super().__init__(parts.parts, parts.width, rule)
+        self._has_bags = has_bags
         self._rows = parts.num_rows
         self._buffer: Tensor | None = None
 
@@ -52,10 +53,13 @@ class Replicas(TableStore):
             one = torch.ones((), device=grads.device)
             plus = Settings(lr=-1.0, gate=one)
             update_rows(Rows(gradient), None, plan, grads, Rule("sgd"), plus.scalars, None)
+        elif isinstance(plan, PlacedRows):
+            ids = plan.rows_N
+            gradient.index_add_(0, ids, grads[plan.places_N].float())
         else:
             gradient.index_add_(0, ids, grads.float())
         if touched is not None:
-            touched[ids] = 1
+            touched[ids[ids >= 0] if self._has_bags else ids] = 1
 
     def start_sum(self, group: Any) -> Any:
         """Begin to add the gradients of all ranks; what to wait for."""

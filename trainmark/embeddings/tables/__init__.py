@@ -1,6 +1,7 @@
 """Owns the rows that one device holds, their optimiser state and their update.
 
 batch.py              a batch's ids in, gradients of their rows out
+bags.py               several ids per feature: lists of rows that are added up
 store.py              parts of tables in one tensor; their names in checkpoints
 format_store.py       the same in 16 or 8 bits
 host.py, mapped.py    in host memory, prefetched for each batch

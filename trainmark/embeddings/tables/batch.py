@@ -8,12 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class IdGroup:
-    """The ids of the categorical features that are stored in one integer type."""
+    """The ids of the categorical features that are stored in one integer type, equally many of
+    each."""
 
     features: list[int]
     """Which features, in table order."""
     ids: Tensor
-    """[features, B]: rows of each feature's own table."""
+    """[features, B], or [features, B, hotness]: rows of each feature's own table; -1 for none,
+    where a feature may have fewer ids than others."""
 
     def part(self, samples: slice) -> "IdGroup":
         """The ids of some of the samples."""

@@ -21,6 +21,7 @@ class FormatStore(nn.Module):
         width: of a row.
         rule: how rows are updated.
         table_format: of the rows; see `table_formats`.
+        state_dtype: of the rows' optimiser state; that of fp32 rows is fp32.
     """
 
     codes: Tensor
@@ -28,9 +29,15 @@ class FormatStore(nn.Module):
     state: Tensor | None
 
     def __init__(
-        self, parts: Sequence[TablePart], width: int, rule: Rule, table_format: str
+        self,
+        parts: Sequence[TablePart],
+        width: int,
+        rule: Rule,
+        table_format: str,
+        state_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        self._state_dtype = torch.float32 if table_format == "fp32" else state_dtype
         self.parts, self.rule = list(parts), rule
         self.starts = list(itertools.accumulate((p.num_rows for p in parts), initial=0))
         rows = new_rows(self.starts[-1], width, FORMATS[table_format], "meta")
@@ -77,7 +84,10 @@ class FormatStore(nn.Module):
             "adagrad": (num_rows, width),
         }
         shape = shapes[self.rule.name]
-        self.state = None if shape is None else torch.zeros(shape, device=self.codes.device)
+        if shape is not None:
+            # One number a row takes little memory, and a sum over many rounds.
+            dtype = self._state_dtype if len(shape) > 1 else torch.float32
+            self.state = torch.zeros(shape, dtype=dtype, device=self.codes.device)
 
     def part_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Each part's rows by name: weights, or codes and scales."""

@@ -33,6 +33,7 @@ from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
 from trainmark.kernels.gather_rows import gather_rows_into
+from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import SortedRows, sort_rows
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
@@ -61,6 +62,10 @@ class WorkingSet:
     def gather_into(self, rows: Tensor, out: Tensor) -> None:
         """Write rows to a contiguous [n, width] tensor, in its type."""
         gather_rows_into(out, rows, Tables(Rows(self.weight)))
+
+    def pool_into(self, rows: Tensor, bags: Bags, out: Tensor) -> None:
+        """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
+        pool_rows(rows, bags, Tables(Rows(self.weight)), out)
 
     def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
         """Change rows, duplicates included. Overwrites `grads`."""
@@ -139,9 +144,20 @@ class HostStore(TableStore):
     # --- prefetch
 
     @torch.no_grad()
-    def prefetch(self, ids: Tensor) -> WorkingSet:
-        """Begin to copy the rows of `ids` to the device, on the current stream."""
-        rows, places, plan = distinct(ids, self.starts[-1])
+    def prefetch(self, ids: Tensor, gradients: Tensor | None = None) -> WorkingSet:
+        """Begin to copy the rows of `ids` to the device, on the current stream.
+
+        Args:
+            ids: rows of the store; with `gradients`, -1 for none.
+            gradients: where each one's is, if not in the same place.
+        """
+        beyond = self.starts[-1]
+        if gradients is None:
+            rows, places, plan = distinct(ids, beyond)
+        else:
+            rows, places, _ = distinct(torch.where(ids < 0, beyond, ids), beyond)
+            places = torch.where(ids < 0, -1, places)
+        has_kernel = row_update.has_kernel(self.rule, ids)
         if self._written_event is not None:
             self._written_event.wait()
         self._unused[self._writes] += 1
@@ -150,7 +166,7 @@ class HostStore(TableStore):
             rule=self.rule,
             store_rows=rows,
             places=places,
-            plan=plan if row_update.has_kernel(self.rule, ids) else places,
+            plan=plan if has_kernel and gradients is None else self.plan_update(places, gradients),
             weight=self._prefetched(self.weight, rows),
             state={kind: self._prefetched(tensor, rows) for kind, tensor in of_rows.items()},
             shared_state=self.scalar_state(),
@@ -177,8 +193,8 @@ class HostStore(TableStore):
 
     # --- write-back
 
-    def joined(self, sets: Sequence[WorkingSet]) -> WorkingSet:
-        """The working sets of several micro-batches as one."""
+    def joined(self, sets: Sequence[WorkingSet], gradients: Tensor | None = None) -> WorkingSet:
+        """The working sets of several micro-batches as one; `gradients` as in `prefetch`."""
         if len(sets) == 1:
             return sets[0]
         rows, places, _ = distinct(torch.cat([s.store_rows for s in sets]), self.starts[-1])
@@ -190,11 +206,13 @@ class HostStore(TableStore):
 
         parts = places.split([len(s.store_rows) for s in sets])
         of_ids = torch.cat([part[s.places] for part, s in zip(parts, sets, strict=True)])
+        if gradients is not None:
+            of_ids = torch.where(torch.cat([s.places for s in sets]) < 0, -1, of_ids)
         return WorkingSet(
             rule=self.rule,
             store_rows=rows,
             places=of_ids,
-            plan=row_update.plan_update(self.rule, of_ids),
+            plan=self.plan_update(of_ids, gradients),
             weight=spread([s.weight for s in sets]),
             state={kind: spread([s.state[kind] for s in sets]) for kind in sets[0].state},
             shared_state=sets[0].shared_state,

@@ -20,7 +20,17 @@ from trainmark.embeddings.tables.update import (
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, update_rows
 from trainmark.kernels.table_formats import Rows
 
-Plan = Tensor | SortedRows
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """Rows as they were looked up, several of which share a gradient."""
+
+    rows_N: Tensor
+    places_N: Tensor
+    """Where each one's gradient is."""
+
+
+Plan = Tensor | SortedRows | PlacedRows
 """The rows to update, duplicates included: sorted for the kernels, else as they were looked up."""
 
 
@@ -45,9 +55,21 @@ class Settings:
         return scalars
 
 
-def plan_update(rule: UpdateRule, ids: Tensor) -> Plan:
-    """What an update of the rows `ids` needs to know of them."""
-    return sort_rows(ids[:, None]) if has_kernel(rule, ids) else ids
+def plan_update(rule: UpdateRule, ids: Tensor, places: Tensor | None = None) -> Plan:
+    """What an update of the rows `ids` needs to know of them.
+
+    Args:
+        rule: how they are updated.
+        ids: rows of the store; with `places`, -1 for none.
+        places: where each one's gradient is, if not in the same place.
+    """
+    if places is None:
+        return sort_rows(ids[:, None]) if has_kernel(rule, ids) else ids
+    if has_kernel(rule, ids):
+        in_order = sort_rows(ids[:, None])
+        return SortedRows(in_order.rows_N, places[in_order.places_N], of_bags=True)
+    there = ids >= 0
+    return PlacedRows(ids[there], places[there])
 
 
 def has_kernel(rule: UpdateRule, ids: Tensor) -> bool:
@@ -67,7 +89,7 @@ def update(
             Rows(weight), state.get("sum"), plan, grads, rule.kernel, settings.scalars, None
         )
     elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
-        grads = _as_they_count(grads, settings)
+        plan, grads = _with_gradients(plan, _as_they_count(grads, settings))
         _decay(rule, weight, plan, settings)
         rule.update(weight, state, plan, grads, settings.lr, gate)
 
@@ -98,7 +120,8 @@ def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, 
     first of equal ones, and zeros with the others.
     """
     if not isinstance(plan, SortedRows):
-        return sum_duplicates(plan, _as_they_count(grads, settings))
+        return sum_duplicates(*_with_gradients(plan, _as_they_count(grads, settings)))
+    plan = _those_there(plan)
     rows = plan.rows_N
     place = torch.arange(len(rows), device=rows.device)
     place[1:] *= rows[1:] != rows[:-1]
@@ -107,6 +130,21 @@ def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, 
     plus = Settings(lr=-1.0, gate=settings.gate, unscale=settings.unscale)
     update_rows(Rows(sums), None, first, grads.contiguous(), Rule("sgd"), plus.scalars, None)
     return rows, sums
+
+
+def _those_there(plan: SortedRows) -> SortedRows:
+    """Without ids that are none, of which the host must learn how many there are."""
+    if not plan.of_bags:
+        return plan
+    there = plan.rows_N >= 0
+    return SortedRows(plan.rows_N[there], plan.places_N[there])
+
+
+def _with_gradients(plan: Tensor | PlacedRows, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows, and a gradient for each."""
+    if isinstance(plan, Tensor):
+        return plan, grads
+    return plan.rows_N, grads.index_select(0, plan.places_N)
 
 
 def _as_they_count(grads: Tensor, settings: Settings) -> Tensor:

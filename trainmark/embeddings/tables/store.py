@@ -16,6 +16,7 @@ from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.gather_rows import gather_rows_into
+from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.seeding import generator
 
@@ -99,9 +100,13 @@ class TableStore(nn.Module):
         else:
             rows.copy_(self.gather(ids))
 
-    def plan_update(self, ids: Tensor) -> Plan:
+    def pool_into(self, ids: Tensor, bags: Bags, rows: Tensor) -> None:
+        """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
+        pool_rows(ids, bags, Tables(Rows(self.weight)), rows)
+
+    def plan_update(self, ids: Tensor, places: Tensor | None = None) -> Plan:
         """What an update of the rows `ids` needs; ahead of the step."""
-        return row_update.plan_update(self.rule, ids)
+        return row_update.plan_update(self.rule, ids, places)
 
     def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
         """Change rows, duplicates included. Overwrites `grads`."""

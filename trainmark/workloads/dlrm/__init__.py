@@ -5,12 +5,13 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     auto.py               what dlrm-auto chooses, by a log's rows
     fitted.py             which settings follow from a log, and which may differ
     rows.py               where click rows come from: a dataset on disk, or made in memory
+    multi_hot.py          several ids per feature from one, as MLPerf makes them
     terabyte.py           rows of the planted Terabyte, made on the device
     sizes.py              layers, parameters, widths and bytes; checks.py: what is wrong with them
     mlp.py                a multi-layer perceptron; interactions.py: what goes before the top one
     sharding.py           which device holds which part of which table
     prediction.py         how long a step should take; plan.py: what `trainmark plan` tells of it
-    slots.py              places on a GPU where CUDA graphs find their batches
+    slots.py              places on a GPU where CUDA graphs find their batches; mlperf.py: its rules
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust

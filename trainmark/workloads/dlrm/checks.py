@@ -3,10 +3,12 @@
 from trainmark.config import SYNTHETIC
 from trainmark.errors import unknown
 from trainmark.hardware.devices import Cluster, lacks
-from trainmark.workloads.dlrm.runs import DlrmRun, Model
+from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated
 from trainmark.workloads.dlrm.sizes import (
     dense_parameters,
+    has_bags,
     has_narrow_tables,
+    hotness,
     in_other_formats,
     joined_width,
     table_parameters,
@@ -25,6 +27,7 @@ def model_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
         *_format_problems(cfg, cluster),
         *_width_problems(cfg),
         *_interaction_problems(cfg.model),
+        *_hotness_problems(cfg),
     ]
 
 
@@ -32,6 +35,8 @@ def _network_problems(cfg: DlrmRun) -> list[str]:
     model, problems = cfg.model, []
     if cfg.optimizer.eps is None:
         problems.append("optimizer.eps must be a number; None is for dlrm-auto to choose it.")
+    if model.dropout is None:
+        problems.append("model.dropout must be a number; None is for dlrm-auto to choose it.")
     if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
             f"The last width of model.bottom_mlp must equal model.embedding_dim "
@@ -166,6 +171,28 @@ def _interaction_problems(model: Model) -> list[str]:
     return problems
 
 
+def _hotness_problems(cfg: DlrmRun) -> list[str]:
+    """Of several ids per feature."""
+    model, problems = cfg.model, []
+    if model.hotness is not None and len(model.hotness) != len(model.table_rows):
+        problems.append(
+            f"model.hotness must have a number for each of the {len(model.table_rows)} tables. "
+            f"Received: {len(model.hotness)} numbers, {' '.join(map(str, model.hotness))}."
+        )
+    if has_bags(model) and is_generated(cfg.data) and cfg.multi_hot == "data":
+        problems.append(
+            f"--data {cfg.data} has one id of each feature. Received: model.hotness "
+            f"{' '.join(map(str, hotness(model)))}. Give --multi-hot uniform, which makes several "
+            "of one, or leave it out."
+        )
+    if has_bags(model) and has_narrow_tables(model):
+        problems.append(
+            "Tables of several widths have one id per feature in this version. Received: "
+            "model.table_widths with several. Leave one of them out."
+        )
+    return problems
+
+
 def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
     chosen, tables = cfg.table_format, len(cfg.model.table_rows)
     problems = [
@@ -173,6 +200,14 @@ def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
         for table in chosen.fp32_tables
         if not 0 <= table < tables
     ]
+    if chosen.state_precision != "fp32" and (
+        cfg.optimizer.name != "adagrad" or chosen.table_precision == "fp32"
+    ):
+        problems.append(
+            "--state-precision is that of Adagrad's sums of squares of tables that are not fp32. "
+            f"Received: {chosen.state_precision} with --optimizer.name {cfg.optimizer.name} and "
+            f"--table-precision {chosen.table_precision}. Leave it out."
+        )
     if not in_other_formats(cfg):
         return problems
     received = f"Received: --table-precision {chosen.table_precision}"

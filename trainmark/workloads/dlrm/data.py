@@ -36,6 +36,7 @@ from trainmark.workloads.dlrm.rows import (
     SplitBinary,
     SyntheticRows,
     has_validation,
+    id_shape,
     rows_trained_on,
 )
 from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
@@ -226,19 +227,20 @@ class ClickData:
         return columns, self._order(epoch).permutation(window)
 
     def _empty_batch(self, samples: int, global_samples: int, position: int) -> ClickBatch:
-        """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids."""
+        """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids, and
+        number of them."""
         made = self._made_on_gpu is not None
         pinned = self._cfg.device == "cuda" and not made  # PyTorch keeps and reuses pinned memory
         room = partial(torch.empty, pin_memory=pinned, device="meta" if made else "cpu")
-        types = self._source.id_types
+        kinds = list(zip(self._source.id_types, self._source.hotness, strict=True))
         numerical_type = _torch_type(self._source.numerical_type)
         groups = []
-        for dtype in sorted(set(types), key=lambda d: d.itemsize):
-            features = [i for i, d in enumerate(types) if d == dtype]
-            groups.append(IdGroup(features, room(len(features), samples, dtype=_torch_type(dtype))))
-        shape = (samples, self._source.num_numerical)
+        for dtype, hotness in sorted(set(kinds), key=lambda kind: (kind[0].itemsize, kind[1])):
+            features = [i for i, kind in enumerate(kinds) if kind == (dtype, hotness)]
+            shape = id_shape(samples, hotness)
+            groups.append(IdGroup(features, room(len(features), *shape, dtype=_torch_type(dtype))))
         return ClickBatch(
-            numerical=room(shape, dtype=numerical_type),
+            numerical=room(samples, self._source.num_numerical, dtype=numerical_type),
             labels=room(samples, dtype=torch.bool),
             groups=groups,
             samples=samples,

@@ -122,8 +122,8 @@ class _InMemory:
         self._rows = rows
         self.num_rows, self.num_numerical = rows.numerical.shape
         self.numerical_type = rows.numerical.dtype
-        self.numerical_type = rows.numerical.dtype
         self.id_types = [column.dtype for column in rows.ids]
+        self.hotness = [column.shape[1] if column.ndim > 1 else 1 for column in rows.ids]
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         into.copy_from(self._rows.part(slice(start, stop)))

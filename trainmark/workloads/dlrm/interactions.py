@@ -12,7 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import EmbeddingEngine, Interaction
+from trainmark.config import filled
+from trainmark.embeddings.engine import EmbeddingEngine, Interaction, side_by_side
+from trainmark.kernels.cross_layers import cross_layers as kernel_layers
+from trainmark.kernels.cross_layers import has_kernel
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.training.dropout import Dropout
 from trainmark.workloads.dlrm.mlp import Mlp
@@ -66,6 +69,15 @@ class CrossNetwork(InteractionLayer):
         super().__init__()
         self.cross = nn.ModuleList(CrossLayer(width, rank) for _ in range(layers))
         self.plain = self._crossed
+
+    def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
+        if not has_kernel(x_BD):
+            return super().forward(tables, prepared, x_BD)
+        first_BN = tables.lookup_beside(prepared, x_BD)
+        layers = [layer for layer in self.cross if isinstance(layer, CrossLayer)]
+        downs = [layer.down.weight for layer in layers if isinstance(layer.down, nn.Linear)]
+        ups, biases = [layer.up.weight for layer in layers], [layer.up.bias for layer in layers]
+        return kernel_layers(first_BN, downs, ups, biases)
 
     def _crossed(self, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         first_BN = x_BN = side_by_side(x_BD, rows_BFD)
@@ -125,11 +137,6 @@ class ProjectionInteraction(InteractionLayer):
         return torch.cat([x_BD, products_BPQ.flatten(1).to(x_BD.dtype)], dim=1)
 
 
-def side_by_side(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
-    """[B, N] the dense vector, then the rows in the order of the tables."""
-    return torch.cat([x_BD, rows_BFD.flatten(1)], dim=1)
-
-
 # --- the interaction of a run
 
 
@@ -144,7 +151,7 @@ def _cross_network(cfg: DlrmRun) -> InteractionLayer:
 
 def _projection(cfg: DlrmRun) -> InteractionLayer:
     model = cfg.model
-    dropout = [Dropout(model.dropout, cfg.seed, "dropout", f"branch{i}") for i in (1, 2)]
+    dropout = [Dropout(filled(model.dropout), cfg.seed, "dropout", f"branch{i}") for i in (1, 2)]
     return ProjectionInteraction(joined_width(model), branches(model), dropout)
 
 

@@ -10,17 +10,26 @@ from torch import nn
 
 from trainmark.config import filled
 from trainmark.distributed.mesh import Mesh
+from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
 from trainmark.embeddings.engine import EmbeddingEngine
 from trainmark.embeddings.fused import FusedEngine
+from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
+from trainmark.kernels.table_formats import FORMATS
 from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sharding import cluster, place
-from trainmark.workloads.dlrm.sizes import has_narrow_tables, in_other_formats, table_formats
+from trainmark.workloads.dlrm.sizes import (
+    has_bags,
+    has_narrow_tables,
+    hotness,
+    in_other_formats,
+    table_formats,
+)
 
 
 def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
@@ -33,7 +42,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
         model.top.fused_dtype, model.top.fp8 = dtype, True
     if not is_native:
         model.tables = _torchrec_engine(mesh, cfg)
-        return [model]
+        return [_with_means(model, cfg)]
     placement = _place(mesh, cfg)
     if _needs_exchange(placement, cfg) or has_narrow_tables(cfg.model):
         model.tables = ShardedEngine(
@@ -43,11 +52,22 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             table_rule(cfg),
             mesh,
             dtype,
+            hotness=hotness(cfg.model) if has_bags(cfg.model) else None,
             force_exchange=cfg.sharding.force_exchange,
         )
     elif in_other_formats(cfg) or (on_gpu and _has_kernels(cfg)):
         model.tables = _fused_engine(cfg, dtype)
-    return [model]
+    elif has_bags(cfg.model):
+        model.tables = LocalBagEngine(
+            cfg.model.table_rows, cfg.model.embedding_dim, table_rule(cfg), hotness(cfg.model)
+        )
+    return [_with_means(model, cfg)]
+
+
+def _with_means(model: Dlrm, cfg: DlrmRun) -> Dlrm:
+    if cfg.model.pooling == "mean" and has_bags(cfg.model):
+        model.tables = MeanEngine(model.tables, len(cfg.model.table_rows))
+    return model
 
 
 def _has_kernels(cfg: DlrmRun) -> bool:
@@ -60,9 +80,12 @@ def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
     if kernel is None:  # `resolve` and `_has_kernels` ask first
         raise TypeError(f"No kernel updates tables by {cfg.optimizer.name}.")
     seed = cfg.seed if cfg.table_format.table_rounding == "stochastic" else None
-    return FusedEngine(
-        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, kernel, seed, dtype
-    )
+    tables = (cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim)
+    state_dtype = FORMATS[cfg.table_format.state_precision]
+    if not has_bags(cfg.model):
+        return FusedEngine(*tables, kernel, seed, dtype, state_dtype=state_dtype)
+    of_bags = hotness(cfg.model)
+    return FusedBagEngine(*tables, kernel, seed, dtype, hotness=of_bags, state_dtype=state_dtype)
 
 
 def _place(mesh: Mesh, cfg: DlrmRun) -> Placement:
@@ -93,4 +116,5 @@ def torchrec_specs(cfg: DlrmRun) -> TableSpecs:
         eps=filled(cfg.optimizer.eps),
         micro_batch=filled(cfg.micro_batch),
         accumulate=filled(cfg.accumulate),
+        hotness=hotness(cfg.model) if has_bags(cfg.model) else None,
     )

@@ -56,7 +56,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
         cfg, more = _with_generated(cfg)
         problems += more
     if cfg.name == auto.NAME:
-        cfg = auto.fit(cfg, _training_rows(cfg))
+        cfg = auto.fit(cfg, _log(cfg))
     cfg = _with_interaction_widths(cfg)
     problems += target_problems(cfg, METRIC) + model_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
@@ -142,15 +142,18 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
         raise InputError(f"data must be a dataset's folder. Received a file: {folder}.")
     spec = feature_spec.read(folder)
     feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
-    raise_all(
-        f"{folder}: categorical feature {name!r} has hotness {spec.feature_spec[name].hotness}; "
-        "this version trains on one id per feature and sample."
-        for name in spec.categorical
-        if spec.feature_spec[name].hotness != 1
-    )
     model = dataclasses.replace(
-        cfg.model, numerical_features=len(spec.numerical), table_rows=spec.cardinalities
+        cfg.model,
+        numerical_features=len(spec.numerical),
+        table_rows=spec.cardinalities,
+        hotness=cfg.model.hotness if cfg.multi_hot == "uniform" else _hotness(spec),
+        varies=spec.varies,
     )
+    if cfg.multi_hot == "uniform" and (spec.varies or max(spec.hotness, default=1) > 1):
+        raise InputError(
+            f"--multi-hot uniform makes several ids per feature of one, and {folder} has several "
+            "already. Use --multi-hot data."
+        )
     raise_all(_disagreements(cfg, model, folder))
     cfg = dataclasses.replace(
         cfg,
@@ -163,18 +166,23 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
 
 
-def _training_rows(cfg: DlrmRun) -> int:
-    """How many there are, or would be in a log of a common size."""
+def _log(cfg: DlrmRun) -> auto.Log:
+    """What is known of the data, or would be of a common log."""
+    common = auto.Log()
     if cfg.data is None:
-        return auto.COMMON_ROWS
+        return common
+    rate = common.clicks / common.rows
     if is_generated(cfg.data):
-        return filled(cfg.synthetic_rows)
+        rows = filled(cfg.synthetic_rows)
+        return auto.Log(rows=rows, clicks=round(rows * rate))
+    folder = Path(cfg.data)
     try:
-        spec = feature_spec.read(Path(cfg.data))
-        rows = feature_spec.count_rows(spec, Path(cfg.data), "train")
+        rows = feature_spec.count_rows(feature_spec.read(folder), folder, "train")
     except InputError:  # said already; or enough to evaluate on
-        return auto.COMMON_ROWS
-    return max(rows_trained_on(cfg, rows), 1)
+        return common
+    rows = max(rows_trained_on(cfg, rows), 1)
+    rate = negatives.click_rate(folder, otherwise=rate)
+    return auto.Log(rows=rows, clicks=round(rows * min(rate, 1 - rate)))
 
 
 def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> DlrmRun:
@@ -196,7 +204,7 @@ def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -
 def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
     """Sizes that are neither the named run's, as if not given, nor the dataset's."""
     named = RUNS[cfg.name]().model
-    for name in ("numerical_features", "table_rows"):
+    for name in ("numerical_features", "table_rows", "hotness"):
         given, there = getattr(cfg.model, name), getattr(dataset, name)
         if given not in (getattr(named, name), there):
             yield (
@@ -206,7 +214,14 @@ def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
             )
 
 
-def _words(sizes: int | tuple[int, ...]) -> str:
+def _hotness(spec: feature_spec.FeatureSpec) -> tuple[int, ...] | None:
+    """Of a dataset's features; None if it has one id of each."""
+    return spec.hotness if max(spec.hotness, default=1) > 1 else None
+
+
+def _words(sizes: int | tuple[int, ...] | None) -> str:
+    if sizes is None:
+        return "1 of each feature"
     return " ".join(map(str, sizes)) if isinstance(sizes, tuple) else str(sizes)
 
 
@@ -231,6 +246,8 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
             cfg.model,
             numerical_features=named.model.numerical_features,
             table_rows=named.model.table_rows,
+            hotness=named.model.hotness,
+            varies=False,
         )
         cfg = dataclasses.replace(cfg, model=model)
     if cfg.best_auc is None:

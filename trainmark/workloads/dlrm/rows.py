@@ -27,7 +27,8 @@ MIN_DIRECT = 1 << 16  # bytes; smaller reads are better off with the system's re
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows in the types they are stored in: numerical [n, N], labels [n], ids one [n] a feature."""
+    """Rows in the types they are stored in: numerical [n, N], labels [n], ids one [n] a feature, or
+    [n, hotness]."""
 
     numerical: NDArray[np.floating]
     labels: NDArray[np.bool_]
@@ -39,7 +40,10 @@ class Columns:
         return Columns(
             np.empty((num_rows, source.num_numerical), source.numerical_type),
             np.empty(num_rows, np.bool_),
-            [np.empty(num_rows, dtype) for dtype in source.id_types],
+            [
+                np.empty(id_shape(num_rows, hotness), dtype)
+                for dtype, hotness in zip(source.id_types, source.hotness, strict=True)
+            ],
         )
 
     def arrays(self) -> list[NDArray[Any]]:
@@ -59,6 +63,11 @@ class Columns:
             np.take(theirs, rows, axis=0, out=mine, mode="clip")
 
 
+def id_shape(rows: int, hotness: int) -> tuple[int, ...]:
+    """Of a feature's ids."""
+    return (rows,) if hotness == 1 else (rows, hotness)
+
+
 class RowSource(Protocol):
     """Anything that has rows: files, or a generator. Several threads read at a time."""
 
@@ -67,6 +76,8 @@ class RowSource(Protocol):
     numerical_type: np.dtype[Any]
     id_types: list[np.dtype[Any]]
     """Of each categorical feature."""
+    hotness: list[int]
+    """Ids of each categorical feature in a row."""
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         """Fill `into` with rows `start` to `stop`."""
@@ -92,6 +103,7 @@ class SplitBinary:
         self.id_types = [
             np.dtype(str(self._spec.feature_spec[name].dtype)) for name in self._spec.categorical
         ]
+        self.hotness = list(self._spec.hotness)
         self._folder, self._split = folder, split
         self._files = self._spec.files(split)
         self._descriptors = {file: self._open(file) for file in set(self._files.values())}
@@ -163,12 +175,16 @@ class SplitBinary:
         for name, rows, ids in zip(
             self._spec.categorical, self._spec.cardinalities, columns.ids, strict=True
         ):
+            feature = self._spec.feature_spec[name]
+            none = int(feature.varies)  # -1 is none, then
             # Negative numbers are large ones without the sign, so that one pass finds both.
-            if ids.size and ids.view(f"u{ids.itemsize}").max() >= rows:
-                bad = int(np.argmax((ids < 0) | (ids >= rows)))
+            unsigned = (ids + ids.dtype.type(1) if none else ids).view(f"u{ids.itemsize}")
+            if ids.size and unsigned.max() >= rows + none:
+                bad = int(np.argmax((ids < -none) | (ids >= rows)))
+                row = start + bad // feature.hotness
                 raise InputError(
-                    f"{self._path(name)}: row {start + bad} has id {int(ids[bad])}; {name} has "
-                    f"ids 0 to {rows - 1} in feature_spec.yaml. "
+                    f"{self._path(name)}: row {row} has id {int(ids.flat[bad])}; {name} has "
+                    f"ids 0 to {rows - 1}{', or -1 for none,' * none} in feature_spec.yaml. "
                     "Prepare the data again, or correct the cardinality."
                 )
 
@@ -180,6 +196,7 @@ class RowRange:
         self._source, self._start, self.num_rows = source, start, stop - start
         self.num_numerical = source.num_numerical
         self.numerical_type, self.id_types = source.numerical_type, source.id_types
+        self.hotness = source.hotness
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         self._source.read(self._start + start, self._start + stop, into)
@@ -236,6 +253,7 @@ class SyntheticRows:
         self.num_numerical = cfg.model.numerical_features
         self.numerical_type = np.dtype(np.float16)
         self.id_types = [np.dtype(feature_spec.dtype_for(rows)) for rows in cfg.model.table_rows]
+        self.hotness = [1] * len(self.id_types)  # `multi_hot.py` adds others
         self._blocks: dict[int, _Block] = {}
         self._stream = np.random.default_rng((cfg.seed, 1)).integers(2**64, dtype=np.uint64)
 

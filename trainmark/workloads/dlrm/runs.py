@@ -35,6 +35,13 @@ class Model:
     table_rows: tuple[Count, ...] = (100_000,) * 26
     """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
     its own."""
+    hotness: tuple[Count, ...] | None = None
+    """Ids that a sample has of each categorical feature, at most; by default one of each. A dataset
+    in --data brings its own numbers."""
+    varies: Annotated[bool, tyro.conf.Suppress] = False
+    """Whether it may have fewer (set from a dataset)."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """What becomes of the rows of several ids; of none, zeros."""
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
@@ -63,8 +70,9 @@ class Model:
     table_init: NotNegative | None = None
     """Tables begin with uniform numbers up to this size; by default, as published, up to
     sqrt(1 / rows of the table)."""
-    dropout: Share = 0.0
-    """Share of what the MLPs' hidden layers pass on that is dropped in training."""
+    dropout: Share | None = 0.0
+    """Share of what the MLPs' hidden layers pass on that is dropped in training; None in dlrm-auto,
+    which chooses it."""
     interaction_dropout: Share = 0.0
     """The same of what the top MLP reads: what the interaction gives."""
 
@@ -114,6 +122,8 @@ class TableFormat:
 
     table_precision: Literal["fp32", "bf16", "fp16", "int8", "fp8"] = "fp32"
     """Of large tables."""
+    state_precision: Literal["fp32", "bf16"] = "fp32"
+    """Of Adagrad's sums of squares, for the same tables."""
     table_rounding: Literal["stochastic", "nearest"] = "stochastic"
     """Of updates, below 32 bits: stochastic, small ones add up; to nearest, they are lost."""
     fp32_up_to_rows: CountOrNone = 100_000
@@ -155,6 +165,9 @@ class DlrmRun(Run):
     synthetic_rows: Count | None = None
     """Training rows of generated data: of `--data synthetic` (default 33,554,432), or the first of
     `--data terabyte` (default: all 4,195,197,692)."""
+    multi_hot: Literal["data", "uniform"] = "data"
+    """Where the ids of model.hotness come from: the data has them; or it has one of each feature,
+    and each comes with others that were drawn for it, all equally often (as MLPerf makes them)."""
     synthetic_ids: Literal["uniform", "planted"] = "uniform"
     """Synthetic ids: uniform, or by a power law with clicks from a hidden model (`planted`)."""
     best_auc: Annotated[Finite | None, tyro.conf.Suppress] = None
@@ -164,6 +177,8 @@ class DlrmRun(Run):
     epochs)."""
     auto_rows: Annotated[Count | None, tyro.conf.Suppress] = None
     """Training rows that dlrm-auto chose its settings for (set from a dataset)."""
+    auto_clicks: Annotated[CountOrNone | None, tyro.conf.Suppress] = None
+    """The same of the rarer label, clicks or others."""
     negative_rate: Annotated[Positive, tyro.conf.Suppress] = 1.0
     """Share of the training rows without a click that preparation kept (set from the dataset)."""
     score_offset: Annotated[Finite | None, tyro.conf.Suppress] = None
@@ -252,6 +267,32 @@ def dlrm_full() -> DlrmRun:
     return _torchrec("dlrm-full", THRESHOLD_0, global_batch=65520)
 
 
+MLPERF_HOTNESS = (
+    3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1,
+)  # fmt: skip
+
+
+def dlrm_dcnv2() -> DlrmRun:
+    """MLPerf's DLRM-DCNv2: several ids per feature, cross layers."""
+    return DlrmRun(
+        name="dlrm-dcnv2",
+        model=Model(
+            table_rows=_capped(40_000_000),
+            hotness=MLPERF_HOTNESS,
+            interaction="dcn",
+            cross_layers=3,
+            cross_rank=512,
+            init="torchrec",
+        ),
+        optimizer=Optimizer(name="adagrad"),
+        global_batch=65536,
+        lr=0.005,
+        precision="fp32",
+        multi_hot="uniform",
+        target=0.80275,
+    )
+
+
 def dlrm_demo() -> DlrmRun:
     """A planted click log that two CPU cores learn in a minute."""
     return DlrmRun(
@@ -289,13 +330,12 @@ def dlrm_auto() -> DlrmRun:
             # A row that was hardly trained must say hardly anything. As published, those of a small
             # table begin as large as others end.
             table_init=0.02,
-            # None and a fifth did as well; a half cost logs of numbers.
-            dropout=0.1,
+            dropout=None,
         ),
         optimizer=Optimizer(name="adagrad", eps=None),
         global_batch=None,
         eval_batch=16384,
-        lr=0.02,
+        lr=AS_LARGE_STEPS_AS_IT_TAKES,
         epochs=AS_MANY_EPOCHS_AS_IT_TAKES,
         shuffle="rows",
         validation_share=0.1,
@@ -308,7 +348,8 @@ def dlrm_auto() -> DlrmRun:
 
 
 AS_MANY_EPOCHS_AS_IT_TAKES = 1000
-"""What epochs are before dlrm-auto chooses them."""
+AS_LARGE_STEPS_AS_IT_TAKES = 1000.0
+"""What epochs and the learning rate are before dlrm-auto chooses them."""
 
 
 def demo_schedule(steps: int) -> Schedule:
@@ -331,6 +372,7 @@ RUNS: dict[str, Callable[[], DlrmRun]] = {
     "dlrm-mlperf": dlrm_mlperf,
     "dlrm-mlperfx2": dlrm_mlperfx2,
     "dlrm-full": dlrm_full,
+    "dlrm-dcnv2": dlrm_dcnv2,
 }
 
 

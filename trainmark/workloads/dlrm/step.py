@@ -34,7 +34,9 @@ from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
+from trainmark.workloads.dlrm.multi_hot import MoreIds
 from trainmark.workloads.dlrm.runs import DlrmRun, score_offset
+from trainmark.workloads.dlrm.sizes import has_bags, hotness
 from trainmark.workloads.dlrm.slots import Filled, Slots
 
 
@@ -100,6 +102,11 @@ class DlrmTrainer:
         self._differ: Tensor | None = None
         """Of a checked step, whether the bits differ of each that is compared."""
         self._in_last_micro_batch = False
+        self._more_ids = (
+            MoreIds(hotness(cfg.model), cfg.model.table_rows)
+            if cfg.multi_hot == "uniform" and has_bags(cfg.model)
+            else None
+        )
         model.top_gradients_done = self._reduce_top
         self._steps = 0
         if cfg.compile:
@@ -148,6 +155,8 @@ class DlrmTrainer:
 
     def _lookups(self, groups: list[IdGroup], parts: list[list[slice]]) -> list[Any]:
         rank = self.mesh.dp_rank
+        if self._more_ids is not None:
+            groups = self._more_ids.add(groups)
         return [
             self.model.tables.prepare(
                 [group.part(of_ranks[rank]) for group in groups],

@@ -30,6 +30,7 @@ class TerabyteRows:
         self.num_numerical, self.numerical_type = terabyte.NUM_NUMERICAL, np.dtype(np.float16)
         self.numerical_type = np.dtype(np.float16)
         self.id_types: list[np.dtype[Any]] = [ID_TYPE] * len(terabyte.VOCABULARY)
+        self.hotness = [1] * len(terabyte.VOCABULARY)  # `multi_hot.py` adds others
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         done = 0

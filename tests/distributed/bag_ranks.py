@@ -1,0 +1,107 @@
+"""Ranks that train a DLRM with several ids per feature, and compare with what one process has."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests import bags
+from tests.distributed import dlrm_ranks, torchrec_ranks
+from tests.distributed.dlrm_ranks import CPU, GLOBAL_BATCH, TABLE_ROWS, TRAIN_ROWS
+from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.boxes import Box
+from trainmark.distributed import mesh as meshes
+from trainmark.distributed.mesh import single
+from trainmark.embeddings.bag_engines import LocalBagEngine
+from trainmark.workloads.dlrm.data import build_data
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.step import DlrmTrainer
+
+HOTNESS = (5, 1, 3, 2, 1, 9)
+STEPS = 3
+MICRO = {"micro_batch": GLOBAL_BATCH // 8}
+NATIVE: list[tuple[str, str, dict[str, Any]]] = [
+    ("mixture", "rowwise_adagrad", {}),
+    ("mixture", "sgd", MICRO | {"interaction": "dcn"}),
+    ("mixture", "adagrad", MICRO),
+    ("mixture_host", "rowwise_adagrad", MICRO),
+    ("mixture_host", "adam", {}),
+    ("data_parallel", "adam", {}),
+    ("column_wise", "sgd", {"regular": True}),
+]
+TORCHREC: list[tuple[str, str, dict[str, Any]]] = [
+    ("auto", "adagrad", {}),
+    ("mixture", "sgd", {"interaction": "dcn"}),
+]
+
+
+def write_data(folder: Path) -> Path:
+    return bags.write_dataset(
+        folder, rows=TRAIN_ROWS, hotness=HOTNESS, table_rows=TABLE_ROWS, numerical=5
+    )
+
+
+def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
+    """Losses and this rank's tables are those of one process, to 1e-5."""
+    mesh, cfg = built.mesh, built.cfg
+    mine = build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
+    for own, whole in itertools.islice(
+        zip(mine, build_data(alone.cfg, "train", 0, 1), strict=True), STEPS
+    ):
+        expected, _ = alone.step(alone.prepare(whole), cfg.lr)
+        loss, _ = built.step(built.prepare(own), cfg.lr)
+        assert abs(loss.item() - expected.item()) < 1e-5 * expected.item(), name
+    held, wanted = built.weights(), alone.weights()
+    for key, tensor in wanted.items():
+        found = held.get(key)  # None: this rank has nothing of it
+        whole_table = [Box(offsets=(0,) * tensor.dim(), tensor=found)]
+        boxes = whole_table if isinstance(found, Tensor) else getattr(found, "boxes", [])
+        for box in boxes:
+            place = tuple(
+                slice(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)
+            )
+            torch.testing.assert_close(box.tensor, tensor[place], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def one_process(cfg: DlrmRun, changes: dict[str, Any]) -> DlrmTrainer:
+    found = dlrm_ranks.config(1, cfg.optimizer.name, data=cfg.data, **changes)
+    return dlrm_ranks.trainer(
+        dataclasses.replace(found, micro_batch=found.global_batch, accumulate=1), single(CPU)
+    )
+
+
+def on_ranks(rank: int, folder: Path, engine: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder / f'store-{engine}'}"
+    dist.init_process_group("gloo", store, rank=rank, world_size=2)
+    mesh = meshes.build(CPU, {"dp": 2})
+    data = str(folder / "data")
+    for kind, optimizer, changes in TORCHREC if engine == "torchrec" else NATIVE:
+        of_ranks = torchrec_ranks.placed if engine == "torchrec" else dlrm_ranks.placed
+        arguments: Any = (kind, optimizer) if engine == "torchrec" else (optimizer, kind)
+        cfg = of_ranks(2, *arguments, folder, data=data, **changes)
+        assert cfg.model.hotness == HOTNESS
+        alone = one_process(cfg, changes)
+        assert isinstance(alone.model.tables, LocalBagEngine)
+        built = dlrm_ranks.trainer(cfg, mesh)
+        check(built, alone, f"{engine} {kind} {optimizer} {changes}")
+        if kind == "mixture" and not changes:
+            continue_alone(built, alone, folder / f"saved-{engine}-{optimizer}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def continue_alone(built: DlrmTrainer, alone: DlrmTrainer, folder: Path) -> None:
+    """What two ranks saved, one process goes on with."""
+    path = checkpoints.save(folder, STEPS, dlrm_ranks.tensors(built), {}, keep=1)
+    built.mesh.barrier()
+    again = dlrm_ranks.trainer(alone.cfg, single(CPU))
+    checkpoints.load(path, dlrm_ranks.tensors(again))
+    again.load_state_dict({})
+    last = list(build_data(alone.cfg, "train", 0, 1))[-1]
+    losses = [t.step(t.prepare(last), 0.1)[0].item() for t in (alone, again)]
+    assert abs(losses[0] - losses[1]) < 1e-5 * losses[0]

@@ -1,0 +1,64 @@
+"""Ranks that train a small DistilBERT."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.distributed import joining
+from tests.small_distilbert import NO_DROPOUT, config, trainer
+from trainmark.distributed import mesh as meshes
+from trainmark.workloads.distilbert.data import build_data
+from trainmark.workloads.distilbert.runs import DistilbertRun
+from trainmark.workloads.distilbert.step import evaluate
+
+MODES = ("padded", "packed")
+LONG_STEPS = 300
+
+
+def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
+    """Two epochs; 101 sentences in batches of 16 leave 5 for the last, 3 and 2 for two ranks."""
+    cfg = _config(mesh, mode=mode, synthetic_sentences=101)
+    ours, data = trainer(cfg, mesh), build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
+    losses, samples = [], 0
+    for batch in data:
+        prepared = ours.prepare(batch)
+        if prepared.ready is not None:
+            prepared.ready.wait()
+        loss, _, differ = ours.checked_step(prepared, 1e-3)
+        assert not any(differ.values())
+        losses.append(float(loss))
+        samples += batch.samples
+    found = evaluate(ours, build_data(cfg, "validation", mesh.dp_rank, mesh.dp_size))
+    norms = {name: float(t.norm()) for name, t in ours.weights().items()}
+    return {"losses": losses, "samples": samples, "metrics": found, "norms": norms}
+
+
+def long_run(mesh: meshes.Mesh) -> list[float]:
+    """Losses of 300 steps that do not amplify rounding: of a low learning rate."""
+    cfg = _config(mesh, mode="packed", synthetic_sentences=LONG_STEPS * 16, epochs=1)
+    ours, losses = trainer(cfg, mesh), []
+    for batch in build_data(cfg, "train", mesh.dp_rank, mesh.dp_size):
+        prepared = ours.prepare(batch)
+        if prepared.ready is not None:
+            prepared.ready.wait()
+        losses.append(ours.step(prepared, 2e-5)[0].clone())
+    return torch.stack(losses).tolist()
+
+
+def _config(mesh: meshes.Mesh, **changes: Any) -> DistilbertRun:
+    return config(
+        mesh.world_size, mesh.device, model=NO_DROPOUT, eval_batch=100, micro_batch=8, **changes
+    )
+
+
+def main(rank: int, folder: Path, kind: str = "cpu", long: bool = False) -> None:
+    """One of two ranks; what it found goes to FOLDER/rank-RANK.json."""
+    mesh = meshes.build(joining.join(rank, 2, folder / "store", kind), {"dp": 2})
+    found: dict[str, Any] = {mode: run(mode, mesh) for mode in MODES}
+    if long:
+        found["long"] = long_run(mesh)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()

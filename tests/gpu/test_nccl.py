@@ -1,0 +1,228 @@
+"""Ranks of NCCL, all on this one GPU, train, evaluate, continue and fail as they should.
+
+They talk over sockets (`tests/distributed/joining.py`): the collectives, streams and graphs are
+those of a cluster, the speed is not. A launch of ranks takes seconds, so each walks through many
+cases, and the CPU's tests (`tests/distributed`) share the code.
+"""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import rank_processes, small, small_distilbert
+from tests.distributed import distilbert_ranks, dlrm_ranks, joining, llama3_ranks, sharded
+from tests.distributed.dlrm_ranks import Group
+from tests.distributed.launching import ROOT, SHORT, finish, start
+from trainmark.checkpoint import checkpoints
+from trainmark.cli import main
+from trainmark.distributed import mesh as meshes
+from trainmark.distributed.launched import LOST_RANK
+from trainmark.distributed.mesh import single
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+CLOSE = 1e-5
+SHOWN = (1, 10, 30, 100, 300)
+"""Steps up to which the growth of a difference is shown."""
+
+
+def check_growth(name: str, found: list[float], expected: list[float]) -> None:
+    """Losses of 300 steps stay those of one device."""
+    assert len(found) == len(expected) >= SHOWN[-1]
+    apart = [abs(a - b) for a, b in zip(found, expected, strict=True)]
+    growth = "  ".join(f"{max(apart[:step]):.1e}" for step in SHOWN)
+    print(f"{name:32} {growth}")
+    assert max(apart) < CLOSE, name
+    assert len(set(expected)) > SHOWN[-1] // 2
+
+
+# --- every workload
+
+
+def test_dlrm_in_every_placement(tmp_path: Path) -> None:
+    found = sharded.check_groups(dlrm_ranks.WITH_A_GPU, tmp_path)
+    alone = {}
+    for optimizer in dlrm_ranks.OPTIMIZERS:
+        built = dlrm_ranks.trainer(dlrm_ranks.long_run(1, optimizer, GPU), single(GPU))
+        alone[optimizer] = dlrm_ranks.steps(built, dlrm_ranks.batches(built))
+    print(f"largest difference of a loss from one device's up to steps {SHOWN}")
+    for group in dlrm_ranks.WITH_A_GPU[:3]:
+        for optimizer, losses in found[group]["long"].items():
+            check_growth(f"{group}, {optimizer}", losses, alone[optimizer])
+        formats = found[group]["formats"]
+        assert len(formats) == 9 * 4 * 4
+        for name, outcome in formats.items():  # until tables of other formats are exchanged
+            assert "are fp32 in this version" in outcome, (name, outcome)
+
+
+def llama3(folder: Path, group: str, kind: str, long: bool = False) -> dict[str, Any]:
+    """What the splits of a group gave."""
+    world = llama3_ranks.SPLITS[group][0]
+    rank_processes.run(llama3_ranks.main, group, folder, kind, long, world=world)
+    data: dict[str, Any] = json.loads((folder / f"{group}.json").read_text())
+    return data
+
+
+def test_llama3_in_every_split(tmp_path: Path) -> None:
+    """Ranks of NCCL, of gloo and one device continue one another."""
+    alone = {
+        device.type: llama3_ranks.train(
+            llama3_ranks.config(device=device), single(device), save_to=tmp_path / device.type
+        )
+        for device in (GPU, llama3_ranks.CPU)
+    }
+    long = llama3_ranks.train(
+        llama3_ranks.long_run(device=GPU), single(GPU), stop=llama3_ranks.LONG_STEPS
+    )
+    found = llama3(tmp_path, "two-on-cpus", "cpu")
+    found |= llama3(tmp_path, "two-on-a-gpu", "cuda", long=True)
+    found |= llama3(tmp_path, "four-on-a-gpu", "cuda", long=True)
+    found |= llama3(tmp_path, "two-on-cpus-again", "cpu")
+    assert len(found) == 1 + 8 + 4 + 1
+    begun = {name: "cpu" if name == "cpu" or "gloo" in name else "cuda" for name in found}
+    begun |= {"cpu": "cpu", "cuda": "cuda"}
+    saved_at, stop = llama3_ranks.SAVED_AT, llama3_ranks.SAVED_AT + llama3_ranks.CONTINUED
+    print(f"largest difference of a loss from one device's up to steps {SHOWN}")
+    for name, losses in found.items():
+        near = 0.02 if "8" in name or "16" in name else 1e-4
+        assert losses["whole"] == pytest.approx(alone[begun[name]], rel=near), name
+        if "long" in losses:
+            check_growth(name, losses["long"], long)
+        assert len(losses["continued"]) >= 2
+        for other, continued in losses["continued"].items():
+            near = 0.02 if any(c in name + other for c in ("8", "16")) else 1e-4
+            following = alone[begun[other]][saved_at:stop]
+            assert continued == pytest.approx(following, rel=near), (other, name)
+
+
+def test_distilbert(tmp_path: Path) -> None:
+    rank_processes.run(distilbert_ranks.main, tmp_path, "cuda", True, world=2)
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    for mode in distilbert_ranks.MODES:
+        alone = distilbert_ranks.run(mode, single(GPU))
+        assert sum(rank[mode]["samples"] for rank in ranks) == alone["samples"] == 202
+        for rank in ranks:
+            assert rank[mode]["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+            assert rank[mode]["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+            assert rank[mode]["metrics"] == pytest.approx(alone["metrics"], rel=1e-2)
+    assert ranks[0]["long"] == ranks[1]["long"]
+    check_growth("distilbert", ranks[0]["long"], distilbert_ranks.long_run(single(GPU)))
+
+
+# --- commands of NCCL ranks, gloo ranks and one device after each other
+
+NCCL, GLOO, ONE = Group(2, "cuda"), Group(2), Group(1, "cuda")
+EVERY = ("--checkpoint-every", "2 steps", "--log-every", "1")
+LLAMA3 = ("--train-samples", "96", "--warmup-clock", "1", "--evals-per-epoch", "1")
+RUNS = {
+    "dlrm": ("dlrm-demo", *small.FLAGS),
+    "distilbert": ("distilbert-demo", *small_distilbert.FLAGS, "--evals-per-epoch", "1"),
+    "llama3": ("llama3-demo", *LLAMA3),
+}
+
+
+def _plan(folder: Path) -> list[tuple[Group, list[str]]]:
+    """Who does what, in this order."""
+    plan = []
+    for name, words in RUNS.items():
+        run = str(folder / name)
+        train = ["train", *words, *EVERY, "--no-compile"]
+        for group, steps in ((NCCL, 2), (GLOO, 4), (ONE, 5), (NCCL, 6)):
+            to = ["--max-steps", str(steps), "--device", group.kind, "--output", run]
+            plan.append((group, [*train, *to]))
+        for group in (NCCL, GLOO, ONE):
+            plan.append((group, ["evaluate", run, "--device", group.kind]))
+        alone = ["--max-steps", "6", "--device", "cuda", "--output", f"{run}-alone"]
+        plan.append((ONE, [*train, *alone]))
+    return plan
+
+
+def follow_plan(rank: int, group: Group, folder: Path) -> None:
+    """A rank's part of it."""
+    joining.join(rank, group.world, folder / f"store-{group}", group.kind)
+    meshes.local_device = joining.device_of
+    meshes.launched_ranks = lambda: group.world
+    meshes.is_main_process = lambda: rank == 0
+    for number, (whose, words) in enumerate(_plan(folder)):
+        while number and not (folder / f"done-{number - 1}").exists():
+            time.sleep(0.05)
+        if whose == group:
+            assert main(words) == 0, words
+            dist.barrier()
+            if rank == 0 and words[0] == "evaluate":
+                shutil.copy(Path(words[1]) / "evaluation.json", f"{words[1]}-{group}.json")
+            if rank == 0:
+                (folder / f"done-{number}").touch()
+    dist.destroy_process_group()
+
+
+def test_commands_continue_and_evaluate_what_others_trained(tmp_path: Path) -> None:
+    rank_processes.finish(
+        *(
+            rank_processes.start(follow_plan, group, tmp_path, world=group.world)
+            for group in (NCCL, GLOO, ONE)
+        )
+    )
+    for name in RUNS:
+        found, expected = small.curve(tmp_path / name), small.curve(tmp_path / f"{name}-alone")
+        assert [row[:2] for row in found] == [row[:2] for row in expected]
+        assert len(found) == 6
+        losses, wanted = ([row[2] for row in rows] for rows in (found, expected))
+        near = 1e-2 if name == "distilbert" else 1e-4  # which drops out by rank
+        assert losses == pytest.approx(wanted, rel=near), name
+        evaluations = [
+            json.loads((tmp_path / f"{name}-{group}.json").read_text())["splits"]
+            for group in (ONE, NCCL, GLOO)
+        ]
+        assert evaluations[0]
+        for split, metrics in evaluations[0].items():
+            for other in evaluations[1:]:
+                assert other[split] == pytest.approx(metrics, rel=1e-4), (name, split)
+
+
+# --- ranks that fail
+
+
+def _sentences(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("trainmark: ")]
+
+
+def test_a_rank_that_fails_ends_all_in_a_sentence(tmp_path: Path) -> None:
+    """Killed, stopped, or out of memory; each leaves a good checkpoint. All jobs run together."""
+    ways = {
+        "kill": (137, "was killed by SIGKILL"),
+        "stop": (LOST_RANK, "rank {last} has not been heard of"),
+        "memory": (2, "rank {last} on "),
+        "input": (2, "The shard of this rank is damaged"),
+    }
+    short = [*("cuda" if word == "cpu" else word for word in SHORT), "--no-compile"]
+    jobs, began = {}, time.monotonic()
+    for world, how in [(2, how) for how in ways] + [(4, "kill"), (4, "stop")]:
+        output = tmp_path / f"{how}-{world}"
+        line = ["launch", "--on", "torchrun", "-j", f"1x{world}", *short, "--output", str(output)]
+        line += ["--micro-batch", str(16 // world)]
+        jobs[how, world] = start(line, ROOT, f"tests.distributed.broken_rank {how}"), output
+    faults = []
+    for (how, world), (process, output) in jobs.items():
+        done = finish(process)
+        print(f"--- {how}, {world} ranks: ended {time.monotonic() - began:.0f} s after the start")
+        print(done.stderr)
+        code, sentence = ways[how]
+        saved = checkpoints.latest(output / "checkpoints")
+        if done.returncode != code:
+            faults.append(f"{how}, {world}: exit code {done.returncode}")
+        if not any(sentence.format(last=world - 1) in told for told in _sentences(done.stderr)):
+            faults.append(f"{how}, {world}: no sentence")
+        if "Traceback" in done.stderr or "terminate called" in done.stderr:
+            faults.append(f"{how}, {world}: a traceback")
+        if saved is None or saved.name != "step-00000004":
+            faults.append(f"{how}, {world}: its checkpoint is {saved}")
+        else:
+            checkpoints.verify(saved)
+    assert not faults, faults

@@ -1,0 +1,79 @@
+"""From a batch's ids, several per feature, to one list of rows, and the bags that they make up."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.kernels.pool_rows import BagBlock, Bags
+
+
+class BagLists:
+    """Makes these lists for one device that holds whole tables.
+
+    Args:
+        hotness: ids of each feature; those of a group must be as many.
+        starts: the first row of each feature's table in its store.
+        offsets: what to add to the rows of each feature, and to its -1s; see `BagBlock`.
+        vectors: rows of each sample where the sums go, the last of which are the features'.
+        dtype: of the lists.
+    """
+
+    def __init__(
+        self,
+        hotness: Sequence[int],
+        starts: Sequence[int],
+        offsets: Sequence[int],
+        vectors: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._hotness, self._offsets, self._vectors = hotness, offsets, vectors
+        self._starts_F = torch.tensor(starts, dtype=dtype, device=device)
+        self._offsets_F = torch.tensor(offsets, dtype=dtype, device=device)
+        self._of_groups: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        self._bags: dict[tuple[int, ...], Bags] = {}
+
+    def join(self, groups: Sequence[IdGroup], samples: int) -> tuple[Tensor, Bags]:
+        """The rows of all ids, a feature after the other, and what they make up."""
+        order = tuple(feature for group in groups for feature in group.features)
+        if order not in self._of_groups:  # copied to the device only once
+            self._of_groups[order] = [self._added(group.features) for group in groups]
+        lists = [
+            _rows(group.ids, *added)
+            for group, added in zip(groups, self._of_groups[order], strict=True)
+        ]
+        if (samples, *order) not in self._bags:
+            self._bags[samples, *order] = self._make_bags(order, samples)
+        return torch.cat(lists), self._bags[samples, *order]
+
+    def _added(self, features: list[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.tensor(features, device=self._starts_F.device)
+        offsets = self._offsets_F[chosen]
+        return (self._starts_F[chosen] + offsets)[:, None, None], (offsets - 1)[:, None, None]
+
+    def _make_bags(self, order: Sequence[int], samples: int) -> Bags:
+        blocks, first_id = [], 0
+        for feature in order:
+            hotness = self._hotness[feature]
+            blocks.append(
+                BagBlock(
+                    first_id=first_id,
+                    id_step=1,
+                    bag_step=hotness,
+                    hotness=hotness,
+                    bags=samples,
+                    first_row=self._vectors - len(self._hotness) + feature,
+                    row_step=self._vectors,
+                    offset=self._offsets[feature],
+                )
+            )
+            first_id += samples * hotness
+        return Bags(blocks, self._starts_F.device)
+
+
+def _rows(ids: Tensor, starts_K11: Tensor, none_K11: Tensor) -> Tensor:
+    """Of a group's ids: the rows of the store, one list."""
+    ids_KBH = ids if ids.dim() == 3 else ids[:, :, None]
+    return torch.where(ids_KBH < 0, none_K11, ids_KBH + starts_K11).reshape(-1)

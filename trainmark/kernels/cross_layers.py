@@ -1,0 +1,205 @@
+"""DCNv2's cross layers, forward and backward, with little besides the GEMMs.
+
+In each layer, x <- x + (first x) * (W V x + b), by element. What is between the GEMMs is one pass
+in the forward direction, and one back, which also takes the bias's gradient along.
+
+Shapes: B samples, N width of x, R rank.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from trainmark.kernels.relu_mlp import cast_together, column_sums, weight_gradient
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a machine without a GPU
+    triton = None
+
+# --- plain torch
+
+
+def cross_layers_reference(
+    first_BN: Tensor, downs: Sequence[Tensor], ups: Sequence[Tensor], biases: Sequence[Tensor]
+) -> Tensor:
+    """Layers in order, differentiated by autograd; see `cross_layers`."""
+    x_BN = first_BN
+    for layer, (up_NR, bias_N) in enumerate(zip(ups, biases, strict=True)):
+        low_BR = linear(x_BN, downs[layer].to(x_BN.dtype)) if downs else x_BN
+        up_BN = linear(low_BR, up_NR.to(x_BN.dtype), bias_N.to(x_BN.dtype))
+        x_BN = torch.addcmul(x_BN, first_BN, up_BN)
+    return x_BN
+
+
+# --- dispatch
+
+
+def has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and triton is not None
+
+
+def cross_layers(
+    first_BN: Tensor, downs: Sequence[Tensor], ups: Sequence[Tensor], biases: Sequence[Tensor]
+) -> Tensor:
+    """[B, N], once differentiable, in the type of `first_BN`.
+
+    Args:
+        first_BN: the input of the first layer.
+        downs: V of each layer, [R, N]; none if the layers are of full rank.
+        ups: W of each layer, [N, R] or [N, N].
+        biases: b of each layer.
+    """
+    if not has_kernel(first_BN):
+        return cross_layers_reference(first_BN, downs, ups, biases)
+    if not torch.is_grad_enabled():
+        return _forward(first_BN, len(ups), [*ups, *biases, *downs])[0]
+    result: Tensor = CrossLayers.apply(first_BN, len(ups), *ups, *biases, *downs)
+    return result
+
+
+class CrossLayers(torch.autograd.Function):
+    """Parameters are all W, then all b, then all V."""
+
+    @staticmethod
+    def forward(ctx: Any, first_BN: Tensor, layers: int, *parameters: Tensor) -> Tensor:
+        x_BN, kept, matrices = _forward(first_BN, layers, parameters)
+        ctx.layers = layers
+        ctx.save_for_backward(*kept, *matrices)
+        return x_BN
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        layers, saved = ctx.layers, list(ctx.saved_tensors)
+        inputs, lows, outputs, ups, downs = _in_turn(saved, layers)
+        grad_BN, of_first_BN = grads[0].contiguous(), None
+        of_ups, of_biases, of_downs = [], [], []
+        for layer in reversed(range(layers)):
+            # What comes from outside is not ours to overwrite below.
+            copy_BN = torch.empty_like(grad_BN) if layer == layers - 1 > 0 else None
+            of_up_BN, of_first_BN, of_bias = _cross_gradients(
+                grad_BN, inputs[0], outputs[layer], of_first_BN, copy_BN, adds=layer == 0
+            )
+            of_biases.append(of_bias)
+            grad_BN = grad_BN if copy_BN is None else copy_BN
+            # With the first layer, whose input is the first x, all of its gradient is together.
+            target = of_first_BN if layer == 0 else grad_BN
+            of_ups.append(weight_gradient(of_up_BN, lows[layer] if downs else inputs[layer]))
+            of_low_BR = of_up_BN @ ups[layer]
+            if downs:
+                of_downs.append(weight_gradient(of_low_BR, inputs[layer]))
+                grad_BN = target.addmm_(of_low_BR, downs[layer])
+            else:
+                grad_BN = target.add_(of_low_BR)
+        return (grad_BN, None, *reversed(of_ups), *reversed(of_biases), *reversed(of_downs))
+
+
+def _forward(
+    first_BN: Tensor, layers: int, parameters: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The result; every layer's inputs, V x and W V x + b; W and V as the GEMMs took them."""
+    cast = cast_together(parameters, first_BN.dtype)
+    ups, biases, downs = cast[:layers], cast[layers : 2 * layers], cast[2 * layers :]
+    x_BN, inputs, lows, outputs = first_BN, [], [], []
+    for layer in range(layers):
+        low_BR = x_BN @ downs[layer].t() if downs else x_BN
+        up_BN = torch.addmm(biases[layer], low_BR, ups[layer].t())
+        inputs.append(x_BN)
+        outputs.append(up_BN)
+        if downs:
+            lows.append(low_BR)
+        x_BN = _crossed(x_BN, first_BN, up_BN)
+    return x_BN, [*inputs, *lows, *outputs], [*ups, *downs]
+
+
+def _in_turn(saved: list[Tensor], layers: int) -> list[list[Tensor]]:
+    """Inputs, V x, outputs, W, V; without the second and the last for layers of full rank."""
+    if len(saved) == 5 * layers:
+        return [saved[i * layers : (i + 1) * layers] for i in range(5)]
+    inputs, outputs, ups = (saved[i * layers : (i + 1) * layers] for i in range(3))
+    return [inputs, [], outputs, ups, []]
+
+
+# --- Triton
+
+TILE, SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 4096, 16, 128, 512
+
+
+def _crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor) -> Tensor:
+    """x + first * up."""
+    result_BN, count = torch.empty_like(x_BN), x_BN.numel()
+    _crossed_kernel[(-(-count // TILE),)](x_BN, first_BN, up_BN, result_BN, count, TILE=TILE)
+    return result_BN
+
+
+def _cross_gradients(
+    grad_BN: Tensor,
+    first_BN: Tensor,
+    up_BN: Tensor,
+    of_first_BN: Tensor | None,
+    copy_BN: Tensor | None = None,
+    *,
+    adds: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of x + first * up: the gradient of `up`; that of `first`, with those of later layers, and
+    with x's own if `adds`, since x is `first`; and the sum of `up`'s over the batch, in fp32.
+
+    Overwrites `of_first_BN`; fills `copy_BN`, if given, with `grad_BN`.
+    """
+    B, N = grad_BN.shape
+    of_up_BN = torch.empty_like(grad_BN)
+    has_more = of_first_BN is not None
+    result_BN = of_first_BN if of_first_BN is not None else torch.empty_like(grad_BN)
+    programs = min(-(-B // SUM_ROWS), SUM_PROGRAMS)
+    sums = grad_BN.new_empty(programs, N, dtype=torch.float32)
+    _cross_gradients_kernel[(programs, -(-N // SUM_COLUMNS))](
+        grad_BN, first_BN, up_BN, of_up_BN, result_BN,
+        grad_BN if copy_BN is None else copy_BN, sums, B, N,
+        HAS_MORE=has_more, ADDS=adds, COPIES=copy_BN is not None,
+        ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
+    )  # fmt: skip
+    return of_up_BN, result_BN, column_sums(sums)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _crossed_kernel(x, first, up, result, count, TILE: tl.constexpr):
+        place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        inside = place < count
+        added = tl.load(first + place, inside).to(tl.float32) * tl.load(up + place, inside)
+        value = tl.load(x + place, inside).to(tl.float32) + added
+        tl.store(result + place, value.to(result.dtype.element_ty), inside)
+
+    @triton.jit
+    def _cross_gradients_kernel(
+        grad, first, up, of_up, of_first, copy, sums, B, N,
+        HAS_MORE: tl.constexpr, ADDS: tl.constexpr, COPIES: tl.constexpr,
+        ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ):  # fmt: skip
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for tile in range(tl.program_id(0), tl.cdiv(B, ROWS), tl.num_programs(0)):
+            row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
+            inside = (row[:, None] < B) & (column[None, :] < N)
+            place = row[:, None] * N + column[None, :]
+            of_x = tl.load(grad + place, inside, other=0.0).to(tl.float32)
+            if COPIES:
+                tl.store(copy + place, of_x.to(copy.dtype.element_ty), inside)
+            value = of_x * tl.load(first + place, inside, other=0.0)
+            tl.store(of_up + place, value.to(of_up.dtype.element_ty), inside)
+            total += value
+            more = of_x * tl.load(up + place, inside, other=0.0)
+            if HAS_MORE:
+                more += tl.load(of_first + place, inside, other=0.0)
+            if ADDS:
+                more += of_x
+            tl.store(of_first + place, more.to(of_first.dtype.element_ty), inside)
+        sums += tl.program_id(0) * N
+        tl.store(sums + column, tl.sum(total, axis=0), column < N)
