@@ -217,6 +217,17 @@ def _compare(arguments: list[str], started: float) -> None:
     SafeConsole().print(report.compare(options.first, options.second))
 
 
+def _board(arguments: list[str], started: float) -> None:
+    """One page of many results: a table, changes, curves over time and over each other."""
+    options = parse(BoardOptions, arguments, "board")
+    from trainmark.verbs import board
+
+    if options.serve:
+        board.serve(options.runs, options.host, options.port)
+    else:
+        print(board.write(options.runs, options.output))
+
+
 def _align(arguments: list[str], started: float) -> int:
     """Whether a run's loss curve agrees with a reference."""
     from trainmark.report.alignment_page import write_page
@@ -253,6 +264,16 @@ def _verify(arguments: list[str], started: float) -> None:
     from trainmark.verbs.verify import verify
 
     verify(options.folder)
+
+
+def _replay(arguments: list[str], started: float) -> int | None:
+    """The command that gives a result again, printed or run."""
+    options = parse(ReplayOptions, arguments, "replay")
+    from trainmark.verbs import replay
+
+    words = replay.command(options.result, options.output)
+    print(replay.described(options.result, words))
+    return _dispatch(words, started) if options.run else None
 
 
 def _sweep(arguments: list[str], started: float) -> None:
@@ -329,9 +350,11 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "report": _report,
     "published": _published,
     "compare": _compare,
+    "board": _board,
     "export": _export,
     "serve": _serve,
     "verify": _verify,
+    "replay": _replay,
     "align": _align,
     "sweep": _sweep,
     "suite": _suite,
@@ -403,6 +426,23 @@ class CompareOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BoardOptions:
+    """Lay out many runs; results of earlier versions too."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Output folders of runs, their result.json, or folders to search for them."""
+    output: Path | None = None
+    """Where to write; default board.html here."""
+    serve: bool = False
+    """Serve the page over HTTP instead, and show new results as they come."""
+    host: str = "127.0.0.1"
+    """Address to serve at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
+    look at then."""
+    port: int = 8080
+    """Port to serve at; 0 takes a free one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlignOptions:
     """Compare a loss curve with a reference; exit code 1 where they do not agree."""
 
@@ -434,6 +474,18 @@ class VerifyOptions:
 
     folder: Annotated[Path, tyro.conf.Positional]
     """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """What to run again."""
+
+    result: Annotated[Path, tyro.conf.Positional]
+    """A result.json, or the output folder of a run."""
+    run: bool = False
+    """Run the command, instead of printing it alone."""
+    output: Path | None = None
+    """Folder for the new run; default: that of the old one, with -again behind its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

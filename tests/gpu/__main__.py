@@ -39,11 +39,8 @@ def _start(shard: str, marker: str, words: list[str], log: Path) -> "subprocess.
 def main() -> int:
     chosen, words = _arguments()
     began, count = time.monotonic(), chosen.processes
-    words = (
-        words
-        if any(Path(word.partition("::")[0]).exists() for word in words)
-        else [*words, *_files()]
-    )
+    if not any(Path(word.partition("::")[0]).exists() for word in words):
+        words += _files()
     folder = chosen.report or Path(tempfile.mkdtemp(prefix="gpu-tests-"))
     folder.mkdir(parents=True, exist_ok=True)
     logs = [folder / f"shard-{number + 1}.log" for number in range(count)]

@@ -62,10 +62,11 @@ def rate(step: int) -> float:
     return 2.0 ** -(step % 5)
 
 
-def train(cfg: DlrmRun) -> tuple[DlrmTrainer, Tensor]:
+def train(cfg: DlrmRun, *, every: int | None = None) -> tuple[DlrmTrainer, Tensor]:
     """The trainer, and the loss of each step beside whether it was skipped.
 
-    Each batch is prepared a step ahead, and lies there while others are evaluated.
+    Each batch is prepared a step ahead, and lies there while others are evaluated. With `every`, so
+    many steps apart, one is computed twice.
     """
     built: Any = build_trainer(cfg, workloads.load("dlrm"), single(GPU))
     batches = list(build_data(cfg, "train", 0, 1))
@@ -76,7 +77,12 @@ def train(cfg: DlrmRun) -> tuple[DlrmTrainer, Tensor]:
         prepared, ahead = ahead, built.prepare(following)
         if prepared.ready is not None:
             prepared.ready.wait()
-        outcomes.append(torch.stack(built.step(prepared, rate(step))))
+        if every is None or step % every:
+            outcomes.append(torch.stack(built.step(prepared, rate(step))))
+        else:
+            *outcome, differ = built.checked_step(prepared, rate(step))
+            outcomes.append(torch.stack(outcome))
+            assert not any(torch.stack(list(differ.values())).tolist()), (step, differ)
         if step in EVALUATED:
             predict(built, build_data(cfg, "test", 0, 1))
     return built, torch.stack(outcomes).cpu()
@@ -104,8 +110,28 @@ def test_graphs_are_the_eager_step(case: str, monkeypatch: pytest.MonkeyPatch) -
     good = found[:, 1] == 0
     assert good.sum() > 3 * small.STEPS
     torch.testing.assert_close(found[good, 0], expected[good, 0], rtol=close, atol=close)
-    wanted = held(eager)
-    for name, tensor in held(graphed).items():
+    assert_close(graphed, eager, close)
+
+
+def assert_close(found: DlrmTrainer, expected: DlrmTrainer, close: float) -> None:
+    wanted = held(expected)
+    for name, tensor in held(found).items():
         assert tensor.isfinite().all(), name
         if tensor.dtype == torch.float32 and not name.endswith(".step"):
             torch.testing.assert_close(tensor, wanted[name], rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("case", ["SGD", "row-wise Adagrad", "int8 tables", "fp8", "three widths"])
+def test_checked_steps_are_the_steps(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In graphs of their own; computed twice, they give the same bits."""
+    monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)
+    changes = CASES[case] | {"epochs": EPOCHS}
+    checked, found = train(small.config(**changes), every=3)
+    plain, expected = train(small.config(**changes))
+    assert checked._slots is not None
+    assert any(slot._train_checked._graph is not None for slot in checked._slots._slots)
+    close = 1e-2 if "precision" in changes or "table_format" in changes else 1e-4
+    good = found[:, 1] == 0
+    assert torch.equal(found[:, 1], expected[:, 1])
+    torch.testing.assert_close(found[good, 0], expected[good, 0], rtol=close, atol=close)
+    assert_close(checked, plain, close)

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.criteo_oracle import Line, random_lines, write_day
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog import criteo, synthetic
+from trainmark.clicklog.arrays import primitives
 from trainmark.errors import InputError
 
 
@@ -267,3 +268,37 @@ def test_generated_log_brings_its_best_auc(tmp_path: Path) -> None:
     assert (
         feature_spec.read(feature_spec.path_of(output, "validation")).metadata["best_auc"] == known
     )
+
+
+@pytest.mark.parametrize("recipe", ["nvidia", "dlrm"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_is_told_of_integers(
+    recipe: Any, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by hand: with and without numba, and of lines that only the slow parser takes."""
+    monkeypatch.setattr(primitives, "FAST", fast and primitives.FAST)
+    lines = random_lines(random.Random(5), 300)
+    lines[7][1:4] = ["-9", str(2**63 - 1), str(-(2**63))]
+    for line in lines:
+        line[5] = ""
+    broken = [*lines[:100], [*lines[0][:-1], "xyz"], *lines[100:]]
+    broken[100][2] = "77777"  # no good line has it
+    write_day(tmp_path / "day_0", broken[:200])
+    write_day(tmp_path / "day_1", broken[200:])
+    output = prepare(tmp_path, recipe=recipe, bad_rows="skip")
+    told = json.loads((output / "prepare.json").read_text())["numerical"]
+    assert list(told) == [f"I{number}" for number in range(1, 14)]
+    smallest = {"nvidia": -2, "dlrm": 0}[recipe]
+    for place, column in enumerate(told.values(), 1):
+        present = [int(line[place]) for line in lines if line[place]]
+        expected = {
+            "reading": {"nvidia": "ln(x + 3)", "dlrm": "ln(x + 1)"}[recipe],
+            "missing": 300 - len(present),
+            "minimum": min(present, default=None),
+            "median": None,
+            "maximum": max(present, default=None),
+            "cut_off": 0,
+            "became_zero": sum(number < smallest for number in present),
+            "lost_digits": 0,
+        }
+        assert column == expected

@@ -1,10 +1,14 @@
 """The environment block of a result: the machine, its accelerators and the software on it."""
 
+import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,20 @@ from trainmark.hardware.devices import (
     identify,
     read_if_there,
     usable_cores,
+)
+
+PACKAGES = (
+    "numpy",
+    "numba",
+    "pyarrow",
+    "triton",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "torchrec",
+    "fbgemm-gpu",
+    "pydantic",
+    "tyro",
 )
 
 
@@ -33,6 +51,7 @@ def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
             "cpu_cores": usable_cores(),
             "host_memory_bytes": host_memory_bytes(),
             "interconnect": _interconnect(nvml),
+            "network": _network(),
         }
         driver = (
             _attempt(lambda: nvml.library.nvmlSystemGetDriverVersion()) if nvml.handle else None
@@ -41,14 +60,18 @@ def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
         "os": _operating_system(),
         "kernel": platform.release(),
         "container": _container(),
+        "container_image": _container_image(),
         "driver": driver,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "nccl": _nccl_version() if on_accelerator else None,
+        "cudnn": _attempt(torch.backends.cudnn.version) if on_accelerator else None,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "trainmark": trainmark.__version__,
-        "commit": _commit(),
+        "packages": _packages(),
+        "commit": commit(),
+        "command": shlex.join(["trainmark", *sys.argv[1:]]),
     }
     return hardware, software
 
@@ -122,6 +145,24 @@ def _nccl_version() -> str | None:
     return ".".join(map(str, version)) if version else None
 
 
+def _network(root: Path = Path("/sys/class")) -> dict[str, str]:
+    """The rate of every InfiniBand port and network interface that tells one."""
+    rates = {
+        f"{port.parent.parent.name}/{port.name}": read_if_there(str(port / "rate"))
+        for port in sorted(root.glob("infiniband/*/ports/*"))
+    }
+    for interface in sorted(root.glob("net/*")):
+        megabits = read_if_there(str(interface / "speed"))  # -1, or an error, where there is none
+        rates[interface.name] = f"{megabits} Mb/sec" if megabits and int(megabits) > 0 else None
+    return {name: rate for name, rate in rates.items() if rate}
+
+
+def _packages() -> dict[str, str]:
+    """Versions of what computes, reads and writes."""
+    versions = {name: _attempt(lambda name=name: metadata.version(name)) for name in PACKAGES}
+    return {name: version for name, version in versions.items() if version}
+
+
 def _operating_system() -> str:
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
@@ -140,7 +181,13 @@ def _container() -> str:
     return next((name for path, name in marks.items() if Path(path).exists()), "none")
 
 
-def _commit() -> str | None:
+def _container_image() -> str | None:
+    """Of runtimes that tell it to what they run."""
+    variables = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "CONTAINER_IMAGE")
+    return next((os.environ[name] for name in variables if os.environ.get(name)), None)
+
+
+def commit() -> str | None:
     """The commit of the checkout that trainmark runs from; `-dirty` when files differ from it."""
     checkout = Path(trainmark.__file__).resolve().parent.parent
     # An installed copy may lie inside the checkout of another project; that commit is not ours.

@@ -5,9 +5,9 @@ of them are a fair sample, the same for any memory, number of threads and howeve
 killed; a column is fitted to them, and so to all rows of a smaller log.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from trainmark.clicklog.engine import vocabulary_files
 from trainmark.clicklog.engine.arrange import Part, TrainRows, in_training_order
 from trainmark.clicklog.engine.column_reader import arrow_array, numpy_array
 from trainmark.clicklog.engine.splits import RowSet
-from trainmark.clicklog.engine.store import BlockRecord, Store, StoredNumbers, describe_numbers
+from trainmark.clicklog.engine.store import BlockRecord, Store, describe_numbers
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import number_readings
 from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES
-from trainmark.clicklog.sources.rows import Number
+from trainmark.clicklog.sources.rows import Number, NumberFacts
 from trainmark.errors import InputError
 
 SAMPLE_ROWS = 1_000_000
@@ -140,15 +140,9 @@ def fit(store: Store, train: TrainRows, rows: RowSet, number: int, memory: int) 
         number_transforms.bins(lower_ends, present) - 1 if reading.bins else np.empty(0, np.int64)
     )
     losses, exact = _scan(store, rows, number, reading.transform, parameters)
-    stored = [_described(store, rows, number, record) for record in store.records]
-    facts = {
-        "reading": str(reading),
-        "missing": sum(part.missing for part in stored),
-        "minimum": min((part.minimum for part in stored if part.minimum is not None), default=None),
-        "median": float(np.quantile(present, 0.5, method="lower")) if len(present) else None,
-        "maximum": max((part.maximum for part in stored if part.maximum is not None), default=None),
-        **asdict(losses),
-    }
+    whole = added(_described(store, rows, number, record) for record in store.records)
+    median = float(np.quantile(present, 0.5, method="lower")) if len(present) else None
+    facts = _shown(str(reading), whole, median, losses)
     return FittedNumber(
         name=column.name,
         reading=str(reading),
@@ -158,6 +152,40 @@ def fit(store: Store, train: TrainRows, rows: RowSet, number: int, memory: int) 
         facts=facts,
         exact_in_float16=exact,
     )
+
+
+def of_source(store: Store) -> dict[str, dict[str, Any]]:
+    """For prepare.json, of columns that the source transforms itself: what its blocks counted."""
+    columns = store.schema.transformed
+    if not all(len(record.numbers) == len(columns) for record in store.records):
+        return {}  # blocks of an earlier version
+    parts = zip(*(record.numbers for record in store.records), strict=True)
+    return {
+        column.name: transformed_facts(column, added(part))
+        for column, part in zip(columns, parts, strict=True)
+    }
+
+
+def transformed_facts(column: Number, whole: NumberFacts) -> dict[str, Any]:
+    """Of one such column. No median: that would take another pass."""
+    return _shown(column.reading, whole, None, Losses(became_zero=whole.became_zero))
+
+
+def added(parts: Iterable[NumberFacts]) -> NumberFacts:
+    return reduce(NumberFacts.__add__, parts, NumberFacts(0, None, None))
+
+
+def _shown(
+    reading: str, whole: NumberFacts, median: float | None, losses: Losses
+) -> dict[str, Any]:
+    return {
+        "reading": reading,
+        "missing": whole.missing,
+        "minimum": whole.minimum,
+        "median": median,
+        "maximum": whole.maximum,
+        **asdict(losses),
+    }
 
 
 def _reading(column: Number, present: Array, *, has_missing: bool) -> NumberReading:
@@ -182,7 +210,7 @@ def _sample(store: Store, train: TrainRows, number: int, memory: int) -> Array:
     return np.concatenate(found)
 
 
-def _described(store: Store, rows: RowSet, number: int, record: BlockRecord) -> StoredNumbers:
+def _described(store: Store, rows: RowSet, number: int, record: BlockRecord) -> NumberFacts:
     """What is known of a block's part of a column, as far as it is in a split."""
     if rows.has_all(record):
         return record.numbers[number]

@@ -194,7 +194,8 @@ class EmbeddedEngine:
             clicks=columns["label"]["clicks"],
             bad=bad,
             features=dict(zip(names, facts, strict=True)),
-            numerical={column.name: column.facts for column in fitted.columns},
+            numerical={column.name: column.facts for column in fitted.columns}
+            or numbers.of_source(store),
             metadata={**job.told, **job.metadata},
         )
         files.write_json(dataset / MANIFEST, manifest)

@@ -27,7 +27,14 @@ from numpy.typing import NDArray
 from trainmark import checksums
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.arrays.primitives import Array, Scratch
-from trainmark.clicklog.sources.rows import Column, Kind, ParsedRows, Schema, Values
+from trainmark.clicklog.sources.rows import (
+    Column,
+    Kind,
+    NumberFacts,
+    ParsedRows,
+    Schema,
+    Values,
+)
 from trainmark.clicklog.sources.source import Position
 
 DICTIONARY_SHARE = 4
@@ -50,16 +57,6 @@ class StoredColumn:
 
 
 @dataclass(frozen=True)
-class StoredNumbers:
-    """What is known of a block's part of a numerical column."""
-
-    missing: int
-    minimum: float | None
-    """None: all are missing."""
-    maximum: float | None
-
-
-@dataclass(frozen=True)
 class BlockRecord:
     """A finished block."""
 
@@ -72,8 +69,8 @@ class BlockRecord:
     columns: list[StoredColumn]
     strings: dict[str, list[Any]]
     """Checksums of the dictionaries of string columns, by file name."""
-    numbers: list[StoredNumbers] = field(default_factory=list)
-    """Of each column of `Schema.numbers`."""
+    numbers: list[NumberFacts] = field(default_factory=list)
+    """Of each numerical column; none of Criteo's in blocks of an earlier version."""
     other_labels: tuple[str, ...] = ()
     """As `ParsedRows` has them."""
 
@@ -86,7 +83,7 @@ class BlockRecord:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "BlockRecord":
         columns = [StoredColumn(*column) for column in data["columns"]]
-        numbers = [StoredNumbers(*column) for column in data.get("numbers", [])]
+        numbers = [NumberFacts(*column) for column in data.get("numbers", [])]
         stop = Position(**data["stop"])
         return cls(**data | {"stop": stop, "columns": columns, "numbers": numbers})
 
@@ -154,7 +151,7 @@ def write(
         check=check.value(),
         columns=columns,
         strings=dictionaries,
-        numbers=[describe_numbers(column) for column in block.numerical.T if schema.numbers],
+        numbers=_facts(block, schema),
         **record,
     )
 
@@ -166,12 +163,18 @@ def _number_columns(block: ParsedRows, order: Array) -> list[Array]:
     ]
 
 
-def describe_numbers(column: Array) -> StoredNumbers:
+def _facts(block: ParsedRows, schema: Schema) -> list[NumberFacts]:
+    if not schema.numbers:
+        return list(block.numbers)
+    return [describe_numbers(column) for column in block.numerical.T]
+
+
+def describe_numbers(column: Array) -> NumberFacts:
     """What is known of numbers, NaN where missing."""
     present = column[~np.isnan(column)]
     if not len(present):
-        return StoredNumbers(len(column), None, None)
-    return StoredNumbers(len(column) - len(present), float(present.min()), float(present.max()))
+        return NumberFacts(len(column), None, None)
+    return NumberFacts(len(column) - len(present), float(present.min()), float(present.max()))
 
 
 def _taken(name: str, source: Array, order: Array, dtype: Any = None) -> Array:

@@ -38,7 +38,7 @@ def manifest(
 
     Args:
         features: facts of the categorical features.
-        numerical: of the numerical columns, where the source does not transform them itself.
+        numerical: of the numerical columns.
     """
     rows = sum(split.rows for split in splits)
     cardinalities = [feature["cardinality"] for feature in features.values()]

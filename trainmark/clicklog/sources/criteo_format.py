@@ -31,6 +31,8 @@ class Line:
     label: int | None = None
     numerical: list[int] = field(default_factory=list)
     """Bits of float16."""
+    integers: list[int | None] = field(default_factory=list)
+    """The same as they are in the text."""
     categorical: list[int | None] = field(default_factory=list)
     problem: str | None = None
     """The first thing that is wrong."""
@@ -52,6 +54,7 @@ def parse_line(line: bytes, recipe: Recipe) -> Line:
             number = integer(text)
             expected = "a whole number of at most 64 bits or nothing"
             row.numerical.append(_bits(number, recipe))
+            row.integers.append(number)
         else:
             number = hexadecimal(text)
             expected = "up to 8 hexadecimal digits or nothing"

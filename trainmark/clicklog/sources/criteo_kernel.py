@@ -14,6 +14,8 @@ from numba.extending import intrinsic
 from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL, NUM_NUMERICAL
 
 TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
+ABSENT = -(1 << 63)  # instead of an integer, of which none here has so many digits
+AT_A_TIME = 256  # lines whose integers are counted together
 _EACH_BYTE = 0x0101010101010101
 
 
@@ -58,14 +60,36 @@ def _hex_digit(byte: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
+def _count(numbers: Any, lines: int, smallest: int, facts: Any) -> None:
+    """Add the numbers of some lines to the facts of their columns.
+
+    Without a decision: ABSENT is less than every number and so no maximum; less 1, it is the
+    largest of all.
+    """
+    for column in range(NUM_NUMERICAL):
+        absent = small = 0
+        low, high = facts[1, column] - 1, facts[2, column]
+        for place in range(lines):
+            number = numbers[column, place]
+            absent += number == ABSENT
+            low = min(low, number - 1)
+            high = max(high, number)
+            small += number < smallest
+        facts[0, column] += absent
+        facts[1, column], facts[2, column] = low + 1, high
+        facts[3, column] += small
+
+
+@numba.njit(nogil=True, cache=True)
 def parse(text: Any, length: int, integers: Any, out: Any, odd: Any) -> Any:
     """Parse lines.
 
     Args:
         text: uint8, `length` bytes and at least 8 zeros; every line but the last is ended.
-        integers: the float16 bits of transformed integers, the first of them, and the bits of
-            a missing one.
-        out: labels uint8 [lines], numerical uint16 [lines, 13], categorical uint32 [26, lines].
+        integers: the float16 bits of transformed integers, the first of them, the bits of
+            a missing one, and the smallest integer that is not taken for a larger one.
+        out: labels uint8 [lines], numerical uint16 [lines, 13], categorical uint32 [26, lines]; and
+            int64 [4, 13] to count in: missing, the smallest, the largest, missing or too small.
         odd: three lists to fill as far as they reach: bad lines [., 4] as first byte, end, line
             index, row before which it came; large integers [., 3] as row, column, number; rows
             [., 2] as column, row where a categorical value is the number 0.
@@ -73,8 +97,10 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any) -> Any:
     Returns:
         Rows written, and how many entries each list of `odd` needs.
     """
-    table, table_start, missing = integers
-    labels, numerical, categorical = out
+    table, table_start, missing, smallest = integers
+    labels, numerical, categorical, facts = out
+    numbers = np.empty((NUM_NUMERICAL, AT_A_TIME), np.int64)
+    waiting = 0  # lines whose numbers are yet to be counted
     bad, large, zeros = odd
     num_bad = num_large = num_zeros = 0
     row = line = place = 0
@@ -95,6 +121,7 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any) -> Any:
                 byte = text[place]
                 if byte == TAB:
                     numerical[row, column] = missing
+                    numbers[column, waiting] = ABSENT
                     place += 1
                     continue
                 negative = byte == MINUS
@@ -115,6 +142,7 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any) -> Any:
                 place += 1
                 if negative:
                     number = -number
+                numbers[column, waiting] = number
                 index = number - table_start
                 if 0 <= index < len(table):
                     numerical[row, column] = table[index]
@@ -158,6 +186,10 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any) -> Any:
                     good = False
         if good:
             row += 1
+            waiting += 1
+            if waiting == AT_A_TIME:
+                _count(numbers, waiting, smallest, facts)
+                waiting = 0
         else:
             num_large, num_zeros = large_before, zeros_before
             place = start
@@ -171,4 +203,5 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any) -> Any:
             num_bad += 1
             place += 1
         line += 1
+    _count(numbers, waiting, smallest, facts)
     return row, num_bad, num_large, num_zeros

@@ -3,6 +3,7 @@
 Both take a piece at a time. `criteo_format.parse_line` decides on lines that they do not accept.
 """
 
+import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,15 @@ from trainmark.clicklog.sources.criteo_format import (
     transformed_bits,
 )
 from trainmark.clicklog.sources.recipes import Recipe
-from trainmark.clicklog.sources.rows import BadRow, Column, ParsedRows, Schema, Values
+from trainmark.clicklog.sources.rows import (
+    BadRow,
+    Column,
+    Number,
+    NumberFacts,
+    ParsedRows,
+    Schema,
+    Values,
+)
 from trainmark.clicklog.sources.source import (
     BadRows,
     Piece,
@@ -36,6 +45,9 @@ from trainmark.clicklog.sources.source import (
 
 TABLE_START, TABLE_STOP = -16, 1 << 17
 """Integers whose transformed value is looked up; others are computed."""
+
+NOTHING_COUNTED = (0, (1 << 63) - 1, -(1 << 63), 0)
+"""Of a column, as the kernel counts."""
 
 _scratch = Scratch()
 
@@ -51,6 +63,8 @@ class CriteoColumns:
     """[26, rows] uint32, 0 where missing."""
     zeros: list[Array]
     """Per column: the rows that hold the number 0."""
+    facts: Sequence[NumberFacts]
+    """Of the integers, a column each."""
 
 
 class CriteoSource:
@@ -64,13 +78,15 @@ class CriteoSource:
     """
 
     def __init__(self, files: Sequence[Path], recipe: Recipe, bad_rows: BadRows = "stop") -> None:
-        self.schema = Schema(NUM_NUMERICAL, tuple(Column(name) for name in NAMES))
+        numbers = (Number(f"I{i}", recipe.reading) for i in range(1, NUM_NUMERICAL + 1))
+        self.schema = Schema(
+            NUM_NUMERICAL, tuple(Column(name) for name in NAMES), transformed=tuple(numbers)
+        )
         self.files = list(files)
         text_files.refuse_formats(self.files)
         self.recipe = recipe
         self.bad_rows = bad_rows
-        numbers = np.arange(TABLE_START, TABLE_STOP)
-        self._table = transformed_bits(numbers, recipe)
+        self._table = transformed_bits(np.arange(TABLE_START, TABLE_STOP), recipe)
         self._missing = missing_bits(recipe)
 
     def settings(self) -> dict[str, Any]:
@@ -96,13 +112,17 @@ class CriteoSource:
         parsed, odd_lines = parser(piece.raw)
         bad, kept = self._judge(piece, odd_lines)
         if kept:
-            parsed = _insert(parsed, kept)
+            parsed = self._with_lines(parsed, kept)
         categorical = [
             Values(numbers, zeros=zeros)
             for numbers, zeros in zip(parsed.categorical, parsed.zeros, strict=True)
         ]
         return ParsedRows(
-            parsed.labels.view(np.bool_), parsed.numerical.view(np.float16), categorical, bad
+            parsed.labels.view(np.bool_),
+            parsed.numerical.view(np.float16),
+            categorical,
+            bad,
+            numbers=parsed.facts,
         )
 
     # --- a piece at a time
@@ -121,8 +141,12 @@ class CriteoSource:
                 np.empty((size, width), np.int64)
                 for size, width in zip(room, (4, 3, 2), strict=True)
             )
-            table = (self._table, TABLE_START, self._missing)
-            rows, *needed = criteo_kernel.parse(text.buffer, text.length, table, out, odd)
+            table = (self._table, TABLE_START, self._missing, self.recipe.smallest)
+            counted = np.tile(np.array(NOTHING_COUNTED)[:, None], NUM_NUMERICAL)
+            out_and_counted = (*out, counted)
+            rows, *needed = criteo_kernel.parse(
+                text.buffer, text.length, table, out_and_counted, odd
+            )
             if all(map(int.__le__, needed, room)):
                 break
             room = needed  # many odd lines: once more, with enough room to list them
@@ -133,6 +157,7 @@ class CriteoSource:
             out[1][:rows],
             out[2][:, :rows],
             [zeros[zeros[:, 0] == column, 1] for column in range(NUM_CATEGORICAL)],
+            [_facts(rows, *of_column) for of_column in counted.T.tolist()],
         )
         raw = text.buffer
         return parsed, [
@@ -148,7 +173,9 @@ class CriteoSource:
         if columns is not None:
             labels, numbers, missing, categorical, zeros = columns
             bits = np.where(missing, self._missing, transformed_bits(numbers, self.recipe))
-            return CriteoColumns(labels, bits, categorical, zeros), []
+            pairs = zip(numbers.T, missing.T, strict=True)
+            facts = [self._count(column[~absent], int(absent.sum())) for column, absent in pairs]
+            return CriteoColumns(labels, bits, categorical, zeros, facts), []
         # Something is odd: sort it out line by line.
         good: list[Line] = []
         odd: list[OddLine] = []
@@ -158,7 +185,25 @@ class CriteoSource:
                 odd.append(OddLine(line, number, len(good)))
             else:
                 good.append(row)
-        return _insert(_no_rows(), [(0, row) for row in good]), odd
+        return self._with_lines(_no_rows(), [(0, row) for row in good]), odd
+
+    # --- what is worth knowing of integers
+
+    def _with_lines(self, parsed: CriteoColumns, rows: Sequence[tuple[int, Line]]) -> CriteoColumns:
+        """Put rows in before those with the given numbers, and count theirs."""
+        facts = []
+        for column, before in enumerate(parsed.facts):
+            present = [row.integers[column] for _, row in rows]
+            known = np.array([number for number in present if number is not None], np.int64)
+            facts.append(before + self._count(known, len(present) - len(known)))
+        return dataclasses.replace(_insert(parsed, rows), facts=facts)
+
+    def _count(self, present: Array, missing: int) -> NumberFacts:
+        if not len(present):
+            return NumberFacts(missing, None, None)
+        too_small = np.count_nonzero(present < self.recipe.smallest)
+        ends = (int(present.min()), int(present.max()))
+        return NumberFacts(missing, *ends, became_zero=int(too_small))
 
     # --- odd lines
 
@@ -207,7 +252,15 @@ def _no_rows() -> CriteoColumns:
         np.empty((0, NUM_NUMERICAL), np.uint16),
         np.empty((NUM_CATEGORICAL, 0), np.uint32),
         [np.empty(0, np.int64)] * NUM_CATEGORICAL,
+        [NumberFacts(0, None, None)] * NUM_NUMERICAL,
     )
+
+
+def _facts(rows: int, missing: int, low: int, high: int, small: int) -> NumberFacts:
+    """What the kernel counted of a column of so many rows."""
+    if missing == rows:
+        return NumberFacts(missing, None, None)
+    return NumberFacts(missing, low, high, became_zero=small - missing)
 
 
 def _insert(parsed: CriteoColumns, rows: Sequence[tuple[int, Line]]) -> CriteoColumns:
@@ -230,4 +283,5 @@ def _insert(parsed: CriteoColumns, rows: Sequence[tuple[int, Line]]) -> CriteoCo
         np.insert(parsed.numerical, places, np.array(numerical, np.uint16), axis=0),
         np.insert(parsed.categorical, places, np.array(values, np.uint32).T, axis=1),
         zeros,
+        parsed.facts,
     )

@@ -52,6 +52,16 @@ class Recipe:
     rounds_up: bool = False
     """Whether the first half of an odd day is the larger one."""
 
+    @property
+    def reading(self) -> str:
+        """What becomes of integers, for people."""
+        return f"ln(x + {self.shift})"
+
+    @property
+    def smallest(self) -> int:
+        """Smaller integers become 0.0 as this one does."""
+        return 1 - self.shift
+
     def transform(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Integers, none of them missing, to what the model gets."""
         x = numbers.astype(np.float64)

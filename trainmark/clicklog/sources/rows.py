@@ -44,6 +44,8 @@ class Schema:
     helpers: tuple[Column, ...] = ()
     """Columns by which rows are divided, named `order` and `group`: no features, but stored behind
     the categorical columns and as they are."""
+    transformed: tuple[Number, ...] = ()
+    """The numerical columns that the source transforms itself."""
 
     @property
     def stored(self) -> tuple[Column, ...]:
@@ -95,6 +97,28 @@ class Values:
 
 
 @dataclass(frozen=True)
+class NumberFacts:
+    """What is known of a block's part of a numerical column."""
+
+    missing: int
+    minimum: float | None
+    """None: all are missing."""
+    maximum: float | None
+    became_zero: int = 0
+    """Numbers too small for the transform, where the source transforms them itself."""
+
+    def __add__(self, other: "NumberFacts") -> "NumberFacts":
+        ends = ([self.minimum, other.minimum], [self.maximum, other.maximum])
+        lows, highs = ([end for end in of if end is not None] for of in ends)
+        return NumberFacts(
+            missing=self.missing + other.missing,
+            minimum=min(lows, default=None),
+            maximum=max(highs, default=None),
+            became_zero=self.became_zero + other.became_zero,
+        )
+
+
+@dataclass(frozen=True)
 class ParsedRows:
     """Consecutive rows, parsed."""
 
@@ -109,6 +133,8 @@ class ParsedRows:
     """Rows of this block that broke the rules, whether skipped or kept."""
     other_labels: tuple[str, ...] = ()
     """Of a label that has to have two values: those that are no clicks."""
+    numbers: Sequence[NumberFacts] = ()
+    """Of each column of `Schema.transformed`."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -31,6 +31,7 @@ from trainmark.clickdata import feature_spec
 from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL
+from trainmark.clicklog.sources.rows import NumberFacts
 from trainmark.clicklog.spark import frames
 from trainmark.clicklog.spark.encode import FACTS
 from trainmark.clicklog.spark.hadoop import File, Hadoop
@@ -180,6 +181,16 @@ class SparkEngine:
         if not self.recipe.missing_is_zero:
             without_id = [a - b for a, b in zip(without_id, missing, strict=True)]
         return clicks, missing, without_id
+
+    def numbers(self) -> list[NumberFacts]:
+        """Of each integer column."""
+        counted = []
+        for name in frames.INTEGERS:
+            too_small = sql.count(sql.when(sql.col(name) < self.recipe.smallest, 1))
+            counted += [sql.count(name), sql.min(name), sql.max(name), too_small]
+        total, *rest = next(iter(self.rows.agg(sql.count("*"), *counted).collect()))
+        columns = zip(*(rest[place::4] for place in range(4)), strict=True)
+        return [NumberFacts(total - there, *others) for there, *others in columns]
 
     def bad_lines(self, limit: int | None = None) -> Iterator[tuple[int, int, str]]:
         """(file, line number, text) of the bad lines, in input order."""

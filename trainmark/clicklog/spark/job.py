@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from trainmark import files
 from trainmark.clickdata import identity, planted
-from trainmark.clicklog.engine import split_binary, summary, vocabulary_files
+from trainmark.clicklog.engine import numbers, split_binary, summary, vocabulary_files
 from trainmark.clicklog.engine.job import VOCABULARY, Job
 from trainmark.clicklog.engine.phases import BAD_ROWS
 from trainmark.clicklog.engine.summary import MANIFEST
@@ -207,6 +207,12 @@ class _Run:
                 clicks=clicks,
                 bad=bad,
                 features=features,
+                numerical={
+                    column.name: numbers.transformed_facts(column, facts)
+                    for column, facts in zip(
+                        self.job.source.schema.transformed, engine.numbers(), strict=True
+                    )
+                },
                 metadata=self.job.metadata,
             )
             files.write_json(here / MANIFEST, manifest)

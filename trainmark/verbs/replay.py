@@ -1,0 +1,62 @@
+"""`trainmark replay`: the command that gives a result again, and what is different here."""
+
+import importlib.metadata
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trainmark
+from trainmark.hardware.devices import cpu_name
+from trainmark.hardware.environment import commit
+from trainmark.run import result
+from trainmark.run.result import Result
+
+
+def command(path: Path, output: Path | None) -> list[str]:
+    """Words after `trainmark`: the run's whole configuration is taken from its result.
+
+    Args:
+        path: a result.json, or the folder of a run.
+    """
+    file = path if path.is_file() else path / result.FILE_NAME
+    found = result.read(file)
+    _, nodes, devices = found.case.rsplit("x", 2)
+    again = output or file.parent.with_name(f"{file.resolve().parent.name}-again")
+    train = ["train", found.run, "--config", str(file), *_start(found), "--output", str(again)]
+    if (nodes, devices) == ("1", "1"):
+        return train
+    return ["launch", "--on", "torchrun", "-j", f"{nodes}x{devices}", *train]
+
+
+def _start(found: Result) -> list[str]:
+    """Flags of what the run began with, which is no part of its configuration."""
+    typed = shlex.split(found.software.get("command") or "")
+    if "--from" not in typed[:-1]:
+        return []
+    optimizer = ["--with-optimizer"] if "--with-optimizer" in typed else []
+    return ["--from", typed[typed.index("--from") + 1], *optimizer]
+
+
+def described(path: Path, words: list[str]) -> str:
+    """The command, after comments: what was typed then, and what is not as it was."""
+    found = result.read(path)
+    typed = found.software.get("command")
+    comments = [f"typed on {found.started}: {typed}"] if typed else []
+    comments += [f"{what}: {then} then, {now} here" for what, then, now in _differences(found)]
+    return "\n".join([*(f"# {line}" for line in comments), shlex.join(["trainmark", *words])])
+
+
+def _differences(found: Result) -> Iterator[tuple[str, Any, Any]]:
+    """What may make the figures differ, where both are known."""
+    then = found.software | found.hardware
+    here = {
+        "commit": commit(),
+        "trainmark": trainmark.__version__,
+        "torch": importlib.metadata.version("torch"),
+        "cpu": cpu_name(),
+    }
+    for name, now in here.items():
+        before = then.get(name)
+        if before is not None and now is not None and before != now:
+            yield name, before, now
