@@ -1,14 +1,16 @@
 """Parquet files with any columns, as a source."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainmark.clicklog.sources import column_match, column_spec, number_readings
+from trainmark.clicklog.sources import column_match, column_spec, lists, number_readings
 from trainmark.clicklog.sources.column_match import OldColumns
+from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
@@ -44,7 +46,11 @@ class ParquetSource:
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
         uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         types = [schemas[0].field(use.column).type for use in uses]
-        self.uses = resolve(uses, types, self._numerical)
+        resolved = resolve(uses, types, self._numerical)
+        self.uses = [
+            self._with_longest(now) if now.reading != use.reading and lists.is_list(kind) else now
+            for use, now, kind in zip(uses, resolved, types, strict=True)
+        ]
         if old is not None:
             raise_all(self._other_texts(schemas[0], old.dataset))
         for path, schema in zip(self.files, schemas, strict=True):
@@ -54,6 +60,17 @@ class ParquetSource:
             if types != [schemas[0].field(use.column).type for use in uses]:
                 raise InputError(f"{path} has other columns or types than {self.files[0]}.")
         self.schema = column_spec.schema(self.uses)
+
+    def _with_longest(self, use: ColumnUse) -> ColumnUse:
+        """A column of lists whose longest one nobody said: it is looked for."""
+        reading = lists.parse(use.reading)
+        if reading is None:
+            return use
+        most = 1
+        for path in self.files:
+            for batch in _open_parquet(path).iter_batches(columns=[use.column]):
+                most = max(most, lists.longest(batch.column(0)))
+        return replace(use, reading=str(replace(reading, most=most)))
 
     def _other_texts(self, schema: Any, dataset: str) -> Iterator[str]:
         """Columns of text by now of a type whose values have no text of their own: 7.0 is not 7."""
