@@ -237,6 +237,16 @@ def _export(arguments: list[str], started: float) -> None:
     print(export(options.folder, options.format, options.output, options.checkpoint))
 
 
+def _predict(arguments: list[str], started: float) -> None:
+    """A score for every row of files, by a run's checkpoint."""
+    from trainmark.inference.options import PredictOptions
+
+    options = parse(PredictOptions, arguments, "predict")
+    from trainmark.inference.predict import predict
+
+    print(predict(options))
+
+
 def _serve(arguments: list[str], started: float) -> None:
     """Scores over HTTP, of a run's checkpoint or of an exported model."""
     from trainmark.inference.options import ServeOptions
@@ -336,6 +346,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "infer": _infer,
+    "predict": _predict,
     "report": _report,
     "published": _published,
     "compare": _compare,

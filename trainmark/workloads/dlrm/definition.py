@@ -1,16 +1,16 @@
 """DLRM as the registry knows it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainmark.contract import (
-    BadRows,
     Definition,
     EncodedFiles,
     Exporter,
     Metrics,
     Plan,
+    RawFiles,
     Scorer,
     Served,
     Workload,
@@ -33,12 +33,10 @@ def _warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
     return warnings(cfg, metrics)
 
 
-def _encode_files(
-    cfg: DlrmRun, inputs: Sequence[str], folder: Path, bad_rows: BadRows
-) -> EncodedFiles:
+def _encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
     from trainmark.workloads.dlrm.raw_files import encode_files
 
-    return encode_files(cfg, inputs, folder, bad_rows)
+    return encode_files(cfg, raw, folder)
 
 
 def _exporters() -> Mapping[str, Exporter[DlrmRun]]:
