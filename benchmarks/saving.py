@@ -1,11 +1,11 @@
 """How long training stands still to save, and what the thread beside it costs.
 
-    python benchmarks/saving.py FOLDER                   # on a GPU; FOLDER takes 60 GB
+    python benchmarks/saving.py FOLDER                   # on a GPU; FOLDER takes 40 GB
     python benchmarks/saving.py FOLDER --small           # on a CPU, to try it
 
-Each run saves several times: once with a copy in host memory, which a thread writes while training
-goes on, once as if there were no room for it. Rows have the seconds of every save, the speed, and
-how long the thread took to pin memory.
+Each run saves once while it trains and once at its end: with a copy in host memory, which a thread
+writes while training goes on, then as if there were no room for it. Rows have the seconds of both
+saves (the second waits for the first), the speed, and how long the thread took to pin memory.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Stopwatch:
 def measure(name: str, flags: list[str], every: int, output: Path, *, beside: bool) -> None:
     """One run; its row goes to a file beside its output."""
     watch = Stopwatch()
-    steps = every * 5 // 2 if beside else every * 3 // 2
+    steps = every * 3 // 2
     line = ["train", *flags, *COMMON, "--output", str(output), "--max-steps", str(steps)]
     line += ["--checkpoint-every", f"{every} steps"]
     room = memory._SHARE_FOR_COPIES if beside else 0
@@ -110,9 +110,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--runs", nargs="+", help="only these")
     parser.add_argument("--results", type=Path, help="write the results here instead")
     options = parser.parse_args()
-    measured = rows(SMALL_RUNS if options.small else GPU_RUNS, options.folder)
+    runs = SMALL_RUNS if options.small else GPU_RUNS
+    chosen = {name: run for name, run in runs.items() if name in (options.runs or runs)}
+    measured = rows(chosen, options.folder)
     device = "cpu" if options.small else torch.device("cuda", 0)
     write_results("saving" if options.small else "saving_h200", measured, device,
                   folder=options.results)  # fmt: skip

@@ -25,7 +25,9 @@ class Need:
         return test.startswith(self.tests) and re.fullmatch(self.reason, reason, re.S) is not None
 
 
-EXTRAS = "fastapi|numba|onnx|onnxruntime|optuna|pyspark|tokenizers|torchx|transformers"
+EXTRAS = (
+    "fastapi|mlperf_logging|numba|onnx|onnxruntime|optuna|pyspark|tokenizers|torchx|transformers"
+)
 KERNELS = (
     "tests/distributed/test_interactions.py::test_by_the_kernels",
     "tests/gpu/test_embedding_kernels.py",
@@ -100,6 +102,11 @@ NEEDS = {
         "SLURM's daemons, and root to start them",
         "SLURM is not installed here .*|SLURM's daemons need root",
         ("tests/distributed/test_launch_slurm.py",),
+    ),
+    "chromium": Need(
+        "Debian's Chromium, which .ci/run installs and requires",
+        "there is no chromium here .*",
+        ("tests/unit/test_board_browser.py",),
     ),
     "text": Need(
         "a text that is not in the repository",

@@ -217,6 +217,17 @@ def _compare(arguments: list[str], started: float) -> None:
     SafeConsole().print(report.compare(options.first, options.second))
 
 
+def _board(arguments: list[str], started: float) -> None:
+    """One page of many results: a table, changes, curves over time and over each other."""
+    options = parse(BoardOptions, arguments, "board")
+    from trainmark.verbs import board
+
+    if options.serve:
+        board.serve(options.runs, options.host, options.port)
+    else:
+        print(board.write(options.runs, options.output))
+
+
 def _align(arguments: list[str], started: float) -> int:
     """Whether a run's loss curve agrees with a reference."""
     from trainmark.report.alignment_page import write_page
@@ -350,6 +361,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "report": _report,
     "published": _published,
     "compare": _compare,
+    "board": _board,
     "export": _export,
     "serve": _serve,
     "verify": _verify,
@@ -422,6 +434,23 @@ class CompareOptions:
     """Output folder of a run."""
     second: Annotated[Path, tyro.conf.Positional]
     """Output folder of another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardOptions:
+    """Lay out many runs; results of earlier versions too."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Output folders of runs, their result.json, or folders to search for them."""
+    output: Path | None = None
+    """Where to write; default board.html here."""
+    serve: bool = False
+    """Serve the page over HTTP instead, and show new results as they come."""
+    host: str = "127.0.0.1"
+    """Address to serve at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
+    look at then."""
+    port: int = 8080
+    """Port to serve at; 0 takes a free one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,7 +166,7 @@ def _own_name(cfg: Run) -> str:
     return cfg.workload
 
 
-def _none_counted(trainer: Any) -> dict[str, float]:
+def _none_counted(subject: Any) -> dict[str, Any]:
     return {}
 
 
@@ -208,6 +208,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     """Estimated, on one device."""
     mlperf: Callable[[RunT], str] = _own_name
     """What MLPerf's rules call this benchmark, or the workload's own name where they do not."""
+    mlperf_settings: Callable[[RunT], dict[str, Any]] = _none_counted
+    """What its rules want logged of the optimiser and the model, by MLPerf's keys."""
     plan_devices: Callable[[RunT], list[MemoryPlan]] = _nothing
     """Bytes on each device, where they differ."""
     host_bytes: Callable[[RunT], list[int]] = _nothing

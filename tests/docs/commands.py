@@ -85,6 +85,8 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.report.report",
             "trainmark.report.table_report",
             "trainmark.report.compare",
+            "trainmark.verbs.board.write",
+            "trainmark.verbs.board.serve",
             "trainmark.verbs.suite.suite",
             "trainmark.verbs.sweep.sweep",
             "trainmark.verbs.sweep.dry_runs",

@@ -7,6 +7,7 @@ tables.py           the published form; published.py: rows of published systems;
 formats.py          tables as Markdown, CSV and JSON; repeats.py: histograms of repeats
 comparison.py       two results side by side; fields.py: their configurations;
                     paired.py: their scores, row by row
+board.py            what `trainmark board` shows: results, changes; board_page.py: its page
 alignment_page.py   the page of `trainmark align`; sweep_page.py: that of `trainmark sweep`
 """
 

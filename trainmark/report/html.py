@@ -50,17 +50,21 @@ def _titled(one: Titled) -> Markup:
     return section(one.title, chart, table(one.grid, highlighted=one.ours), *notes)
 
 
-def document(title: str, content: Markup) -> str:
+def own_file(name: str) -> Markup:
+    """A file of this package, not escaped: HTML reads what <style> and <script> hold as it is."""
+    return Markup(resources.files(__package__).joinpath(name).read_text())
+
+
+def document(title: str, content: Markup, more_head: Markup | None = None) -> str:
     """A whole page around its content."""
-    # Not escaped: HTML reads the content of <style> as it stands, and the file is ours.
-    style = Markup(resources.files(__package__).joinpath("style.css").read_text())
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title} · Trainmark"),
-        tag("style", style),
+        tag("style", own_file("style.css")),
+        more_head,
     )
     body = tag("body", tag("main", content), _footer())
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
@@ -119,7 +123,7 @@ def _footer() -> Markup:
     return tag(
         "footer",
         "Written by ",
-        tag("b", "trainmark report"),
+        tag("b", "Trainmark"),
         " from result.json; docs/metrics.md defines every number.",
     )
 

@@ -7,7 +7,7 @@ class Markup(str):
     """Text that is HTML already; any other string is escaped when it becomes a child."""
 
 
-_VOID = ("br", "meta")
+_VOID = ("br", "input", "meta")
 
 Child = str | int | float | None
 

@@ -38,9 +38,9 @@ class Curve:
         return [point for piece in self.pieces for point in piece]
 
 
-def read_loss(path: Path) -> Curve:
+def read_loss(path: Path, buckets: int = MAX_BUCKETS) -> Curve:
     """Loss over samples; empty where the run has no curve."""
-    return thin([(samples, loss) for _, samples, loss in _rows_of(path)])
+    return thin([(samples, loss) for _, samples, loss in _rows_of(path)], buckets)
 
 
 def read_losses(path: Path) -> list[float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainmark.config import Run
+from trainmark.contract import AnyWorkload
 from trainmark.files import write_atomically
 from trainmark.run.eventlogs import MlLog
 from trainmark.run.result import Evaluation, Result
@@ -20,13 +21,10 @@ UNKNOWN = "none"
 class MlperfLog:
     """The events of a run; `goes_on` where the file has its beginning already."""
 
-    def __init__(
-        self, stream: TextIO, cfg: Run, benchmark: str, metric: str, goes_on: bool
-    ) -> None:
+    def __init__(self, stream: TextIO, cfg: Run, workload: AnyWorkload, goes_on: bool) -> None:
         self._log = MlLog(stream)
         self._cfg = cfg
-        self._benchmark = benchmark
-        self._metric = metric
+        self._workload = workload
         self._goes_on = goes_on
         self._in_block = False
         self._samples = 0
@@ -36,7 +34,7 @@ class MlperfLog:
         if self._goes_on:
             return
         org, _, platform = (self._cfg.submission or f"{UNKNOWN},{UNKNOWN}").partition(",")
-        self._log.event("submission_benchmark", self._benchmark, at_s=at_s)
+        self._log.event("submission_benchmark", self._workload.mlperf(self._cfg), at_s=at_s)
         self._log.event("submission_org", org, at_s=at_s)
         self._log.event("submission_division", "open", at_s=at_s)
         self._log.event("submission_status", UNKNOWN, at_s=at_s)
@@ -50,15 +48,19 @@ class MlperfLog:
             cfg = self._cfg
             self._log.event("init_stop", kind="INTERVAL_END")
             self._log.event("run_start", kind="INTERVAL_START")
-            self._log.event("seed", cfg.seed)
-            self._log.event("global_batch_size", cfg.global_batch)
-            self._log.event("gradient_accumulation_steps", cfg.accumulate)
-            self._log.event("opt_base_learning_rate", cfg.lr)
-            self._log.event("opt_learning_rate_warmup_steps", cfg.schedule.warmup_steps)
-            self._log.event("opt_learning_rate_decay_start_step", cfg.schedule.decay_start)
-            self._log.event("opt_learning_rate_decay_steps", cfg.schedule.decay_steps)
-            self._log.event("train_samples", train_samples)
-            self._log.event("eval_samples", eval_samples)
+            settings = {
+                "seed": cfg.seed,
+                "global_batch_size": cfg.global_batch,
+                "gradient_accumulation_steps": cfg.accumulate,
+                "opt_base_learning_rate": cfg.lr,
+                "opt_learning_rate_warmup_steps": cfg.schedule.warmup_steps,
+                "opt_learning_rate_decay_start_step": cfg.schedule.decay_start or 0,
+                "opt_learning_rate_decay_steps": cfg.schedule.decay_steps,
+                "train_samples": train_samples,
+                "eval_samples": eval_samples,
+            }
+            for key, value in (settings | self._workload.mlperf_settings(cfg)).items():
+                self._log.event(key, value)
         self._block_starts()
 
     def looked(self, step: int, samples: int, loss: float) -> None:
@@ -79,7 +81,10 @@ class MlperfLog:
         for name, value in evaluation.metrics.items():
             if value is None:
                 continue
-            is_quality = (evaluation.split, name) == (self._cfg.quality_split, self._metric)
+            is_quality = (evaluation.split, name) == (
+                self._cfg.quality_split,
+                self._workload.metric,
+            )
             key = "eval_accuracy" if is_quality else f"{evaluation.split}_{name}"
             self._log.event(key, value, metric=name, split=evaluation.split, **where)
         self._log.event("eval_stop", kind="INTERVAL_END", **where)

@@ -142,8 +142,7 @@ class RunLog:
     # --- parts
 
     def _mlperf_log(self, file: TextIO, goes_on: bool) -> MlperfLog:
-        benchmark = self._workload.mlperf(self._cfg)
-        return MlperfLog(file, self._cfg, benchmark, self._workload.metric, goes_on)
+        return MlperfLog(file, self._cfg, self._workload, goes_on)
 
     def _append_to(self, name: str) -> TextIO:
         file = open(self._folder / name, "a", newline="", encoding="utf-8")  # noqa: SIM115

@@ -5,6 +5,7 @@ flags.py            from words to a run and its options; flag_errors.py: wrong w
 runs.py             list, show, train, infer
 evaluate.py         how good a run's predictions are
 plan.py             memory and predicted time before a run; plan_search.py: other layouts of it
+board.py            the page of many runs, written or served
 export.py           a checkpoint in the layout of other software
 verify.py           whether every byte is as it was written; replay.py: a result's command again
 suite.py            a list of cases; suite_cases.py reads and checks it

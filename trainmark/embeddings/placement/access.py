@@ -28,6 +28,8 @@ class AccessProfile:
     """Where the ranges begin, and the table's end."""
     shares: NDArray[np.float64]
     """Of all lookups, for each range; they add up to 1."""
+    hotness: int = 1
+    """Lookups of a sample."""
 
     @property
     def rows(self) -> int:

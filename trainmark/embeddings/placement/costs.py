@@ -6,7 +6,9 @@ weight and e per element in the compute precision:
 
     gather    n (max(64, c w) + c e) / memory bandwidth
     exchange  2 max(sent, received) / link, where a shard sends n c e (1 - 1/W), and a device
-              receives the rows of its B/W samples but for 1/W; gradients go the same way back
+              receives the rows of its B/W samples but for 1/W; gradients go the same way back.
+              Of a feature with h ids, n is h times as large; a shard of whole rows adds them up,
+              and writes and sends B
     update    (n (c e + 64) + 2 d max(64, c w) + 2 d state) / memory bandwidth
 
 64 bytes are the least that a random access moves, and about what sorting one id moves. Of a
@@ -110,10 +112,12 @@ class TableCosts:
         """A part of a table that serves the lookups of all devices."""
         step, columns = self.step, shard.num_columns
         share = profile.share(shard.rows)
-        lookups = share * step.batch
-        distinct = profile.distinct(shard.rows, step.batch)
+        lookups = share * step.batch * profile.hotness
+        distinct = profile.distinct(shard.rows, step.batch * profile.hotness)
+        is_whole = shard.num_rows == profile.rows
+        rows = step.batch if is_whole else lookups
         stored, state = self._stored(shard)
-        gather = lookups * (self._access(columns) + columns * step.element_bytes)
+        gather = lookups * self._access(columns) + rows * columns * step.element_bytes
         state_moved = 2 * distinct * state / max(shard.num_rows, 1)
         update = lookups * (columns * step.element_bytes + MIN_ACCESS)
         update += 2 * distinct * self._access(columns) + state_moved
@@ -124,19 +128,20 @@ class TableCosts:
             weights=0 if on_host else stored,
             state=0 if on_host else state,
             host=stored + state if on_host else 0,
-            buffers=round(self._on_their_way(lookups, columns) + prefetched),
+            buffers=round(self._on_their_way(rows, columns) + prefetched),
             gather_s=gather / (self.machine.bandwidth * GATHER_EFFICIENCY) + host_s,
             update_s=update / (self.machine.bandwidth * UPDATE_EFFICIENCY) + host_s,
-            sent=lookups * columns * step.element_bytes * (1 - 1 / self.machine.devices),
+            sent=rows * columns * step.element_bytes * (1 - 1 / self.machine.devices),
         )
 
     def replica(self, profile: AccessProfile, shard: Shard) -> Load:
         """A whole table on every device, looked up for the device's own samples."""
         step, columns = self.step, shard.num_columns
         stored, state = self._stored(shard)
-        gather = self._local * (self._access(columns) + columns * step.element_bytes)
+        lookups = self._local * profile.hotness
+        gather = lookups * self._access(columns) + self._local * columns * step.element_bytes
         # The dense gradient is filled, reduced and applied: as cheap as the table is small.
-        update = self._local * columns * step.element_bytes + 4 * stored + 2 * state
+        update = lookups * columns * step.element_bytes + 4 * stored + 2 * state
         return Load(
             weights=stored,
             state=state,

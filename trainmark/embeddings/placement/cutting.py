@@ -61,15 +61,18 @@ class Cutter:
         """The fewest pieces of at most so many seconds and bytes; of several ways the best.
 
         A way that keeps the limits is better than one that cannot, then the one with less work in
-        all, then the one with fewer pieces.
+        all, then the one with fewer pieces. Of several ids per feature, cut rows travel one by one,
+        which is work, too.
         """
+        costs, several = self.costs, self.profiles[table].hotness > 1
+        per_byte = 2 * several * (costs.all_to_all_s(1.0) - costs.all_to_all_s(0.0))
 
         def small(pieces: list[Piece]) -> bool:
             return all(p.compute_s <= max_s and p.load.memory <= max_memory for p in pieces)
 
         def merit(pieces: list[Piece]) -> tuple[bool, float, int]:
             overrun = max(p.load.memory / max_memory + p.compute_s / max_s for p in pieces)
-            work = sum(p.compute_s for p in pieces)
+            work = sum(p.compute_s + per_byte * p.load.sent for p in pieces)
             return (True, work, len(pieces)) if small(pieces) else (False, overrun, len(pieces))
 
         ways = [self._fewest(table, way, small) for way in self._ways(table)]

@@ -11,7 +11,7 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     mlp.py                a multi-layer perceptron; interactions.py: what goes before the top one
     sharding.py           which device holds which part of which table
     prediction.py         how long a step should take; plan.py: what `trainmark plan` tells of it
-    slots.py              places on a GPU where CUDA graphs find their batches
+    slots.py              places on a GPU where CUDA graphs find their batches; mlperf.py: its rules
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust

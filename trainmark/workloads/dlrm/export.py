@@ -17,7 +17,14 @@ from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar, say
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated, score_offset
-from trainmark.workloads.dlrm.sizes import branches, cross_layers, cross_rank, widths
+from trainmark.workloads.dlrm.sizes import (
+    branches,
+    cross_layers,
+    cross_rank,
+    has_bags,
+    hotness,
+    widths,
+)
 
 PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]
@@ -48,7 +55,8 @@ For a GPU, torch.export.passes.move_to_device_pass(torch.export.load("model.pt2"
 """
 INPUTS = """
 numerical    float32 [batch, features]: as in the prepared dataset
-categorical  int64 [batch, tables]: the numbers that its vocabularies give, from 0
+categorical  int64 [batch, tables]: the numbers that its vocabularies give, from 0. Of a feature
+             that has several, as many columns as config.json says (hotness), -1 where there is none
 clicks       float32 [batch]: the probability of a click
 
 Any batch will do. config.json has the order of the features, and the rows of the tables.
@@ -87,7 +95,7 @@ def export_torch(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     with _reading(checkpoint_path) as (shapes, load):
         model = standalone.Dlrm(description(cfg), load(list(shapes))).eval()
     numerical = torch.zeros(2, cfg.model.numerical_features)
-    ids = torch.zeros(2, len(cfg.model.table_rows), dtype=torch.int64)
+    ids = torch.zeros(2, sum(hotness(cfg.model)), dtype=torch.int64)
     batch = {0: torch.export.Dim("batch")}
     program = torch.export.export(model, (numerical, ids), dynamic_shapes=(batch, batch))
     torch.export.save(program, folder / "model.pt2")
@@ -141,12 +149,21 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "table_rows": list(model.table_rows),
         "embedding_dim": model.embedding_dim,
         "table_widths": list(widths(model)),
+        **_bags(model),
         "bottom_mlp": list(model.bottom_mlp),
         "top_mlp": list(model.top_mlp),
         **_interaction(model),
         "logit_offset": score_offset(cfg),
         "dataset": list(cfg.dataset),
     } | _names(cfg)
+
+
+def _bags(model: Model) -> dict[str, Any]:
+    """How many ids a sample has of each feature, and what becomes of their rows; nothing if it has
+    one of each."""
+    if not has_bags(model):
+        return {}
+    return {"hotness": list(hotness(model)), "pooling": model.pooling}
 
 
 def _interaction(model: Model) -> dict[str, Any]:

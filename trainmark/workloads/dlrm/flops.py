@@ -1,10 +1,13 @@
 """What a DLRM step costs: floating-point operations, and memory for activations."""
 
+from trainmark.config import filled
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     branches,
     dense_layers,
     dot_products,
+    has_bags,
+    hotness,
     interaction_activations,
     interaction_width,
 )
@@ -38,9 +41,11 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     # Where numbers are dropped: which, and what is left of them.
     mlps = [model.bottom_mlp, model.top_mlp]
     mlps += branches(model) if model.interaction == "projection" else ()
-    per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (model.dropout > 0)
+    per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (filled(model.dropout) > 0)
     per_sample += 2 * interaction_width(model) * (model.interaction_dropout > 0)
+    # Several ids per feature: these, sorted, and where each one's gradient is.
+    ids = 40 * sum(hotness(model)) * (cfg.micro_batch or 0) * has_bags(model)
     width = 4 if cfg.precision in ("fp32", "tf32") else 2
     local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
     rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4
-    return (cfg.micro_batch or 0) * per_sample * width + rows_of_all_micro_batches
+    return (cfg.micro_batch or 0) * per_sample * width + rows_of_all_micro_batches + ids

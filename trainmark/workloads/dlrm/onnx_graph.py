@@ -27,10 +27,13 @@ def build(config: Config, tensors: Tensors) -> Graph:
         tensors: every weight by its name, on the meta device.
     """
     graph = Graph()
-    tables = len(config["table_rows"])
+    tables = range(len(config["table_rows"]))
     x_BD = _perceptron(graph, config, tensors, "bottom", "numerical")
     x_B1D = graph.add("Unsqueeze", x_BD, graph.constant([1]))
-    rows_B1D = [_filled_up(graph, config, tensors, table) for table in range(tables)]
+    if "pooling" in config:
+        rows_B1D = [_pooled(graph, config, tensors, table) for table in tables]
+    else:
+        rows_B1D = [_filled_up(graph, config, tensors, table) for table in tables]
     vectors_BVD = graph.add("Concat", x_B1D, *rows_B1D, axis=1)
     joined = _INTERACTIONS[config["interaction"]](graph, config, tensors, x_BD, vectors_BVD)
     logits_B1 = _perceptron(graph, config, tensors, "top", joined)
@@ -42,7 +45,8 @@ def build(config: Config, tensors: Tensors) -> Graph:
 
 
 def inputs(config: Config) -> list[ValueInfoProto]:
-    widths = config["numerical_features"], len(config["table_rows"])
+    ids = sum(config.get("hotness", [])) or len(config["table_rows"])
+    widths = config["numerical_features"], ids
     return [
         helper.make_tensor_value_info("numerical", TensorProto.FLOAT, [BATCH, widths[0]]),
         helper.make_tensor_value_info("categorical", TensorProto.INT64, [BATCH, widths[1]]),
@@ -136,10 +140,28 @@ def _filled_up(graph: Graph, config: Config, tensors: Tensors, table: int) -> st
     return graph.add("Pad", rows, zeros) if lacking else rows
 
 
-def _rows(graph: Graph, tensors: Tensors, table: int) -> str:
-    """[B, 1, width] fp32 rows of a table."""
+def _pooled(graph: Graph, config: Config, tensors: Tensors, table: int) -> str:
+    """[B, 1, D] the sum, or mean, of the rows of several ids, of which -1 is none."""
+    first = sum(config["hotness"][:table])
+    columns = list(range(first, first + config["hotness"][table]))
+    ids_BH = graph.add("Gather", "categorical", graph.constant(columns), axis=1)
+    is_none = graph.add("Less", ids_BH, graph.constant(torch.tensor(0)))
+    there_BH = _as_fp32(graph, graph.add("Not", is_none))
+    rows_BHD = _rows(graph, tensors, table, graph.add("Max", ids_BH, graph.constant([0])))
+    one = graph.constant([1])
+    there_B1H = graph.add("Unsqueeze", there_BH, one)
+    sums_B1D = graph.add("MatMul", there_B1H, rows_BHD)
+    if config["pooling"] == "sum":
+        return sums_B1D
+    counts_B11 = graph.add("ReduceSum", there_B1H, graph.constant([2]), keepdims=1)
+    return graph.add("Div", sums_B1D, graph.add("Max", counts_B11, graph.constant(torch.ones(1))))
+
+
+def _rows(graph: Graph, tensors: Tensors, table: int, ids_B1: str | None = None) -> str:
+    """[B, 1, width] fp32 rows of a table: those of its column, or of as many ids as are given."""
     name = f"tables.{table}"
-    ids_B1 = graph.add("Gather", "categorical", graph.constant([table]), axis=1)
+    if ids_B1 is None:
+        ids_B1 = graph.add("Gather", "categorical", graph.constant([table]), axis=1)
     if f"{name}.weight" in tensors:
         weights_RD = tensors[f"{name}.weight"]
         rows = graph.add("Gather", graph.weight(f"{name}.weight", weights_RD), ids_B1)

@@ -15,10 +15,15 @@ class PreparedValues:
     Args:
         numerical, categorical: names of the features.
         table_rows: number of ids of each categorical feature.
+        hotness: how many of them a row may have, in a list; None: one of each, and no list.
     """
 
     def __init__(
-        self, numerical: Sequence[str], categorical: Sequence[str], table_rows: Sequence[int]
+        self,
+        numerical: Sequence[str],
+        categorical: Sequence[str],
+        table_rows: Sequence[int],
+        hotness: Sequence[int] | None = None,
     ) -> None:
         self.numerical, self.categorical = tuple(numerical), tuple(categorical)
         self.tables = self.categorical
@@ -26,16 +31,38 @@ class PreparedValues:
             name: f"a whole number from 0 to {rows - 1}"
             for name, rows in zip(categorical, table_rows, strict=True)
         }
-        self._table_rows = np.array(table_rows)
+        self._table_rows, self._hotness = np.array(table_rows), hotness
+        if hotness is not None:
+            self.expects = dict(self.expects) | {
+                name: f"a list of at most {most} whole numbers from 0 to {rows - 1}"
+                for name, rows, most in zip(categorical, table_rows, hotness, strict=True)
+            }
 
     def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
         numbers = self._numbers(numerical, self.numerical, kinds="iuf")
         with np.errstate(over="ignore"):
             numbers = numbers.astype(np.float32)
         self._check(np.isfinite(numbers), numerical, self.numerical)
+        if self._hotness is not None:
+            return numbers, self._bags(categorical, self._hotness)
         ids = self._numbers(categorical, self.categorical, kinds="iu")
         self._check((ids >= 0) & (ids < self._table_rows), categorical, self.categorical)
         return numbers, ids.astype(np.int64)
+
+    def _bags(self, rows: Rows, hotness: Sequence[int]) -> NDArray[np.int64]:
+        """[rows, ids of all features], -1 behind those that a row has. A single id needs no
+        list."""
+        ids = np.full((len(rows), sum(hotness)), -1, np.int64)
+        ends = np.cumsum(hotness).tolist()
+        for number, row in enumerate(rows):
+            for place, (value, most, end) in enumerate(zip(row, hotness, ends, strict=True)):
+                found = value if isinstance(value, list) else [value]
+                good = [type(v) is int and 0 <= v < self._table_rows[place] for v in found]
+                if len(found) > most or not all(good):
+                    name = self.categorical[place]
+                    raise refusal(number, name, value, self.expects[name])
+                ids[number, end - most : end - most + len(found)] = found
+        return ids
 
     def _numbers(self, rows: Rows, names: Sequence[str], kinds: str) -> NDArray[Any]:
         """An array of one of these kinds of numpy's, or a refusal of what is in its way."""
@@ -58,4 +85,5 @@ class PreparedValues:
             raise refusal(row, name, rows[row][column], self.expects[name])
 
     def example(self) -> tuple[list[Any], list[Any]]:
-        return [1.0] * len(self.numerical), [0] * len(self.categorical)
+        ids = [0] * len(self.categorical)
+        return [1.0] * len(self.numerical), ids if self._hotness is None else [[0] for _ in ids]

@@ -107,7 +107,7 @@ def _prepared(config: dict[str, Any]) -> PreparedValues:
     count, tables = config["numerical_features"], config["table_rows"]
     numerical = config.get("numerical", [f"num_{i}" for i in range(count)])
     categorical = config.get("categorical", [f"cat_{i}.bin" for i in range(len(tables))])
-    return PreparedValues(numerical, categorical, tables)
+    return PreparedValues(numerical, categorical, tables, config.get("hotness"))
 
 
 def _check_same_tables(data: Path, config: dict[str, Any]) -> None:

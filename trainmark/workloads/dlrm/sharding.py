@@ -28,10 +28,12 @@ from trainmark.workloads.dlrm.sizes import (
     dense_parameters,
     dense_tensors,
     has_narrow_tables,
+    hotness,
     in_other_formats,
     smaller,
     table_bytes,
     table_formats,
+    table_state_bytes,
     widths,
 )
 
@@ -128,6 +130,17 @@ def room(cfg: DlrmRun, costs: TableCosts) -> float:
 @lru_cache(maxsize=4)
 def profiles(cfg: DlrmRun) -> list[AccessProfile]:
     """How often the rows of each table are looked up, as far as it is known."""
+    return _with_hotness(cfg, _shares(cfg))
+
+
+def _with_hotness(cfg: DlrmRun, shares: list[AccessProfile]) -> list[AccessProfile]:
+    return [
+        dataclasses.replace(profile, hotness=count)
+        for profile, count in zip(shares, hotness(cfg.model), strict=True)
+    ]
+
+
+def _shares(cfg: DlrmRun) -> list[AccessProfile]:
     rows = cfg.model.table_rows
     if has_power_law(cfg):
         return [access.power_law(count) for count in rows]
@@ -147,7 +160,7 @@ def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
     """One device holds all rows, whichever are looked up: counts would be read for nothing."""
     if devices > 1:
         return profiles(cfg)
-    return [access.uniform(count) for count in cfg.model.table_rows]
+    return _with_hotness(cfg, [access.uniform(count) for count in cfg.model.table_rows])
 
 
 def counted(cfg: DlrmRun) -> bool:
@@ -176,7 +189,7 @@ def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
         MemoryPlan(
             weights=dense.weights + (load.weights if stored is None else stored),
             gradients=dense.gradients,
-            optimizer=dense.optimizer + load.state,
+            optimizer=dense.optimizer + (load.state if stored is None else table_state_bytes(cfg)),
             activations=dense.activations + load.buffers,
         )
         for load in _loads(cfg)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
@@ -165,6 +166,17 @@ def table_bytes(cfg: DlrmRun) -> int:
     )
 
 
+def table_state_bytes(cfg: DlrmRun) -> int:
+    """Of the optimiser, for tables as they are stored."""
+    per_element, per_row = STATE_BYTES[cfg.optimizer.name]
+    is_narrow = cfg.table_format.state_precision == "bf16"
+    tables = zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
+    return sum(
+        rows * (width * (2 if is_narrow and kind != "fp32" else per_element) + per_row)
+        for rows, width, kind in tables
+    )
+
+
 def in_other_formats(cfg: DlrmRun) -> bool:
     """Whether some table is not fp32."""
     return any(kind != "fp32" for kind in table_formats(cfg))
@@ -189,8 +201,14 @@ def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:
     fp16 takes what bf16 does, with a smaller range; fp8 what int8 does, at five times the loss of
     AUC (docs/performance.md).
     """
-    for kind in ("bf16", "int8"):
-        chosen = dataclasses.replace(cfg.table_format, table_precision=kind)
+    state = cfg.table_format.state_precision
+    for kind, of_state in (("bf16", state), ("bf16", "bf16"), ("int8", state), ("int8", "bf16")):
+        if of_state != state and cfg.optimizer.name != "adagrad":
+            continue
+        chosen = dataclasses.replace(
+            cfg.table_format, table_precision=kind, state_precision=of_state
+        )
         run = dataclasses.replace(cfg, table_format=chosen)
-        if table_formats(run) != table_formats(cfg):
-            yield f"--table-precision {kind}", run
+        if (table_formats(run), of_state) != (table_formats(cfg), state):
+            further = f" --state-precision {of_state}" if of_state != state else ""
+            yield f"--table-precision {kind}{further}", run

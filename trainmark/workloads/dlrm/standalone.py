@@ -5,7 +5,8 @@
     model = load(".")
     clicks = model(numerical, ids)     # float [B, N] and int [B, F] -> probabilities [B]
 
-It needs torch and safetensors alone. Numerical features are those of the prepared dataset:
+A feature of several ids has as many columns of `ids`, as config.json says under `hotness`; -1 is no
+id. It needs torch and safetensors alone. Numerical features are those of the prepared dataset:
 ln(x + 3) of Criteo's columns and of those that were prepared as `log`, others plain. Ids are the
 numbers that its vocabularies give; `config.json` has their order.
 """
@@ -32,7 +33,9 @@ class Dlrm(nn.Module):
     def forward(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
         """The probability of a click for each sample."""
         x_BD = self._perceptron("bottom", "bottom_mlp", numerical_BN.float(), last_relu=True)
-        rows = [self._rows(table, ids_B) for table, ids_B in enumerate(ids_BF.long().unbind(1))]
+        hotness = self.config.get("hotness") or [1] * len(self.config["table_rows"])
+        bags = ids_BF.long().split(hotness, dim=1)
+        rows = [self._pooled(table, ids_BH) for table, ids_BH in enumerate(bags)]
         rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
         joined = self._interaction(x_BD, torch.stack([x_BD, *rows], dim=1))
         logits_B = self._perceptron("top", "top_mlp", joined, last_relu=False).squeeze(1)
@@ -80,6 +83,17 @@ class Dlrm(nn.Module):
             x = linear(x, weight, getattr(self, f"{name}_{2 * layer}_bias"))
             x = x.relu() if last_relu or layer < layers - 1 else x
         return x
+
+    def _pooled(self, table: int, ids_BH: Tensor) -> Tensor:
+        """The sum, or mean, of the rows of each sample's ids; zeros if there are none."""
+        if "pooling" not in self.config:  # one id of each feature
+            return self._rows(table, ids_BH.squeeze(1))
+        there_BH = ids_BH >= 0
+        rows = self._rows(table, ids_BH.clamp(min=0).flatten()).unflatten(0, ids_BH.shape)
+        sums_BD = (rows * there_BH[:, :, None]).sum(1)
+        if self.config["pooling"] == "sum":
+            return sums_BD
+        return sums_BD / there_BH.sum(1).clamp(min=1)[:, None]
 
     def _rows(self, table: int, ids_B: Tensor) -> Tensor:
         scales: Tensor | None = getattr(self, f"tables_{table}_scales", None)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from trainmark.contract import Workload
-from trainmark.workloads.dlrm import sharding
+from trainmark.workloads.dlrm import mlperf, sharding
 from trainmark.workloads.dlrm.data import ClickBatch, build_data, groups, held_out_splits
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.importance import importance
@@ -25,7 +25,8 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     held_out_splits=held_out_splits,
     metric=METRIC,
     better=BETTER,
-    mlperf=lambda cfg: "dlrm_dcnv2" if cfg.model.interaction == "dcn" else "dlrm",
+    mlperf=mlperf.benchmark,
+    mlperf_settings=mlperf.settings,
     flops=flops,
     activation_bytes=sharding.activation_bytes,
     plan_devices=sharding.plan_devices,

@@ -3,6 +3,7 @@
 from torch import nn
 
 from trainmark.contract import Workload
+from trainmark.workloads.llama3 import mlperf
 from trainmark.workloads.llama3.data import TokenBatch, build_data, held_out_splits
 from trainmark.workloads.llama3.flops import activation_bytes, flops
 from trainmark.workloads.llama3.model import Llama, build_model, init_weights
@@ -20,7 +21,8 @@ LLAMA3 = Workload[LlamaRun, Llama, nn.Module, TokenBatch, LlamaTrainer](
     evaluate=evaluate,
     held_out_splits=held_out_splits,
     metric=METRIC,
-    mlperf=lambda cfg: "llama31_8b" if cfg.name.startswith("llama3-8b") else cfg.workload,
+    mlperf=mlperf.benchmark,
+    mlperf_settings=mlperf.settings,
     better=BETTER,
     flops=flops,
     activation_bytes=activation_bytes,
