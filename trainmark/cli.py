@@ -249,7 +249,7 @@ def _export(arguments: list[str], started: float) -> None:
 
 
 def _predict(arguments: list[str], started: float) -> None:
-    """A score for every row of files, by a run's checkpoint."""
+    """A score for every row of files, by a run's checkpoint or by an exported model."""
     from trainmark.inference.options import PredictOptions
 
     options = parse(PredictOptions, arguments, "predict")
@@ -474,7 +474,7 @@ class ExportOptions:
     format: Literal["onnx", "torch", "safetensors"] = "safetensors"
     """safetensors: weights in the layout of Hugging Face's transformers or, for a recommender, with
     a few lines of plain PyTorch that load them. onnx (extra `export`) and torch, a program of
-    torch.export: of models that score rows, at any batch."""
+    torch.export: of models that score rows, at any batch. A recommender's carry its vocabularies."""
     output: Path | None = None
     """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
 

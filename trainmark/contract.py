@@ -315,8 +315,10 @@ class EncodedFiles:
 class ScoredRows:
     """Consecutive rows of files, with what a model says of them."""
 
-    columns: Mapping[str, Any]
-    """By name: Arrow's or numpy's arrays of one length; those that are carried along come first."""
+    answers: Mapping[str, Any]
+    """What it says, by name: arrays of one length."""
+    kept: Any = None
+    """An Arrow table of the columns of `RawFiles.keep`; None where there are none."""
     share: float
     """Of the input that ends with them, from 0 to 1."""
 

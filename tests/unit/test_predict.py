@@ -1,6 +1,8 @@
 """`trainmark predict`: every row of files, as `trainmark evaluate` scores it, broken off or not."""
 
+import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ from trainmark.cli import main
 from trainmark.config import filled
 from trainmark.corpus import sentence_files
 from trainmark.inference import predict as module
+from trainmark.inference import serving
+from trainmark.inference.options import ServeOptions
 from trainmark.inference.scored_parts import Parts
 from trainmark.run import runner
 from trainmark.run.assessment import read_scores
+from trainmark.workloads.dlrm import exported_files
 
 __all__ = ["sentences_run"]  # a fixture
 
@@ -218,6 +223,76 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(
     write_day(tmp_path / "day_0", random_lines(random.Random(7), 5))
     words = ["predict", str(clicks / "run"), "--input", str(tmp_path / "day_0"), "--output", output]
     refused(capsys, [*words, "--keep", "C1"], "have a label alone")
+
+
+# --- exported models
+
+
+@pytest.mark.parametrize("layout", ["safetensors", "torch"])
+def test_an_export_carries_what_encodes_raw_values(
+    layout: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "exported"
+    assert main(["export", str(run), "--format", layout, "--output", str(target)]) == 0
+    named = json.loads((target / "config.json").read_text())["columns"]
+    assert named == {
+        "numerical": ["price"],
+        "categorical": ["user", "city", "seen.hour", "seen.weekday"],
+    }
+    for name in ("vocabulary/vocabulary.json", "vocabulary/cat_0.parquet", "prepare.json"):
+        theirs, ours = run.parent / "data" / name, target / "preparation" / name
+        assert theirs.read_bytes() == ours.read_bytes()
+        assert theirs.samefile(ours) == name.startswith("vocabulary/")  # no second copy
+    capsys.readouterr()
+    assert main(["verify", str(target)]) == 0
+    sealed = json.loads((target / "checksums.json").read_text())["files"]
+    assert "preparation/vocabulary/cat_0.parquet" in sealed
+
+
+def test_an_export_needs_nothing_else(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the run nor its dataset is, it scores raw files, and raw values over HTTP."""
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(run.parent, elsewhere)
+    config = elsewhere / "run" / "config.json"
+    moved = json.loads(config.read_text()) | {"data": str(elsewhere / "data")}
+    moved.pop("checksum")
+    config.write_text(json.dumps(moved))
+    target, log = tmp_path / "exported", str(tmp_path / "new.csv")
+    assert main(["export", str(elsewhere / "run"), "--output", str(target)]) == 0
+    shutil.copyfile(run.parent / "new.csv", log)
+    shutil.rmtree(elsewhere)
+    monkeypatch.setattr(exported_files, "PART_ROWS", 128)
+    monkeypatch.setattr(exported_files, "BATCH", 50)
+    found = predict(target, tmp_path / "s.parquet", "--keep", "user", inputs=log)
+    np.testing.assert_allclose(found["score"], expected(run), atol=1e-6)
+    assert found["user"].to_pylist() == [row.split(",")[1] for row in ROWS]
+    with monkeypatch.context() as broken:
+        broken.setattr(Parts, "join", _interrupted)
+        words = ["predict", str(target), "--input", log, "--device", "cpu", "--keep", "user"]
+        assert main([*words, "--output", str(tmp_path / "t.parquet")]) == 130
+    predict(target, tmp_path / "t.parquet", "--keep", "user", inputs=log)
+    assert (tmp_path / "t.parquet").read_bytes() == (tmp_path / "s.parquet").read_bytes()
+
+    scorer = serving.load(ServeOptions(folder=target, device="cpu"))
+    assert scorer.facts["values"] == "raw"
+    rows = [dict(zip(NAMES[1:], row.split(",")[1:], strict=True)) for row in ROWS[:40]]
+    np.testing.assert_allclose(
+        scorer.score(scorer.read({"rows": rows})), expected(run)[:40], atol=1e-6
+    )
+
+    words = [*words[:6], "--output", str(tmp_path / "u.parquet")]
+    refused(capsys, [*words, "--checkpoint", "last"], "is an exported model")
+    words[3] = str(run.parent / "data")
+    refused(capsys, words, "an exported model scores raw files")
+    words[3] = log
+    vocabulary = target / "preparation" / "vocabulary" / "cat_0.parquet"
+    vocabulary.write_bytes(vocabulary.read_bytes()[:-1])
+    refused(capsys, words, "cat_0.parquet is not as it was written")
+    shutil.rmtree(target / "preparation")
+    (target / "checksums.json").unlink()
+    refused(capsys, words, "does not carry the vocabularies")
 
 
 # --- sentences

@@ -38,7 +38,7 @@ class PredictOptions:
     """Score every row of files, in their order; a run that was broken off is continued."""
 
     folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run."""
+    """Output folder of a run, or a folder of trainmark export (safetensors)."""
     input: tuple[str, ...]
     """Raw files, paths or patterns, read as the run's data were (labels are not needed); or the
     folder of a prepared dataset."""

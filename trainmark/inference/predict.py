@@ -6,16 +6,14 @@ run was trained on: the road of `trainmark evaluate --input`, and the same score
 as it is, so that a run that was broken off goes on.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
+from trainmark.clicklog.engine import kept
 from trainmark.clicklog.sources.source import find_days
 from trainmark.config import filled
 from trainmark.contract import AnyWorkload, Definition, EncodedFiles, RawFiles, ScoredRows, Served
@@ -42,7 +40,8 @@ def predict(options: PredictOptions) -> Path:
     with unfinished(options.output, _about(options, inputs, path)) as parts:
         with share_bar("scoring") as advance:
             for scored in _scored(options, inputs, definition, run, path, parts):
-                parts.add(scored.columns)
+                _check_finite(scored.answers.values(), parts.rows)
+                parts.add(_columns(scored))
                 advance(scored.share)
         if not parts.rows:
             raise InputError(f"{' '.join(options.input)}: there are no rows to score.")
@@ -99,11 +98,11 @@ def _check(
 
 def _about(options: PredictOptions, inputs: list[Path], checkpoint: Path | None) -> dict[str, Any]:
     """What decides the scores: a broken-off run goes on only if all of it is the same."""
-    chosen = dataclasses.asdict(options)
-    told = {name: chosen[name] for name in ("keep", "device", "precision", "bad_rows", "split")}
-    told |= {"column": options.column, "keep": list(options.keep)}
+    names = ("device", "precision", "bad_rows", "split", "column")
     model = checkpoint or options.folder
-    return told | {
+    return {
+        **{name: getattr(options, name) for name in names},
+        "keep": list(options.keep),
         "model": [str(model.resolve()), model.stat().st_mtime_ns],
         "input": [
             [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in inputs
@@ -166,17 +165,10 @@ def _of_dataset(
         rows.restore({"samples": done})
         per_part = max(1, PART_ROWS // filled(model.cfg.eval_batch)) * model.cfg.eval_batch
         sizes = [min(per_part, rows.samples - row) for row in range(done, rows.samples, per_part)]
-        kept = tables(encoded.kept, [done, *sizes]) if encoded and encoded.kept else iter(())
-        next(kept, None)
-        for answers in _answers(model, rows, done, sizes):
-            carried = next(kept, None)
-            columns = (
-                {}
-                if carried is None
-                else dict(zip(carried.column_names, carried.columns, strict=True))
-            )
-            done += len(next(iter(answers.values())))
-            yield ScoredRows(columns=_joined(columns, answers), share=done / rows.samples)
+        for size, answers in zip(sizes, _answers(model, rows, done, sizes), strict=True):
+            done += size
+            carried = encoded and encoded.kept and kept.rows(encoded.kept, done - size, done)
+            yield ScoredRows(answers=answers, kept=carried, share=done / rows.samples)
 
 
 def _split(options: PredictOptions, model: Loaded, data: str) -> str:
@@ -197,36 +189,26 @@ def _answers(
         while sum(map(len, found)) < size:
             found.append(predict(next(batches)))
         scores = torch.cat(found)
-        _check_finite(scores, first)
+        _check_finite([scores.numpy()], first)  # the answers would not show an infinite one
         first += size
         answers = filled(model.workload.answers)(scores)
         yield {name: column.numpy() for name, column in answers.items()}
 
 
-def _check_finite(scores: torch.Tensor, first: int) -> None:
-    bad = (~scores.reshape(len(scores), -1).isfinite().all(1)).nonzero()
-    if len(bad):
-        raise InputError(
-            f"The prediction for row {first + int(bad[0]):,} is not finite. Check its values; if "
-            "all rows are affected, the model's weights have grown without bound."
-        )
+def _check_finite(columns: Iterable[np.ndarray], first: int) -> None:
+    for column in columns:
+        bad = np.flatnonzero(~np.isfinite(column).reshape(len(column), -1).all(1))
+        if len(bad):
+            raise InputError(
+                f"The prediction for row {first + int(bad[0]):,} is not finite. Check its values; "
+                "if all rows are affected, the model's weights have grown without bound."
+            )
 
 
-def _joined(carried: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
-    """All columns; one that is carried along and has the name of an answer keeps its place."""
-    both = [name for name in answers if name in carried]
-    return {**carried, **{f"{n}_predicted" if n in both else n: a for n, a in answers.items()}}
-
-
-def tables(path: Path, sizes: Sequence[int]) -> Iterator[pa.Table]:
-    """The rows of a Parquet file as tables of these sizes, one after another."""
-    with pq.ParquetFile(path) as file:
-        waiting = file.schema_arrow.empty_table()
-        batches = file.iter_batches(1 << 16)
-        for size in sizes:
-            taken = [waiting]
-            while sum(table.num_rows for table in taken) < size:
-                taken.append(pa.Table.from_batches([next(batches)]))
-            waiting = pa.concat_tables(taken)
-            yield waiting.slice(0, size).combine_chunks()
-            waiting = waiting.slice(size)
+def _columns(scored: ScoredRows) -> dict[str, Any]:
+    """All of them. Where one that is carried along has the name of an answer, both are there."""
+    names = [] if scored.kept is None else scored.kept.column_names
+    columns = {name: scored.kept[name] for name in names}
+    for name, answer in scored.answers.items():
+        columns[f"{name}_predicted" if name in names else name] = answer
+    return columns

@@ -26,9 +26,8 @@ def score_files(
     for part in islice(parts, done, None):
         rows = _rows_to_score(part, raw.bad_rows)
         sentences = [part.sentences[row] or "" for row in rows]
-        kept = part.kept.take(pa.array(rows, pa.int64())) if raw.keep else part.kept
-        columns = dict(zip(kept.column_names, kept.columns, strict=True))
-        yield ScoredRows(columns=columns | _answers(scorer, sentences), share=part.share)
+        kept = part.kept.take(pa.array(rows, pa.int64())) if raw.keep else None
+        yield ScoredRows(answers=_answers(scorer, sentences), kept=kept, share=part.share)
 
 
 def _rows_to_score(part: Part, bad_rows: BadRows) -> list[int]:

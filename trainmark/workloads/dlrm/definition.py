@@ -1,6 +1,6 @@
 """DLRM as the registry knows it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from trainmark.contract import (
     Metrics,
     Plan,
     RawFiles,
+    ScoredRows,
     Scorer,
     Served,
     Workload,
@@ -51,6 +52,14 @@ def _load_scorer(served: Served[DlrmRun]) -> Scorer:
     return load(served)
 
 
+def _score_files(
+    served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
+) -> Iterator[ScoredRows]:
+    from trainmark.workloads.dlrm.exported_files import score_files
+
+    return score_files(served, raw, folder, done)
+
+
 def _load() -> Workload[DlrmRun, Any, Any, Any, Any]:
     from trainmark.workloads.dlrm.workload import DLRM
 
@@ -83,5 +92,6 @@ DLRM = Definition(
     exported_types=("dlrm",),
     exporters=_exporters,
     load_scorer=_load_scorer,
+    score_files=_score_files,
     load=_load,
 )

@@ -20,9 +20,14 @@ def encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
         raise InputError(
             f"--input needs the vocabularies of the dataset that the run was trained on: {where}."
         )
+    return encode_by(Path(data), raw, folder)
+
+
+def encode_by(data: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
+    """Encode raw files as the dataset `data` was, of which the vocabularies and settings do."""
     encode(
         raw.patterns,
-        Path(data),
+        data,
         folder,
         bad_rows=raw.bad_rows,
         labelled=raw.labelled,
