@@ -140,6 +140,8 @@ class TrainOptions:
     """Resolve, build without allocating, and print the bytes per device; needs no device."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default cpux1x1."""
+    hardware: Path | None = None
+    """A hardware.toml that describes this device: its peak makes an MFU, its rates a prediction."""
 
 
 # --- a file between the named run and the flags

@@ -86,7 +86,8 @@ def machine(cluster: Cluster, network_gb_s: float | None = None) -> Machine:
         network=network or (node if found and node else _NETWORK),
         host_link=host or _HOST_LINK,
         measured=measured,
-        unknown=lacking and f"{lacking} of {cluster.hardware!r} are not known",
+        unknown=lacking
+        and f"{lacking} of {cluster.hardware!r} are not known (trainmark calibrate measures them)",
     )
 
 
