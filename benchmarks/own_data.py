@@ -149,8 +149,10 @@ def measured(arguments: Arguments, sets: Mapping[str, Set]) -> Iterator[tuple[st
     workers = max(len(cores) // arguments.cores_each, 1)
     failed = []
     with ProcessPoolExecutor(workers, spawn, _take_cores, (free,)) as pool:
-        # Large sets come last in the list, and must begin first.
-        work = {pool.submit(_run_named, arguments, *task): task[0] for task in reversed(tasks)}
+        # Sets that had no say first, in case that there is no time for all; and, of these and of
+        # the others, the large ones, which come last in the list.
+        order = sorted(tasks, key=lambda task: not sets[task[0]].tuned_on)
+        work = {pool.submit(_run_named, arguments, *task): task[0] for task in reversed(order)}
         for future in as_completed(work):
             if error := future.exception():
                 failed.append(error)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.own_data_sets import LABEL, Set, Table
@@ -189,7 +188,7 @@ def _table(rows: pd.DataFrame, source: Source) -> Table:
     ids = [_plain(name) for name in source.ids]
     numerical = [
         name for name in features
-        if name not in ids and np.issubdtype(features[name].dtype, np.number)
+        if name not in ids and pd.api.types.is_numeric_dtype(features[name])
     ]  # fmt: skip
     for name in features.columns.difference(numerical):
         words = features[name]

@@ -254,13 +254,9 @@ def all_sets(
             ),
         }
     return sets | {
-        "log of prepare synthetic, 200,000 rows": Set(
-            lambda: synthetic_log(200_000, 17), tuned_on=False
-        ),
+        "log of prepare synthetic, 200,000 rows": Set(lambda: synthetic_log(200_000, 17)),
         "log, 1 M rows, 3 %, interactions": Set(lambda: planted_log(1_000_000, 0.03, 18)),
-        "log of prepare synthetic, 5 M rows": Set(
-            lambda: synthetic_log(5_000_000, 19), splits=1, tuned_on=False
-        ),
+        "log of prepare synthetic, 5 M rows": Set(lambda: synthetic_log(5_000_000, 19), splits=1),
     }
 
 

@@ -103,6 +103,11 @@ NEEDS = {
         "SLURM is not installed here .*|SLURM's daemons need root",
         ("tests/distributed/test_launch_slurm.py",),
     ),
+    "chromium": Need(
+        "Debian's Chromium, which .ci/run installs and requires",
+        "there is no chromium here .*",
+        ("tests/unit/test_board_browser.py",),
+    ),
     "text": Need(
         "a text that is not in the repository",
         "no text on this machine",

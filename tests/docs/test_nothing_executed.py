@@ -151,4 +151,11 @@ def test_hostile_names_and_values_stay_text(
         assert [a for tag, attrs in tags.found for a, _ in attrs if a.startswith("on")] == []
         assert "pwned()" not in "".join(v or "" for _, attrs in tags.found for _, v in attrs)
         assert "<script>pwned" not in (folder / "report.html").read_text()
+    assert main(["board", str(tmp_path), "--output", "board.html"]) == 0
+    board = _Tags()
+    board.feed((tmp_path / "board.html").read_text())
+    scripts = [dict(attrs)["id"] for tag, attrs in board.found if tag == "script"]
+    assert scripts == ["data", "script"]
+    assert [a for tag, attrs in board.found for a, _ in attrs if a.startswith("on")] == []
+    assert "img" not in {tag for tag, _ in board.found}
     assert not (tmp_path / "pwned").exists()

@@ -44,6 +44,43 @@ def test_batch_and_epochs_follow_from_the_rows(rows: int, batch: int, epochs: in
     assert (auto.batch(rows), auto.epochs(rows)) == (batch, epochs)
 
 
+@pytest.mark.parametrize(
+    ("clicks", "lr"), [(0, 0.02), (1000, 0.02), (2000, 0.04), (2500, 0.05), (10**9, 0.05)]
+)
+def test_the_learning_rate_follows_from_the_clicks(clicks: int, lr: float) -> None:
+    assert auto.lr(clicks) == pytest.approx(lr)
+
+
+def told(data: Path, click_rate: object) -> None:
+    """As if preparation had counted the clicks."""
+    facts = {"click_rate": {"train": click_rate, "test": 0.9}}
+    (data / "prepare.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(("click_rate", "clicks"), [(0.4, 2400), (0.8, 1200), (1, 0), (0, 1200)])
+def test_the_rarer_label_counts(click_rate: float, clicks: int, dataset: Path) -> None:
+    """Whichever it is; none is said of data that have no click: they are taken for common ones."""
+    told(dataset, click_rate)
+    cfg = run(dataset)
+    assert (cfg.auto_clicks, cfg.lr) == (clicks, pytest.approx(auto.lr(clicks)))
+
+
+def test_clicks_that_are_none(dataset: Path) -> None:
+    told(dataset, "many")
+    with pytest.raises(InputError, match=r"click_rate must be a number above 0 and up to 1"):
+        run(dataset)
+
+
+def test_dropout_is_for_small_logs(tmp_path: Path) -> None:
+    small, large = (
+        write_dataset(tmp_path / str(rows), train_rows=rows, validation_rows=300)
+        for rows in (50_000, 50_001)
+    )
+    assert (run(small).model.dropout, run(large).model.dropout) == (0.1, 0.0)
+    assert run(small, "--model.dropout", "0").model.dropout == 0.0
+    assert run(large, "--model.dropout", "0.1").model.dropout == 0.1
+
+
 def test_what_nobody_chose_is_chosen_and_recorded(dataset: Path) -> None:
     cfg = run(dataset)
     steps = cfg.epochs * -(-6000 // 64)
@@ -69,6 +106,10 @@ def test_other_runs_choose_nothing() -> None:
     named = dataclasses.replace(workloads.named_run("dlrm-demo"), optimizer=Optimizer(eps=None))
     with pytest.raises(InputError, match=r"optimizer\.eps must be a number"):
         resolve(named, ONE_CPU)
+    named = dataclasses.replace(named, optimizer=Optimizer())
+    named = dataclasses.replace(named, model=dataclasses.replace(named.model, dropout=None))
+    with pytest.raises(InputError, match=r"model\.dropout must be a number"):
+        resolve(named, ONE_CPU)
 
 
 def test_settings_of_a_result_are_chosen_anew_for_other_data(dataset: Path, tmp_path: Path) -> None:
@@ -79,7 +120,11 @@ def test_settings_of_a_result_are_chosen_anew_for_other_data(dataset: Path, tmp_
     other = write_dataset(tmp_path / "other", train_rows=30_000, validation_rows=300)
     cfg = run(other, "--config", str(file))
     assert (cfg.global_batch, cfg.epochs, cfg.optimizer.eps) == (256, 5, 0.1 / 256)
+    assert (earlier.lr, cfg.lr) == (pytest.approx(0.024), 0.05)  # a fifth of the rows are clicks
     assert cfg.schedule == auto.schedule(5 * 118)
+    large = write_dataset(tmp_path / "large", train_rows=60_000, validation_rows=300)
+    dropout = [run(data, "--config", str(file)).model.dropout for data in (other, large)]
+    assert (earlier.model.dropout, dropout) == (0.1, [0.1, 0.0])
 
 
 def test_without_a_validation_split_the_last_training_rows_validate(tmp_path: Path) -> None:

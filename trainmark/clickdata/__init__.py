@@ -2,7 +2,7 @@
 
 feature_spec.py   the specification of a dataset on disk
 identity.py       which dataset a model belongs to
-negatives.py      which share of the rows without a click was kept
+negatives.py      how many rows are clicks, and which share of the others was kept
 planted.py        a generated log whose best possible AUC is known
 terabyte.py       a log of Criteo's size and shape, made row by row from the number
 counters.py       random numbers by counter

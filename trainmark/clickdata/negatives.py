@@ -1,4 +1,5 @@
-"""Which share of a dataset's training rows without a click was kept (`prepare --negative-rate`)."""
+"""What preparation says of training rows: how many are clicks, and which share of others it kept
+(`prepare --negative-rate`)."""
 
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,27 @@ from trainmark.files import read_json
 
 def negative_rate(folder: Path) -> float:
     """1, unless the dataset's preparation says less."""
+    return _share(folder, "negative_rate", _manifest(folder).get("negative_rate", 1.0))
+
+
+def click_rate(folder: Path, *, otherwise: float) -> float:
+    """Of the training rows that were kept."""
+    rates = _manifest(folder).get("click_rate", {})
+    rate = rates.get("train") if isinstance(rates, dict) else rates
+    # Without a click there is nothing to learn, which is said elsewhere.
+    return _share(folder, "click_rate", rate) if rate else otherwise
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Empty where there is none: the data are nobody's, or of another system."""
     manifest = folder / "prepare.json"
-    if not manifest.is_file():  # nobody's, or of another system: all rows are there
-        return 1.0
-    rate: Any = read_json(manifest).get("negative_rate", 1.0)
+    return read_json(manifest) if manifest.is_file() else {}
+
+
+def _share(folder: Path, name: str, rate: Any) -> float:
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
         raise InputError(
-            f"{manifest}: negative_rate must be a number above 0 and up to 1. Received: {rate!r}. "
-            "Prepare the data again."
+            f"{folder / 'prepare.json'}: {name} must be a number above 0 and up to 1. Received: "
+            f"{rate!r}. Prepare the data again."
         )
     return float(rate)

@@ -10,7 +10,6 @@ become float16, or float32 where the specification has that.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from trainmark import files
@@ -27,6 +25,7 @@ from trainmark.clickdata import feature_spec
 from trainmark.clickdata.feature_spec import CHANNELS, Chunk, FeatureSpec
 from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.engine.summary import MANIFEST, SCHEMA
+from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
 
@@ -234,17 +233,13 @@ def read_csv(path: Path, features: Sequence[str], delimiter: str = ",") -> Itera
 
 def read_parquet(path: Path, features: Sequence[str]) -> Iterator[Matrix]:
     """Batches of a Parquet file, whose columns have the names of the features."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(pa.parquet.ParquetFile(path))
-        except pa.ArrowInvalid as error:
-            raise InputError(f"{path} is not readable as Parquet: {error}.") from None
+    with open_parquet(path) as file:
         raise_all(
             f"{path} has no column {name!r}; it has {', '.join(file.schema_arrow.names)}."
             for name in features
             if name not in file.schema_arrow.names
         )
-        for batch in file.iter_batches(BATCH_ROWS, columns=list(features)):
+        for batch in batches(file, path, BATCH_ROWS, columns=list(features)):
             columns = [batch.column(name) for name in features]
             if any(column.null_count for column in columns):
                 raise InputError(f"{path} has missing values; none are expected.")

@@ -168,20 +168,22 @@ def mean_relative_error(values: Sequence[float], references: Sequence[float]) ->
 # --- changes
 
 CLEAR_CHANGE = 4  # times the median of the earlier changes: about 2.7 of their standard deviations
-KNOWN_NOISE = 3  # values before the last one, so that two changes tell what is usual
+KNOWN_NOISE = 2  # earlier changes, of which the median tells what is usual
 UNKNOWN_NOISE = 5  # times the smallest change worth telling, with fewer
 
 
 def clear_change(values: Sequence[float], smallest: float) -> float | None:
-    """The change of the last value from the one before it, as a share of that one, if it is larger
-    than `CLEAR_CHANGE` times the median of the earlier changes, and than `smallest`.
+    """The change of the last value from the one before it, as a share of that one, if it is clear.
 
-    None for a change within the noise, or from nothing or 0.
+    It is clear above `smallest` and above `CLEAR_CHANGE` times the median of the earlier changes;
+    with too few values to know that, above `UNKNOWN_NOISE` times `smallest`. None for a change
+    within the noise, or from nothing or 0.
     """
     if len(values) < 2 or values[-2] == 0:
         return None
     *earlier, last = [(b - a) / abs(a) for a, b in itertools.pairwise(values) if a]
-    usual = CLEAR_CHANGE * statistics.median(map(abs, earlier)) if earlier else 0.0
-    if len(values) <= KNOWN_NOISE:
-        smallest *= UNKNOWN_NOISE
-    return last if abs(last) > max(smallest, usual) else None
+    if len(earlier) < KNOWN_NOISE:
+        limit = UNKNOWN_NOISE * smallest
+    else:
+        limit = max(smallest, CLEAR_CHANGE * statistics.median(map(abs, earlier)))
+    return last if abs(last) > limit else None

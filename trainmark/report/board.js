@@ -51,7 +51,7 @@
     const fits = (name) => !byId(name).value || byId(name).value === run[name];
     const wanted = byId("text").value.toLowerCase().split(/\s+/);
     return fits("run") && fits("case") && fits("precision") &&
-      (!byId("flagged").checked || run.flagged) &&
+      (!byId("flagged").checked || run.worse.length) &&
       wanted.every((word) => words[i].includes(word));
   }
 
@@ -125,7 +125,9 @@
   }
 
   const DAY = 86400;
-  const TIME_STEPS = [60, 600, 3600, 6 * 3600, DAY, 2 * DAY, 7 * DAY, 30 * DAY, 90 * DAY, 365 * DAY];
+  const TIME_STEPS = [
+    60, 600, 3600, 6 * 3600, DAY, 2 * DAY, 7 * DAY, 30 * DAY, 90 * DAY, 365 * DAY,
+  ];
 
   function timeText(seconds, step) {
     const iso = new Date(seconds * 1000).toISOString(); // in UTC, as the table is
@@ -147,7 +149,8 @@
     return [low - margin, high + margin];
   }
 
-  // series: [{label, colour, xs, ys, names?}]; a null among xs and ys breaks the line.
+  // series: [{label, colour, xs, ys, names?, worse?}]; a null among xs and ys breaks the line, names
+  // are those of dots, and worse says which of them are flagged.
   function chart({ title, xTitle, series, levels = [], isTime = false }) {
     const all = (key) => series.flatMap((one) => one[key]).filter((v) => v !== null);
     const xs = all("xs"), ys = [...all("ys"), ...levels.map((level) => level.y)];
@@ -198,7 +201,11 @@
     });
     const style = `c${one.colour % COLOURS}`;
     const dot = (name, i) => shape(
-      "path", { d: `M${x(one.xs[i])},${y(one.ys[i])} l0.0001,0`, class: `dot ${style}` },
+      "path",
+      {
+        d: `M${x(one.xs[i])},${y(one.ys[i])} l0.0001,0`,
+        class: one.worse?.[i] ? "dot flagged" : `dot ${style}`,
+      },
       ...titleOf(name));
     const dots = (one.names || []).map(dot);
     return [shape("path", { d: path.trim(), class: `line ${style}` }), ...dots];
@@ -221,7 +228,8 @@
   // --- over time
 
   function fillSeries() {
-    const largestFirst = [...grouped(data.runs, seriesOf)].sort((a, b) => b[1].length - a[1].length);
+    const all = [...grouped(data.runs, seriesOf)];
+    const largestFirst = all.sort(([, a], [, b]) => b.length - a.length);
     byId("series").replaceChildren(...largestFirst.map(([name, runs]) =>
       element("option", { value: name }, `${name} (${runs.length})`)));
   }
@@ -248,6 +256,7 @@
         xs: known.map((run) => run.at),
         ys: known.map(value),
         names: known.map((run) => `${run.label}: ${value(run).toPrecision(5)}`),
+        worse: known.map((run) => run.worse.includes(measure.key)),
       }],
       levels: [...targets(measure, known), ...publishedLevels(measure, known.at(-1))],
     });
@@ -279,8 +288,8 @@
       xTitle: "samples",
       series: runs.map((run) => curve(run, run.loss)).filter((one) => one.xs.length),
     }));
-    const evaluations = [...grouped(chosen, (run) => run.metric_name)].map(([title, runs]) => chart({
-      title,
+    const evaluations = [...grouped(chosen, (run) => run.metric_name).values()].map((runs) => chart({
+      title: runs[0].metric_name,
       xTitle: "samples",
       series: runs.map((run) => dotted(curve(run, run.evaluations))),
       levels: targets({ key: "quality" }, runs),

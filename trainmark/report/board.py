@@ -33,6 +33,8 @@ NAMED_FIELDS = 3
 class Change:
     """What a run does clearly better or worse than the one before it."""
 
+    measure: str
+    """Key of what it is a change of."""
     word: str
     worse: bool
     text: str
@@ -83,7 +85,8 @@ class Measure:
     key: str
     label: str
     of: Callable[[Result], float | None]
-    published: Callable[[published.Row], float | None] = lambda row: None
+    in_row: Callable[[published.Row], float | None] = lambda row: None
+    """The same of a published row."""
     smallest: float | None = None
     """The smallest change worth telling, as a share; None if no change of it is told."""
     words: tuple[str, str] | None = None
@@ -97,7 +100,7 @@ MEASURES = (
         key="p_train",
         label="p_train, samples/s",
         of=lambda r: r.throughput.p_train,
-        published=lambda row: row.p_train,
+        in_row=lambda row: row.p_train,
         smallest=0.02,
         words=("slower", "faster"),
         better="higher",
@@ -106,13 +109,13 @@ MEASURES = (
         key="tokens_per_device_s",
         label="tokens/device/s",
         of=lambda r: r.tokens_per_device_s,
-        published=lambda row: row.tokens_per_device_s,
+        in_row=lambda row: row.tokens_per_device_s,
     ),  # its changes are those of p_train
     Measure(
         key="quality",
         label="quality",
         of=lambda r: r.quality.value,
-        published=lambda row: row.quality,
+        in_row=lambda row: row.quality,
         smallest=0.001,
     ),
     Measure(
@@ -238,6 +241,7 @@ def _change(measure: Measure, series: Sequence[Entry]) -> Change | None:
     before = comparable[-2][0]
     text = f"{_name(measure, last.result)} {share:+.1%} since {before.label}"
     return Change(
+        measure=measure.key,
         word=words[share > 0],
         worse=worse,
         text=f"{text}; {_difference(before.result, last.result)}.",
@@ -249,7 +253,7 @@ def _judged_by(result: Result) -> tuple[str, str]:
 
 
 def _name(measure: Measure, result: Result) -> str:
-    return metric_name(result) if measure.key == "quality" else measure.label
+    return metric_name(result) if measure.key == "quality" else measure.label.partition(",")[0]
 
 
 def _difference(before: Result, after: Result) -> str:
@@ -299,7 +303,7 @@ def _drawn(entry: Entry) -> dict[str, Any]:
         "workload": result.workload,
         "devices": _devices(result.case),
         "at": entry.at,
-        "flagged": any(change.worse for change in entry.changes),
+        "worse": [change.measure for change in entry.changes if change.worse],
         "values": {m.key: finite(m.of(result)) for m in MEASURES},
         "metric": result.quality.metric,
         "metric_name": metric_name(result),
@@ -337,7 +341,7 @@ def _published(run: str) -> list[dict[str, Any]]:
             "label": ", ".join(filter(None, (systems[row.system].by, row.case, row.precision))),
             "devices": _devices(row.case),
             "metric": row.metric,
-            "values": {m.key: m.published(row) for m in MEASURES},
+            "values": {m.key: m.in_row(row) for m in MEASURES},
         }
         for row in published.for_run(run)
         if row.overcount == 1

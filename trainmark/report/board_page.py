@@ -298,8 +298,8 @@ def _rule() -> str:
     unknown = metrics.UNKNOWN_NOISE
     return (
         "A run is compared with the one before it of the same run, case and precision. A change is "
-        f"told if it is more than {metrics.CLEAR_CHANGE} times the median change between the "
-        f"earlier ones, and more than {speed:.0%} (quality: {quality:.1%}); with fewer than "
-        f"{metrics.KNOWN_NOISE} earlier ones, more than {unknown * speed:.0%} (quality: "
+        f"told if it is more than {speed:.0%} (quality: {quality:.1%}) and more than "
+        f"{metrics.CLEAR_CHANGE} times the median change between the earlier ones; with fewer than "
+        f"{metrics.KNOWN_NOISE + 1} of them, if it is more than {unknown * speed:.0%} (quality: "
         f"{unknown * quality:.1%}). What differs beside it need not be the cause."
     )

@@ -6,7 +6,8 @@ recipes.py         the published rules for Criteo's columns
 criteo_text.py     Criteo's text; criteo_format.py: its rules, a line at a time;
                    criteo_kernel.py (numba) and criteo_arrow.py: the fast parsers
 csv_source.py, parquet_source.py
-                   files with any columns; csv_header.py: their names in CSV files
+                   files with any columns; csv_header.py: their names in CSV files;
+                   parquet_files.py: damaged ones are told
 column_spec.py     --columns: what these columns are; convert.py makes numbers of them;
                    number_readings.py: what is to become of numbers
 labels.py          which rows are clicks; arrow_columns.py: columns in other types

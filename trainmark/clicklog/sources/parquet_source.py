@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 
 from trainmark.clicklog.sources import column_match, column_spec, number_readings
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
@@ -39,7 +39,7 @@ class ParquetSource:
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._positive = columns, row_columns.positive
-        schemas = [_open_parquet(path).schema_arrow for path in self.files]
+        schemas = [open_parquet(path).schema_arrow for path in self.files]
         self.names: list[str] = schemas[0].names
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
         uses = row_columns.add_to(uses, self.names, str(self.files[0]))
@@ -80,7 +80,7 @@ class ParquetSource:
         return [path.stat().st_size for path in self.files]
 
     def bytes_per_row(self) -> float:
-        rows: int = sum(_open_parquet(path).metadata.num_rows for path in self.files)
+        rows: int = sum(open_parquet(path).metadata.num_rows for path in self.files)
         return sum(self.sizes()) / max(rows, 1)
 
     def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
@@ -91,7 +91,7 @@ class ParquetSource:
             yield from self._pieces_of(number, first, batch_rows)
 
     def _pieces_of(self, number: int, first: int, batch_rows: int) -> Iterator[Piece]:
-        file = _open_parquet(self.files[number])
+        file = open_parquet(self.files[number])
         total, size = file.metadata.num_rows, self.files[number].stat().st_size
         row = 0
         groups: list[int] = []
@@ -102,7 +102,9 @@ class ParquetSource:
             else:
                 row += rows
         names = list(dict.fromkeys(use.column for use in self.uses))
-        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names):
+        for batch in batches(
+            file, self.files[number], batch_rows, row_groups=groups, columns=names
+        ):
             begin, row = row, row + batch.num_rows
             if row <= first:
                 continue
@@ -119,7 +121,7 @@ class ParquetSource:
         path = str(self.files[piece.start.file])
         if piece.raw is None:
             bad = [BadRow(path, 1, "the file is empty")]
-            types = [_open_parquet(Path(path)).schema_arrow.field(u.column).type for u in self.uses]
+            types = [open_parquet(Path(path)).schema_arrow.field(u.column).type for u in self.uses]
             empty = convert([pa.array([], kind) for kind in types], self.uses)
             return parsed_rows(empty, path, np.empty(0, np.int64), bad, self.bad_rows)
         converted = convert([piece.raw.column(use.column) for use in self.uses], self.uses)
@@ -131,11 +133,3 @@ def _has_text(kind: Any) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_integer)
     return any(is_text(kind) for is_text in texts)
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        return pa.parquet.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).rstrip(".")
-        raise InputError(f"{path} is not readable as Parquet: {reason}.") from None

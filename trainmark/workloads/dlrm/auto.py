@@ -9,6 +9,7 @@ marks the few sets that had no say in it.
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from trainmark.config import filled
@@ -19,10 +20,20 @@ NAME = "dlrm-auto"
 MIN_BATCH, MAX_BATCH = 64, 2048
 BATCHES_PER_EPOCH = 100
 EPOCHS_OF_ONE_ROW, MAX_EPOCHS, TWICE_UP_TO = 1000, 40, 2_000_000
+LR_OF_ONE_CLICK, MIN_LR, MAX_LR = 2e-5, 0.02, 0.05
 SHARE_OF_ONE_ROW = 0.1
+DROPOUT, DROPOUT_UP_TO = 0.1, 50_000
 WARM_UP = 0.05
-COMMON_ROWS = 1_000_000
-"""What a log is taken for that is not there to be counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What is known of a log before it is trained on. A common one, where it is not there."""
+
+    rows: int = 1_000_000
+    """To train on."""
+    clicks: int = 200_000
+    """Rows of the rarer label, which is usually that of the clicks."""
 
 
 def batch(rows: int) -> int:
@@ -46,6 +57,21 @@ def epochs(rows: int) -> int:
     return min(max(round(EPOCHS_OF_ONE_ROW / math.sqrt(rows)), fewest), MAX_EPOCHS)
 
 
+def lr(clicks: int) -> float:
+    """Of Adagrad, at its peak: 0.02 for up to 1,000 clicks, 0.05 for 2,500 and more.
+
+    Ids are learned by heart in as many epochs, whatever the steps; so what all rows have in common
+    had better be learned in large ones. But few clicks do not say where to go.
+    """
+    return min(max(LR_OF_ONE_CLICK * clicks, MIN_LR), MAX_LR)
+
+
+def dropout(rows: int) -> float:
+    """A tenth for up to 50,000 rows: a fifth did as well, a half cost logs of numbers, and larger
+    logs gain from none."""
+    return DROPOUT if rows <= DROPOUT_UP_TO else 0.0
+
+
 def eps(global_batch: int) -> float:
     """Of Adagrad, in units of what one row contributes to a batch's gradient.
 
@@ -65,13 +91,17 @@ def schedule(steps: int) -> Schedule:
     )
 
 
-def fit(cfg: DlrmRun, rows: int) -> DlrmRun:
-    """The run with all that nobody chose, for so many training rows."""
-    named, cfg = dlrm_auto(), _without(cfg, unchosen(cfg))
+def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
+    """The run with all that nobody chose, for a log."""
+    named, cfg, rows = dlrm_auto(), _without(cfg, unchosen(cfg)), log.rows
     if cfg.global_batch is None and cfg.micro_batch is None:
         cfg = dataclasses.replace(cfg, global_batch=batch(rows))
     if cfg.epochs == named.epochs:
         cfg = dataclasses.replace(cfg, epochs=epochs(rows))
+    if cfg.lr == named.lr:
+        cfg = dataclasses.replace(cfg, lr=lr(log.clicks))
+    if cfg.model.dropout is None:
+        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dropout=dropout(rows)))
     size = cfg.global_batch or filled(cfg.micro_batch) * (cfg.accumulate or 1)
     if cfg.optimizer.eps is None:
         optimizer = dataclasses.replace(cfg.optimizer, eps=eps(size))
@@ -80,7 +110,7 @@ def fit(cfg: DlrmRun, rows: int) -> DlrmRun:
         whole = cfg.epochs * -(-rows // size)
         steps = min(whole, cfg.max_steps or whole)
         cfg = dataclasses.replace(cfg, schedule=schedule(steps), schedule_steps=steps)
-    return dataclasses.replace(cfg, auto_rows=rows)
+    return dataclasses.replace(cfg, auto_rows=rows, auto_clicks=log.clicks)
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:
@@ -92,14 +122,17 @@ def unfit(cfg: DlrmRun) -> DlrmRun:
 
 
 def unchosen(cfg: DlrmRun) -> frozenset[str]:
-    """Top-level fields that are as `fit` left them."""
-    rows, named = cfg.auto_rows, dlrm_auto()
-    if cfg.name != NAME or rows is None:
+    """Top-level fields that are as `fit` left them; of `model`, only the dropout may be."""
+    rows, clicks, named = cfg.auto_rows, cfg.auto_clicks, dlrm_auto()
+    if cfg.name != NAME or rows is None or clicks is None:
         return frozenset()
     fitted: dict[str, Any] = {
         "global_batch": batch(rows),
         "epochs": epochs(rows),
+        "lr": lr(clicks),
+        "model": dataclasses.replace(cfg.model, dropout=dropout(rows)),
         "auto_rows": rows,
+        "auto_clicks": clicks,
     }
     if cfg.global_batch is not None:
         fitted["optimizer"] = dataclasses.replace(named.optimizer, eps=eps(cfg.global_batch))
@@ -109,6 +142,9 @@ def unchosen(cfg: DlrmRun) -> frozenset[str]:
 
 
 def _without(cfg: DlrmRun, fields: frozenset[str]) -> DlrmRun:
-    """With those of the named run."""
+    """With those of the named run; of the model, the dropout."""
     named = dlrm_auto()
-    return dataclasses.replace(cfg, **{name: getattr(named, name) for name in fields})
+    replaced = {name: getattr(named, name) for name in fields}
+    if "model" in fields:
+        replaced["model"] = dataclasses.replace(cfg.model, dropout=named.model.dropout)
+    return dataclasses.replace(cfg, **replaced)

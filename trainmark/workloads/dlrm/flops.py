@@ -1,5 +1,6 @@
 """What a DLRM step costs: floating-point operations, and memory for activations."""
 
+from trainmark.config import filled
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     branches,
@@ -40,7 +41,7 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     # Where numbers are dropped: which, and what is left of them.
     mlps = [model.bottom_mlp, model.top_mlp]
     mlps += branches(model) if model.interaction == "projection" else ()
-    per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (model.dropout > 0)
+    per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (filled(model.dropout) > 0)
     per_sample += 2 * interaction_width(model) * (model.interaction_dropout > 0)
     # Several ids per feature: these, sorted, and where each one's gradient is.
     ids = 40 * sum(hotness(model)) * (cfg.micro_batch or 0) * has_bags(model)

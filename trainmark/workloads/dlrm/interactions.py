@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from trainmark.config import filled
 from trainmark.embeddings.engine import EmbeddingEngine, Interaction, side_by_side
 from trainmark.kernels.cross_layers import cross_layers as kernel_layers
 from trainmark.kernels.cross_layers import has_kernel
@@ -150,7 +151,7 @@ def _cross_network(cfg: DlrmRun) -> InteractionLayer:
 
 def _projection(cfg: DlrmRun) -> InteractionLayer:
     model = cfg.model
-    dropout = [Dropout(model.dropout, cfg.seed, "dropout", f"branch{i}") for i in (1, 2)]
+    dropout = [Dropout(filled(model.dropout), cfg.seed, "dropout", f"branch{i}") for i in (1, 2)]
     return ProjectionInteraction(joined_width(model), branches(model), dropout)
 
 

@@ -34,8 +34,8 @@ class Dlrm(nn.Module):
         model = cfg.model
         self.bottom = Mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
         self.top = Mlp([interaction_width(model), *model.top_mlp], last_relu=False)
-        self.bottom.dropout = Dropout(model.dropout, cfg.seed, "dropout", "bottom")
-        self.top.dropout = Dropout(model.dropout, cfg.seed, "dropout", "top")
+        self.bottom.dropout = Dropout(filled(model.dropout), cfg.seed, "dropout", "bottom")
+        self.top.dropout = Dropout(filled(model.dropout), cfg.seed, "dropout", "top")
         self.interaction_dropout = Dropout(
             model.interaction_dropout, cfg.seed, "dropout", "interaction"
         )

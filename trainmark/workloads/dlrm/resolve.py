@@ -56,7 +56,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
         cfg, more = _with_generated(cfg)
         problems += more
     if cfg.name == auto.NAME:
-        cfg = auto.fit(cfg, _training_rows(cfg))
+        cfg = auto.fit(cfg, _log(cfg))
     cfg = _with_interaction_widths(cfg)
     problems += target_problems(cfg, METRIC) + model_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
@@ -166,18 +166,23 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     return _with_best_auc(cfg, best) if isinstance(best, float) else cfg
 
 
-def _training_rows(cfg: DlrmRun) -> int:
-    """How many there are, or would be in a log of a common size."""
+def _log(cfg: DlrmRun) -> auto.Log:
+    """What is known of the data, or would be of a common log."""
+    common = auto.Log()
     if cfg.data is None:
-        return auto.COMMON_ROWS
+        return common
+    rate = common.clicks / common.rows
     if is_generated(cfg.data):
-        return filled(cfg.synthetic_rows)
+        rows = filled(cfg.synthetic_rows)
+        return auto.Log(rows=rows, clicks=round(rows * rate))
+    folder = Path(cfg.data)
     try:
-        spec = feature_spec.read(Path(cfg.data))
-        rows = feature_spec.count_rows(spec, Path(cfg.data), "train")
+        rows = feature_spec.count_rows(feature_spec.read(folder), folder, "train")
     except InputError:  # said already; or enough to evaluate on
-        return auto.COMMON_ROWS
-    return max(rows_trained_on(cfg, rows), 1)
+        return common
+    rows = max(rows_trained_on(cfg, rows), 1)
+    rate = negatives.click_rate(folder, otherwise=rate)
+    return auto.Log(rows=rows, clicks=round(rows * min(rate, 1 - rate)))
 
 
 def _with_schedule(cfg: DlrmRun, spec: feature_spec.FeatureSpec, folder: Path) -> DlrmRun:

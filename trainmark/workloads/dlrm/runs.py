@@ -70,8 +70,9 @@ class Model:
     table_init: NotNegative | None = None
     """Tables begin with uniform numbers up to this size; by default, as published, up to
     sqrt(1 / rows of the table)."""
-    dropout: Share = 0.0
-    """Share of what the MLPs' hidden layers pass on that is dropped in training."""
+    dropout: Share | None = 0.0
+    """Share of what the MLPs' hidden layers pass on that is dropped in training; None in dlrm-auto,
+    which chooses it."""
     interaction_dropout: Share = 0.0
     """The same of what the top MLP reads: what the interaction gives."""
 
@@ -176,6 +177,8 @@ class DlrmRun(Run):
     epochs)."""
     auto_rows: Annotated[Count | None, tyro.conf.Suppress] = None
     """Training rows that dlrm-auto chose its settings for (set from a dataset)."""
+    auto_clicks: Annotated[CountOrNone | None, tyro.conf.Suppress] = None
+    """The same of the rarer label, clicks or others."""
     negative_rate: Annotated[Positive, tyro.conf.Suppress] = 1.0
     """Share of the training rows without a click that preparation kept (set from the dataset)."""
     score_offset: Annotated[Finite | None, tyro.conf.Suppress] = None
@@ -327,13 +330,12 @@ def dlrm_auto() -> DlrmRun:
             # A row that was hardly trained must say hardly anything. As published, those of a small
             # table begin as large as others end.
             table_init=0.02,
-            # None and a fifth did as well; a half cost logs of numbers.
-            dropout=0.1,
+            dropout=None,
         ),
         optimizer=Optimizer(name="adagrad", eps=None),
         global_batch=None,
         eval_batch=16384,
-        lr=0.02,
+        lr=AS_LARGE_STEPS_AS_IT_TAKES,
         epochs=AS_MANY_EPOCHS_AS_IT_TAKES,
         shuffle="rows",
         validation_share=0.1,
@@ -346,7 +348,8 @@ def dlrm_auto() -> DlrmRun:
 
 
 AS_MANY_EPOCHS_AS_IT_TAKES = 1000
-"""What epochs are before dlrm-auto chooses them."""
+AS_LARGE_STEPS_AS_IT_TAKES = 1000.0
+"""What epochs and the learning rate are before dlrm-auto chooses them."""
 
 
 def demo_schedule(steps: int) -> Schedule:
