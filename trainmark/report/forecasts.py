@@ -39,12 +39,11 @@ def step_time(result: Result) -> Compared:
 
 
 def memory(result: Result) -> Compared:
-    """Bytes of the fullest device: as its allocator counts them or, on a CPU, of the process."""
-    allocated = result.memory.allocated_peak_bytes
+    """Bytes of the fullest device, as its allocator counts them; a CPU has no such count."""
     return Compared(
         what="memory",
         predicted=result.predicted.memory_bytes if result.predicted else None,
-        measured=result.memory.peak_bytes if allocated is None else allocated,
+        measured=result.memory.allocated_peak_bytes,
     )
 
 
@@ -122,7 +121,8 @@ def _sentences(result: Result, predicted: Predicted) -> list[str]:
     about = f" from {sources}" if sources else ""
     lines.append(f"By {predicted.planner}, before the first step{about}{by}.")
     if result.memory.allocated_peak_bytes is None:
-        lines.append("Memory is measured of the whole process, with Python and its libraries.")
+        peak = readable_size(result.memory.peak_bytes)
+        lines.append(f"The process took {peak}, with Python and its libraries.")
     return lines
 
 
