@@ -117,7 +117,7 @@ def _show(arguments: list[str], started: float) -> None:
 
 def _plan(arguments: list[str], started: float) -> None:
     """Memory and predicted time per device, and where each table lies, before a run."""
-    if "--check" in arguments:
+    if arguments[:1] == ["--check"]:  # which needs no RUN
         from trainmark.verbs.plan_check import check
 
         check(parse(CheckOptions, arguments, "plan").check)
@@ -126,6 +126,8 @@ def _plan(arguments: list[str], started: float) -> None:
     from trainmark.verbs.plan_search import search
 
     cfg, options = parse_run("plan", arguments, PlanOptions)
+    if options.check:
+        raise InputError("--check needs no RUN: trainmark plan --check RUNS...")
     with _cluster(options) as cluster:
         if options.search:
             search(cfg, cluster)
@@ -422,6 +424,8 @@ class PlanOptions(ShowOptions):
     """File to write the placement of the tables to; edited or not, --placement takes it."""
     search: bool = False
     """Rank other splits, micro-batches and recomputation by predicted time, instead of one plan."""
+    check: tuple[Path, ...] = ()
+    """Instead of RUN and all other flags: how far the predictions of finished runs were off."""
 
 
 @dataclass(frozen=True, kw_only=True)

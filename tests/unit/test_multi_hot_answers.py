@@ -70,7 +70,9 @@ def check_answers(run: Path, numerical: Any, ids: Any, expected: list[float]) ->
     assert scorer.score(scorer.read(one)) == scorer.score(scorer.read(same))
     for wrong in ([1, 2, 3, 4, 5], [50], ["a"], [[1]], None, 1.5):
         body = {"numerical": [[1, 1, 1]], "categorical": [[wrong, 2, [1]]]}
-        with pytest.raises(Exception, match=r"Row 0: cat_0.bin is .*, expected a list of at most 4"):
+        with pytest.raises(
+            Exception, match=r"Row 0: cat_0.bin is .*, expected a list of at most 4"
+        ):
             scorer.score(scorer.read(body))
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from trainmark.errors import InputError
@@ -39,46 +40,48 @@ def check(runs: Sequence[Path]) -> None:
 def _table(known: Sequence[tuple[Path, Result]]) -> Table:
     table = empty_table("predicted beside measured: relative errors (+: predicted too much)")
     table.add_column("workload")
-    for what in ("time", "memory"):
-        table.add_column("results", justify="right")
-        table.add_column(f"{what}: median", justify="right")
-        table.add_column("median, either way", justify="right")
-        table.add_column("worst", justify="right")
-        table.add_column("of", overflow="fold")
+    table.add_column("what")
+    for header in ("results", "median", "median, unsigned", "worst"):
+        table.add_column(header, justify="right")
+    table.add_column("of", overflow="fold")
     names = sorted({one.workload for _, one in known})
     groups = [(name, [pair for pair in known if pair[1].workload == name]) for name in names]
     for name, group in [*groups, *([("all", list(known))] if len(groups) > 1 else [])]:
-        table.add_row(name, *_cells(group, forecasts.step_time), *_cells(group, forecasts.memory))
+        for comparison in (forecasts.step_time, forecasts.memory):
+            table.add_row(name, *_cells(group, comparison))
     return table
 
 
-def _cells(group: Sequence[tuple[Path, Result]], kind: forecasts.Comparison) -> list[str]:
-    errors = [(off, file) for file, one in group if (off := kind(one).off) is not None]
+def _cells(group: Sequence[tuple[Path, Result]], comparison: forecasts.Comparison) -> list[str]:
+    found = [(comparison(one), file.parent) for file, one in group]
+    errors = [(one.off, folder) for one, folder in found if one.off is not None]
+    what = found[0][0].what
     if not errors:
-        return ["0", DASH, DASH, DASH, ""]
-    worst, file = max(errors, key=lambda error: abs(error[0]))
+        return [what, "0", DASH, DASH, DASH, ""]
+    worst, folder = max(errors, key=lambda error: abs(error[0]))
     return [
+        what,
         str(len(errors)),
         forecasts.signed(statistics.median(off for off, _ in errors)),
         f"{100 * statistics.median(abs(off) for off, _ in errors):.1f} %",
         forecasts.signed(worst),
-        str(file.parent),
+        escape(str(folder)),
     ]
 
 
 def _left_out(older: int, known: Sequence[Result], unreadable: Sequence[str]) -> list[str]:
     lines = []
     if older:
-        lines.append(f"{older:,} older results have no prediction.")
+        lines.append(f"Results without a prediction, which are older: {older:,}.")
     reasons = Counter(one.predicted.reason for one in known if one.predicted)
     lines += [
-        f"{count:,} of {len(known):,} have no predicted time: {reason}."
+        f"Without a predicted time: {count:,} of {len(known):,}, because {reason}."
         for reason, count in reasons.most_common()
         if reason
     ]
     short = sum(forecasts.step_time(one).measured is None for one in known)
     if short:
-        lines.append(f"{short:,} were too short to measure a time.")
+        lines.append(f"Too short to measure a time: {short:,} of {len(known):,}.")
     if unreadable:
-        lines.append(f"{len(unreadable):,} cannot be read, such as: {unreadable[0]}")
+        lines.append(f"Results that cannot be read: {len(unreadable):,}, such as {unreadable[0]}")
     return lines
