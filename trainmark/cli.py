@@ -530,7 +530,8 @@ class ExportOptions:
     format: Literal["onnx", "torch", "safetensors"] = "safetensors"
     """safetensors: weights in the layout of Hugging Face's transformers or, for a recommender, with
     a few lines of plain PyTorch that load them. onnx (extra `export`) and torch, a program of
-    torch.export: of models that score rows, at any batch. A recommender's carry its vocabularies."""
+    torch.export: of models that score rows, at any batch. All of a recommender's carry its
+    vocabularies."""
     output: Path | None = None
     """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
 

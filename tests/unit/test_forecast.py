@@ -44,7 +44,9 @@ def resolved(name: str, cluster: str, **changes: Any) -> Any:
 )
 def test_a_forecast_is_the_plan(name: str, cluster: str, changes: dict[str, Any]) -> None:
     cfg = resolved(name, cluster, **changes)
-    plan = workloads.definition(cfg).plan(cfg, Cluster.parse(cluster))
+    make_plan = workloads.definition(cfg).plan
+    assert make_plan is not None
+    plan = make_plan(cfg, Cluster.parse(cluster))
     found = forecast(cfg, Cluster.parse(cluster), NEEDED)
     assert found.step_s == plan.step_s
     assert found.step_s == pytest.approx(sum(found.parts.values()))
@@ -71,7 +73,7 @@ def test_without_a_prediction_there_is_a_reason() -> None:
 def test_a_prediction_that_fails_is_no_failure_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object) -> Any:
         raise ZeroDivisionError("nothing to divide by")
 
     broken = dataclasses.replace(dlrm.DLRM, plan=fails)

@@ -74,6 +74,7 @@ class ParquetSource:
             for batch in batches(file, path, LIST_ROWS, columns=[use.column]):
                 most = max(most, lists.longest(batch.column(0)))
         return replace(use, reading=str(replace(reading, most=most)))
+
     def _names_read(self) -> list[str]:
         return list(dict.fromkeys([*(use.column for use in self.uses), *self._row_columns.keep]))
 
