@@ -57,8 +57,10 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
     held, wanted = built.weights(), alone.weights()
     for key, tensor in wanted.items():
         found = held.get(key)  # None: this rank has nothing of it
-        whole_table = [Box(offsets=(0,) * tensor.dim(), tensor=found)]
-        boxes = whole_table if isinstance(found, Tensor) else getattr(found, "boxes", [])
+        if isinstance(found, Tensor):
+            boxes = [Box(offsets=(0,) * tensor.dim(), tensor=found)]
+        else:
+            boxes = getattr(found, "boxes", [])
         for box in boxes:
             place = tuple(
                 slice(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)
