@@ -111,7 +111,8 @@ def _ids(columns: Sequence[ColumnIds], values: Sequence[Any], rows: int) -> NDAr
 
 def _is_missing(values: Any) -> NDArray[np.bool_]:
     """Which rows of a place in lists have no value there."""
-    return values.missing if isinstance(values, Values) else arrow_columns.nulls(values)
+    found: Any = values.missing if isinstance(values, Values) else arrow_columns.nulls(values)
+    return np.asarray(found, np.bool_)
 
 
 def refusal(row: int, name: str, received: Any, expected: str) -> InputError:

@@ -68,7 +68,7 @@ class ParquetSource:
             return use
         most = 1
         for path in self.files:
-            for batch in _open_parquet(path).iter_batches(columns=[use.column]):
+            for batch in open_parquet(path).iter_batches(columns=[use.column]):
                 most = max(most, lists.longest(batch.column(0)))
         return replace(use, reading=str(replace(reading, most=most)))
 

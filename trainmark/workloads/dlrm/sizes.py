@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
@@ -202,7 +202,8 @@ def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:
     AUC (docs/performance.md).
     """
     state = cfg.table_format.state_precision
-    for kind, of_state in (("bf16", state), ("bf16", "bf16"), ("int8", state), ("int8", "bf16")):
+    ways: list[tuple[Any, Any]] = [(k, s) for k in ("bf16", "int8") for s in (state, "bf16")]
+    for kind, of_state in ways:
         if of_state != state and cfg.optimizer.name != "adagrad":
             continue
         chosen = dataclasses.replace(
