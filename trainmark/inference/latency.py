@@ -159,6 +159,7 @@ def row(size: int, seconds: list[float], samples: int) -> Row:
 def _inference(model: Loaded, rows: list[Row], began: datetime) -> Inference:
     cfg, device = model.cfg, model.mesh.device
     machine, software = environment(device)
+    tables = workloads.definition(cfg).tables_precision(cfg)
     return Inference(
         run=cfg.name,
         workload=cfg.workload,
@@ -171,7 +172,10 @@ def _inference(model: Loaded, rows: list[Row], began: datetime) -> Inference:
         precision=cfg.precision,
         threads=torch.get_num_threads(),
         dropped=DROPPED,
-        rows=rows,
+        rows=[
+            dataclasses.replace(row, precision=cfg.precision, tables_precision=tables)
+            for row in rows
+        ],
         hardware=machine,
         software=software,
         started=began.isoformat(timespec="seconds"),
