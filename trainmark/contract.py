@@ -9,7 +9,7 @@ training loop calls. Both are plain functions, gathered; optional ones have thei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
@@ -442,6 +442,16 @@ class Plan:
     """That each device keeps in its host's memory."""
     seconds: Sequence[Mapping[str, float | None]] = ()
     """Of the parts of a step, and of the step, on each device; None where they are not known."""
+    no_time: str | None = None
+    """Why no time is predicted, where it is not."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Predicted seconds of a step on the device that the others wait for, by part."""
+    bound_by: str | None = None
+    """What the longest of them is bound by: compute, memory, the link, the host."""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """Shares and rates that the times were computed with."""
+    sources: Sequence[str] = ()
+    """Where these, and the device's own figures, come from."""
     tables: Sequence[Mapping[str, str]] = ()
     """Where each embedding table lies: rows of cells by their headers."""
     sentences: Sequence[str] = ()

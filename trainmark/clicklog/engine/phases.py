@@ -108,11 +108,11 @@ class EmbeddedEngine:
                 # Needed soon, and loading it costs a quarter of a second.
                 aside.submit(importlib.import_module, "pyarrow.parquet")
                 records = parser.run(self.limits.threads)
-        for number, column in enumerate(source.schema.stored):
-            if column.kind == "string":
+        for places in source.schema.vocabularies():
+            if source.schema.stored[places[0]].kind == "string":
                 from trainmark.clicklog.arrays import strings
 
-                strings.intern(self.work.blocks, [record.index for record in records], number)
+                strings.intern(self.work.blocks, [record.index for record in records], places)
         store = Store(self.work.blocks, source.schema, records, job.seed, facts["bits"])
         return store, parse_phase.rows_per_file(records, len(sizes))
 
@@ -128,7 +128,8 @@ class EmbeddedEngine:
                 for column in schema.stored
             )
         )
-        out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * len(schema.categorical)
+        ids = len(schema.stored) - len(schema.helpers)
+        out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * ids
         needed = rows * (row_bytes + out_bytes + 4)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
@@ -170,6 +171,8 @@ class EmbeddedEngine:
             cardinalities,
             numerical_features(store, fitted),
             job.metadata,
+            hotness=[fact.get("most", 1) for fact in facts],
+            varies=["most" in fact for fact in facts],
             validation=any(split.name == "validation" for split in splits),
             numerical_dtype=fitted.dtype,
         )

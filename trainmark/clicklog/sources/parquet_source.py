@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainmark.clicklog.sources import column_match, column_spec, number_readings
+from trainmark.clicklog.sources import column_match, column_spec, lists, number_readings
 from trainmark.clicklog.sources.column_match import OldColumns
+from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.convert import Converted, convert, parsed_rows, resolve
 from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
 from trainmark.errors import InputError, raise_all
+
+LIST_ROWS = 65_536
+"""Rows at a time, where the longest list of a column is looked for."""
 
 
 class ParquetSource:
@@ -45,7 +49,11 @@ class ParquetSource:
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
         uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         types = [schemas[0].field(use.column).type for use in uses]
-        self.uses = resolve(uses, types, self._numerical)
+        resolved = resolve(uses, types, self._numerical)
+        self.uses = [
+            self._with_longest(now) if now.reading != use.reading and lists.is_list(kind) else now
+            for use, now, kind in zip(uses, resolved, types, strict=True)
+        ]
         if old is not None:
             raise_all(self._other_texts(schemas[0], old.dataset))
         names = self._names_read()
@@ -54,6 +62,18 @@ class ParquetSource:
             if types != [schemas[0].field(name).type for name in names]:
                 raise InputError(f"{path} has other columns or types than {self.files[0]}.")
         self.schema = column_spec.schema(self.uses)
+
+    def _with_longest(self, use: ColumnUse) -> ColumnUse:
+        """A column of lists whose longest one nobody said: it is looked for."""
+        reading = lists.parse(use.reading)
+        if reading is None:
+            return use
+        most = 1
+        for path in self.files:
+            file = open_parquet(path)
+            for batch in batches(file, path, LIST_ROWS, columns=[use.column]):
+                most = max(most, lists.longest(batch.column(0)))
+        return replace(use, reading=str(replace(reading, most=most)))
 
     def _names_read(self) -> list[str]:
         return list(dict.fromkeys([*(use.column for use in self.uses), *self._row_columns.keep]))

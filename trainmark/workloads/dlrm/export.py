@@ -15,6 +15,7 @@ from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import preparation
 from trainmark.clicklog.sources import criteo_format
 from trainmark.errors import InputError
+from trainmark.interop.programs import save_program
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar, say
 from trainmark.workloads.dlrm import standalone
@@ -108,7 +109,7 @@ def export_torch(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     ids = torch.zeros(2, sum(hotness(cfg.model)), dtype=torch.int64)
     batch = {0: torch.export.Dim("batch")}
     program = torch.export.export(model, (numerical, ids), dynamic_shapes=(batch, batch))
-    torch.export.save(program, folder / "model.pt2")
+    save_program(program, folder / "model.pt2")
     _describe(cfg, folder, TORCH_README)
 
 
