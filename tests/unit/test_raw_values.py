@@ -314,8 +314,8 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ids_as_json_has_them(users: Path) -> None:
     """Each value has the id of what it stands for, alone or beside others of another type."""
     values = opened(users)
-    row = [7, True, "a"]
-    others = [[7.0, 1, "a"], ["7", "1", "a"], [7, 1.0, "a"], [2**53 + 1, False, 7]]
+    row: list[Any] = [7, True, "a"]
+    others: list[list[Any]] = [[7.0, 1, "a"], ["7", "1", "a"], [7, 1.0, "a"], [2**53 + 1, False, 7]]
     alone = [values.encode([[1]], [given])[1][0].tolist() for given in (row, *others)]
     together = values.encode([[1]] * 5, [row, *others])[1].tolist()
     assert alone == together

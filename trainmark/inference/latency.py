@@ -147,12 +147,13 @@ def seconds_of(predict: Callable[[Any], Any], requests: Iterable[Any]) -> list[f
 
 def row(size: int, seconds: list[float], samples: int) -> Row:
     """The figures of requests of one size."""
+    latency: dict[str, Any] = dict(metrics.latency_ms(seconds))
     return Row(
         batch=size,
         requests=len(seconds),
         samples=samples,
         samples_per_s=filled(metrics.throughput(samples, sum(seconds))),
-        **metrics.latency_ms(seconds),
+        **latency,
     )
 
 
