@@ -277,6 +277,16 @@ def _export(arguments: list[str], started: float) -> None:
     print(export(options.folder, options.format, options.output, options.checkpoint))
 
 
+def _predict(arguments: list[str], started: float) -> None:
+    """A score for every row of files, by a run's checkpoint or by an exported model."""
+    from trainmark.inference.options import PredictOptions
+
+    options = parse(PredictOptions, arguments, "predict")
+    from trainmark.inference.predict import predict
+
+    print(predict(options))
+
+
 def _serve(arguments: list[str], started: float) -> None:
     """Scores over HTTP, of a run's checkpoint or of an exported model."""
     from trainmark.inference.options import ServeOptions
@@ -380,6 +390,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "infer": _infer,
+    "predict": _predict,
     "report": _report,
     "published": _published,
     "compare": _compare,
@@ -519,7 +530,8 @@ class ExportOptions:
     format: Literal["onnx", "torch", "safetensors"] = "safetensors"
     """safetensors: weights in the layout of Hugging Face's transformers or, for a recommender, with
     a few lines of plain PyTorch that load them. onnx (extra `export`) and torch, a program of
-    torch.export: of models that score rows, at any batch."""
+    torch.export: of models that score rows, at any batch. All of a recommender's carry its
+    vocabularies."""
     output: Path | None = None
     """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
 

@@ -75,6 +75,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.verbs.runs.dry_run",
             "trainmark.verbs.evaluate.evaluate",
             "trainmark.verbs.runs.infer",
+            "trainmark.inference.predict.predict",
             "trainmark.verbs.runs.resolved_run",
             "trainmark.verbs.plan.plan",
             "trainmark.verbs.plan_check.check",

@@ -15,6 +15,7 @@ from tests.small_distilbert import FLAGS as DISTILBERT
 from tests.unit.results import make_predicted, make_result, write_run
 from trainmark import __version__, report, workloads
 from trainmark.cli import main
+from trainmark.contract import Plan
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.report import forecasts
@@ -44,7 +45,9 @@ def resolved(name: str, cluster: str, **changes: Any) -> Any:
 )
 def test_a_forecast_is_the_plan(name: str, cluster: str, changes: dict[str, Any]) -> None:
     cfg = resolved(name, cluster, **changes)
-    plan = workloads.definition(cfg).plan(cfg, Cluster.parse(cluster))
+    make_plan = workloads.definition(cfg).plan
+    assert make_plan is not None
+    plan = make_plan(cfg, Cluster.parse(cluster))
     found = forecast(cfg, Cluster.parse(cluster), NEEDED)
     assert found.step_s == plan.step_s
     assert found.step_s == pytest.approx(sum(found.parts.values()))
@@ -71,7 +74,7 @@ def test_without_a_prediction_there_is_a_reason() -> None:
 def test_a_prediction_that_fails_is_no_failure_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object) -> Any:
         raise ZeroDivisionError("nothing to divide by")
 
     broken = dataclasses.replace(dlrm.DLRM, plan=fails)

@@ -84,7 +84,7 @@ def test_torchrecs_multi_hot_files_are_trained_on(tmp_path: Path) -> None:
         np.save(tmp_path / f"day_{day}_dense.npy", random.random((rows, 3), np.float32))
         labels = (random.random((rows, 1)) < 0.3).astype(np.int32)
         np.save(tmp_path / f"day_{day}_labels.npy", labels)
-        ids = {
+        ids: dict[str, Any] = {
             str(feature): random.integers(0, size, (rows, hot)).astype(np.int32)
             for feature, (size, hot) in enumerate(zip((50, 7, 3), (4, 1, 9), strict=True))
         }

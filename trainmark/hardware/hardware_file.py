@@ -123,7 +123,9 @@ def _checked_key(given: Description, path: Path) -> str:
 def _known(given: Description, key: str) -> Known:
     table = from_tables(key) or Known(key=key, name="")
     links = given.links
-    peaks = {name: Figure(one.tflops * TERA, one.source) for name, one in given.peak.items()}
+    peaks: dict[str, Figure] = {
+        name: Figure(one.tflops * TERA, one.source) for name, one in given.peak.items()
+    }
     return Known(
         key=key,
         name=given.name,
@@ -140,7 +142,7 @@ def _known(given: Description, key: str) -> Known:
 
 
 def _figure(rate: Rate | None) -> Figure | None:
-    return rate and Figure(rate.gb_s * GB, rate.source)
+    return Figure(rate.gb_s * GB, rate.source) if rate else None
 
 
 def _measured(given: MeasuredRates) -> Measured:
