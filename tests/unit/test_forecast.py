@@ -15,7 +15,6 @@ from tests.small_distilbert import FLAGS as DISTILBERT
 from tests.unit.results import make_predicted, make_result, write_run
 from trainmark import __version__, report, workloads
 from trainmark.cli import main
-from trainmark.contract import Plan
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.report import forecasts
