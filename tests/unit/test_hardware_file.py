@@ -142,6 +142,11 @@ def test_a_plan_of_a_cpu_is_made_of_its_measured_rates(
     assert shown[2] == pytest.approx(1e3 * dense, abs=0.006)
     assert "from: GEMMs, memory bandwidth, reading rows, updating rows: yesterday." in out
     assert "/8 " in row  # GiB
+    words = ["plan", "dlrm-demo", *FLAGS, "--precision", "bf16"]
+    assert main([*words, "--hardware", str(cpu(tmp_path))]) == 0
+    assert (
+        "No time is predicted: GEMMs were measured in fp32, not in bf16" in capsys.readouterr().out
+    )
 
 
 def test_a_plan_of_a_described_accelerator(

@@ -130,6 +130,8 @@ def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
             for products, width in _products(cfg)
         )
     peak = peak_of(sharding.cluster(cfg), cfg.precision)
+    if isinstance(peak, Unknown) and machine.measured.gemm:
+        return f"GEMMs were measured in {', '.join(machine.measured.gemm)}, not in {cfg.precision}"
     if isinstance(peak, Unknown):
         return peak.reason
     return flops(cfg, samples, 0)["model"] / (peak.flops * MATMUL_EFFICIENCY)
