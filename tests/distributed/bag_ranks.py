@@ -58,8 +58,10 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
     held, wanted = built.weights(), alone.weights()
     for key, tensor in wanted.items():
         found = held.get(key)  # None: this rank has nothing of it
-        whole_table = [Box(offsets=(0,) * tensor.dim(), tensor=found)]
-        boxes = whole_table if isinstance(found, Tensor) else getattr(found, "boxes", [])
+        if isinstance(found, Tensor):
+            boxes = [Box(offsets=(0,) * tensor.dim(), tensor=found)]
+        else:
+            boxes = getattr(found, "boxes", [])
         for box in boxes:
             place = tuple(
                 slice(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)
@@ -81,7 +83,7 @@ def on_ranks(rank: int, folder: Path, engine: str) -> None:
     mesh = meshes.build(CPU, {"dp": 2})
     data = str(folder / "data")
     for kind, optimizer, changes in TORCHREC if engine == "torchrec" else NATIVE:
-        of_ranks = torchrec_ranks.placed if engine == "torchrec" else dlrm_ranks.placed
+        of_ranks: Any = torchrec_ranks.placed if engine == "torchrec" else dlrm_ranks.placed
         arguments: Any = (kind, optimizer) if engine == "torchrec" else (optimizer, kind)
         cfg = of_ranks(2, *arguments, folder, data=data, **changes)
         assert cfg.model.hotness == HOTNESS

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from trainmark.errors import InputError
+from trainmark.hardware.datasheets import ACCELERATORS, KEYS
 from trainmark.hardware.devices import (
-    ACCELERATORS,
-    KEYS,
     PRECISIONS,
     Cluster,
     Device,
