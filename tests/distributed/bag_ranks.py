@@ -90,11 +90,7 @@ def on_ranks(rank: int, folder: Path, engine: str, device_kind: str = "cpu") -> 
         if engine == "torchrec":
             cfg = torchrec_ranks.placed(2, kind, optimizer, folder, data=data, **changes)
         else:
-<<<<<<< HEAD
-            cfg = dlrm_ranks.placed(2, optimizer, kind, folder, data=data, **changes)
-=======
             cfg = dlrm_ranks.placed(2, optimizer, kind, folder, data=data, device=device, **changes)
->>>>>>> nccl
         assert cfg.model.hotness == HOTNESS
         alone = one_process(cfg, changes, device)
         assert isinstance(alone.model.tables, LocalBagEngine)
