@@ -83,9 +83,10 @@ def on_ranks(rank: int, folder: Path, engine: str) -> None:
     mesh = meshes.build(CPU, {"dp": 2})
     data = str(folder / "data")
     for kind, optimizer, changes in TORCHREC if engine == "torchrec" else NATIVE:
-        of_ranks: Any = torchrec_ranks.placed if engine == "torchrec" else dlrm_ranks.placed
-        arguments: Any = (kind, optimizer) if engine == "torchrec" else (optimizer, kind)
-        cfg = of_ranks(2, *arguments, folder, data=data, **changes)
+        if engine == "torchrec":
+            cfg = torchrec_ranks.placed(2, kind, optimizer, folder, data=data, **changes)
+        else:
+            cfg = dlrm_ranks.placed(2, optimizer, kind, folder, data=data, **changes)
         assert cfg.model.hotness == HOTNESS
         alone = one_process(cfg, changes)
         assert isinstance(alone.model.tables, LocalBagEngine)
