@@ -70,7 +70,9 @@ def check_answers(run: Path, numerical: Any, ids: Any, expected: list[float]) ->
     assert scorer.score(scorer.read(one)) == scorer.score(scorer.read(same))
     for wrong in ([1, 2, 3, 4, 5], [50], ["a"], [[1]], None, 1.5):
         body = {"numerical": [[1, 1, 1]], "categorical": [[wrong, 2, [1]]]}
-        with pytest.raises(Exception, match=r"Row 0: cat_0.bin is .*, expected a list of at most 4"):
+        with pytest.raises(
+            Exception, match=r"Row 0: cat_0.bin is .*, expected a list of at most 4"
+        ):
             scorer.score(scorer.read(body))
 
 
@@ -82,7 +84,7 @@ def test_torchrecs_multi_hot_files_are_trained_on(tmp_path: Path) -> None:
         np.save(tmp_path / f"day_{day}_dense.npy", random.random((rows, 3), np.float32))
         labels = (random.random((rows, 1)) < 0.3).astype(np.int32)
         np.save(tmp_path / f"day_{day}_labels.npy", labels)
-        ids = {
+        ids: dict[str, Any] = {
             str(feature): random.integers(0, size, (rows, hot)).astype(np.int32)
             for feature, (size, hot) in enumerate(zip((50, 7, 3), (4, 1, 9), strict=True))
         }

@@ -135,6 +135,7 @@ def default_spec(
     mappings: Iterable[str] = ("train", "test"),
     hotness: Sequence[int] = (),
     numerical_dtype: str = "float16",
+    varies: Sequence[bool] = (),
 ) -> FeatureSpec:
     """The specification that preparation writes, with the published names and file layout.
 
@@ -145,6 +146,7 @@ def default_spec(
         mappings: the splits it describes.
         hotness: ids per example of each categorical feature; one each if empty.
         numerical_dtype: of all numerical features.
+        varies: whether an example may have fewer ids of a categorical feature; none if empty.
     """
     numerical = tuple(f"num_{i}" for i in range(num_numerical))
     # The ".bin" is part of the feature's name: existing tools expect it.
@@ -152,9 +154,12 @@ def default_spec(
     features = {name: Feature(dtype=numerical_dtype) for name in numerical}
     features["label"] = Feature(dtype="bool")
     hotness = hotness or (1,) * len(categorical)
-    for name, cardinality, hot in zip(categorical, cardinalities, hotness, strict=True):
+    varies = varies or (False,) * len(categorical)
+    for name, cardinality, hot, fewer in zip(
+        categorical, cardinalities, hotness, varies, strict=True
+    ):
         dtype = dtype_for(cardinality)
-        features[name] = Feature(dtype=dtype, cardinality=cardinality, hotness=hot)
+        features[name] = Feature(dtype=dtype, cardinality=cardinality, hotness=hot, varies=fewer)
 
     def chunks(mapping: str) -> tuple[Chunk, ...]:
         contents = [("numerical.bin", numerical)] if numerical else []

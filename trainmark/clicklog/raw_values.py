@@ -6,6 +6,7 @@ which has numbers and ids only.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,9 +28,11 @@ from trainmark.clicklog.sources import (
     column_spec,
     convert,
     criteo_format,
+    lists,
     number_readings,
 )
 from trainmark.clicklog.sources.column_spec import ColumnUse
+from trainmark.clicklog.sources.lists import ListReading
 from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES, Recipe
 from trainmark.clicklog.sources.rows import Column, Values
@@ -37,12 +40,15 @@ from trainmark.errors import InputError
 
 Rows = Sequence[Sequence[Any]]
 Encoded = tuple[NDArray[np.floating], NDArray[np.int64]]
-"""Numbers [rows, numerical features] and ids [rows, tables]."""
+"""Numbers [rows, numerical features] and ids [rows, tables]; of a column of lists, as many ids as a
+list may have, -1 for none."""
 
 NOT_ARROW = (pa.ArrowException, OverflowError)
 """What Arrow raises of values that are no column."""
 TEXTS = ("string", "hex", "iso")
 """Readings of texts alone."""
+INTEGERS, EXACT = ("int64", "uint64"), 2.0**53
+"""Readings of whole numbers, and from where on a float does not name one."""
 
 
 class RawValues(Protocol):
@@ -103,6 +109,13 @@ def _ids(columns: Sequence[ColumnIds], values: Sequence[Any], rows: int) -> NDAr
     for place, (column, of_column) in enumerate(zip(columns, values, strict=True)):
         ids[:, place] = column.look_up(of_column)
     return ids
+
+
+def _is_missing(values: Any) -> NDArray[np.bool_]:
+    """Which rows of a place in lists have no value there."""
+    if not isinstance(values, Values):
+        return arrow_columns.nulls(values)
+    return np.zeros(len(values.numbers), np.bool_) if values.missing is None else values.missing
 
 
 def refusal(row: int, name: str, received: Any, expected: str) -> InputError:
@@ -215,6 +228,9 @@ class TabularValues:
             open_bins(vocabularies / f"cat_{number}.parquet")
             for number in range(len(columns), len(self.tables))
         ]
+        most = [column.most for column in columns] + [None] * len(self._binned)
+        self._places = [(c, n is not None) for c, n in enumerate(most) for _ in range(n or 1)]
+        """The table of each id, and whether it is one of a list."""
 
     def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
         uses = self._numerical + self._categorical
@@ -232,27 +248,47 @@ class TabularValues:
         ]
         rows = np.stack(features, axis=1) if features else np.empty((len(numerical), 0))
         values = [*converted.categorical, *(numbers[name] for name in self._binned)]
-        return number_transforms.narrowed(rows, np.float32), _ids(
-            self._columns, values, len(numerical)
-        )
+        ids = _ids([self._columns[table] for table, _ in self._places], values, len(numerical))
+        for place, (_, of_list) in enumerate(self._places):
+            if of_list:
+                ids[_is_missing(values[place]), place] = -1
+        return number_transforms.narrowed(rows, np.float32), ids
 
     def _array(self, values: Sequence[Any], use: ColumnUse) -> pa.Array:
         """A column as a file might have it: of its type, or of texts."""
+        if of_list := lists.parse(use.reading):
+            return self._lists(values, use, of_list)
         if any(sign in values for sign in self._missing):
             values = [None if value in self._missing else value for value in values]
         array = _inferred(values)
+        if use.reading in INTEGERS and array is not None and pa.types.is_floating(array.type):
+            values = [_whole(*entry, use) for entry in enumerate(values)]
+            array = _inferred(values)
         if array is not None and _has_type_for(use, array.type):
             return array
         texts = [self._text(row, value, use) for row, value in enumerate(values)]
         return pa.array(texts, pa.string())
 
+    def _lists(self, values: Sequence[Any], use: ColumnUse, reading: ListReading) -> pa.Array:
+        """Lists of texts; null is an empty one."""
+        of_values = replace(use, reading=reading.kind)
+        found = []
+        for row, value in enumerate(values):
+            if not isinstance(value, list | None):
+                raise refusal(row, use.column, value, self.expects[use.column])
+            there = [one for one in value or [] if one not in self._missing]
+            found.append([self._text(row, one, of_values) for one in there])
+        return pa.array(found, pa.list_(pa.string()))
+
     def _text(self, row: int, value: Any, use: ColumnUse) -> str | None:
         if value is None or isinstance(value, str):
             return value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        names_itself = use.reading == "string" and isinstance(value, int)
+        if use.reading in INTEGERS and isinstance(value, float):
+            value = _whole(row, value, use)
+        is_number = isinstance(value, int | float)
+        names_itself = use.reading == "string" and type(value) is int
         if is_number and (use.reading not in TEXTS or names_itself):
-            return str(value)
+            return str(int(value) if isinstance(value, bool) else value)
         raise refusal(row, use.column, value, self.expects[use.column])
 
     def example(self) -> tuple[list[Any], list[Any]]:
@@ -279,6 +315,19 @@ def _inferred(values: Sequence[Any]) -> pa.Array | None:
         return None
 
 
+def _whole(row: int, value: float | None, use: ColumnUse) -> int | None:
+    """An id that came as a float, as 7.0 does for 7. From 2^53 on, floats lie apart by more than
+    one: it may have been another id before it became one."""
+    if value is None or isinstance(value, int):
+        return value
+    if abs(value) < EXACT and value == int(value):
+        return int(value)
+    wanted = convert.expected(use)
+    if abs(value) >= EXACT:
+        wanted += "; a float of 2^53 or more may be another number than was meant"
+    raise refusal(row, use.column, value, wanted)
+
+
 def _has_type_for(use: ColumnUse, kind: pa.DataType) -> bool:
     if use.reading in TEXTS:
         return bool(pa.types.is_string(kind))
@@ -292,4 +341,6 @@ def _is_hexadecimal(value: Any) -> bool:
 
 
 def _as_read(value: Any, use: ColumnUse) -> Any:
+    if of_list := lists.parse(use.reading):
+        return [] if value is None else [_as_read(value, replace(use, reading=of_list.kind))]
     return f"{value:x}" if use.reading == "hex" and value is not None else value

@@ -111,6 +111,10 @@ def prepare(
     if options.to == "npy" and of_splits and "validation" not in of_splits:
         raise InputError("--to npy needs a validation split: give --validation.")
     source = open_source(paths, old)
+    if options.to == "npy" and (of_lists := [c.name for c in source.schema.categorical if c.most]):
+        raise InputError(
+            f"--to npy writes one id per feature. Received a column of lists: {of_lists[0]}."
+        )
     engine.prepare(make_job(options, source, old, of_splits), Limits.of(options.memory))
     summary.show(options.output, files.read_json(options.output / MANIFEST))
     if options.to == "npy":

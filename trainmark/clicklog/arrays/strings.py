@@ -54,14 +54,18 @@ def write_dictionary(path: Path, strings: Any) -> list[Any]:
     return check.value()
 
 
-def intern(folder: Path, indices: Sequence[int], column: int) -> None:
-    """Number the strings of a column through all blocks, in place of each block's own numbers."""
-    blocks = [_Stretch(dictionary_path(folder, index, column)) for index in indices]
-    files = [numbers_path(folder, index, column).open("wb") for index in indices]
+def intern(folder: Path, indices: Sequence[int], columns: Sequence[int]) -> None:
+    """Number the strings of columns through all blocks, in place of each block's own numbers.
+
+    Those of several columns are numbered together; their file of all strings is the first one's.
+    """
+    own = [(index, column) for index in indices for column in columns]
+    blocks = [_Stretch(dictionary_path(folder, *place)) for place in own]
+    files = [numbers_path(folder, *place).open("wb") for place in own]
     for file in files:
         file.write(np.zeros(1, np.uint32).data)  # the missing value
     count = 0
-    with _Writer(all_strings_path(folder, column)) as writer:
+    with _Writer(all_strings_path(folder, columns[0])) as writer:
         while ends := [block.end() for block in blocks if len(block.strings)]:
             # No block has strings up to the smallest of these ends besides those in memory.
             bound = min(ends)

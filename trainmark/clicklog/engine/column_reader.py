@@ -20,10 +20,14 @@ class ColumnReader:
         store: the finished store.
         column: which of its categorical columns, helpers included.
         modulus: numbers are taken modulo this, if given.
+        first: of the columns that are numbered together, if there are several.
     """
 
-    def __init__(self, store: Store, column: int, modulus: int | None = None) -> None:
+    def __init__(
+        self, store: Store, column: int, modulus: int | None = None, first: int | None = None
+    ) -> None:
         self.store, self.column, self.modulus = store, column, modulus
+        self._first = column if first is None else first
         self.kind = store.schema.stored[column].kind
         self.dtype = stores.dtype_of(store.schema.stored[column])
 
@@ -142,7 +146,7 @@ class ColumnReader:
     def _all_strings(self) -> Path:
         from trainmark.clicklog.arrays import strings
 
-        return strings.all_strings_path(self.store.folder, self.column)
+        return strings.all_strings_path(self.store.folder, self._first)
 
 
 def arrow_array(values: Array) -> Any:

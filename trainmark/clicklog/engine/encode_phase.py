@@ -14,6 +14,7 @@ from trainmark.clicklog.engine.arrange import Field, TrainRows, write_in_order, 
 from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.division import Division
 from trainmark.clicklog.engine.fields import (
+    BagField,
     CategoricalField,
     GroupField,
     LabelField,
@@ -107,8 +108,8 @@ class Encoder:
         """What is to be written, by name; the largest first, so that no thread ends up alone."""
         store = self.store
         stored = [
-            sum(record.columns[column].width * record.rows for record in store.records)
-            for column in range(len(store.schema.categorical))
+            sum(r.columns[p].width * r.rows for r in store.records for p in store.schema.places(c))
+            for c in range(len(store.schema.categorical))
         ]
         tasks: dict[str, Task] = {}
         if numerical_features(store, fitted):
@@ -175,26 +176,34 @@ class Encoder:
 
     def _categorical(self, column: int) -> dict[str, Any]:
         rules = self.job.rules[column]
-        reader = ColumnReader(self.store, column, rules.value_modulus)
+        places, most = self.store.schema.places(column), self.store.schema.categorical[column].most
+        readers = [ColumnReader(self.store, p, rules.value_modulus, places[0]) for p in places]
         name, path = self._vocabulary(column)
         old = self.job.vocabulary / path.name if self.job.vocabulary else None
         if old is None or self.job.grow:
-            sizes = vocabulary.build(reader, rules, self._counted(), self._memory, path, old)
+            sizes = vocabulary.build(readers, rules, self._counted(), self._memory, path, old)
         else:
             shutil.copyfile(old, path)
             sizes = read_sizes(path)
         cardinality = rules.cardinality(sizes.kept)
-        known = Vocabulary(path, reader, self._memory // 2)
-        field = CategoricalField(reader, known, cardinality, SpecialIds.of(known, rules))
+        known = Vocabulary(path, readers[0], self._memory // 2)
+        special = SpecialIds.of(known, rules)
+        field: CategoricalField | BagField = (
+            BagField(readers, known, cardinality, special)
+            if most
+            else CategoricalField(readers[0], known, cardinality, special)
+        )
         files = self._write(field, f"cat_{column}.bin")
         facts: dict[str, Any] = {
             "distinct": sizes.distinct,
             "kept": sizes.kept,
             "cardinality": cardinality,
-            "missing": reader.missing(self.division.all_rows),
+            "missing": readers[0].missing(self.division.all_rows),  # of lists: the empty ones
             "rare": field.rare,
             "digest": identity.digest(path),
         }
+        if most:
+            facts["most"] = most
         if old is not None and self.job.grow:
             facts["grown"] = _grown(old, rules, sizes.kept)
         return {"files": files | {name: checksums.of_file(path)}, "facts": facts}
@@ -214,7 +223,7 @@ class Encoder:
         reader = ColumnReader(self.store, column)
         path = self.work.folder / "groups.parquet"
         rows = self.division.all_rows
-        sizes = vocabulary.build(reader, GROUP_RULES, rows, self._memory, path)
+        sizes = vocabulary.build([reader], GROUP_RULES, rows, self._memory, path)
         known = Vocabulary(path, reader, self._memory // 2)
         field = GroupField(reader, known, sizes.kept + 1, SpecialIds.of(known, GROUP_RULES))
         return {"files": self._write(field, "group.bin"), "facts": {"groups": sizes.kept}}

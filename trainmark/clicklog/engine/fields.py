@@ -1,6 +1,7 @@
 """What each column of a dataset reads from the store and writes to its file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -122,6 +123,44 @@ class CategoricalField:
         if count:
             self.rare += count
             rows[unknown] = self._special.rare
+        return rows
+
+
+class BagField:
+    """The ids of a column of lists; counts the rare ones.
+
+    Args:
+        readers: of every place in a list.
+        vocabulary, cardinality, special: as of a `CategoricalField`.
+    """
+
+    NONE, MISSING = -1, -2
+    """In the file, and until it is written."""
+
+    def __init__(
+        self,
+        readers: Sequence[ColumnReader],
+        vocabulary: Vocabulary,
+        cardinality: int,
+        special: SpecialIds,
+    ) -> None:
+        none = replace(special, missing=self.MISSING)
+        self._fields = [CategoricalField(r, vocabulary, cardinality, none) for r in readers]
+        self._rare_id = special.rare
+        self.dtype, self.row_bytes = self._fields[0].dtype, 12 * len(readers)
+        self.rare = 0
+
+    def read(self, parts: Sequence[Part]) -> Array:
+        ids = np.empty((sum(part.rows for part in parts), len(self._fields)), self.dtype)
+        for place, field in enumerate(self._fields):
+            ids[:, place] = field.read(parts)
+        return ids
+
+    def finish(self, rows: Array) -> Array:
+        unknown, missing = rows == UNKNOWN, rows == self.MISSING
+        self.rare += int(np.count_nonzero(unknown))
+        rows[unknown] = self._rare_id
+        rows[missing] = self.NONE
         return rows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainmark import checksums, files, progress
 from trainmark.clicklog.arrays import shuffle
-from trainmark.clicklog.engine import numbers, parse_phase, split_binary, summary
+from trainmark.clicklog.engine import kept, numbers, parse_phase, split_binary, summary
 from trainmark.clicklog.engine.division import Division, divide
 from trainmark.clicklog.engine.encode_phase import Encoder, numerical_features
 from trainmark.clicklog.engine.job import VOCABULARY, Job
@@ -108,11 +108,11 @@ class EmbeddedEngine:
                 # Needed soon, and loading it costs a quarter of a second.
                 aside.submit(importlib.import_module, "pyarrow.parquet")
                 records = parser.run(self.limits.threads)
-        for number, column in enumerate(source.schema.stored):
-            if column.kind == "string":
+        for places in source.schema.vocabularies():
+            if source.schema.stored[places[0]].kind == "string":
                 from trainmark.clicklog.arrays import strings
 
-                strings.intern(self.work.blocks, [record.index for record in records], number)
+                strings.intern(self.work.blocks, [record.index for record in records], places)
         store = Store(self.work.blocks, source.schema, records, job.seed, facts["bits"])
         return store, parse_phase.rows_per_file(records, len(sizes))
 
@@ -128,7 +128,8 @@ class EmbeddedEngine:
                 for column in schema.stored
             )
         )
-        out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * len(schema.categorical)
+        ids = len(schema.stored) - len(schema.helpers)
+        out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * ids
         needed = rows * (row_bytes + out_bytes + 4)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
@@ -170,6 +171,8 @@ class EmbeddedEngine:
             cardinalities,
             numerical_features(store, fitted),
             job.metadata,
+            hotness=[fact.get("most", 1) for fact in facts],
+            varies=["most" in fact for fact in facts],
             validation=any(split.name == "validation" for split in splits),
             numerical_dtype=fitted.dtype,
         )
@@ -185,6 +188,9 @@ class EmbeddedEngine:
                 self._extends(names, facts),
             ),
         )
+        carried = [kept.path_of(self.work.blocks, record.index) for record in store.records]
+        if carried and carried[0].exists():
+            kept.join(carried, dataset / kept.FILE)
         manifest = summary.manifest(
             settings=job.settings,
             splits=splits,

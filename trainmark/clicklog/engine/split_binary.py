@@ -102,11 +102,12 @@ def write_specs(
     hotness: Sequence[int] = (),
     validation: bool = True,
     numerical_dtype: str = "float16",
+    varies: Sequence[bool] = (),
 ) -> None:
     """Write `feature_spec.yaml` (train, test) and `feature_spec_validation.yaml` (validation)."""
     for mappings in (("train", "test"), ("validation",))[: 1 + validation]:
         spec = feature_spec.default_spec(
-            cardinalities, num_numerical, metadata, mappings, hotness, numerical_dtype
+            cardinalities, num_numerical, metadata, mappings, hotness, numerical_dtype, varies
         )
         feature_spec.check(spec, mappings)
         feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))

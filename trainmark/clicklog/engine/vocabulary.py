@@ -4,7 +4,7 @@ Their files (vocabulary_files.py) hold value, id and count. The number 0 of a co
 values if it is one; the missing value is not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,7 +68,7 @@ class Rules:
 
 
 def build(
-    reader: ColumnReader,
+    readers: Sequence[ColumnReader],
     rules: Rules,
     rows: RowSet,
     memory: int,
@@ -78,21 +78,24 @@ def build(
     """Count a column's values and write its vocabulary.
 
     Args:
+        readers: of the column; of one of lists, of every place in them.
         rows: those that count.
         memory: bytes that may be used, roughly.
         path: the file to write. Parts that do not fit in memory wait beside it.
         old: a vocabulary to extend: its values keep their ids, and new ones follow.
     """
+    reader = readers[0]
     limit = memory // BYTES_PER_ENTRY[reader.dtype.itemsize]
     keyed = rules.recipe.order == "appearance"
     known = Vocabulary(old, reader, memory // 4) if old else None
     parts = _Parts(path)
-    zero = _count_zeros(reader, rules, rows)
+    zero = _count_zeros(readers, rules, rows)
     low = 1
     while True:
         counter = counting.counter(reader.dtype, low, limit, keyed)
-        for record in reader.records(rows):
-            counter.add(*reader.occurrences(record, rows, keyed))
+        for one in readers:
+            for record in one.records(rows):
+                counter.add(*one.occurrences(record, rows, keyed))
         counts = counter.result(rules.threshold)
         parts.add(known.without(counts) if known else counts)
         if counter.high == np.iinfo(reader.dtype).max:
@@ -115,13 +118,16 @@ def build(
     return read_sizes(path) if old else Sizes(parts.distinct, parts.kept)
 
 
-def _count_zeros(reader: ColumnReader, rules: Rules, rows: RowSet) -> Counts | None:
+def _count_zeros(readers: Sequence[ColumnReader], rules: Rules, rows: RowSet) -> Counts | None:
     """The number 0, which the store keeps apart; None if there is none."""
-    count, first = reader.zeros_and_first(rows, rules.recipe.missing_is_zero)
-    if not count:
+    found = [reader.zeros_and_first(rows, rules.recipe.missing_is_zero) for reader in readers]
+    counted = [(count, first) for count, first in found if count]
+    if not counted:
         return None
+    first = min(first for _, first in counted)
     firsts = np.array([first]) if rules.recipe.order == "appearance" else NO_KEYS
-    return Counts(np.zeros(1, reader.dtype), np.array([count]), firsts, 1)
+    count = sum(count for count, _ in counted)
+    return Counts(np.zeros(1, readers[0].dtype), np.array([count]), firsts, 1)
 
 
 class _Parts:

@@ -10,6 +10,7 @@ csv_source.py, parquet_source.py
                    parquet_files.py: damaged ones are told
 column_spec.py     --columns: what these columns are; convert.py makes numbers of them;
                    number_readings.py: what is to become of numbers
+lists.py           columns of several values in a row
 labels.py          which rows are clicks; arrow_columns.py: columns in other types
 column_match.py    --vocabulary: what they were in an earlier dataset
 row_columns.py     --positive, --split-by, --group: what they say of a row besides its features

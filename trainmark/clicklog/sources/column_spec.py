@@ -11,11 +11,11 @@ says how to read it:
     numerical    auto (the default), plain, log, signed_log, standard, standard_log, quantile, bins,
                  or several with a plus between them (number_readings.py)
     categorical  string (the default for text), int64, uint64, float64, or hex for numbers of up to
-                 8 hexadecimal digits
+                 8 hexadecimal digits; of lists, `list`, or such as int64[20|] (lists.py)
     timestamp    iso (the default for text: 2024-05-01 13:30:00), unix (seconds), unix_ms
 
 A timestamp becomes two categorical features, the hour (UTC) and the day of the week.
-A missing number is 0.0; a missing categorical value has the id of rare ones.
+A missing number is 0.0; a missing categorical value has the id of rare ones, in lists none.
 """
 
 import fnmatch
@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from trainmark.clicklog.sources import number_readings
+from trainmark.clicklog.sources import lists, number_readings
 from trainmark.clicklog.sources.rows import Column, Kind, Number, Schema
 from trainmark.errors import InputError, raise_all, unknown
 
@@ -113,7 +113,9 @@ def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[Co
 
 
 def _is_reading(role: Role, text: str) -> bool:
-    return number_readings.is_reading(text) if role == "numerical" else text in READINGS[role]
+    if role == "numerical":
+        return number_readings.is_reading(text)
+    return text in READINGS[role] or (role == "categorical" and lists.is_reading(text))
 
 
 def _compared_with(operator: str, value: str, name: str) -> float | str:
@@ -168,7 +170,9 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
     categorical: list[Column] = []
     for use in uses:
         if use.role == "categorical":
-            categorical.append(Column(use.column, kinds[use.reading or "string"]))
+            of_list = lists.parse(use.reading)
+            kind = kinds[of_list.kind if of_list else use.reading or "string"]
+            categorical.append(Column(use.column, kind, of_list.most if of_list else None))
         elif use.role == "timestamp":
             categorical += [Column(f"{use.column}.hour"), Column(f"{use.column}.weekday")]
     numbers = tuple(
@@ -188,17 +192,18 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
 
 def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
     """How the columns are read, for vocabulary.json."""
-    label = next(use for use in uses if use.role == "label")
     columns = [
         {"column": use.column, "role": use.role, "reading": use.reading}
         for use in uses
         if use.role in get_args(Role) and use.role != "label"
     ]
-    return {
-        "missing": missing,
-        "label": {"column": label.column, "role": "label", "comparison": label.comparison},
-        "columns": columns,
-    }
+    labels = [
+        {"column": use.column, "role": "label", "comparison": use.comparison}
+        for use in uses
+        if use.role == "label"
+    ]
+    told = {"label": labels[0]} if labels else {}  # rows that are only scored need none
+    return {"missing": missing, **told, "columns": columns}
 
 
 def from_inputs(columns: Sequence[Mapping[str, Any]]) -> list[ColumnUse]:

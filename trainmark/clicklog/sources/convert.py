@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources import labels
+from trainmark.clicklog.sources import labels, lists
 from trainmark.clicklog.sources.arrow_columns import Mask, cast, floats, nulls
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.labels import Labels
@@ -36,13 +37,16 @@ class Converted:
     """Rows whose label is missing or wrong: these cannot be kept."""
     other_labels: tuple[str, ...] = ()
     """As `ParsedRows` has them."""
+    kept: Any = None
+    """Likewise."""
 
 
 def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted:
     """Convert one batch; `columns` and `uses` correspond."""
     columns = [_plain(column) for column in columns]
     problems: dict[int, str] = {}
-    label = Labels(np.empty(0, np.bool_), np.empty(0, np.bool_))
+    rows = len(columns[0])
+    label = Labels(np.zeros(rows, np.bool_), np.zeros(rows, np.bool_))  # where none is read
     numerical: list[NDArray[np.float64]] = []
     categorical: list[Any] = []
     for column, use in zip(columns, uses, strict=True):
@@ -58,15 +62,17 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
         elif use.role == "order":
             values, bad = _order(column, use)
             categorical.append(values)
+        elif of_list := lists.parse(use.reading):
+            places, bad = lists.slots(column, of_list, partial(_category, reading=of_list.kind))
+            categorical += places
         else:
-            values, bad = _category(column, use)
+            values, bad = _category(column, str(use.reading))
             categorical.append(values)
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
             received = "missing" if found is None else f"{found!r:.60}"
-            wanted = expected(use) + _comma_hint(use, found)
+            wanted = expected(use) + _comma_hint(use, found) + _list_hint(use)
             problems.setdefault(row, f"{use.column} is {received}, expected {wanted}")
-    rows = len(columns[0])
     matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
     return Converted(label.clicks, matrix, categorical, problems, label.bad, label.others)
 
@@ -85,6 +91,8 @@ def expected(use: ColumnUse) -> str:
         if use.reading == "number":
             return "a number to order rows by"
         return f"a time such as 2024-05-01 13:30:00 (--split-by {use.column}:number reads numbers)"
+    if of_list := lists.parse(use.reading):
+        return f"a list of at most {of_list.most} values, each {of_list.kind} or nothing"
     return f"{use.reading} or nothing"
 
 
@@ -98,6 +106,14 @@ def _comma_hint(use: ColumnUse, found: Any) -> str:
     return " with a decimal point and no comma"
 
 
+def _list_hint(use: ColumnUse) -> str:
+    """How to have longer lists read."""
+    of_list = lists.parse(use.reading)
+    if of_list is None:
+        return ""
+    return f" ({use.column}:{replace(of_list, most=2 * of_list.most)} takes longer ones)"
+
+
 def resolve(
     uses: Sequence[ColumnUse], types: Sequence[pa.DataType], numerical: str
 ) -> list[ColumnUse]:
@@ -107,7 +123,9 @@ def resolve(
         numerical: the reading of numbers that have none.
     """
     resolved = [
-        use if use.reading else replace(use, reading=_reading(use, _value_type(kind), numerical))
+        use
+        if use.reading and use.reading != lists.WORD
+        else replace(use, reading=_reading(use, _value_type(kind), numerical))
         for use, kind in zip(uses, types, strict=True)
     ]
     for use, kind in zip(resolved, types, strict=True):
@@ -134,6 +152,17 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
         return "number" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else "iso"
     if use.role not in ("categorical", "group"):
         return numerical if use.role == "numerical" else "string"
+    if use.role == "categorical" and lists.is_list(kind):
+        single = replace(use, reading=None)
+        values = _reading(single, _value_type(kind.value_type), numerical)
+        return str(lists.ListReading(str(values), lists.MOST))
+    if use.reading == lists.WORD:
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise InputError(
+                f"--columns: {use.column} is a column of {kind}; lists, or texts, can be read as "
+                "a list."
+            )
+        return str(lists.ListReading("string", lists.MOST))
     if pa.types.is_unsigned_integer(kind):
         return "uint64"
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -141,7 +170,10 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
     if pa.types.is_floating(kind):
         return "float64"
     if pa.types.is_nested(kind):
-        raise InputError(f"--columns: {use.column} is a column of {kind}; single values are read.")
+        raise InputError(
+            f"--columns: {use.column} is a column of {kind}; single values, or lists of them, are "
+            "read."
+        )
     return "string"
 
 
@@ -181,6 +213,7 @@ def parsed_rows(
         converted.categorical,
         tuple(bad),
         converted.other_labels,
+        kept=converted.kept,
     )
 
 
@@ -196,6 +229,7 @@ def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
         labels=converted.labels[keep],
         numerical=converted.numerical[keep],
         categorical=[chosen(column) for column in converted.categorical],
+        kept=None if converted.kept is None else converted.kept.filter(pa.array(keep)),
     )
 
 
@@ -211,16 +245,16 @@ def _number(column: pa.Array) -> tuple[NDArray[np.float64], Mask]:
     return np.where(missing | bad, np.nan, values), bad
 
 
-def _category(column: pa.Array, use: ColumnUse) -> tuple[Any, Mask]:
-    if use.reading == "string":
+def _category(column: pa.Array, reading: str) -> tuple[Any, Mask]:
+    if reading == "string":
         return cast(column, pa.string())
-    if use.reading == "hex":
+    if reading == "hex":
         return hexadecimal(column)
     kinds = {"int64": pa.int64(), "uint64": pa.uint64(), "float64": pa.float64()}
-    numbers, bad = cast(column, kinds[str(use.reading)])
+    numbers, bad = cast(column, kinds[reading])
     missing = nulls(numbers)
     array = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
-    if use.reading == "float64":
+    if reading == "float64":
         missing = missing | np.isnan(array)
         array = np.where(missing, 0.0, array) + 0.0  # one zero, not a negative one too
     return Values(array, missing if missing.any() else None), bad

@@ -18,6 +18,8 @@ class Column:
     name: str
     """For people and for per-column settings, such as C20."""
     kind: Kind = "uint32"
+    most: int | None = None
+    """Of a column of lists: the values that a row may have. The store has a column for each."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,25 @@ class Schema:
     @property
     def stored(self) -> tuple[Column, ...]:
         """The categorical columns of the store."""
-        return self.categorical + self.helpers
+        features = [column for column in self.categorical for _ in range(column.most or 1)]
+        return (*features, *self.helpers)
+
+    def places(self, feature: int) -> range:
+        """Of a categorical feature: its columns among the stored ones."""
+        first = sum(column.most or 1 for column in self.categorical[:feature])
+        return range(first, first + (self.categorical[feature].most or 1))
+
+    def vocabularies(self) -> list[Sequence[int]]:
+        """The stored columns whose values are numbered together."""
+        features = [self.places(feature) for feature in range(len(self.categorical))]
+        before = len(self.stored) - len(self.helpers)
+        return [*features, *([place] for place in range(before, len(self.stored)))]
 
     def helper(self, name: str) -> int | None:
         """The number of a helper among the stored columns; None if there is no such."""
         names = [column.name for column in self.helpers]
-        return len(self.categorical) + names.index(name) if name in names else None
+        before = len(self.stored) - len(self.helpers)
+        return before + names.index(name) if name in names else None
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,8 @@ class ParsedRows:
     """Of a label that has to have two values: those that are no clicks."""
     numbers: Sequence[NumberFacts] = ()
     """Of each column of `Schema.transformed`."""
+    kept: Any = None
+    """An Arrow table of columns to carry along as they are; None where none were asked for."""
 
     def __len__(self) -> int:
         return len(self.labels)

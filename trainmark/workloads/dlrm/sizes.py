@@ -202,7 +202,10 @@ def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:
     AUC (docs/performance.md).
     """
     state = cfg.table_format.state_precision
-    for kind, of_state in (("bf16", state), ("bf16", "bf16"), ("int8", state), ("int8", "bf16")):
+    kinds: tuple[tuple[Literal["bf16", "int8"], Literal["fp32", "bf16"]], ...] = (
+        ("bf16", state), ("bf16", "bf16"), ("int8", state), ("int8", "bf16"),
+    )  # fmt: skip
+    for kind, of_state in kinds:
         if of_state != state and cfg.optimizer.name != "adagrad":
             continue
         chosen = dataclasses.replace(

@@ -1,0 +1,244 @@
+"""Columns of lists: from Parquet and CSV files to a served model."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from tests import small
+from trainmark.cli import main
+from trainmark.clickdata import feature_spec
+from trainmark.clicklog.sources import lists
+from trainmark.contract import Served
+from trainmark.run import run_folder
+from trainmark.workloads.dlrm import serving
+
+WORDS = ("drama", "comedy", "war", "news", "sport", "kids", "rare")
+COLUMNS = "label=clicked numerical=age categorical=tags,seen,city"
+ROWS = 3000
+
+
+def make_log(seed: int = 0) -> dict[str, list[Any]]:
+    """Whoever likes the war or the kids clicks; the rest is noise. `rare` comes five times."""
+    random = np.random.default_rng(seed)
+    tags: list[Any] = [
+        [WORDS[i] for i in random.choice(6, random.integers(0, 4), replace=False)]
+        for _ in range(ROWS)
+    ]
+    for row in range(5):
+        tags[100 * row] = ["rare", None, "war"]
+    tags[7] = None
+    seen = [random.integers(0, 30, random.integers(0, 6)).tolist() for _ in range(ROWS)]
+    chance = [0.1 + 0.4 * ("war" in (t or [])) + 0.4 * ("kids" in (t or [])) for t in tags]
+    return {
+        "clicked": (random.random(ROWS) < chance).astype(int).tolist(),
+        "age": random.normal(40, 10, ROWS).round(3).tolist(),
+        "tags": tags,
+        "seen": seen,
+        "city": [f"c{city}" for city in random.integers(0, 9, ROWS)],
+    }
+
+
+def write_parquet(path: Path, log: dict[str, list[Any]]) -> Path:
+    pq.write_table(pa.table(log), path, row_group_size=700)
+    return path
+
+
+def write_csv(path: Path, log: dict[str, list[Any]]) -> Path:
+    lines = [",".join(log)]
+    for row in zip(*log.values(), strict=True):
+        fields = [
+            "|".join("" if v is None else str(v) for v in f) if isinstance(f, list) else str(f)
+            for f in (f if f is not None else [] for f in row)
+        ]
+        lines.append(",".join(fields))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def prepare(kind: str, log: Path, output: Path, columns: str = COLUMNS, *flags: str) -> int:
+    command = ["prepare", kind, "--input", str(log), "--columns", columns, "--output", str(output)]
+    return main([*command, "--holdout", "0.2", *flags])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lists")
+    assert prepare("parquet", write_parquet(folder / "log.parquet", make_log()), folder / "d") == 0
+    return folder / "d"
+
+
+def in_order(log: dict[str, list[Any]], column: str, threshold: int = 10) -> list[list[int]]:
+    """Every row's ids by falling count, then by value: 0 for what is rare."""
+    there = [[v for v in values or [] if v is not None] for values in log[column]]
+    counts = Counter(value for values in there for value in values)
+    kept = sorted((v for v in counts if counts[v] >= threshold), key=lambda v: (-counts[v], v))
+    ids = {value: place for place, value in enumerate(kept, 1)}
+    return [[ids.get(value, 0) for value in values] for values in there]
+
+
+def test_values_of_lists_share_a_vocabulary(dataset: Path) -> None:
+    log = make_log()
+    spec = feature_spec.read(dataset)
+    assert spec.hotness == (3, 5, 1)
+    assert [spec.feature_spec[n].varies for n in spec.categorical] == [True, True, False]
+    for number, (column, most) in enumerate((("tags", 3), ("seen", 5))):
+        expected = in_order(log, column)
+        name = spec.categorical[number]
+        dtype = str(spec.feature_spec[name].dtype)
+        held_out = [
+            np.fromfile(dataset / split / name, dtype).reshape(-1, most)
+            for split in ("test", "validation")
+        ]
+        # Held-out rows are the last, in their order.
+        found = [[i for i in row if i >= 0] for row in np.concatenate(held_out).tolist()]
+        assert found == expected[-len(found) :]
+        trained = np.fromfile(dataset / "train" / name, dtype).reshape(-1, most).tolist()
+        rest = [[i for i in row if i >= 0] for row in trained]
+        assert sorted(rest) == sorted(expected[: -len(found)])
+        assert all(row == sorted(row, key=lambda i: i < 0) for row in trained)  # -1 comes last
+    assert 0 in np.fromfile(dataset / "train/cat_0.bin", np.int8)  # `rare` is
+
+
+def test_csv_gives_the_same_bytes(dataset: Path, tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", make_log())
+    columns = COLUMNS.replace("tags,seen", "tags:string[3],seen:int64[5|]")
+    assert prepare("csv", log, tmp_path / "d", columns) == 0
+    for name in ("cat_0.bin", "cat_1.bin", "label.bin"):
+        for split in ("train", "test", "validation"):
+            found = (tmp_path / "d" / split / name).read_bytes()
+            assert found == (dataset / split / name).read_bytes(), (split, name)
+
+
+def test_memory_changes_no_byte(dataset: Path, tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", make_log())
+    assert prepare("parquet", log, tmp_path / "d", COLUMNS, "--memory", "1G") == 0
+    for name in ("cat_0.bin", "cat_1.bin"):
+        found = (tmp_path / "d/train" / name).read_bytes()
+        assert found == (dataset / "train" / name).read_bytes()
+
+
+# --- to a served model
+
+
+def test_from_lists_to_a_served_model(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole road: Parquet, training, new files, answers."""
+    run = tmp_path / "run"
+    flags = ["--model.pooling", "mean", "--device", "cpu", "--global-batch", "64", "--epochs", "4"]
+    command = ["train", "dlrm-auto", "--data", str(dataset), "--output", str(run)]
+    assert main([*command, *flags]) == 0
+    assert small.result(run)["quality"]["value"] > 0.7  # without the tags, 0.5
+    new = make_log(seed=5)
+    log = write_parquet(tmp_path / "new.parquet", new)
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--input", str(log), "--device", "cpu"]) == 0
+    scorer = serving.load(
+        Served(
+            folder=run,
+            run=run_folder.read_config(run),
+            checkpoint=small.newest(run),
+            device="cpu",
+        )
+    )
+    names = ("age", "tags", "seen", "city")
+    rows = [
+        dict(zip(names, row, strict=True)) for row in zip(*(new[n] for n in names), strict=True)
+    ]
+    scores = scorer.score(scorer.read({"rows": rows}))
+    said = json.loads((run / "evaluation.json").read_text())["splits"]["input"]
+    assert roc_auc_score(new["clicked"], scores) == pytest.approx(said["auc"], abs=1e-6)
+    assert said["auc"] > 0.7
+    check_requests(scorer)
+
+
+def check_requests(scorer: Any) -> None:
+    def score(**changes: Any) -> float:
+        row = {"age": 40, "tags": ["war"], "seen": [3], "city": "c1"} | changes
+        return float(scorer.score(scorer.read({"rows": [row]}))[0])
+
+    (most_frequent,) = scorer.example["rows"][0]["tags"]
+    assert most_frequent in WORDS
+    assert score(tags=["war"]) == score(tags=["war", None, ""])
+    assert score(tags=None) == score(tags=[])
+    assert score(tags=["never seen"]) == score(tags=["rare"])
+    assert score(tags=["war"]) > score(tags=[])
+    assert json.dumps(scorer.facts["expects"])
+    for wrong, words in (
+        ("war", "tags is 'war', expected a list of at most 3 values"),
+        (["a", "b", "c", "d"], "expected a list of at most 3 values"),
+        ([["war"]], "expected a list of at most 3 values"),
+    ):
+        with pytest.raises(Exception, match=words):
+            score(tags=wrong)
+    with pytest.raises(Exception, match="seen"):
+        score(seen=["x"])
+
+
+# --- what is refused
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
+    assert code == 2
+    return capsys.readouterr().err
+
+
+def test_lists_that_are_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_parquet(tmp_path / "log.parquet", make_log())
+    columns = COLUMNS.replace("seen", "seen:int64[4]")
+    said = refused(capsys, prepare("parquet", log, tmp_path / "d", columns))
+    assert "expected a list of at most 4 values" in said
+    assert "seen:int64[8] takes longer ones" in said
+    assert prepare("parquet", log, tmp_path / "d", columns, "--bad-rows", "keep") == 0
+    spec = feature_spec.read(tmp_path / "d")
+    assert spec.hotness == (3, 4, 1)
+    expected = [row[:4] for row in in_order_cut(make_log())]
+    name = spec.categorical[1]
+    dtype = str(spec.feature_spec[name].dtype)
+    found = np.fromfile(tmp_path / "d/validation" / name, dtype).reshape(-1, 4).tolist()
+    assert [[i for i in row if i >= 0] for row in found] == expected[-len(found) :]
+
+
+def in_order_cut(log: dict[str, list[Any]]) -> list[list[int]]:
+    """Counted as they are kept: the first four."""
+    return in_order(log | {"seen": [values[:4] for values in log["seen"]]}, "seen")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (COLUMNS.replace("tags", "tags:string"), "tags is a column of list"),
+        (COLUMNS.replace("age", "seen").replace("tags,seen", "tags"), "seen is a column of list"),
+        (
+            COLUMNS.replace("city", "age:list").replace("=age ", "=clicked "),
+            "names 'clicked' twice",
+        ),
+        ("label=clicked categorical=age:list", "age is a column of double; lists, or texts"),
+        (COLUMNS.replace("seen", "seen:int64[0]"), "int64[0]"),
+    ],
+)
+def test_columns_that_are_no_lists(
+    columns: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_parquet(tmp_path / "log.parquet", make_log())
+    assert words in refused(capsys, prepare("parquet", log, tmp_path / "d", columns))
+
+
+def test_torchrecs_files_have_one_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_parquet(tmp_path / "log.parquet", make_log())
+    code = prepare("parquet", log, tmp_path / "d", COLUMNS, "--to", "npy")
+    assert "--to npy writes one id per feature" in refused(capsys, code)
+
+
+def test_readings() -> None:
+    assert str(lists.parse("int64[20;]")) == "int64[20;]"
+    assert str(lists.parse("string[20|]")) == "string[20]"
+    assert lists.parse("string") is None
+    assert lists.parse(None) is None

@@ -1,0 +1,118 @@
+"""Columns of lists: several values in a row, each of which gets an id of the same vocabulary.
+
+How one is read is written KIND[MOST] or, where a list is a text, KIND[MOST SEPARATOR]: the kind of
+its values, how many a row may have, and what is between them, such as string[20|]. `list` alone
+leaves all three to the file's type and to the defaults below. Missing values, and empty texts, are
+no values: a list may be empty.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainmark.clicklog.sources.rows import Values
+
+WORD = "list"
+SEPARATOR, MOST = "|", 20
+"""Where a list is a text, by default."""
+_READING = re.compile(r"(string|int64|uint64|float64|hex)\[(\d+)([^\w\s,:\]]?)\]")
+
+
+@dataclass(frozen=True)
+class ListReading:
+    """How a column of lists is read."""
+
+    kind: str
+    """Of a value, as a categorical column's."""
+    most: int
+    """Values that a row may have."""
+    separator: str = SEPARATOR
+    """Between the values, where a list is a text."""
+
+    def __str__(self) -> str:
+        separator = "" if self.separator == SEPARATOR else self.separator
+        return f"{self.kind}[{self.most}{separator}]"
+
+
+def parse(reading: str | None) -> ListReading | None:
+    """What a reading says; None if it is of single values."""
+    match = _READING.fullmatch(reading or "")
+    if not match or not int(match[2]):
+        return None
+    return ListReading(match[1], int(match[2]), match[3] or SEPARATOR)
+
+
+def is_reading(text: str) -> bool:
+    return text == WORD or parse(text) is not None
+
+
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is one."""
+    import pyarrow as pa
+
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def longest(column: Any) -> int:
+    """The most values that a row of a column of lists has."""
+    import pyarrow.compute as pc
+
+    return pc.max(pc.list_value_length(column)).as_py() or 0
+
+
+def slots(
+    column: Any,
+    reading: ListReading,
+    convert_values: Callable[[Any], tuple[Any, NDArray[np.bool_]]],
+) -> tuple[list[Any], NDArray[np.bool_]]:
+    """For each place in a list, a column of the values there; and which rows are bad.
+
+    Args:
+        column: of lists, or of texts.
+        convert_values: from a column of values to what is stored of it, and which are bad.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not is_list(column.type):
+        column = pc.split_pattern(column.cast(pa.string()), reading.separator)
+    rows = len(column)
+    values, row = pc.list_flatten(column), pc.list_parent_indices(column).to_numpy()
+    there = pc.is_valid(values)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        there = pc.and_(there, pc.fill_null(pc.not_equal(values, ""), False))
+    kept = there.to_numpy(zero_copy_only=False)
+    row = row[kept].astype(np.int64)
+    converted, bad_values = convert_values(values.filter(there))
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    bad = np.bincount(row, minlength=rows) > reading.most
+    bad[row[bad_values]] = True
+    found = []
+    for slot in range(reading.most):
+        chosen = np.flatnonzero((place == slot) & ~bad_values)
+        found.append(_spread(converted, chosen, row[chosen], rows))
+    return found, bad
+
+
+def _spread(values: Any, chosen: NDArray[np.int64], of_rows: NDArray[np.int64], rows: int) -> Any:
+    """A column of `rows`, in which some have a value."""
+    import pyarrow as pa
+
+    if isinstance(values, Values):
+        missing = np.ones(rows, np.bool_)
+        missing[of_rows] = False
+        if values.missing is not None:
+            missing[of_rows] = values.missing[chosen]
+        numbers = np.zeros(rows, values.numbers.dtype)
+        numbers[of_rows] = values.numbers[chosen]
+        return Values(numbers, missing)
+    places = np.zeros(rows, np.int64)
+    places[of_rows] = chosen
+    lacking = np.ones(rows, np.bool_)
+    lacking[of_rows] = False
+    return values.take(pa.array(places, mask=lacking))
