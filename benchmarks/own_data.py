@@ -353,9 +353,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{'data':42} {'rows':>9}  trainmark  logistic  boosting  difference   seconds"]
     for row in rows:
         error = f"± {2 * row['standard_error']:.4f}" if row["standard_error"] is not None else ""
+        linear = row["logistic_regression"]  # None where it did not end
         lines.append(
             f"{row['data']:42} {row['rows']:>9,} {row['trainmark']:>10.4f} "
-            f"{row['logistic_regression']:>9.4f} {row['gradient_boosting']:>9.4f} "
+            f"{'-' if linear is None else f'{linear:.4f}':>9} {row['gradient_boosting']:>9.4f} "
             f"{row['difference']:>+8.4f} {error:8} {row['seconds']:>5.0f}  "
             f"{'holds' if row['holds'] else 'does not hold'}"
         )
