@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
