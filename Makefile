@@ -12,7 +12,7 @@ TORCHREC := torchrec fbgemm-gpu-cpu iopath lightning-utilities portalocker pyre-
 # What the tests may not be skipped for want of: names of tests/skips.py. CI requires more.
 REQUIRE := extras
 
-.PHONY: demo test lint wheel-test test-slow test-gpu test-gpu-quick clean
+.PHONY: demo test lint wheel-test test-python test-slow test-gpu test-gpu-quick clean
 
 # --- environments: a stamp per set of extras, so that a second call installs nothing
 
@@ -57,6 +57,21 @@ wheel-test:  ## the wheel, in an empty environment, runs the demo
 	cd $$folder; ls venv/lib/python3*/site-packages/trainmark/py.typed; venv/bin/trainmark list; \
 	$(MAKE) --file $(CURDIR)/Makefile --old-file venv/core.stamp VENV=venv demo; \
 	ls -l build/demo/run/report.html
+
+# Under another interpreter: the package with numba, and tests of every part that need no more.
+QUICK := $(addprefix tests/unit/test_,attempt.py batches.py bounds.py checkpoint.py \
+         checkpoint_damage.py checksums.py cli_errors.py click_data.py config_values.py \
+         cpu_kernels.py distilbert_train.py dropout.py evaluation.py files.py fuzz.py \
+         kill_and_resume.py metrics.py placement.py prepare_engine.py prepare_tabular.py \
+         report_page.py run_folder.py run_outputs.py suite.py train.py) \
+         tests/distributed/test_distilbert_ranks.py tests/distributed/test_launch_dry_run.py
+OTHER := build/$(notdir $(PYTHON))
+
+test-python:  ## make test-python PYTHON=python3.13
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fast]' \
+	    pytest pytest-xdist hypothesis
+	$(OTHER)/bin/python -m pytest -n 2 $(QUICK)
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow --require $(REQUIRE)

@@ -18,6 +18,8 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-extensions", "--remote-debugging-pipe",
 )  # fmt: skip
+PATIENCE = 120
+"""Seconds, at least, before something counts as never happening."""
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
 
@@ -69,8 +71,11 @@ class Browser:
 
     def wait(self, expression: str) -> None:
         """Until an expression holds in the page."""
-        while not self.value(expression):
+        for _ in range(PATIENCE * 20):
+            if self.value(expression):
+                return
             time.sleep(0.05)
+        raise AssertionError(f"{expression} does not hold after {PATIENCE} s")
 
     def value(self, expression: str) -> Any:
         """What an expression is, in the page."""

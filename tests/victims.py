@@ -2,14 +2,17 @@
 
     python -m tests.victims
 
-A line is a JSON list of arguments for `trainmark`. Forking makes a fresh victim in milliseconds,
-where importing torch again would take seconds. Standard output gets the victim's process id, which
+A line is a JSON list of arguments for `trainmark`, and the number of its call of `fsync` with which
+it is killed, or null. Forking makes a fresh victim in milliseconds, where importing torch again
+would take seconds. Standard output gets the victim's process id, which
 stays the victim's until another line asks how it ended: its exit code, or minus the signal that
 killed it.
 """
 
+import itertools
 import json
 import os
+import signal
 import sys
 import time
 
@@ -20,8 +23,12 @@ from trainmark.cli import main
 SLOW_FSYNC_S = 0.005  # most of a victim's time goes into writing checkpoints
 
 
-def _slowly(fsync=os.fsync):  # type: ignore[no-untyped-def]
+def _slowly(dies_at: int | None, fsync=os.fsync):  # type: ignore[no-untyped-def]
+    calls = itertools.count(1)
+
     def slow(descriptor: int) -> None:
+        if next(calls) == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(SLOW_FSYNC_S)
         fsync(descriptor)
 
@@ -39,8 +46,9 @@ def _serve() -> None:
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
-            os.fsync = _slowly()
-            os._exit(main(json.loads(line)))
+            words, dies_at = json.loads(line)
+            os.fsync = _slowly(dies_at)
+            os._exit(main(words))
         print(victim, flush=True)
         sys.stdin.readline()
         _, status = os.waitpid(victim, 0)

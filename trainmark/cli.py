@@ -9,7 +9,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -110,19 +111,46 @@ def _show(arguments: list[str], started: float) -> None:
     from trainmark.verbs.runs import resolved_run
 
     cfg, options = parse_run("show", arguments, ShowOptions)
-    SafeConsole().print(resolved_run(cfg, options.cluster or "cpux1x1"))
+    with _cluster(options) as cluster:
+        SafeConsole().print(resolved_run(cfg, cluster))
 
 
 def _plan(arguments: list[str], started: float) -> None:
     """Memory and predicted time per device, and where each table lies, before a run."""
+    if arguments[:1] == ["--check"]:  # which needs no RUN
+        from trainmark.verbs.plan_check import check
+
+        check(parse(CheckOptions, arguments, "plan").check)
+        return
     from trainmark.verbs.plan import plan
     from trainmark.verbs.plan_search import search
 
     cfg, options = parse_run("plan", arguments, PlanOptions)
-    if options.search:
-        search(cfg, options.cluster or "cpux1x1")
-    else:
-        plan(cfg, options.cluster or "cpux1x1", options.json)
+    if options.check:
+        raise InputError("--check needs no RUN: trainmark plan --check RUNS...")
+    with _cluster(options) as cluster:
+        if options.search:
+            search(cfg, cluster)
+        else:
+            plan(cfg, cluster, options.json)
+
+
+@contextmanager
+def _cluster(options: "ShowOptions | TrainOptions") -> Iterator[str]:
+    """What a run is resolved for; what --hardware says holds in this block."""
+    from trainmark.hardware.hardware_file import described
+
+    with described(options.hardware) as found:
+        yield options.cluster or f"{found.key if found else 'cpu'}x1x1"
+
+
+def _calibrate(arguments: list[str], started: float) -> None:
+    """Measure this machine, for plan; also under torchrun, for the links between ranks."""
+    options = parse(CalibrateOptions, arguments, "calibrate")
+    from trainmark.verbs.calibrate import calibrate
+
+    if path := calibrate(options.device, options.output):
+        print(f"{path}: give it as --hardware.")
 
 
 def _prepare(arguments: list[str], started: float) -> None:
@@ -152,7 +180,8 @@ def _train(arguments: list[str], started: float) -> int:
     if options.dry_run:
         from trainmark.verbs.runs import dry_run
 
-        dry_run(cfg, options.cluster or "cpux1x1")
+        with _cluster(options) as cluster:
+            dry_run(cfg, cluster)
         return 0
     _refuse_cluster(options)
     from trainmark.verbs.runs import train
@@ -248,6 +277,16 @@ def _export(arguments: list[str], started: float) -> None:
     print(export(options.folder, options.format, options.output, options.checkpoint))
 
 
+def _predict(arguments: list[str], started: float) -> None:
+    """A score for every row of files, by a run's checkpoint or by an exported model."""
+    from trainmark.inference.options import PredictOptions
+
+    options = parse(PredictOptions, arguments, "predict")
+    from trainmark.inference.predict import predict
+
+    print(predict(options))
+
+
 def _serve(arguments: list[str], started: float) -> None:
     """Scores over HTTP, of a run's checkpoint or of an exported model."""
     from trainmark.inference.options import ServeOptions
@@ -294,7 +333,8 @@ def _sweep(arguments: list[str], started: float) -> None:
         isolate=options.isolate,
     )
     if options.dry_run:
-        SafeConsole().print(sweep.dry_runs(plan, options.cluster or "cpux1x1"))
+        with _cluster(options) as cluster:
+            SafeConsole().print(sweep.dry_runs(plan, cluster))
     else:
         SafeConsole().print(sweep.sweep(plan))
 
@@ -336,6 +376,8 @@ def _launch(arguments: list[str], started: float) -> int:
             "For a dry run of the launch, give it before 'train'."
         )
     _refuse_cluster(of_train)
+    with _cluster(of_train):  # a bad --hardware is told here
+        pass
     return launch.launch(options, cfg.name, flags, command)
 
 
@@ -343,10 +385,12 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "list": _list,
     "show": _show,
     "plan": _plan,
+    "calibrate": _calibrate,
     "prepare": _prepare,
     "train": _train,
     "evaluate": _evaluate,
     "infer": _infer,
+    "predict": _predict,
     "report": _report,
     "published": _published,
     "compare": _compare,
@@ -378,6 +422,9 @@ class ShowOptions:
     """Configuration file between the named run and the flags: TOML, or a result.json."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES; default cpux1x1."""
+    hardware: Path | None = None
+    """A hardware.toml (by hand, or from `calibrate`): what it says goes before the datasheets, and
+    its key can be in --cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,6 +435,26 @@ class PlanOptions(ShowOptions):
     """File to write the placement of the tables to; edited or not, --placement takes it."""
     search: bool = False
     """Rank other splits, micro-batches and recomputation by predicted time, instead of one plan."""
+    check: tuple[Path, ...] = ()
+    """Instead of RUN and all other flags: how far the predictions of finished runs were off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """How far predictions were from what was measured then."""
+
+    check: tuple[Path, ...]
+    """Output folders of runs, their result.json, or folders to search for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """What to measure, in less than two minutes."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU if there is one."""
+    output: Path = Path("hardware.toml")
+    """The file to write; reading from disk is measured in its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,7 +530,8 @@ class ExportOptions:
     format: Literal["onnx", "torch", "safetensors"] = "safetensors"
     """safetensors: weights in the layout of Hugging Face's transformers or, for a recommender, with
     a few lines of plain PyTorch that load them. onnx (extra `export`) and torch, a program of
-    torch.export: of models that score rows, at any batch."""
+    torch.export: of models that score rows, at any batch. All of a recommender's carry its
+    vocabularies."""
     output: Path | None = None
     """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
 

@@ -7,7 +7,6 @@ everything at one place. Nothing here imports torch.
 import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from trainmark import checksums
 from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.schedule import Schedule
-from trainmark.validation import parse
+from trainmark.validation import parse, read_mapping
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -141,6 +140,8 @@ class TrainOptions:
     """Resolve, build without allocating, and print the bytes per device; needs no device."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default cpux1x1."""
+    hardware: Path | None = None
+    """A hardware.toml that describes this device: its peak makes an MFU, its rates a prediction."""
 
 
 # --- a file between the named run and the flags
@@ -170,20 +171,6 @@ def with_file(
     _check_keys(run, given, str(path))
     merged = parse(type(run), _merge(dataclasses.asdict(run), given), str(path))
     return on_other_data(merged) if is_result else merged
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """What a TOML or JSON file holds."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except FileNotFoundError:
-        raise InputError(f"Configuration file {path} does not exist.") from None
-    except (OSError, ValueError, RecursionError) as error:  # the parsers' errors are ValueErrors
-        raise InputError(f"Configuration file {path} cannot be read: {error}.") from None
-    if not isinstance(data, dict):
-        raise InputError(f"Configuration file {path} must hold a table of fields.")
-    return data
 
 
 def _check_keys(template: Any, data: dict[str, Any], where: str) -> None:

@@ -9,7 +9,7 @@ training loop calls. Both are plain functions, gathered; optional ones have thei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
@@ -222,6 +222,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
     """A function from a batch in host memory to its samples' scores, there too. From then on the
     trainer can only predict."""
+    answers: Callable[[Tensor], Mapping[str, Tensor]] | None = None
+    """What a predictor gives, as the columns that `trainmark predict` writes, by name."""
     save_model: Callable[[TrainerT, Path], None] | None = None
     """Write the trained model for other software, at the end of a run."""
 
@@ -280,14 +282,45 @@ BadRows = Literal["stop", "skip", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class RawFiles:
+    """Raw files that a trained model is to be used with, and how to read them."""
+
+    patterns: tuple[str, ...]
+    """Paths, or patterns of them."""
+    bad_rows: BadRows = "stop"
+    labelled: bool = True
+    """False: labels are not read, and need not be there."""
+    keep: tuple[str, ...] = ()
+    """Names of columns to carry along."""
+    column: str | None = None
+    """Of a model that reads one column alone: its name, where it is not the usual one."""
+    memory: str | None = None
+    """What encoding them may take, such as 4G; None: a quarter of the machine's."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncodedFiles:
     """Raw files as a dataset that a trained model takes, all rows in its first held-out split."""
 
     folder: Path
+    kept: Path | None = None
+    """Parquet with the columns of `RawFiles.keep`, row by row; None where there are none."""
     unknown_share: Mapping[str, float]
     """By column: the share of rows whose value is rare, missing, or new to the model."""
     bad_rows: int
     """That could not be read as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows:
+    """Consecutive rows of files, with what a model says of them."""
+
+    answers: Mapping[str, Any]
+    """What it says, by name: arrays of one length."""
+    kept: Any = None
+    """An Arrow table of the columns of `RawFiles.keep`; None where there are none."""
+    share: float
+    """Of the input that ends with them, from 0 to 1."""
 
 
 class Exporter(Protocol[RunT_contra]):
@@ -369,9 +402,12 @@ class Definition(Generic[RunT]):
     check_data: Callable[[RunT, str], None] = _any_data
     """Refuse, by an `InputError`, a dataset that a model of a finished run cannot be used with;
     asked before that dataset is resolved."""
-    encode_files: Callable[[RunT, Sequence[str], Path, BadRows], EncodedFiles] | None = None
-    """(cfg, paths or patterns, a folder to write, what to do with bad rows): for `trainmark
-    evaluate --input`."""
+    encode_files: Callable[[RunT, RawFiles, Path], EncodedFiles] | None = None
+    """(cfg, files, a folder to write): for `trainmark evaluate --input` and `trainmark predict`."""
+    score_files: Callable[[Served[RunT], RawFiles, Path, int], Iterator[ScoredRows]] | None = None
+    """(model, files, a folder to work in, parts to leave out) -> the files' rows in parts that are
+    the same each time: for `trainmark predict` with an exported model, and for those of runs where
+    there is no `encode_files`."""
     grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
     """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
     with the rows that the run's have; empty for any other data."""
@@ -384,6 +420,8 @@ class Definition(Generic[RunT]):
     `resolve` may refuse some of them."""
     inference_batches: tuple[int, ...] = ()
     """Batch sizes that `infer` times by default."""
+    tables_precision: Callable[[RunT], str | None] = _unknown
+    """The type of large embedding tables, for `infer`'s rows."""
     exported_types: tuple[str, ...] = ()
     """What config.json of an exported model calls it (`model_type`)."""
     exporters: Callable[[], Mapping[str, Exporter[RunT]]] = dict
@@ -404,6 +442,16 @@ class Plan:
     """That each device keeps in its host's memory."""
     seconds: Sequence[Mapping[str, float | None]] = ()
     """Of the parts of a step, and of the step, on each device; None where they are not known."""
+    no_time: str | None = None
+    """Why no time is predicted, where it is not."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Predicted seconds of a step on the device that the others wait for, by part."""
+    bound_by: str | None = None
+    """What the longest of them is bound by: compute, memory, the link, the host."""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """Shares and rates that the times were computed with."""
+    sources: Sequence[str] = ()
+    """Where these, and the device's own figures, come from."""
     tables: Sequence[Mapping[str, str]] = ()
     """Where each embedding table lies: rows of cells by their headers."""
     sentences: Sequence[str] = ()

@@ -55,6 +55,11 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def unfinished(folder: Path) -> list[Path]:
+    """Files in a folder that nobody will finish: whoever wrote them was killed."""
+    return list(folder.glob(".*.writing"))
+
+
 def _takes_bytes(path: Path) -> bool:
     """Whether `path` is written into, as /dev/null and /dev/stdout are, and not replaced."""
     try:

@@ -47,6 +47,24 @@ def rows_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], No
     return _bar(name, total, _Rate("M values", 1e6))
 
 
+@contextmanager
+def share_bar(name: str) -> Iterator[Callable[[float], None]]:
+    """A bar that is told which share, from 0 to 1, is done; until then there is none."""
+    columns = [TextColumn(name), BarColumn(), TextColumn("{task.percentage:>3.0f}%")]
+    progress = Progress(*columns, TimeRemainingColumn(), console=SafeConsole(stderr=True))
+    task = progress.add_task(name, total=1.0)
+
+    def show(share: float) -> None:
+        progress.start()
+        progress.update(task, completed=share)
+
+    try:
+        yield show
+    finally:
+        if progress.live.is_started:
+            progress.stop()
+
+
 def say(text: str) -> None:
     SafeConsole(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 

@@ -1,7 +1,10 @@
 """One validator for everything that comes from outside: TOML, JSON, YAML and flags."""
 
 import dataclasses
+import json
 import math
+import tomllib
+from pathlib import Path
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -25,6 +28,20 @@ def parse(kind: type[T], data: Any, source: str) -> T:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
         raise InputError(f"{source}: {'; '.join(_sentences(error.errors()))}.") from None
+
+
+def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]:
+    """What a TOML or JSON file holds; `what` it is, for the message."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise InputError(f"{what} {path} does not exist.") from None
+    except (OSError, ValueError, RecursionError) as error:  # the parsers' errors are ValueErrors
+        raise InputError(f"{what} {path} cannot be read: {error}.") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{what} {path} must hold a table of fields.")
+    return data
 
 
 def problems(value: Any) -> list[str]:

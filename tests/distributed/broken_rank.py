@@ -56,6 +56,7 @@ def _break(how: str) -> None:
     def fail_first(self: loop.Training, *args: Any, **named: Any) -> None:
         first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         if first_attempt and self.progress.step == FAILS_AT - 1:
+            self._saver.finish()  # else its last checkpoint may be lost, too, or not
             _fail(how)
         count(self, *args, **named)
 

@@ -75,8 +75,11 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.verbs.runs.dry_run",
             "trainmark.verbs.evaluate.evaluate",
             "trainmark.verbs.runs.infer",
+            "trainmark.inference.predict.predict",
             "trainmark.verbs.runs.resolved_run",
             "trainmark.verbs.plan.plan",
+            "trainmark.verbs.plan_check.check",
+            "trainmark.verbs.calibrate.calibrate",
             "trainmark.verbs.export.export",
             "trainmark.verbs.verify.verify",
             "trainmark.verbs.replay.command",
@@ -98,6 +101,7 @@ def parses(words: Sequence[str]) -> int:
             *(f"{module}.prepare" for module in cli.PREPARATIONS.values()),
         ):
             patch.setattr(target, nothing)
+        patch.setattr("trainmark.hardware.hardware_file.read", lambda path: None)
         agreed = SimpleNamespace(passed=True)
         patch.setattr("trainmark.run.alignment.align", lambda *_: agreed)
         patch.setattr(import_module("trainmark.report.alignment_page"), "write_page", nothing)

@@ -1,10 +1,12 @@
 """Whole DLRM runs on a GPU beside the same run on the CPU, from the same weights."""
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from tests import small
+from trainmark.cli import main
 
 pytestmark = pytest.mark.gpu
 
@@ -134,3 +136,19 @@ def test_a_checkpoint_of_a_gpu_continues_on_it(tmp_path: Path) -> None:
     assert losses(tmp_path / "parts")[-3:] == pytest.approx(
         losses(tmp_path / "whole")[-3:], rel=1e-5
     )
+
+
+def test_the_demo_agrees_with_a_cpu_to_its_end(tmp_path: Path) -> None:
+    start, words = tmp_path / "start", ["train", "dlrm-demo", "--evals-per-epoch", "0"]
+    one_step = ["--max-steps", "1", "--checkpoint-every", "1 steps", "--device", "cpu"]
+    assert main([*words, *one_step, "--output", str(start)]) == 0
+    words += ["--from", str(start), "--checkpoint-every", "never"]
+    means, aucs = [], []
+    for device in ("cpu", "cuda"):
+        assert main([*words, "--device", device, "--output", str(tmp_path / device)]) == 0
+        found = losses(tmp_path / device)
+        means.append([mean(found[i : i + 50]) for i in range(0, len(found), 50)])
+        aucs.append(small.result(tmp_path / device)["quality"]["value"])
+    assert len(means[0]) == 16
+    assert means[1] == pytest.approx(means[0], rel=1e-4)
+    assert aucs[1] == pytest.approx(aucs[0], rel=1e-4)

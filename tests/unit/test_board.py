@@ -104,7 +104,7 @@ def test_a_slower_run_is_flagged_with_what_differs(tmp_path: Path) -> None:
     assert told(board) == {"run-06": ["slower"]}
     (change,) = board.entries[0].changes
     assert change.worse
-    assert "p_train -15.0% since run-05; global_batch 1000 → 500" in change.text
+    assert "p_train -15 % since run-05; global_batch 1000 → 500" in change.text
 
 
 def test_runs_of_another_case_or_precision_are_not_compared(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_results_are_made_ahead_of_their_use_but_not_all_of_them() -> None:
     began = []
     results = in_background(lambda key: began.append(key) or key, iter(range(100)), 1, waiting=5)
     assert next(results) == 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while len(began) < 7:  # one in the making, five that wait, and one for the one just taken
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -215,7 +215,7 @@ def test_the_thread_ends_with_its_reader() -> None:
     next(reading)
     assert any(t.name.startswith("reader") for t in threading.enumerate())
     reading.close()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while any(t.name.startswith("reader") for t in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

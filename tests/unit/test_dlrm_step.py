@@ -192,7 +192,7 @@ def test_steps_of_slots_and_others_take_turns(changes: dict[str, Any]) -> None:
             in_turns.step(prepared, 0.25)
         else:
             in_turns._lr.fill_(0.25)
-            in_turns._train_in_slot(prepared.micro_batches[0], False)
+            in_turns._train_in_slot(prepared.micro_batches[0], checked=batch.position % 3 == 0)
         assert torch.equal(in_turns._outcome, expected)
     assert partial == 2
     assert same_bits(everything(in_turns), everything(plain))

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, linear
 
 from tests.small import config, copies, newest, same_bits, saved, train, trainer
+from tests.unit.refusals import refused
+from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.kernels import compiled, fp8_mlp
 from trainmark.kernels.interaction import dot_interaction
@@ -168,3 +170,12 @@ def test_shares_that_are_none(share: float) -> None:
     network = dataclasses.replace(config().model, dropout=share)
     with pytest.raises(InputError, match=r"model.dropout must be (at least 0|below 1)"):
         config(model=network)
+
+
+def test_dropout_without_hidden_layers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The demo has none: it would drop nothing, and say nothing."""
+    flags = ["--model.dropout", "0.2"]
+    refused(capsys, ["show", "dlrm-demo", *flags], "this network has none. Give it some (--model")
+    assert main(["show", "dlrm-demo", *flags, "--model.top-mlp", "64", "32", "1"]) == 0
+    assert main(["show", "dlrm-demo", "--model.interaction-dropout", "0.2"]) == 0
+    assert main(["show", "dlrm-demo", *flags, "--model.interaction", "projection"]) == 0

@@ -1,5 +1,6 @@
 """Models as ONNX and as programs of torch.export score as their run's own evaluation does."""
 
+import resource
 import subprocess
 import sys
 from collections import namedtuple
@@ -280,6 +281,22 @@ def refusal(capsys: pytest.CaptureFixture[str], run: Path, layout: str) -> str:
     assert main(["export", str(run), "--format", layout]) == 2
     assert sorted(run.iterdir()) == before
     return capsys.readouterr().err
+
+
+def test_a_disk_that_fills_up_ends_a_program_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's writer would end the process (SIGABRT). A limit of this process is its disk."""
+    assert small.train(tmp_path / "run", "--checkpoint-every", "4 steps") == 0
+    command = ["export", str(tmp_path / "run"), "--format", "torch", "--output"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        assert main([*command, str(tmp_path / "full")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 def test_what_cannot_be_exported_says_so_and_leaves_nothing(

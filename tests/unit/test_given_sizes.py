@@ -188,8 +188,9 @@ def widths(*flags: str, name: str = "dlrm-demo") -> tuple[int, tuple[int, ...]]:
 
 def test_an_embedding_width_alone() -> None:
     """The named run's own bottom MLP follows it; without it, all is as published."""
-    assert widths() == (16, (64, 16))
-    assert widths("--model.embedding-dim", "32") == (32, (64, 32))
+    assert widths() == (16, (16,))
+    assert widths("--model.embedding-dim", "32") == (32, (32,))
+    assert widths(name="dlrm-auto") == (16, (256, 128, 16))
     for name in workloads.named_runs():
         if name.startswith("dlrm-") and name not in ("dlrm-demo", "dlrm-auto"):
             own = dlrm(workloads.named_run(name)).model.bottom_mlp
@@ -200,8 +201,8 @@ def test_an_embedding_width_alone() -> None:
 def test_an_embedding_width_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[model]\nembedding_dim = 32\n")
-    assert widths("--config", str(path)) == (32, (64, 32))
-    assert widths("--config", str(path), "--model.embedding-dim", "8") == (8, (64, 8))
+    assert widths("--config", str(path)) == (32, (32,))
+    assert widths("--config", str(path), "--model.embedding-dim", "8") == (8, (8,))
     path.write_text("[model]\nembedding_dim = 32\nbottom_mlp = [5, 32]\n")
     assert widths("--config", str(path)) == (32, (5, 32))
 

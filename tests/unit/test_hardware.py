@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from trainmark.errors import InputError
+from trainmark.hardware.datasheets import ACCELERATORS, KEYS
 from trainmark.hardware.devices import (
-    ACCELERATORS,
-    KEYS,
     PRECISIONS,
     Cluster,
     Device,
@@ -177,6 +176,7 @@ def test_the_environment_is_complete_and_fits_into_json() -> None:
         "cpu_cores",
         "host_memory_bytes",
         "interconnect",
+        "network",
     }
     assert hardware["cpu"]
     for known in ("os", "kernel", "container", "python", "torch", "trainmark"):

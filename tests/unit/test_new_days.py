@@ -89,6 +89,25 @@ def test_two_weeks_one_after_the_other_teach_what_both_at_once_do(weeks: Path) -
     assert note.endswith(", and new rows in 2 tables.")
 
 
+def test_a_run_that_is_taken_on_is_one_that_never_ended(weeks: Path) -> None:
+    """Two epochs in one run, or a run each: where the schedule is flat, the same weights, bit for
+    bit. So what two weeks lack that both at once have is for the schedule, which ends twice."""
+    flat = ["--schedule.warmup-steps", "0", "--schedule.decay-start", "9999"]
+    flat += ["--schedule.decay-steps", "1"]
+    train(weeks, "whole", "week1", *flat, "--epochs", "2")
+    train(weeks, "first half", "week1", *flat)
+    taken = ["--from", str(weeks / "first half"), "--with-optimizer"]
+    train(weeks, "second half", "week1", *flat, *taken)
+    whole, parts = (
+        {name: array for name, array in small.saved(small.newest(weeks / run)).items()
+         if name.startswith(("model.", "trainer."))}
+        for run in ("whole", "second half")
+    )  # fmt: skip
+    assert len(whole) > 10
+    assert whole == parts
+    assert whole != small.saved(small.newest(weeks / "first half"))
+
+
 # --- what a run begins with
 
 

@@ -16,9 +16,11 @@ from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.sources import parquet_files
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Piece, Position
+from trainmark.errors import InputError
 
 KINDS: tuple[Any, ...] = ("string", "int64", "float64", "uint64", "uint32")
 
@@ -120,3 +122,23 @@ def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch: pytest.Mo
 
 def _dtype(cardinality: int) -> str:
     return "int8" if cardinality < 127 else "int16"
+
+
+def test_a_parquet_file_with_any_flipped_bit_is_read_or_refused(tmp_path: Path) -> None:
+    """Its end says what is in it; its pages are found damaged when they are reached."""
+    table = pa.table({"click": [1, 0] * 40, "age": [1.5, None] * 40, "city": ["x", "y"] * 40})
+    pq.write_table(table, tmp_path / "log.parquet")
+    good, refused = (tmp_path / "log.parquet").read_bytes(), {"opening": 0, "reading": 0}
+    for place in range(0, len(good), 2):
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << place % 7
+        (tmp_path / "log.parquet").write_bytes(damaged)
+        when = "opening"
+        try:
+            file = parquet_files.open_parquet(tmp_path / "log.parquet")
+            when = "reading"
+            for _ in parquet_files.batches(file, tmp_path / "log.parquet", 32):
+                pass
+        except InputError as error:
+            refused[when] += "log.parquet is not readable as Parquet: " in str(error)
+    assert min(refused.values()) > 20

@@ -154,11 +154,13 @@ def test_a_raised_target_goes_on_and_forgets_when_the_old_one_was_reached(tmp_pa
         assert (found["samples"], found["quality"]["reached"]) == (samples, reached)
         assert (found["quality"]["at_s"] is None) != reached
     # All steps are done, but the target is another: judged anew, with what was measured.
+    began = time.perf_counter()
     assert train(output, *flags, "--target", "0.02") == 0
-    again = result(output)
+    more_s, again = time.perf_counter() - began, result(output)
     assert (again["quality"]["reached"], again["quality"]["at_sample"]) == (True, 1536)
     assert again["samples"] == 4000
-    assert again["time_s"]["train"] == pytest.approx(found["time_s"]["train"], abs=0.05)
+    trained_s = found["time_s"]["train"]
+    assert trained_s <= again["time_s"]["train"] <= trained_s + more_s
 
 
 @pytest.mark.parametrize(

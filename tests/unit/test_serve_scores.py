@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,9 @@ def test_prepared_values_and_exports_score_the_same(clicks: Path, tmp_path: Path
         model = client.get("/model").json()
         assert model["categorical"][25] == "cat_25.bin"  # of the feature specification
         assert scores(client, records(model, prepared)) == expected
+    assert scores(served(target), ARRAYS) == expected  # by the vocabularies that it carries
+    shutil.rmtree(target / "preparation")  # as one of an earlier version
+    (target / "checksums.json").unlink()
     assert served(target).get("/model").json()["values"] == "prepared"
     assert scores(served(target, data=str(clicks / "data")), ARRAYS) == expected
 

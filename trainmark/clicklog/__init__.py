@@ -63,6 +63,7 @@ The files here, which import any of these:
     tabular.py         what csv and parquet share
     inherit.py         what --vocabulary takes over from an earlier dataset
     encode.py          raw files by all settings of an earlier dataset, for a model of it
+    preparation.py     a dataset without its rows, which an exported model carries
     split_options.py   the flags that say which rows train, test and validate
     per_column.py      flags such as 15,C20=3
     transcode.py       data that have ids already: from CSV or Parquet to split_binary

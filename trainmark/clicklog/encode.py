@@ -1,8 +1,9 @@
 """Raw files as a dataset for a model: by the vocabularies and all settings of what it learned from.
 
-`evaluate RUN --input FILES` encodes its files so; whatever else scores raw files does, too.
+`evaluate RUN --input FILES` and `predict` encode their files so.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.inherit import Inherited
-from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns, names_column
+from trainmark.clicklog.sources.row_columns import RowColumns, names_column
 from trainmark.clicklog.sources.source import BadRows, Patterns, Source, find_days
 
 if TYPE_CHECKING:  # pyarrow, which `--help` need not wait for
@@ -29,6 +30,8 @@ def encode(
     *,
     bad_rows: BadRows = "stop",
     memory: str | None = None,
+    labelled: bool = True,
+    keep: tuple[str, ...] = (),
 ) -> Path:
     """Write `output`: all rows of the files, in input order, as the split `test`.
 
@@ -41,10 +44,12 @@ def encode(
         dataset: what the model was trained on.
         output: a folder to write; nothing is done where it holds these rows already.
         bad_rows, memory: as in `trainmark prepare`.
+        labelled: False: labels are not read, and all are 0; files need not have any.
+        keep: columns to carry along into the folder's `kept.parquet`, in the same order.
     """
     old = inherit.open_dataset(dataset)
     paths = find_days(files, bad_rows)
-    source, group = _open(old, paths, bad_rows)
+    source, group = _open(old, paths, bad_rows, labelled, keep)
     job = Job(
         source=source,
         output=output,
@@ -57,23 +62,26 @@ def encode(
     return output
 
 
-def _open(old: Inherited, paths: list[Path], bad_rows: BadRows) -> tuple[Source, str | None]:
+def _open(
+    old: Inherited, paths: list[Path], bad_rows: BadRows, labelled: bool, keep: tuple[str, ...]
+) -> tuple[Source, str | None]:
     """The rows of the files, read as the dataset's were; and what they are grouped by."""
     if old.is_criteo:
         from trainmark.clicklog.sources.criteo_text import CriteoSource
 
-        return CriteoSource(paths, old.recipe, bad_rows), None
-    source = _open_columns(old, paths, bad_rows, NOTHING)
+        return CriteoSource(paths, old.recipe, bad_rows, labelled=labelled, keep=keep), None
+    columns = old.columns() if labelled else replace(old.columns(), label=None)
+    asked: Any = {"bad_rows": bad_rows, "old": columns}
+    row_columns = RowColumns(keep=keep)
+    source = _open_columns(old, paths, asked | {"row_columns": row_columns})
     group = old.settings.get("group")
-    if group is None or not names_column(group, source.names):
+    if not labelled or group is None or not names_column(group, source.names):
         return source, None
-    return _open_columns(old, paths, bad_rows, RowColumns(group=group)), group
+    row_columns = replace(row_columns, group=group)
+    return _open_columns(old, paths, asked | {"row_columns": row_columns}), group
 
 
-def _open_columns(
-    old: Inherited, paths: list[Path], bad_rows: BadRows, row_columns: RowColumns
-) -> "CsvSource | ParquetSource":
-    asked: Any = {"bad_rows": bad_rows, "old": old.columns(), "row_columns": row_columns}
+def _open_columns(old: Inherited, paths: list[Path], asked: Any) -> "CsvSource | ParquetSource":
     if all(path.suffix in PARQUET for path in paths):
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 

@@ -7,4 +7,5 @@ samples.py     samples of a fixed length from them, in Megatron's order
 dataset.py     a folder of them: splits, vocabulary
 sst2.py        `trainmark prepare sst2`: a table of sentences -> tokenised sentences
 sentences.py   tokenised, labelled sentences on disk
+sentence_files.py   sentences of any files, a part at a time
 """

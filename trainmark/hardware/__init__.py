@@ -1,7 +1,9 @@
 """What devices and machines are: peaks with their sources, links, memory, power, environment.
 
 devices.py       what a device is, clusters, peaks; datasheets.py: vendors' figures
-links.py         how fast devices talk; machine.py: what a plan needs of both
+links.py         how fast devices talk; known.py: both, or what a user's file says instead
+hardware_file.py reads and writes that file, hardware.toml
+machine.py       what a plan needs of all this
 memory.py        bytes that a run needs against bytes that a device has
 environment.py   this machine and its software, for a result
 monitor.py       power, utilisation and memory while a run trains; energy.py: joules, by counters

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, unknown
-from trainmark.hardware.datasheets import ACCELERATORS, KEYS, find_cpu
-
-TERA = 1e12
+from trainmark.hardware import known
+from trainmark.hardware.datasheets import ACCELERATORS, find_cpu
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -42,7 +41,7 @@ class Device:
     """One accelerator, or the CPUs of one machine."""
 
     key: str
-    """A key of `ACCELERATORS`, `cpu`, or the driver's name as a slug where it is in no table."""
+    """A key of `ACCELERATORS` or of a `hardware.toml`, `cpu`, or the driver's name as a slug."""
     name: str
     """As the driver (or the kernel) gives it."""
     memory_bytes: int
@@ -61,17 +60,18 @@ def peak_flops(hardware: str | Device, precision: str) -> Peak | Unknown:
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
     key = hardware if isinstance(hardware, str) else hardware.key
+    found = known.known(key)
+    if found and precision in found.peaks:
+        return Peak(found.peaks[precision].value, precision, found.peaks[precision].source)
     if key == "cpu":
         if isinstance(hardware, str):
             return Unknown("the peak of a CPU depends on its model, and only 'cpu' was given")
         return _cpu_peak(hardware, precision)
-    if key not in ACCELERATORS:
+    if found is None or not found.peaks:
         name = hardware if isinstance(hardware, str) else hardware.name
         return Unknown(f"no peak is known for {name!r}")
-    accelerator = ACCELERATORS[key]
-    if precision not in accelerator.tflops:
-        return Unknown(f"{key} has no {precision} peak in its source ({accelerator.source})")
-    return Peak(accelerator.tflops[precision] * TERA, precision, accelerator.source)
+    sources = ", ".join(dict.fromkeys(peak.source for peak in found.peaks.values()))
+    return Unknown(f"{key} has no {precision} peak in its source ({sources})")
 
 
 def lacks(hardware: str, precision: str) -> bool:
@@ -116,8 +116,9 @@ class Cluster:
         return self.nodes * self.devices
 
     @classmethod
-    def parse(cls, text: str, keys: Collection[str] = KEYS) -> "Cluster":
-        """Read HARDWARExNODESxDEVICES."""
+    def parse(cls, text: str, keys: Collection[str] | None = None) -> "Cluster":
+        """Read HARDWARExNODESxDEVICES; by default of all hardware that is known."""
+        keys = known.keys() if keys is None else keys
         # Greedy on purpose: a key may itself contain an x (`mi300xx1x8`).
         match = re.fullmatch(r"(.+)x(\d{1,6})x(\d{1,6})", text.strip().lower())
         if match is None:
@@ -183,6 +184,8 @@ def key_of(name: str) -> str:
 
     A slice of an accelerator (MIG) is not the accelerator, so only whole names match.
     """
+    if key := known.key_of_described(name):
+        return key
     lower = name.strip().lower()
     for key, accelerator in ACCELERATORS.items():
         if re.fullmatch(accelerator.names, lower):

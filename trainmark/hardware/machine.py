@@ -1,11 +1,11 @@
 """The devices that a plan is made for, as the numbers that its formulas need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainmark.errors import InputError
-from trainmark.hardware.datasheets import ACCELERATORS
-from trainmark.hardware.devices import Cluster
-from trainmark.hardware.links import GB, LINKS
+from trainmark.hardware.devices import Cluster, Peak, Unknown, peak_flops
+from trainmark.hardware.known import CPU, Figure, Known, Measured, between, known
+from trainmark.hardware.links import GB, LINK_EFFICIENCY
 from trainmark.hardware.memory import RESERVED
 
 
@@ -23,6 +23,8 @@ class Machine:
     node_link: float
     network: float
     host_link: float
+    measured: Measured = Measured()
+    """What goes before shares of the bandwidth."""
     unknown: str = ""
     """Why these numbers serve to weigh alternatives, but not to predict times."""
 
@@ -30,39 +32,106 @@ class Machine:
     def nodes(self) -> int:
         return self.devices // self.devices_per_node
 
+    def streaming(self, share: float) -> float:
+        """Of bytes read and written in order: as measured, or a share of the bandwidth."""
+        return self.measured.copy or self.bandwidth * share
+
+    def gathering(self, row_bytes: int, share: float) -> float:
+        """Likewise of rows that are read in random order."""
+        return between(self.measured.gather, row_bytes) or self.bandwidth * share
+
+    def updating(self, row_bytes: int, share: float) -> float:
+        """Likewise of rows that are changed."""
+        return between(self.measured.update, row_bytes) or self.bandwidth * share
+
+
+# Proportions of a server: good enough to tell which placement is better.
+_BANDWIDTH, _NODE_LINK, _NETWORK, _HOST_LINK = 100 * GB, 20 * GB, 5 * GB, 100 * GB
+
 
 def machine(cluster: Cluster, network_gb_s: float | None = None) -> Machine:
     """The numbers of a cluster.
 
     Args:
         network_gb_s: what one device gets of the network between nodes, in GB/s; by default that
-            of the vendor's own system.
+            of the vendor's own system, or of a `hardware.toml`.
     """
-    if cluster.hardware not in ACCELERATORS:
-        # Proportions of a server: good enough to tell which placement is better.
-        return Machine(
-            devices=cluster.world,
-            devices_per_node=cluster.devices,
-            memory=None,
-            bandwidth=100 * GB,
-            node_link=20 * GB,
-            network=5 * GB,
-            host_link=100 * GB,
-            unknown=f"the memory and link bandwidths of {cluster.hardware!r} are not known",
-        )
-    device, links = ACCELERATORS[cluster.hardware], LINKS[cluster.hardware]
-    network = links.network if network_gb_s is None else network_gb_s * GB
-    if network is None and cluster.nodes > 1:
+    found = known(cluster.hardware)
+    device = found.shared(cluster.devices) if found else Known(key=cluster.hardware, name="")
+    measured = device.measured
+    bandwidth = measured.copy or _value(device, "bandwidth")
+    node = _attained(measured.node) or _value(device, "node")
+    network = network_gb_s and network_gb_s * GB
+    network = network or _attained(measured.network) or _value(device, "network")
+    host = measured.host or _value(device, "host") or (bandwidth if device.key == CPU else None)
+    if found and network is None and cluster.nodes > 1:
         raise InputError(
             f"The network between nodes of {cluster} is not known: give --network-gb-s, what one "
             "device gets of it in GB/s (25 for 200 Gbit/s)."
         )
+    missing = {
+        "the memory bandwidth": bandwidth,
+        "the link between devices": node or cluster.devices == 1,
+        "the link to the host": host,
+    }
+    lacking = " and ".join(what for what, rate in missing.items() if not rate)
+    if found is None:
+        lacking = "the memory and link bandwidths"
     return Machine(
         devices=cluster.world,
         devices_per_node=cluster.devices,
-        memory=int(device.memory_bytes * (1 - RESERVED)),
-        bandwidth=device.bandwidth,
-        node_link=links.node,
-        network=network or links.node,
-        host_link=links.host,
+        memory=int(device.memory.value * (1 - RESERVED)) if device.memory else None,
+        bandwidth=_value(device, "bandwidth") or bandwidth or _BANDWIDTH,
+        node_link=node or _NODE_LINK,
+        network=network or (node if found and node else _NETWORK),
+        host_link=host or _HOST_LINK,
+        measured=measured,
+        unknown=lacking
+        and f"{lacking} of {cluster.hardware!r} are not known (trainmark calibrate measures them)",
     )
+
+
+def _value(device: Known, name: str) -> float | None:
+    figure = getattr(device, name)
+    return None if figure is None else float(figure.value)
+
+
+def _attained(rate: float | None) -> float | None:
+    """A link on which collectives, which get a share of it, are as fast as measured."""
+    return rate and rate / LINK_EFFICIENCY
+
+
+def peak_of(cluster: Cluster, precision: str) -> Peak | Unknown:
+    """Of one rank: those of a machine share its CPUs."""
+    peak = peak_flops(cluster.hardware, precision)
+    if isinstance(peak, Unknown) or cluster.hardware != CPU:
+        return peak
+    return replace(peak, flops=peak.flops / cluster.devices)
+
+
+def sources(cluster: Cluster, precision: str, *, of_gemms: bool) -> list[str]:
+    """Who says what a plan of this cluster is made of: figures, and behind a colon their source.
+
+    Args:
+        of_gemms: whether products are timed by measured GEMMs, not by a share of the peak.
+    """
+    found = known(cluster.hardware)
+    if found is None:
+        return []
+    measured, peak = found.measured, found.peaks.get(precision)
+    said: dict[str, list[str]] = {}
+
+    def say(what: str, is_measured: object, stated: Figure | None) -> None:
+        source = measured.source if is_measured else stated and stated.source
+        if source:
+            said.setdefault(source, []).append(what)
+
+    say("GEMMs" if of_gemms else "peak", of_gemms, peak)
+    say("memory bandwidth", measured.copy, found.bandwidth)
+    say("reading rows", measured.gather, None)
+    say("updating rows", measured.update, None)
+    if cluster.devices > 1:
+        say("link between devices", measured.node, found.node)
+    if cluster.nodes > 1:
+        say("network", measured.network, found.network)
+    return [f"{', '.join(figures)}: {source}" for source, figures in said.items()]

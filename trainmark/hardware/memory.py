@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from trainmark.errors import InputError
 from trainmark.formatting import readable_size
-from trainmark.hardware.datasheets import ACCELERATORS
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.known import known
 
 T = TypeVar("T")
 
@@ -46,8 +46,9 @@ def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
 
 def card_bytes(cluster: Cluster) -> int | None:
     """Memory of one device of a cluster, nominal; None where it is not known beforehand."""
-    device = ACCELERATORS.get(cluster.hardware)
-    return device.memory_bytes if device else None
+    device = known(cluster.hardware)
+    memory = device.shared(cluster.devices).memory if device else None
+    return None if memory is None else int(memory.value)
 
 
 def what_fits(

@@ -1,4 +1,4 @@
-"""The flags of `trainmark infer` and `trainmark serve`. No torch here."""
+"""The flags of `trainmark infer`, `predict` and `serve`. No torch here."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from trainmark.config import Precision
+from trainmark.contract import BadRows
 
 Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|last|step-N")]
 
@@ -30,6 +31,36 @@ class InferOptions:
     """Another dataset whose held-out samples to predict; default: the run's own."""
     precision: Precision | None = None
     """Another precision of the dense computation; default: the run's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Score every row of files, in their order; a run that was broken off is continued."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Output folder of a run, or a folder of trainmark export (safetensors)."""
+    input: tuple[str, ...]
+    """Raw files, paths or patterns, read as the run's data were (labels are not needed); or the
+    folder of a prepared dataset."""
+    output: Path
+    """File to write, .parquet or .csv."""
+    keep: tuple[str, ...] = ()
+    """Columns of the files to carry along."""
+    checkpoint: Checkpoint = None
+    """Which one; default: the best if the run had --patience, else the last."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to score."""
+    precision: Precision | None = None
+    """Another precision of the dense computation; default: the run's own."""
+    bad_rows: BadRows = "stop"
+    """Rows that cannot be read: stop at the first, skip them, or keep them with the bad fields as
+    missing."""
+    split: str | None = None
+    """Of a prepared dataset: which of its held-out splits; default: test, or the only one."""
+    column: str | None = None
+    """For sentences in a table: the column that has them; default: sentence."""
+    memory: str | None = None
+    """What encoding raw files may take, such as 4G; default: a quarter of the machine's."""
 
 
 @dataclass(frozen=True, kw_only=True)

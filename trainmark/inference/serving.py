@@ -26,7 +26,7 @@ def serve(options: ServeOptions) -> None:
 
 def load(options: ServeOptions) -> Scorer:
     """The model in a folder: a checkpoint of a run, or what `trainmark export` wrote."""
-    workload, run = _identify(options.folder)
+    workload, run = identify(options.folder)
     if options.checkpoint and run is None:
         raise InputError(
             f"--checkpoint chooses among those of a run; {options.folder} is an exported model."
@@ -44,7 +44,7 @@ def load(options: ServeOptions) -> Scorer:
             folder=options.folder,
             run=run,
             checkpoint=path,
-            device=_device(options.device),
+            device=device(options.device),
             data=options.data,
             values=options.values,
         )
@@ -54,7 +54,7 @@ def load(options: ServeOptions) -> Scorer:
     return scorer
 
 
-def _identify(folder: Path) -> tuple[Definition[Any], Run | None]:
+def identify(folder: Path) -> tuple[Definition[Any], Run | None]:
     """The workload, and the run's configuration if the folder is a run's."""
     described = read_json(folder / "config.json")
     if described.get("workload") in workloads.DEFINITIONS:
@@ -69,7 +69,8 @@ def _identify(folder: Path) -> tuple[Definition[Any], Run | None]:
     )
 
 
-def _device(kind: str) -> str:
+def device(kind: str) -> str:
+    """`--device` as PyTorch names it."""
     import torch
 
     available = torch.cuda.is_available()

@@ -58,6 +58,13 @@ def mfu(flops: float, seconds: float, devices: int, peak_flops: float) -> float:
     return flops / (seconds * devices * peak_flops)
 
 
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """How much too high a prediction was, as a share of what was measured; None without either."""
+    if predicted is None or not measured:
+        return None
+    return predicted / measured - 1
+
+
 def evaluation_steps(steps_per_epoch: int, evals_per_epoch: int) -> frozenset[int]:
     """Zero-based steps of an epoch after which to evaluate: evenly spaced, the last step included.
 

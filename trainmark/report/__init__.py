@@ -2,6 +2,7 @@
 
 html.py             the page; sections.py: its parts; charts.py and markup.py: SVG and HTML
 assessments.py      how good predictions are, as tables; predictions.py: on the page
+forecasts.py        what was predicted beside what was measured
 tables.py           the published form; published.py: rows of published systems;
                     like.py and nvidia.py: the tables of their pages; listing.py: all of them
 formats.py          tables as Markdown, CSV and JSON; repeats.py: histograms of repeats

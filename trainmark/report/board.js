@@ -15,6 +15,7 @@
   const COLOURS = 6;
   const DRAWN = 12; // runs laid over each other: more cannot be told apart
   const SEPARATOR = " · ";
+  const help = byId("select-help").textContent;
   const state = { sort: "", descending: false };
   const seriesOf = (run) => [run.run, run.case, run.precision].join(SEPARATOR);
 
@@ -120,13 +121,16 @@
 
   function tickText(tick, largest) {
     const units = [[1e9, 1e9, "B"], [1e6, 1e6, "M"], [largest >= 1e4 ? 1e3 : Infinity, 1e3, "k"]];
-    const [, size, unit] = units.find(([at]) => Math.abs(tick) >= at) || [0, 1, ""];
+    const plain = largest < 1e-3 ? [0, 1e-6, "µ"] : [0, 1, ""];
+    const [, size, unit] = units.find(([at]) => Math.abs(tick) >= at) || plain;
     return (tick / size).toLocaleString("en", { maximumSignificantDigits: 6 }) + unit;
   }
 
   const DAY = 86400;
+  const MINUTE = 60, HOUR = 3600;
   const TIME_STEPS = [
-    60, 600, 3600, 6 * 3600, DAY, 2 * DAY, 7 * DAY, 30 * DAY, 90 * DAY, 365 * DAY,
+    ...[1, 5, 15].map((n) => n * MINUTE), ...[1, 3, 6, 12].map((n) => n * HOUR),
+    ...[1, 2, 7, 14, 30, 60, 90, 180, 365].map((n) => n * DAY),
   ];
 
   function timeText(seconds, step) {
@@ -295,10 +299,9 @@
       levels: targets({ key: "quality" }, runs),
     }));
     showCharts("overlay", [...losses, ...evaluations]);
-    const more = picked().length - chosen.length;
-    byId("select-help").textContent = more > 0
-      ? `The first ${DRAWN} of ${picked().length} selected runs are drawn.`
-      : "Select runs in the table to lay their curves over each other.";
+    if (!chosen.length) byId("select-help").textContent = help;
+    else if (picked().length === chosen.length) byId("select-help").textContent = "";
+    else byId("select-help").textContent = `The first ${DRAWN} of ${picked().length} are drawn.`;
     rows.forEach((row, i) => row.classList.toggle("picked", boxes[i].checked));
   }
 

@@ -239,7 +239,7 @@ def _change(measure: Measure, series: Sequence[Entry]) -> Change | None:
     worse = (share < 0) == (better == "higher")
     words = measure.words or (("worse", "worse") if worse else ("better", "better"))
     before = comparable[-2][0]
-    text = f"{_name(measure, last.result)} {share:+.1%} since {before.label}"
+    text = f"{_name(measure, last.result)} {100 * share:+.3g} % since {before.label}"
     return Change(
         measure=measure.key,
         word=words[share > 0],

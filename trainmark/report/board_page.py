@@ -293,13 +293,20 @@ def _changes(board: Board) -> Markup:
 
 
 def _rule() -> str:
-    speed, quality = (next(m.smallest or 0 for m in MEASURES if m.key == key)
-                      for key in ("p_train", "quality"))  # fmt: skip
-    unknown = metrics.UNKNOWN_NOISE
+    speed, quality = (
+        next(m.smallest or 0.0 for m in MEASURES if m.key == key) for key in ("p_train", "quality")
+    )
+    limits = [
+        f"{_percent(times * speed)} (quality: {_percent(times * quality)})"
+        for times in (1, metrics.UNKNOWN_NOISE)
+    ]
     return (
         "A run is compared with the one before it of the same run, case and precision. A change is "
-        f"told if it is more than {speed:.0%} (quality: {quality:.1%}) and more than "
-        f"{metrics.CLEAR_CHANGE} times the median change between the earlier ones; with fewer than "
-        f"{metrics.KNOWN_NOISE + 1} of them, if it is more than {unknown * speed:.0%} (quality: "
-        f"{unknown * quality:.1%}). What differs beside it need not be the cause."
+        f"told if it is more than {limits[0]} and {metrics.CLEAR_CHANGE} times the median change "
+        f"between the earlier ones; with fewer than {metrics.KNOWN_NOISE + 1} of them, if "
+        f"it is more than {limits[1]}. What differs beside it need not be the cause."
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

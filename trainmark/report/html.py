@@ -6,6 +6,7 @@ from importlib import resources
 from trainmark.formatting import DASH, duration, human, joules, readable_size
 from trainmark.report.assessments import interval
 from trainmark.report.charts import bar_chart
+from trainmark.report.forecasts import forecast_sections
 from trainmark.report.formats import Titled
 from trainmark.report.markup import Markup, join, tag
 from trainmark.report.predictions import prediction_sections, predictions_of_several
@@ -79,6 +80,7 @@ def _one_run(run: Run) -> Markup:
         section("Learning", tag("div", loss_charts([run]), quality_charts([run]), class_="pair")),
         *prediction_sections(run),
         section("Time", time_split([run])),
+        *forecast_sections([run]),
         section("Device", pairs(device_facts(run.result))),
         *inference_sections([run]),
         *published_sections([run]),
@@ -99,6 +101,7 @@ def _several_runs(runs: Sequence[Run]) -> Markup:
         *map(_titled, histograms(results)),
         *predictions_of_several(runs),
         section("Time", time_split(runs)),
+        *forecast_sections(runs),
         section("Device", device_table(runs)),
         *inference_sections(runs),
         section("What differs", differences(runs)),

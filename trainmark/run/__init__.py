@@ -7,6 +7,7 @@ patience.py     best, not last: the split that is watched, and its best evaluati
 clocks.py       whole, train and core time; the sample counter
 start.py        what a new run takes from another: weights, optimiser state
 memory.py       what a run needs of a device, and whether it is there
+forecast.py     what it should take, written down before the first step
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
 runlog.py       progress and loss.csv while it runs; eventlogs.py: log lines of published systems;
                 mlperf.py: a run as MLPerf's checker wants it told

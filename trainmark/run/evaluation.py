@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import checksums, workloads
-from trainmark.contract import AnyWorkload, BadRows, EncodedFiles, Metrics, Predictions
+from trainmark.contract import (
+    AnyWorkload,
+    BadRows,
+    EncodedFiles,
+    Metrics,
+    Predictions,
+    RawFiles,
+)
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
@@ -76,7 +83,8 @@ def _encoded(
             "what comes out with --data."
         )
     with tempfile.TemporaryDirectory(dir=folder, prefix=".input-") as temporary:
-        yield encode(cfg, inputs, Path(temporary) / "data", bad_rows)
+        raw = RawFiles(patterns=tuple(inputs), bad_rows=bad_rows)
+        yield encode(cfg, raw, Path(temporary) / "data")
 
 
 def _evaluate(

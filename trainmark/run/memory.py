@@ -73,11 +73,13 @@ def this_cluster(mesh: Mesh) -> Cluster:
     return Cluster(key, mesh.world_size // per_node, per_node)
 
 
-def check_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool = True) -> int:
+def check_memory(
+    cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool = True
+) -> tuple[MemoryPlan, int]:
     """Refuse, before anything is allocated, a run that cannot fit the devices or their host.
 
     Returns:
-        The bytes that are left of this machine's host memory.
+        What this rank needs, and the bytes that are left of this machine's host memory.
     """
 
     def needed(plan: MemoryPlan) -> MemoryPlan:
@@ -101,7 +103,7 @@ def check_memory(cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool 
         check_fits(plan, available, cfg.name, devices.identify(mesh.device).name, advice=hint)
     kept = sum(workload.host_bytes(cfg)[first : first + per_node])
     check_host_fits(kept, on_host, cfg.name)
-    return on_host - kept
+    return plan, on_host - kept
 
 
 def has_room_for_copies(own_bytes: int, bytes_left: int, mesh: Mesh) -> bool:

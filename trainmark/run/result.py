@@ -142,6 +142,28 @@ class Energy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What the planner said before the first step; null for what it could not tell."""
+
+    step_s: float | None
+    p_train: float | None
+    memory_bytes: int | None
+    """Of the fullest device."""
+    memory_parts: dict[str, int]
+    parts: dict[str, float]
+    """Seconds of a step on the device that the others wait for."""
+    bound_by: str | None
+    reason: str | None
+    """Why there is no time."""
+    planner: str
+    """Its version."""
+    constants: dict[str, float]
+    """That the times were computed with."""
+    sources: list[str]
+    """Of these, and of the device's figures."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loss:
     first: float | None
     last: float | None
@@ -193,6 +215,8 @@ class Result:
     aligned: Aligned | None = None
     memory: Memory
     energy: Energy | None = None
+    """Older results have none."""
+    predicted: Predicted | None = None
     """Older results have none."""
     loss: Loss
     notes: list[str] = field(default_factory=list)

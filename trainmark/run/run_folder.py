@@ -29,7 +29,7 @@ from trainmark.config import (
     to_plain,
 )
 from trainmark.errors import InputError
-from trainmark.files import locked, read_json, write_atomically
+from trainmark.files import locked, read_json, unfinished, write_atomically
 from trainmark.validation import parse
 
 CONFIG_FILE = "config.json"
@@ -41,9 +41,9 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
     """Refuse a folder that cannot be this run's; nothing is changed."""
     if output.exists() and not output.is_dir():
         raise InputError(f"Output {output} is a file; give a folder.")
-    # A run that was killed before it wrote anything leaves its lock alone.
-    names = {path.name for path in output.iterdir()} if output.is_dir() else set()
-    contents = names - {LOCK_FILE}
+    contents = set(output.iterdir()) if output.is_dir() else set()
+    # A run that was killed before it had written anything leaves these alone.
+    contents -= {output / LOCK_FILE, *unfinished(output)}
     if fresh and contents:
         raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
     if (output / CONFIG_FILE).exists():
@@ -106,6 +106,8 @@ def claimed(output: Path, cfg: Run) -> Iterator[None]:
     """Make `output` this run's folder, and this process the only one that trains in it."""
     otherwise = f"Another process trains in {output} now. Wait, or give another --output."
     with locked(output / LOCK_FILE, otherwise):
+        for path in unfinished(output):
+            path.unlink()
         write_atomically(output / CONFIG_FILE, checksums.dumps(to_plain(cfg)))
         yield
 

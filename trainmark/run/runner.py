@@ -23,11 +23,15 @@ from trainmark.distributed import mesh as meshes
 from trainmark.distributed.heartbeat import watch_ranks
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
+from trainmark.hardware import hardware_file
 from trainmark.hardware.allocator import keep_freed_memory
+from trainmark.hardware.devices import identify
+from trainmark.hardware.known import Known
 from trainmark.hardware.monitor import Monitor
 from trainmark.resolve import accumulation_remark
 from trainmark.run import alignment, result, run_folder, start
 from trainmark.run.assessment import assessments, write_scores
+from trainmark.run.forecast import forecast
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
@@ -53,7 +57,9 @@ def train(
         raise InputError(f"repeats must be at least 1. Received: {options.repeats}.")
     output = options.output or Path("runs") / cfg.name
     finished = []
-    with _joined(cfg) as mesh:
+    with hardware_file.described(options.hardware) as described, _joined(cfg) as mesh:
+        if described:
+            _check_described(described, mesh)
         for repeat in range(options.repeats):
             # Resolved per seed, because synthetic data (and so its target) depends on the seed.
             seeded = run_folder.with_full_path(
@@ -88,7 +94,8 @@ def _train_one(
             run_folder.check(output, cfg, fresh=False, from_another=False)
         else:
             run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
-    host_bytes_left = check_memory(cfg, workload, mesh)
+    needed, host_bytes_left = check_memory(cfg, workload, mesh)
+    predicted = forecast(cfg, this_cluster(mesh), needed)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
         training = Training(
             cfg,
@@ -122,12 +129,26 @@ def _train_one(
         samples = finished.best.at_sample if finished.best else finished.samples
         write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
         found = warnings(cfg, finished, output)
-        finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
+        finished = dataclasses.replace(
+            finished, warnings=found, assessments=assessed, predicted=predicted
+        )
         if options.reference:
             finished = with_verdict(finished, output, options.reference)
         finished.write(output)
         training.log.finished(finished)
     return finished
+
+
+def _check_described(described: Known, mesh: Mesh) -> None:
+    """That --hardware is about this device, and says the same to all ranks: placements follow."""
+    device = identify(mesh.device)
+    if (device.key, device.name.lower()) != (described.key, described.name.lower()):
+        raise InputError(
+            f"--hardware describes {described.name!r} (key {described.key}), and this device is "
+            f"{device.name!r} (key {device.key}). Give its own, as trainmark calibrate writes it."
+        )
+    if any(other != described for other in meshes.of_all_ranks(described)):
+        raise InputError("--hardware must say the same on all ranks: give them one file.")
 
 
 @contextmanager

@@ -11,6 +11,16 @@ def stream_seed(*key: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+DRAWN_BY_A_CPU = 2**22
+"""Numbers of a tensor. Each kind of device has random streams of its own; a tensor that a CPU draws
+in a moment is drawn by one everywhere, so that small models begin alike on all devices."""
+
+
+def drawing_device(numbers: int, device: torch.device) -> torch.device:
+    """The device that draws a (whole, unsharded) tensor for `device`."""
+    return torch.device("cpu") if numbers <= DRAWN_BY_A_CPU else device
+
+
 def generator(device: torch.device, *key: int | str) -> torch.Generator:
     """A generator on `device` that starts the stream of `key`."""
     return torch.Generator(device).manual_seed(stream_seed(*key))

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from trainmark import workloads
-from trainmark.config import OBSERVATION, Run, TrainOptions, differences, read_mapping
+from trainmark.config import OBSERVATION, Run, TrainOptions, differences
 from trainmark.errors import InputError, raise_all
-from trainmark.hardware import devices
-from trainmark.hardware.datasheets import KEYS
+from trainmark.hardware import devices, known
 from trainmark.hardware.devices import Cluster
 from trainmark.run import result, run_folder
-from trainmark.validation import parse
+from trainmark.validation import parse, read_mapping
 from trainmark.verbs.flags import parse_run
 
 NOT_OF_A_CASE = {
@@ -139,7 +138,7 @@ def _checked(
     with problems.of(name):
         _check_name(name)
     with problems.of(name):
-        cluster = Cluster.parse(given.case, (*KEYS, *here))
+        cluster = Cluster.parse(given.case, (*known.keys(), *here))
     with problems.of(name):
         flags = _split(given.flags)
         cfg, options = parse_run("train", [given.run, *flags], TrainOptions)

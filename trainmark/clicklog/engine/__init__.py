@@ -3,6 +3,7 @@
 phases.py          the three phases; parse_phase.py is the first, encode_phase.py the second
 job.py             what to prepare, and how
 store.py           rows on disk between the phases; column_reader.py: one of their columns
+kept.py            columns of raw files that are carried along as they are
 work.py            the work folder: what is done already
 vocabulary.py      ids of categorical values; vocabulary_files.py: where they are kept
 numbers.py         numerical columns: fitted to training rows, counted, transformed

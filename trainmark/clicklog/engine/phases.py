@@ -10,7 +10,7 @@ from typing import Any
 
 from trainmark import checksums, files, progress
 from trainmark.clicklog.arrays import shuffle
-from trainmark.clicklog.engine import numbers, parse_phase, split_binary, summary
+from trainmark.clicklog.engine import kept, numbers, parse_phase, split_binary, summary
 from trainmark.clicklog.engine.division import Division, divide
 from trainmark.clicklog.engine.encode_phase import Encoder, numerical_features
 from trainmark.clicklog.engine.job import VOCABULARY, Job
@@ -188,6 +188,9 @@ class EmbeddedEngine:
                 self._extends(names, facts),
             ),
         )
+        carried = [kept.path_of(self.work.blocks, record.index) for record in store.records]
+        if carried and carried[0].exists():
+            kept.join(carried, dataset / kept.FILE)
         manifest = summary.manifest(
             settings=job.settings,
             splits=splits,

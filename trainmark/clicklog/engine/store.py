@@ -11,7 +11,8 @@ Within a block the rows are grouped by bucket (shuffle.py). The file holds, in t
         dictionary numbers in order of appearance, then uint32 how often each occurs
         rows       codes of 1 or 2 bytes into the dictionary; without one, the numbers themselves
 
-A record (a line in blocks.jsonl) says where things are, and what the file's checksum is.
+Columns that are carried along as they are lie beside it, as Parquet, in the rows' own order. A
+record (a line in blocks.jsonl) says where things are, and what the file's checksum is.
 """
 
 import os
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from trainmark import checksums
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.arrays.primitives import Array, Scratch
+from trainmark.clicklog.engine import kept
 from trainmark.clicklog.sources.rows import (
     Column,
     Kind,
@@ -68,7 +70,7 @@ class BlockRecord:
     check: list[Any]
     columns: list[StoredColumn]
     strings: dict[str, list[Any]]
-    """Checksums of the dictionaries of string columns, by file name."""
+    """Checksums of the block's other files, by name: dictionaries of string columns, and `kept`."""
     numbers: list[NumberFacts] = field(default_factory=list)
     """Of each numerical column; none of Criteo's in blocks of an earlier version."""
     other_labels: tuple[str, ...] = ()
@@ -139,6 +141,9 @@ def write(
         columns.append(_describe(offset, pieces, numbers))
         parts += pieces
         offset += sum(part.nbytes for part in pieces)
+    if block.kept is not None:
+        path = kept.path_of(folder, record["index"])
+        dictionaries[path.name] = kept.write(path, block.kept)
     check = checksums.Checksum()
     with path_of(folder, record["index"]).open("wb") as file:
         for part in parts:

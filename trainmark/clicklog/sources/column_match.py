@@ -15,7 +15,8 @@ class OldColumns:
 
     dataset: str
     """Its name, for messages."""
-    label: ColumnUse
+    label: ColumnUse | None
+    """None: it is not to be read."""
     features: tuple[ColumnUse, ...]
     """In the order of its tables and numbers."""
 
@@ -37,7 +38,7 @@ def uses(
             raise InputError("Give --columns: what the columns of the input are.")
         return given
     label = old.label if given is None else next(use for use in given if use.role == "label")
-    wanted = [label, *old.features]
+    wanted = [*([label] if label else []), *old.features]
     raise_all(_absent(wanted, columns, source, old.dataset))
     if given is not None:
         raise_all(_contradictions([use for use in given if use != label], old))

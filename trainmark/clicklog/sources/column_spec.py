@@ -192,17 +192,18 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
 
 def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
     """How the columns are read, for vocabulary.json."""
-    label = next(use for use in uses if use.role == "label")
     columns = [
         {"column": use.column, "role": use.role, "reading": use.reading}
         for use in uses
         if use.role in get_args(Role) and use.role != "label"
     ]
-    return {
-        "missing": missing,
-        "label": {"column": label.column, "role": "label", "comparison": label.comparison},
-        "columns": columns,
-    }
+    labels = [
+        {"column": use.column, "role": "label", "comparison": use.comparison}
+        for use in uses
+        if use.role == "label"
+    ]
+    told = {"label": labels[0]} if labels else {}  # rows that are only scored need none
+    return {"missing": missing, **told, "columns": columns}
 
 
 def from_inputs(columns: Sequence[Mapping[str, Any]]) -> list[ColumnUse]:

@@ -37,13 +37,16 @@ class Converted:
     """Rows whose label is missing or wrong: these cannot be kept."""
     other_labels: tuple[str, ...] = ()
     """As `ParsedRows` has them."""
+    kept: Any = None
+    """Likewise."""
 
 
 def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted:
     """Convert one batch; `columns` and `uses` correspond."""
     columns = [_plain(column) for column in columns]
     problems: dict[int, str] = {}
-    label = Labels(np.empty(0, np.bool_), np.empty(0, np.bool_))
+    rows = len(columns[0])
+    label = Labels(np.zeros(rows, np.bool_), np.zeros(rows, np.bool_))  # where none is read
     numerical: list[NDArray[np.float64]] = []
     categorical: list[Any] = []
     for column, use in zip(columns, uses, strict=True):
@@ -70,7 +73,6 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
             received = "missing" if found is None else f"{found!r:.60}"
             wanted = expected(use) + _comma_hint(use, found) + _list_hint(use)
             problems.setdefault(row, f"{use.column} is {received}, expected {wanted}")
-    rows = len(columns[0])
     matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
     return Converted(label.clicks, matrix, categorical, problems, label.bad, label.others)
 
@@ -211,6 +213,7 @@ def parsed_rows(
         converted.categorical,
         tuple(bad),
         converted.other_labels,
+        kept=converted.kept,
     )
 
 
@@ -226,6 +229,7 @@ def _select(converted: Converted, keep: NDArray[np.bool_]) -> Converted:
         labels=converted.labels[keep],
         numerical=converted.numerical[keep],
         categorical=[chosen(column) for column in converted.categorical],
+        kept=None if converted.kept is None else converted.kept.filter(pa.array(keep)),
     )
 
 

@@ -42,9 +42,12 @@ from trainmark.clicklog.sources.source import (
     names_and_sizes,
     stop_at_bad_row,
 )
+from trainmark.errors import raise_all
 
 TABLE_START, TABLE_STOP = -16, 1 << 17
 """Integers whose transformed value is looked up; others are computed."""
+
+LABEL, LABEL_OF_NONE = "label", b"0\t"
 
 NOTHING_COUNTED = (0, (1 << 63) - 1, -(1 << 63), 0)
 """Of a column, as the kernel counts."""
@@ -75,9 +78,19 @@ class CriteoSource:
         recipe: how integers are transformed.
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong or
             lacking for missing and ignores surplus fields; a line without a label it skips.
+        labelled: False: files whose first line is one field short have no labels; 0 stands there.
+        keep: columns to carry along: the label, or none.
     """
 
-    def __init__(self, files: Sequence[Path], recipe: Recipe, bad_rows: BadRows = "stop") -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        recipe: Recipe,
+        bad_rows: BadRows = "stop",
+        *,
+        labelled: bool = True,
+        keep: Sequence[str] = (),
+    ) -> None:
         numbers = (Number(f"I{i}", recipe.reading) for i in range(1, NUM_NUMERICAL + 1))
         self.schema = Schema(
             NUM_NUMERICAL, tuple(Column(name) for name in NAMES), transformed=tuple(numbers)
@@ -86,6 +99,9 @@ class CriteoSource:
         text_files.refuse_formats(self.files)
         self.recipe = recipe
         self.bad_rows = bad_rows
+        self._without_label = [not labelled and _lacks_label(path) for path in self.files]
+        self._keep = list(keep)
+        raise_all(self._not_to_keep())
         self._table = transformed_bits(np.arange(TABLE_START, TABLE_STOP), recipe)
         self._missing = missing_bits(recipe)
 
@@ -93,7 +109,20 @@ class CriteoSource:
         return {
             "input": names_and_sizes(self.files),
             "recipe": self.recipe.name,
+            **({"without_label": self._without_label} if any(self._without_label) else {}),
+            **({"keep": self._keep} if self._keep else {}),
         }
+
+    def _not_to_keep(self) -> Iterator[str]:
+        for name in self._keep:
+            if name != LABEL:
+                yield (
+                    f"--keep {name}: lines of Criteo's format have a label alone to carry along "
+                    f"(--keep {LABEL})."
+                )
+        if LABEL in self._keep and any(self._without_label):
+            bare = self.files[self._without_label.index(True)]
+            yield f"--keep {LABEL}: the lines of {bare} have no label."
 
     def inputs(self) -> dict[str, Any] | None:
         return None
@@ -109,7 +138,10 @@ class CriteoSource:
 
     def parse(self, piece: Piece) -> ParsedRows:
         parser = self._parse_compiled if primitives.FAST else self._parse_with_arrow
-        parsed, odd_lines = parser(piece.raw)
+        text = piece.raw
+        if self._without_label[piece.start.file]:
+            text = _with_labels(text)
+        parsed, odd_lines = parser(text)
         bad, kept = self._judge(piece, odd_lines)
         if kept:
             parsed = self._with_lines(parsed, kept)
@@ -123,6 +155,7 @@ class CriteoSource:
             categorical,
             bad,
             numbers=parsed.facts,
+            kept=_label_table(parsed.labels) if self._keep else None,
         )
 
     # --- a piece at a time
@@ -239,6 +272,31 @@ class OddLine:
     """Index within the piece."""
     before: int
     """The row of the parsed ones before which it belongs."""
+
+
+def _lacks_label(path: Path) -> bool:
+    with text_files.TextFile(path) as file:
+        start = np.zeros(text_files.MAX_LINE_BYTES, np.uint8)
+        line = bytes(start[: file.read_into(start)]).partition(b"\n")[0]
+    return line.count(b"\t") == NUM_NUMERICAL + NUM_CATEGORICAL - 1
+
+
+def _with_labels(text: text_files.Text) -> text_files.Text:
+    """Lines with a label of 0 before their 39 fields."""
+    raw = bytes(text)
+    if not raw:  # behind the last line
+        return text
+    labelled = LABEL_OF_NONE + raw.replace(b"\n", b"\n" + LABEL_OF_NONE)
+    if raw.endswith(b"\n"):
+        labelled = labelled[: -len(LABEL_OF_NONE)]
+    buffer = np.frombuffer(labelled + bytes(text_files.PADDING), np.uint8)
+    return dataclasses.replace(text, buffer=buffer, length=len(labelled))
+
+
+def _label_table(labels: NDArray[np.uint8]) -> Any:
+    import pyarrow as pa
+
+    return pa.table({LABEL: labels.copy()})  # which are the next block's, too
 
 
 def _split_lines(text: bytes) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """CSV files with any columns, as a source."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class CsvSource:
         # Text has no types: what --columns does not say is read in the usual way.
         self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
         self.schema = column_spec.schema(self.uses)
-        self._columns, self._positive = columns, row_columns.positive
+        self._columns, self._row_columns = columns, row_columns
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -81,7 +82,7 @@ class CsvSource:
             "delimiter": self._delimiter,
             "header": self._header,
             **({"missing": self._missing} if self._missing else {}),
-            **({"positive": self._positive} if self._positive is not None else {}),
+            **self._row_columns.settings(),
         }
 
     def inputs(self) -> Mapping[str, Any]:
@@ -180,6 +181,9 @@ class CsvSource:
         if self._padded:
             columns = [self._without_blanks(column) for column in columns]
         converted = convert(columns, self.uses)
+        if names := self._row_columns.keep:
+            kept = pa.table([_utf8(table[name]) for name in names], names=list(names))
+            converted = replace(converted, kept=kept)
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]
         if piece.raw.damage:

@@ -11,12 +11,15 @@ import pyarrow as pa
 from trainmark.clicklog.sources import column_match, column_spec, lists, number_readings
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.convert import Converted, convert, parsed_rows, resolve
 from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
 from trainmark.errors import InputError, raise_all
+
+LIST_ROWS = 65_536
+"""Rows at a time, where the longest list of a column is looked for."""
 
 
 class ParquetSource:
@@ -40,7 +43,7 @@ class ParquetSource:
         self.files = list(files)
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
-        self._columns, self._positive = columns, row_columns.positive
+        self._columns, self._row_columns = columns, row_columns
         schemas = [open_parquet(path).schema_arrow for path in self.files]
         self.names: list[str] = schemas[0].names
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
@@ -53,11 +56,10 @@ class ParquetSource:
         ]
         if old is not None:
             raise_all(self._other_texts(schemas[0], old.dataset))
+        names = self._names_read()
         for path, schema in zip(self.files, schemas, strict=True):
-            types = [
-                schema.field(u.column).type if u.column in schema.names else None for u in uses
-            ]
-            if types != [schemas[0].field(use.column).type for use in uses]:
+            types = [schema.field(name).type if name in schema.names else None for name in names]
+            if types != [schemas[0].field(name).type for name in names]:
                 raise InputError(f"{path} has other columns or types than {self.files[0]}.")
         self.schema = column_spec.schema(self.uses)
 
@@ -68,9 +70,13 @@ class ParquetSource:
             return use
         most = 1
         for path in self.files:
-            for batch in open_parquet(path).iter_batches(columns=[use.column]):
+            file = open_parquet(path)
+            for batch in batches(file, path, LIST_ROWS, columns=[use.column]):
                 most = max(most, lists.longest(batch.column(0)))
         return replace(use, reading=str(replace(reading, most=most)))
+
+    def _names_read(self) -> list[str]:
+        return list(dict.fromkeys([*(use.column for use in self.uses), *self._row_columns.keep]))
 
     def _other_texts(self, schema: Any, dataset: str) -> Iterator[str]:
         """Columns of text by now of a type whose values have no text of their own: 7.0 is not 7."""
@@ -87,7 +93,7 @@ class ParquetSource:
             "input": names_and_sizes(self.files),
             "columns": self._columns,
             **({"numerical": self._numerical} if self.schema.numbers else {}),
-            **({"positive": self._positive} if self._positive is not None else {}),
+            **self._row_columns.settings(),
         }
 
     def inputs(self) -> Mapping[str, Any]:
@@ -118,7 +124,7 @@ class ParquetSource:
                 groups.append(group)
             else:
                 row += rows
-        names = list(dict.fromkeys(use.column for use in self.uses))
+        names = self._names_read()
         for batch in batches(
             file, self.files[number], batch_rows, row_groups=groups, columns=names
         ):
@@ -138,12 +144,19 @@ class ParquetSource:
         path = str(self.files[piece.start.file])
         if piece.raw is None:
             bad = [BadRow(path, 1, "the file is empty")]
-            types = [open_parquet(Path(path)).schema_arrow.field(u.column).type for u in self.uses]
-            empty = convert([pa.array([], kind) for kind in types], self.uses)
-            return parsed_rows(empty, path, np.empty(0, np.int64), bad, self.bad_rows)
-        converted = convert([piece.raw.column(use.column) for use in self.uses], self.uses)
+            empty = open_parquet(Path(path)).schema_arrow.empty_table()
+            return parsed_rows(
+                self._converted(empty), path, np.empty(0, np.int64), bad, self.bad_rows
+            )
         lines = np.arange(piece.raw.num_rows) + piece.start.line
-        return parsed_rows(converted, path, lines, [], self.bad_rows)
+        return parsed_rows(self._converted(piece.raw), path, lines, [], self.bad_rows)
+
+    def _converted(self, rows: pa.Table | pa.RecordBatch) -> Converted:
+        converted = convert([rows.column(use.column) for use in self.uses], self.uses)
+        if not (names := list(self._row_columns.keep)):
+            return converted
+        kept = pa.table([rows.column(name) for name in names], names=names)
+        return replace(converted, kept=kept)
 
 
 def _has_text(kind: Any) -> bool:

@@ -1,4 +1,5 @@
-"""What the columns say of a row besides its features: --positive, --split-by and --group.
+"""What the columns say of a row besides its features: --positive, --split-by and --group; and
+those that are carried along as they are (--keep).
 
 The column of --split-by or --group may be a feature, too, or not be named in --columns at all. It
 is read as the feature is; a colon may say it otherwise: `--split-by day:number`.
@@ -6,6 +7,7 @@ is read as the feature is; a colon may say it otherwise: `--split-by day:number`
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trainmark.clicklog.sources.column_spec import READINGS, ColumnUse
 from trainmark.errors import InputError, unknown
@@ -26,11 +28,21 @@ class RowColumns:
     """The column that rows are ordered by."""
     group: str | None = None
     """The column whose values group rows."""
+    keep: tuple[str, ...] = ()
+    """The columns to carry along."""
+
+    def settings(self) -> dict[str, Any]:
+        """What of it a source has to tell of itself: the rest decides on splits."""
+        told = {"positive": self.positive, "keep": list(self.keep) or None}
+        return {key: value for key, value in told.items() if value is not None}
 
     def add_to(
         self, uses: Sequence[ColumnUse], columns: Sequence[str], source: str
     ) -> list[ColumnUse]:
         """The uses with what is asked here, the columns of rows behind all others."""
+        for name in self.keep:
+            if name not in columns:
+                raise unknown(f"column of {source} for --keep", name, columns)
         found = [self._label(use) if use.role == "label" else use for use in uses]
         if self.split_by is not None:
             found.append(_use("--split-by", self.split_by, "order", ORDERS, uses, columns, source))

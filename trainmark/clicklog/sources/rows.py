@@ -135,6 +135,8 @@ class ParsedRows:
     """Of a label that has to have two values: those that are no clicks."""
     numbers: Sequence[NumberFacts] = ()
     """Of each column of `Schema.transformed`."""
+    kept: Any = None
+    """An Arrow table of columns to carry along as they are; None where none were asked for."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -25,8 +25,8 @@ from trainmark.embeddings.placement.placement import Memory, Placement, Shard, T
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import Machine
 
-# Parts of the datasheet's bandwidth, from FBGEMM on one H200 with the tables of dlrm-small, batch
-# 65536: 1.74 GB in 0.87 ms forward, 1.16 GB in 0.80 ms backward.
+# Parts of the datasheet's bandwidth, where nothing was measured; from FBGEMM on one H200 with the
+# tables of dlrm-small, batch 65536: 1.74 GB in 0.87 ms forward, 1.16 GB in 0.80 ms backward.
 GATHER_EFFICIENCY = 0.42
 UPDATE_EFFICIENCY = 0.30
 # Starting a collective, and a message to each of the others; assumptions.
@@ -129,8 +129,8 @@ class TableCosts:
             state=0 if on_host else state,
             host=stored + state if on_host else 0,
             buffers=round(self._on_their_way(rows, columns) + prefetched),
-            gather_s=gather / (self.machine.bandwidth * GATHER_EFFICIENCY) + host_s,
-            update_s=update / (self.machine.bandwidth * UPDATE_EFFICIENCY) + host_s,
+            gather_s=self._gather_s(gather, columns) + host_s,
+            update_s=self._update_s(update, columns) + host_s,
             sent=rows * columns * step.element_bytes * (1 - 1 / self.machine.devices),
         )
 
@@ -146,10 +146,16 @@ class TableCosts:
             weights=stored,
             state=state,
             buffers=shard.elements * 4,  # the dense gradient
-            gather_s=gather / (self.machine.bandwidth * GATHER_EFFICIENCY),
-            update_s=update / (self.machine.bandwidth * UPDATE_EFFICIENCY),
+            gather_s=self._gather_s(gather, columns),
+            update_s=self._update_s(update, columns),
             reduced=shard.elements * 4 * (self.machine.devices > 1),
         )
+
+    def _gather_s(self, size: float, columns: int) -> float:
+        return size / self.machine.gathering(columns * self.step.weight_bytes, GATHER_EFFICIENCY)
+
+    def _update_s(self, size: float, columns: int) -> float:
+        return size / self.machine.updating(columns * self.step.weight_bytes, UPDATE_EFFICIENCY)
 
     def _stored(self, shard: Shard) -> tuple[int, int]:
         per_element, per_row = STATE_BYTES[self.step.optimizer]

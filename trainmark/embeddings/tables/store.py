@@ -18,7 +18,7 @@ from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.gather_rows import gather_rows_into
 from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.table_formats import Rows, Tables
-from trainmark.training.seeding import generator
+from trainmark.training.seeding import drawing_device, generator
 
 # Rows that share one random stream. Values depend on (seed, table, row) only, so that a rank that
 # owns part of a table can draw just the blocks it needs, and get what a single process has.
@@ -165,11 +165,10 @@ def init_part(
 ) -> None:
     """Fill a part with its table's values, uniform within +-`bound`: sqrt(1 / rows of the table).
 
-    Each kind of device has random streams of its own: `draw_on` is the one to draw with, by default
-    that of `weight`.
+    `draw_on` is the device to draw a large table with, by default that of `weight`.
     """
-    device = draw_on or weight.device
     rows, columns = part.shape
+    device = drawing_device(rows * columns, draw_on or weight.device)
     bound = rows**-0.5 if bound is None else bound
     first, last = part.rows
     for block in range(first // INIT_BLOCK_ROWS, -(-last // INIT_BLOCK_ROWS)):

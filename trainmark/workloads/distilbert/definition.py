@@ -1,9 +1,18 @@
 """DistilBERT as the registry knows it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from trainmark.contract import Definition, Exporter, Scorer, Served, Workload
+from trainmark.contract import (
+    Definition,
+    Exporter,
+    RawFiles,
+    ScoredRows,
+    Scorer,
+    Served,
+    Workload,
+)
 from trainmark.workloads.distilbert import runs
 from trainmark.workloads.distilbert.resolve import resolve
 from trainmark.workloads.distilbert.runs import DistilbertRun
@@ -19,6 +28,14 @@ def _load_scorer(served: Served[DistilbertRun]) -> Scorer:
     from trainmark.workloads.distilbert.serving import load
 
     return load(served)
+
+
+def _score_files(
+    served: Served[DistilbertRun], raw: RawFiles, folder: Path, done: int
+) -> Iterator[ScoredRows]:
+    from trainmark.workloads.distilbert.predictions import score_files
+
+    return score_files(served, raw, folder, done)
 
 
 def _load() -> Workload[DistilbertRun, Any, Any, Any, Any]:
@@ -41,5 +58,6 @@ DISTILBERT = Definition(
     exported_types=("distilbert", "bert"),
     exporters=_exporters,
     load_scorer=_load_scorer,
+    score_files=_score_files,
     load=_load,
 )

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from trainmark.checkpoint import checkpoints
 from trainmark.errors import InputError
+from trainmark.interop.programs import save_program
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.runs import DistilbertRun
 
@@ -68,7 +69,7 @@ def export_onnx(cfg: DistilbertRun, checkpoint_path: Path, folder: Path) -> None
 def export_torch(cfg: DistilbertRun, checkpoint_path: Path, folder: Path) -> None:
     """A `torch.export` program."""
     program = _program(cfg, checkpoint_path, attention="sdpa")
-    torch.export.save(program, folder / "model.pt2")
+    save_program(program, folder / "model.pt2")
     _describe(cfg, folder, TORCH_README)
 
 

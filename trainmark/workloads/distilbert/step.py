@@ -216,6 +216,17 @@ def build_predictor(trainer: SentenceTrainer) -> Callable[[SentenceBatch], Tenso
     return predict
 
 
+def answers(logits_SC: Tensor) -> dict[str, Tensor]:
+    """Each sentence's class, and the probabilities of all, by name."""
+    return class_columns(logits_SC.float().softmax(1))
+
+
+def class_columns(probabilities_SC: Tensor) -> dict[str, Tensor]:
+    """The likeliest class, and the probabilities of all, by name."""
+    named = {f"probability_{i}": column for i, column in enumerate(probabilities_SC.unbind(1))}
+    return {"class": probabilities_SC.argmax(1), **named}
+
+
 def evaluate(trainer: SentenceTrainer, data: Iterable[SentenceBatch]) -> dict[str, float | None]:
     """Accuracy and mean loss over a split, each sentence counted once at any world size."""
     sums = torch.zeros(3, dtype=torch.float64, device=trainer.mesh.device)

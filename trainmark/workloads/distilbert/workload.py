@@ -8,6 +8,7 @@ from trainmark.workloads.distilbert.parallelize import parallelize
 from trainmark.workloads.distilbert.runs import BETTER, METRIC, DistilbertRun
 from trainmark.workloads.distilbert.step import (
     SentenceTrainer,
+    answers,
     build_predictor,
     build_trainer,
     evaluate,
@@ -30,5 +31,6 @@ DISTILBERT = Workload[
     flops=flops,
     activation_bytes=activation_bytes,
     build_predictor=build_predictor,
+    answers=answers,
     save_model=save_model,
 )

@@ -15,6 +15,7 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust
-    raw_files.py          files for `trainmark evaluate --input`, encoded
+    raw_files.py          files for `trainmark evaluate --input` and `predict`, encoded;
+                          exported_files.py: scored by an exported model
     prepared_values.py    requests to `trainmark serve` that hold ids, not raw values
 """

@@ -45,6 +45,11 @@ def _network_problems(cfg: DlrmRun) -> list[str]:
         )
     if not model.top_mlp or model.top_mlp[-1] != 1:
         problems.append(f"The last width of model.top_mlp must be 1. Received: {model.top_mlp}.")
+    if model.dropout and not _has_hidden_layers(model):
+        problems.append(
+            "model.dropout is for what hidden layers pass on, and this network has none. Give it "
+            "some (--model.top-mlp 64 32 1), or take model.interaction_dropout."
+        )
     if not problems and table_parameters(model) + dense_parameters(model) > MAX_PARAMETERS:
         problems.append(
             f"The model has {table_parameters(model) + dense_parameters(model):.2g} parameters; "
@@ -62,6 +67,12 @@ def _network_problems(cfg: DlrmRun) -> list[str]:
             "the weights: it must be below 1. Lower one of them."
         )
     return problems
+
+
+def _has_hidden_layers(model: Model) -> bool:
+    branches = (model.branch1_mlp, model.branch2_mlp) if model.interaction == "projection" else ()
+    mlps = (model.bottom_mlp, model.top_mlp, *branches)
+    return any(mlp is None or len(mlp) > 1 for mlp in mlps)  # a branch has one by default
 
 
 def _features(model: Model) -> int:

@@ -1,16 +1,17 @@
 """DLRM as the registry knows it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainmark.contract import (
-    BadRows,
     Definition,
     EncodedFiles,
     Exporter,
     Metrics,
     Plan,
+    RawFiles,
+    ScoredRows,
     Scorer,
     Served,
     Workload,
@@ -33,12 +34,10 @@ def _warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
     return warnings(cfg, metrics)
 
 
-def _encode_files(
-    cfg: DlrmRun, inputs: Sequence[str], folder: Path, bad_rows: BadRows
-) -> EncodedFiles:
+def _encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
     from trainmark.workloads.dlrm.raw_files import encode_files
 
-    return encode_files(cfg, inputs, folder, bad_rows)
+    return encode_files(cfg, raw, folder)
 
 
 def _exporters() -> Mapping[str, Exporter[DlrmRun]]:
@@ -51,6 +50,14 @@ def _load_scorer(served: Served[DlrmRun]) -> Scorer:
     from trainmark.workloads.dlrm.serving import load
 
     return load(served)
+
+
+def _score_files(
+    served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
+) -> Iterator[ScoredRows]:
+    from trainmark.workloads.dlrm.exported_files import score_files
+
+    return score_files(served, raw, folder, done)
 
 
 def _load() -> Workload[DlrmRun, Any, Any, Any, Any]:
@@ -82,8 +89,10 @@ DLRM = Definition(
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,
     inference_batches=runs.INFERENCE_BATCHES,
+    tables_precision=lambda cfg: cfg.table_format.table_precision,
     exported_types=("dlrm",),
     exporters=_exporters,
     load_scorer=_load_scorer,
+    score_files=_score_files,
     load=_load,
 )

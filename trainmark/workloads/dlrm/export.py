@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, identity
+from trainmark.clicklog import preparation
+from trainmark.clicklog.sources import criteo_format
 from trainmark.errors import InputError
+from trainmark.interop.programs import save_program
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar, say
 from trainmark.workloads.dlrm import standalone
@@ -59,7 +62,15 @@ categorical  int64 [batch, tables]: the numbers that its vocabularies give, from
              that has several, as many columns as config.json says (hotness), -1 where there is none
 clicks       float32 [batch]: the probability of a click
 
-Any batch will do. config.json has the order of the features, and the rows of the tables.
+Any batch will do. config.json has the order of the features, their names in the log that was
+prepared (columns), and the rows of the tables.
+"""
+RAW_VALUES = """
+preparation/ has what turns raw values into these inputs: the vocabularies (value, id and count as
+Parquet), and how each column is read (vocabulary.json). With it, of the safetensors layout,
+
+    trainmark serve . --host ...                           takes raw values over HTTP
+    trainmark predict . --input FILES --output FILE        scores raw files
 """
 
 # --- the layouts; whatever ranks wrote the checkpoint, tables keep the types they were trained in
@@ -84,9 +95,8 @@ def export_onnx(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     config = description(cfg)
     with _reading(checkpoint_path) as (shapes, load):
         graph = onnx_graph.build(config, shapes)
-        write_model(
-            folder / "model.onnx", graph, onnx_graph.inputs(config), onnx_graph.outputs(), load
-        )
+        ends = onnx_graph.inputs(config), onnx_graph.outputs()
+        write_model(folder / "model.onnx", graph, *ends, load, told=config.get("columns", {}))
     _describe(cfg, folder, ONNX_README)
 
 
@@ -98,7 +108,7 @@ def export_torch(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     ids = torch.zeros(2, sum(hotness(cfg.model)), dtype=torch.int64)
     batch = {0: torch.export.Dim("batch")}
     program = torch.export.export(model, (numerical, ids), dynamic_shapes=(batch, batch))
-    torch.export.save(program, folder / "model.pt2")
+    save_program(program, folder / "model.pt2")
     _describe(cfg, folder, TORCH_README)
 
 
@@ -132,7 +142,9 @@ def _reading(checkpoint_path: Path) -> Iterator[tuple[dict[str, Tensor], Load]]:
 def _describe(cfg: DlrmRun, folder: Path, how_to_run: str) -> None:
     described = description(cfg)
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-    (folder / "README.txt").write_text(how_to_run + INPUTS)
+    named = "numerical" in described
+    complete = named and preparation.carry(Path(str(cfg.data)), folder / preparation.FOLDER)
+    (folder / "README.txt").write_text(how_to_run + INPUTS + (RAW_VALUES if complete else ""))
     if "numerical" not in described and cfg.data is not None and not is_generated(cfg.data):
         say(
             f"{cfg.data} cannot be read here, so that config.json does not name the features in "
@@ -185,4 +197,20 @@ def _names(cfg: DlrmRun) -> dict[str, Any]:
         spec = feature_spec.read(feature_spec.path_of(Path(cfg.data), "train"))
     except InputError:
         return {}
-    return {"numerical": list(spec.numerical), "categorical": list(spec.categorical)}
+    return {
+        "numerical": list(spec.numerical),
+        "categorical": list(spec.categorical),
+        "columns": _columns(cfg),
+    }
+
+
+def _columns(cfg: DlrmRun) -> dict[str, list[str]]:
+    """The names that the features have in the log, in the same order."""
+    found = identity.columns(cfg.dataset)
+    names = {
+        kind: [column.name for column in found if column.kind == kind]
+        for kind in ("numerical", "categorical")
+    }
+    if tuple(names["categorical"]) == criteo_format.NAMES:
+        names["numerical"] = [f"I{i + 1}" for i in range(len(names["numerical"]))]
+    return names

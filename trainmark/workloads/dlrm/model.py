@@ -3,6 +3,7 @@
 Shapes: B samples, N numerical features, F categorical features, D embedding width.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,7 +17,7 @@ from trainmark.embeddings.tables.update import UpdateRule, make_rule
 from trainmark.kernels.click_loss import click_loss
 from trainmark.kernels.graph import Beside
 from trainmark.training.dropout import Dropout
-from trainmark.training.seeding import generator
+from trainmark.training.seeding import drawing_device, generator
 from trainmark.workloads.dlrm.interactions import CrossLinear, make_interaction
 from trainmark.workloads.dlrm.mlp import Mlp
 from trainmark.workloads.dlrm.runs import DlrmRun
@@ -124,11 +125,13 @@ def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> 
     model.tables.init_weights(cfg.seed, cfg.model.table_init)
     linears = _linears(model)
     for name, linear in linears.items():
-        random = generator(device, cfg.seed, name)
-        if isinstance(linear, CrossLinear):
-            linear.init_weights(random)
+        drawing = drawing_device(linear.weight.numel(), device)
+        drawn, random = copy.deepcopy(linear).to(drawing), generator(drawing, cfg.seed, name)
+        if isinstance(drawn, CrossLinear):
+            drawn.init_weights(random)
         else:
-            _INITS[cfg.model.init](linear, random, linear is model.top[-1])
+            _INITS[cfg.model.init](drawn, random, linear is model.top[-1])
+        linear.load_state_dict(drawn.state_dict())
     # The columns for the zeros that pad the interaction must not matter.
     linears["top.0"].weight[:, width_without_zeros(cfg.model) :] = 0
 

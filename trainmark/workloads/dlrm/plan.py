@@ -1,25 +1,40 @@
 """What `trainmark plan` tells of a DLRM: memory, predicted time, and where each table lies."""
 
+import dataclasses
 from collections.abc import Mapping
 
 from trainmark.contract import Plan
 from trainmark.embeddings.placement.placement import TablePlacement, to_json
 from trainmark.formatting import gib_cell, human, ranges, readable_size
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.machine import machine, sources
 from trainmark.hardware.memory import card_bytes
 from trainmark.workloads.dlrm import sharding
-from trainmark.workloads.dlrm.prediction import Prediction, predict
+from trainmark.workloads.dlrm.prediction import Prediction, constants, predict
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
 from trainmark.workloads.dlrm.sizes import widths
+
+BOUND_BY = {
+    "gather": "memory bandwidth (reading rows)",
+    "exchange": "the link (exchange between devices)",
+    "update": "memory bandwidth (updating rows)",
+    "dense": "the dense part (compute and memory)",
+}
 
 
 def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
     """Of a resolved run, on the cluster that it was resolved for."""
     prediction = predict(cfg)
+    parts, found = _slowest(prediction), machine(cluster, cfg.sharding.network_gb_s)
     return Plan(
         memory=prediction.memory,
         host_bytes=prediction.host_bytes,
         seconds=[_seconds(prediction, device) for device in range(cluster.world)],
+        no_time=prediction.unknown or None,
+        parts=parts,
+        bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None,
+        constants=constants(found, cfg.precision),
+        sources=_sources(cfg),
         tables=[
             _table(cfg, placed)
             for placed in sorted(prediction.placement.tables, key=lambda t: t.table)
@@ -39,6 +54,20 @@ def _seconds(prediction: Prediction, device: int) -> Mapping[str, float | None]:
         "update": tables.update if known else None,
         "step": prediction.device_s(device),
     }
+
+
+def _sources(cfg: DlrmRun) -> list[str]:
+    cluster = sharding.cluster(cfg)
+    measured = cfg.precision in machine(cluster, cfg.sharding.network_gb_s).measured.gemm
+    return sources(cluster, cfg.precision, of_gemms=measured)
+
+
+def _slowest(prediction: Prediction) -> Mapping[str, float]:
+    """The parts of a step on the device that takes longest; none where times are not known."""
+    if prediction.dense_s is None:
+        return {}
+    slowest = max(prediction.tables, key=lambda device: device.total)
+    return {**dataclasses.asdict(slowest), "dense": prediction.dense_s}
 
 
 def _table(cfg: DlrmRun, placed: TablePlacement) -> Mapping[str, str]:
@@ -74,6 +103,7 @@ def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
         f"Predicted, not measured: {1e3 * prediction.step_s:.2f} ms for {prediction.batch:,} "
         f"samples, {human(prediction.samples_per_s)} samples/s (the formulas: "
         "docs/parallelism.md).",
+        f"Taken from: {'; '.join(_sources(cfg))}.",
     ]
 
 

@@ -7,28 +7,41 @@ same everywhere:
 
     dense = operations / (0.5 peak) + bytes of activations / (0.5 memory bandwidth)
 
-The MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
+Where `trainmark calibrate` has measured GEMMs and copies, their rates stand for these halves. The
+MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
 longer counts. Launching kernels and reading data are taken to be hidden, which small batches do not
 allow.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainmark.config import filled
-from trainmark.embeddings.placement.costs import DeviceTime, TableCosts, exchanged_tables
+from trainmark.embeddings.placement.costs import (
+    GATHER_EFFICIENCY,
+    UPDATE_EFFICIENCY,
+    DeviceTime,
+    TableCosts,
+    exchanged_tables,
+)
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.hardware.devices import Unknown, peak_flops
+from trainmark.hardware.devices import Unknown
+from trainmark.hardware.links import LINK_EFFICIENCY
+from trainmark.hardware.machine import Machine, peak_of
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
+    dense_layers,
     dense_parameters,
+    dot_products,
     interaction_activations,
     interaction_width,
 )
 
-# GEMMs of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
+# Where nothing was measured. GEMMs of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
 MATMUL_EFFICIENCY = 0.5
 # An assumption: elementwise operations and the interaction, partly fused.
 TRAFFIC_EFFICIENCY = 0.5
@@ -81,20 +94,56 @@ def predict(cfg: DlrmRun) -> Prediction:
     )
 
 
+def constants(machine: Machine, precision: str) -> dict[str, float]:
+    """The shares of peaks and bandwidths that stand where nothing was measured."""
+    measured = machine.measured
+    shares = {
+        "matmul of peak": None if precision in measured.gemm else MATMUL_EFFICIENCY,
+        "traffic of bandwidth": None if measured.copy else TRAFFIC_EFFICIENCY,
+        "gather of bandwidth": None if measured.gather else GATHER_EFFICIENCY,
+        "update of bandwidth": None if measured.update else UPDATE_EFFICIENCY,
+        "collective of link": None if measured.node or machine.devices == 1 else LINK_EFFICIENCY,
+    }
+    return {name: share for name, share in shares.items() if share is not None}
+
+
 def _dense_s(cfg: DlrmRun, costs: TableCosts) -> float | str:
     """Seconds of MLPs and interaction on one device; or why they are not known."""
     machine = costs.machine
-    peak = peak_flops(sharding.cluster(cfg).hardware, cfg.precision)
-    if machine.unknown or isinstance(peak, Unknown):
-        return machine.unknown or getattr(peak, "reason", "")
     local = filled(cfg.global_batch) // machine.devices
-    compute = flops(cfg, local, 0)["model"] / (peak.flops * MATMUL_EFFICIENCY)
+    compute = _compute_s(cfg, machine, local)
+    if machine.unknown or isinstance(compute, str):
+        return machine.unknown or str(compute)
     moved = local * _elements_moved(cfg) * costs.step.element_bytes
-    dense = compute + moved / (machine.bandwidth * TRAFFIC_EFFICIENCY)
+    dense = compute + moved / machine.streaming(TRAFFIC_EFFICIENCY)
     if machine.devices == 1:
         return dense
     reduce = costs.all_reduce_s(dense_parameters(cfg.model) * 4)
     return dense + max(reduce - dense * 2 / 3, 0.0)
+
+
+def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
+    """Seconds of products; of each layer at the rate of its width, where that was measured."""
+    if cfg.precision in machine.measured.gemm:
+        return sum(
+            6.0 * products * samples / (machine.measured.matmul(cfg.precision, width) or 1)
+            for products, width in _products(cfg)
+        )
+    peak = peak_of(sharding.cluster(cfg), cfg.precision)
+    if isinstance(peak, Unknown) and machine.measured.gemm:
+        return f"GEMMs were measured in {', '.join(machine.measured.gemm)}, not in {cfg.precision}"
+    if isinstance(peak, Unknown):
+        return peak.reason
+    return flops(cfg, samples, 0)["model"] / (peak.flops * MATMUL_EFFICIENCY)
+
+
+def _products(cfg: DlrmRun) -> Iterator[tuple[int, float]]:
+    """Multiply-adds of a sample's forward pass, with the width of the matrix: `multiply_adds`."""
+    model = cfg.model
+    for layer in dense_layers(model):
+        yield layer.fan_in * layer.fan_out, math.sqrt(layer.fan_in * layer.fan_out)
+    vectors = len(model.table_rows) + 1
+    yield dot_products(model) * model.embedding_dim, math.sqrt(vectors * model.embedding_dim)
 
 
 def _elements_moved(cfg: DlrmRun) -> int:

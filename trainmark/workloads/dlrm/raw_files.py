@@ -1,28 +1,44 @@
 """Raw files as a dataset for a trained model: by the vocabularies of what it learned from."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainmark.clicklog.encode import encode
+from trainmark.clicklog.engine import kept
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.config import SYNTHETIC, filled
-from trainmark.contract import BadRows, EncodedFiles
+from trainmark.contract import EncodedFiles, RawFiles
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
-def encode_files(
-    cfg: DlrmRun, inputs: Sequence[str], folder: Path, bad_rows: BadRows
-) -> EncodedFiles:
-    """Encode the files that match `inputs` as the run's dataset was, into `folder`."""
+def encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
+    """Encode raw files as the run's dataset was, into `folder`."""
     data = filled(cfg.data)
     if data == SYNTHETIC or not Path(data).is_dir():
         where = "made in memory" if data == SYNTHETIC else f"{data}, which is not there now"
         raise InputError(
             f"--input needs the vocabularies of the dataset that the run was trained on: {where}."
         )
-    encode(tuple(inputs), Path(data), folder, bad_rows=bad_rows)
+    return encode_by(Path(data), raw, folder)
+
+
+def encode_by(data: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
+    """Encode raw files as the dataset `data` was, of which the vocabularies and settings do."""
+    encode(
+        raw.patterns,
+        data,
+        folder,
+        bad_rows=raw.bad_rows,
+        labelled=raw.labelled,
+        keep=raw.keep,
+        memory=raw.memory,
+    )
     facts = read_json(folder / MANIFEST)
     shares = {name: feature["rare_share"] for name, feature in facts["features"].items()}
-    return EncodedFiles(folder=folder, unknown_share=shares, bad_rows=facts["bad_rows"])
+    return EncodedFiles(
+        folder=folder,
+        kept=folder / kept.FILE if raw.keep else None,
+        unknown_share=shares,
+        bad_rows=facts["bad_rows"],
+    )

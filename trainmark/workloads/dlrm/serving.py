@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
 from trainmark.clickdata import feature_spec, identity
+from trainmark.clicklog.preparation import FOLDER
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import filled
 from trainmark.contract import Served
@@ -27,7 +28,7 @@ def load(served: Served[DlrmRun]) -> "ClickScorer":
     if served.run is None:
         config = read_json(served.folder / "config.json")
         values = _values(served, config, None)
-        model = _of_export(served.folder, served.device)
+        model = of_export(served.folder, served.device)
     else:
         config = export.description(served.run)
         values = _values(served, config, served.run.data)
@@ -42,7 +43,8 @@ def load(served: Served[DlrmRun]) -> "ClickScorer":
 # --- weights
 
 
-def _of_export(folder: Path, device: str) -> standalone.Dlrm:
+def of_export(folder: Path, device: str) -> standalone.Dlrm:
+    """The model in a folder that `trainmark export` wrote."""
     files = list(folder.glob("model*.safetensors"))
     if not files:
         raise InputError(
@@ -83,7 +85,10 @@ def _check_memory(needed: int, device: str) -> None:
 
 def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> RawValues:
     """What reads the values of requests."""
+    carried = served.folder / FOLDER  # by an export
     data = served.data or (None if is_generated(run_data) else run_data)
+    if data is None and carried.is_dir():
+        data = str(carried)
     if data is None or served.values == "prepared":
         if served.values == "raw":
             raise InputError("--values raw: give --data DIR, the dataset that was trained on.")

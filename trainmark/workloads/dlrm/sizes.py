@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
@@ -202,8 +202,10 @@ def smaller(cfg: DlrmRun) -> Iterator[tuple[str, DlrmRun]]:
     AUC (docs/performance.md).
     """
     state = cfg.table_format.state_precision
-    ways: list[tuple[Any, Any]] = [(k, s) for k in ("bf16", "int8") for s in (state, "bf16")]
-    for kind, of_state in ways:
+    kinds: tuple[tuple[Literal["bf16", "int8"], Literal["fp32", "bf16"]], ...] = (
+        ("bf16", state), ("bf16", "bf16"), ("int8", state), ("int8", "bf16"),
+    )  # fmt: skip
+    for kind, of_state in kinds:
         if of_state != state and cfg.optimizer.name != "adagrad":
             continue
         chosen = dataclasses.replace(

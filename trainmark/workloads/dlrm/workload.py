@@ -34,4 +34,5 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     device_bytes=DlrmTrainer.device_bytes,
     sent_bytes_per_step=DlrmTrainer.sent_bytes_per_step,
     build_predictor=build_predictor,
+    answers=lambda logits: {"score": logits.float().sigmoid()},
 )

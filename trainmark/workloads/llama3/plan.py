@@ -8,9 +8,17 @@ from typing import get_args
 from trainmark.contract import Plan
 from trainmark.formatting import human
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.links import LINK_EFFICIENCY
+from trainmark.hardware.machine import sources
 from trainmark.hardware.memory import MemoryPlan, misfit, what_fits
 from trainmark.workloads.llama3.memory import plan_devices
-from trainmark.workloads.llama3.prediction import RATES, Prediction, RankTime, predict
+from trainmark.workloads.llama3.prediction import (
+    RATES,
+    UPDATE_EFFICIENCY,
+    Prediction,
+    RankTime,
+    predict,
+)
 from trainmark.workloads.llama3.runs import LlamaRun, Recompute, smaller
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -31,6 +39,14 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
     return Plan(
         memory=[rank for rank in memory for _ in range(each)],
         seconds=[_seconds(rank) for rank in prediction.ranks for _ in range(each)],
+        no_time=prediction.unknown or None,
+        parts=_parts(prediction),
+        bound_by=_bound_by(prediction),
+        constants=_constants(prediction),
+        sources=[
+            f"shares: {_rates(cluster, prediction)}",
+            *sources(cluster, cfg.precision, of_gemms=prediction.rates.of_gemms),
+        ],
         sentences=_sentences(cfg, cluster, prediction),
         too_large=misfit(cfg.name, fullest, cluster, partial(_advice, cfg, cluster)),
     )
@@ -43,18 +59,44 @@ def _seconds(rank: RankTime) -> Mapping[str, float | None]:
 def _sentences(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> list[str]:
     if found.step_s is None:
         return [f"No time is predicted: {found.unknown}."]
-    slowest = dataclasses.asdict(found.slowest)
-    bound = BOUND_BY[max(slowest, key=lambda part: slowest[part])]
     mfu = "–".join(f"{100 * share:.1f}" for share in found.mfu)
-    rates = f"Rates: {found.rates.source}"
-    if cluster.hardware not in RATES:
-        rates += f"; of {cluster.hardware} nothing was measured, and the same shares are assumed"
+    mfu = f"MFU {mfu} % (6N)" if mfu else "no MFU (no peak is known)"
     return [
         f"Predicted, not measured: {found.step_s:.3g} s for {found.tokens:,} tokens, "
-        f"{human(found.tokens_per_device_s)} tokens/s and device, MFU {mfu} % (6N). Bound by "
-        f"{bound}.",
-        f"{rates} (the formulas: docs/planning.md).",
+        f"{human(found.tokens_per_device_s)} tokens/s and device, {mfu}. Bound by "
+        f"{_bound_by(found)}.",
+        f"Rates: {_rates(cluster, found)} (the formulas: docs/planning.md).",
+        f"Taken from: {'; '.join(sources(cluster, cfg.precision, of_gemms=found.rates.of_gemms))}.",
     ]
+
+
+def _rates(cluster: Cluster, found: Prediction) -> str:
+    if cluster.hardware in RATES or found.rates.of_gemms:
+        return found.rates.source
+    return (
+        f"{found.rates.source}; of {cluster.hardware} nothing was measured, and the same shares "
+        "are assumed"
+    )
+
+
+def _parts(found: Prediction) -> dict[str, float]:
+    return dataclasses.asdict(found.slowest) if found.ranks else {}
+
+
+def _bound_by(found: Prediction) -> str | None:
+    parts = _parts(found)
+    return BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None
+
+
+def _constants(found: Prediction) -> dict[str, float]:
+    of = "GEMMs" if found.rates.of_gemms else "peak"
+    return {
+        f"matmul of {of}": found.rates.matmul,
+        f"fp8 matmul of {of}": found.rates.fp8,
+        "tensor-parallel collective of link": found.rates.link,
+        "other collective of link": LINK_EFFICIENCY,
+        "update of bandwidth": UPDATE_EFFICIENCY,
+    }
 
 
 def _advice(cfg: LlamaRun, cluster: Cluster, available: float) -> str:

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmark.config import filled
-from trainmark.hardware.devices import Cluster, Unknown, peak_flops
-from trainmark.hardware.links import LINK_EFFICIENCY, LINKS
-from trainmark.hardware.machine import Machine, machine
+from trainmark.errors import InputError
+from trainmark.hardware.devices import Cluster, Peak, Unknown
+from trainmark.hardware.known import Known, known
+from trainmark.hardware.links import LINK_EFFICIENCY
+from trainmark.hardware.machine import Machine, machine, peak_of
 from trainmark.workloads.llama3.flops import flops
 from trainmark.workloads.llama3.memory import local_parameters
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters, stages_per_rank
@@ -28,7 +30,7 @@ from trainmark.workloads.llama3.stages import layers_of, num_stages, stages_of
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a training system gets of a device, as shares of its datasheet."""
+    """What a training system gets of a device, as shares of its datasheet, or of its GEMMs."""
 
     matmul: float
     """Of the peak, in 16 bits (and in fp32 or tf32): GEMMs, attention, and all between them."""
@@ -36,6 +38,8 @@ class Rates:
     """Of the fp8 peak, by the blocks' GEMMs."""
     link: float
     """Of the link between devices of a node, by tensor-parallel collectives."""
+    of_gemms: bool = False
+    """Whether the first two are shares of GEMMs that `trainmark calibrate` measured."""
     source: str
 
 
@@ -58,6 +62,8 @@ RATES = {
     "h200": OWN_H200,
 }
 """By hardware; of others nothing is known, and `OWN_H200` is assumed."""
+# An assumption: attention and elementwise operations beside GEMMs of the hidden width.
+OF_GEMM = 0.8
 
 # AdamW's kernel on one H200: 0.03 s for 8 B weights of 16 bytes read and written.
 UPDATE_EFFICIENCY = 0.85
@@ -114,8 +120,23 @@ class Prediction:
         return min(self.ranks, key=lambda rank: rank.pipeline)
 
 
-def rates_of(hardware: str) -> Rates:
-    return RATES.get(hardware, OWN_H200)
+def rates_of(cluster: Cluster) -> Rates:
+    """Fitted to runs on this hardware; or what GEMMs were measured to reach there; or assumed."""
+    fitted, device = RATES.get(cluster.hardware), _device(cluster)
+    if fitted or not device.measured.gemm:
+        return fitted or OWN_H200
+    return dataclasses.replace(
+        OWN_H200,
+        matmul=OF_GEMM,
+        fp8=OF_GEMM,
+        of_gemms=True,
+        source=f"GEMMs of {device.measured.source}, and {OF_GEMM} of their rate",
+    )
+
+
+def _device(cluster: Cluster) -> Known:
+    found = known(cluster.hardware) or Known(key=cluster.hardware, name="")
+    return found.shared(cluster.devices)
 
 
 def predict(
@@ -130,8 +151,8 @@ def predict(
         rates: by default, the hardware's.
         layers: of each stage; by default, as this package splits them.
     """
-    rates = rates or rates_of(cluster.hardware)
-    reason = _unknown(cfg, cluster)
+    rates = rates or rates_of(cluster)
+    reason = _unknown(cfg, cluster, rates)
     times = [] if reason else _times(cfg, cluster, rates, layers or list(map(len, layers_of(cfg))))
     found = Prediction(
         ranks=times,
@@ -144,25 +165,38 @@ def predict(
     return found if reason else _with_mfu(cfg, cluster, found)
 
 
-def _unknown(cfg: LlamaRun, cluster: Cluster) -> str:
-    peak = peak_flops(cluster.hardware, cfg.precision)
-    if isinstance(peak, Unknown):
-        return peak.reason
-    if cluster.nodes > 1 and LINKS[cluster.hardware].network is None:
-        return f"the network between nodes of {cluster.hardware} is not known"
-    return ""
+def _unknown(cfg: LlamaRun, cluster: Cluster, rates: Rates) -> str:
+    try:
+        devices = machine(cluster)
+        for precision in _precisions(cfg):
+            _full_rate(cfg, cluster, rates, precision)
+    except InputError as error:
+        return str(error).removesuffix(".")
+    return devices.unknown
+
+
+def _precisions(cfg: LlamaRun) -> tuple[str, ...]:
+    """That its products are computed in; attention and head of an fp8 run in bf16."""
+    return ("fp8", "bf16") if cfg.precision == "fp8" else (cfg.precision,)
 
 
 def _with_mfu(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> Prediction:
     done = flops(cfg, 0, found.tokens)["6N"] / (found.step_s or 1) / found.devices
-    names = ("fp8", "bf16") if cfg.precision == "fp8" else (cfg.precision,)
-    return dataclasses.replace(found, mfu=[done / _peak(cluster, name) for name in names])
+    peaks = [peak_of(cluster, name) for name in _precisions(cfg)]
+    shares = [done / peak.flops for peak in peaks if isinstance(peak, Peak)]
+    return dataclasses.replace(found, mfu=shares)
 
 
-def _peak(cluster: Cluster, precision: str) -> float:
-    peak = peak_flops(cluster.hardware, precision)
+def _full_rate(cfg: LlamaRun, cluster: Cluster, rates: Rates, precision: str) -> float:
+    """What the shares are shares of: the peak, or the GEMMs that were measured."""
+    if rates.of_gemms:
+        measured = _device(cluster).measured.matmul(precision, cfg.model.hidden)
+        if measured is None:
+            raise InputError(f"no {precision} GEMM was measured on {cluster.hardware}.")
+        return measured
+    peak = peak_of(cluster, precision)
     if isinstance(peak, Unknown):
-        raise ValueError(peak.reason)
+        raise InputError(f"{peak.reason}.")
     return peak.flops
 
 
@@ -197,8 +231,10 @@ def _compute_s(
 ) -> float:
     """Seconds of one micro-batch, without what is exchanged."""
     model, tokens = cfg.model, filled(cfg.micro_batch) * cfg.sequence
-    wide = _peak(cluster, "bf16" if cfg.precision == "fp8" else cfg.precision) * rates.matmul
-    narrow = _peak(cluster, "fp8") * rates.fp8 if cfg.precision == "fp8" else wide
+    wide = _full_rate(cfg, cluster, rates, _precisions(cfg)[-1]) * rates.matmul
+    narrow = wide
+    if cfg.precision == "fp8":
+        narrow = _full_rate(cfg, cluster, rates, "fp8") * rates.fp8
     attention = 12 * model.hidden * cfg.sequence / 2  # causal: half of the square
     block = 6 * block_parameters(model) / narrow + attention / wide
     again = {"none": 1.0, "selective": 1 + SELECTIVE_RECOMPUTE, "full": 4 / 3}[cfg.recompute]
@@ -262,4 +298,4 @@ def _update_s(cfg: LlamaRun, devices: Machine, pp_rank: int) -> float:
     """AdamW reads and writes its states, reads gradients twice (their norm) and writes weights."""
     states = 24 if cfg.optimizer_states == "fp32" else 14
     shard = local_parameters(cfg, pp_rank) / axes_of(cfg)["dp"]
-    return shard * (states + 2 * 4 + 2) / (devices.bandwidth * UPDATE_EFFICIENCY)
+    return shard * (states + 2 * 4 + 2) / devices.streaming(UPDATE_EFFICIENCY)

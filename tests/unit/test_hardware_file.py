@@ -1,0 +1,252 @@
+"""`hardware.toml`: what it changes in plans and runs, and what is wrong with bad ones."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.docs.commands import ROOT
+from tests.small import FLAGS, train
+from trainmark.cli import main
+from trainmark.errors import InputError
+from trainmark.hardware import hardware_file, known, machine
+from trainmark.hardware.devices import Cluster, Peak, Unknown, cpu_name, key_of, peak_flops
+from trainmark.hardware.memory import card_bytes
+from trainmark.run import result
+
+WHOLE = """
+name = "Example X100"
+key = "acme"
+memory = {gib = 64, source = "A"}
+bandwidth = {gb_s = 2000, source = "B"}
+[peak]
+bf16 = {tflops = 200, source = "C"}
+[links]
+node = {gb_s = 100, source = "D"}
+host = {gb_s = 50, source = "E"}
+"""
+MEASURED = """
+[measured]
+source = "yesterday"
+copy_gb_s = 40
+gather_gb_s = {64 = 10, 256 = 20}
+update_gb_s = {64 = 5}
+node_gb_s = 3
+gemm_tflops = {fp32 = {64 = 0.1, 1024 = 0.4}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "hardware.toml"
+    path.write_text(text)
+    return path
+
+
+def cpu(folder: Path, more: str = MEASURED) -> Path:
+    name = json.dumps(cpu_name())
+    head = f'name = {name}\nkey = "cpu"\nmemory = {{gib = 8, source = "A"}}\n'
+    return written(folder, head + more)
+
+
+# --- what holds
+
+
+def test_what_a_file_says_holds_in_its_block(tmp_path: Path) -> None:
+    path = written(tmp_path, WHOLE)
+    with pytest.raises(InputError, match="Unknown hardware 'acme'"):
+        Cluster.parse("acmex1x8")
+    with hardware_file.described(path):
+        cluster = Cluster.parse("acmex1x8")
+        assert key_of("example x100") == "acme"
+        assert peak_flops("acme", "bf16") == Peak(200e12, "bf16", "C")
+        assert isinstance(peak_flops("acme", "fp8"), Unknown)
+        assert card_bytes(cluster) == 64 * 2**30
+        found = machine.machine(cluster)
+        assert (found.bandwidth, found.node_link, found.host_link) == (2000e9, 100e9, 50e9)
+        assert machine.sources(cluster, "bf16", of_gemms=False) == [
+            "peak: C",
+            "memory bandwidth: B",
+            "link between devices: D",
+        ]
+        with pytest.raises(InputError, match="network between nodes of acmex2x8 is not known"):
+            machine.machine(Cluster.parse("acmex2x8"))
+    assert key_of("example x100") == "example-x100"
+    assert isinstance(peak_flops("acme", "bf16"), Unknown)
+
+
+def test_what_a_file_leaves_out_is_the_datasheets(tmp_path: Path) -> None:
+    text = 'name = "NVIDIA H200"\n[links]\nnetwork = {gb_s = 12, source = "our switch"}\n'
+    with hardware_file.described(written(tmp_path, text)) as found:
+        assert found
+        assert found.key == "h200"
+        own = machine.machine(Cluster.parse("h200x2x8"))
+        assert isinstance(peak_flops("h200", "fp8"), Peak)
+    sheet = machine.machine(Cluster.parse("h200x2x8"))
+    assert own.network == 12e9
+    assert (own.bandwidth, own.node_link) == (sheet.bandwidth, sheet.node_link)
+
+
+def test_a_file_reads_what_it_writes(tmp_path: Path) -> None:
+    found = hardware_file.read(written(tmp_path, WHOLE + MEASURED))
+    again = hardware_file.read(written(tmp_path, hardware_file.text(found)))
+    assert again == found
+    odd = 'name = "a \\"quoted\\" \\u007f name"\nkey = "odd"\n'
+    found = hardware_file.read(written(tmp_path, odd))
+    assert hardware_file.read(written(tmp_path, hardware_file.text(found))) == found
+
+
+def test_ranks_of_a_machine_share_its_cpus(tmp_path: Path) -> None:
+    with hardware_file.described(cpu(tmp_path)):
+        one, four = (machine.machine(Cluster.parse(f"cpux1x{ranks}")) for ranks in (1, 4))
+        assert isinstance(peak_flops("cpu", "fp32"), Unknown)
+    peak = '[peak]\nfp32 = {tflops = 1, source = "by hand"}\n'
+    with hardware_file.described(cpu(tmp_path, peak)):
+        assert machine.peak_of(Cluster.parse("cpux2x4"), "fp32") == Peak(0.25e12, "fp32", "by hand")
+    assert four.measured.copy == pytest.approx(one.streaming(0.5) / 4)
+    assert four.gathering(64, 0.5) == pytest.approx(10e9 / 4)
+    assert four.measured.matmul("fp32", 64) == pytest.approx(0.1e12 / 4)
+    assert (one.memory or 0) // 4 == four.memory
+    assert four.node_link == one.node_link == pytest.approx(3e9 / 0.75)
+    assert one.unknown == four.unknown == ""
+
+
+def test_rates_between_measured_widths_lie_on_a_line_in_logarithms() -> None:
+    rates = {64: 1e9, 256: 3e9, 4096: 4e9}
+    for width in (1, 64, 100, 256, 1000, 4096, 9999):
+        straight = np.interp(math.log(width), np.log([*rates]), np.log([*rates.values()]))
+        assert known.between(rates, width) == pytest.approx(math.exp(straight))
+    assert known.between({}, 64) is None
+
+
+# --- plans
+
+
+def test_a_plan_of_a_cpu_is_made_of_its_measured_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The small run: B 512, D 8, tables of 50, 7 and 3 rows, MLPs 13-16-8 and 16-16-1."""
+    assert main(["plan", "dlrm-demo", *FLAGS, "--hardware", str(cpu(tmp_path))]) == 0
+    out = capsys.readouterr().out
+    products = 13 * 16 + 16 * 8 + 16 * 16 + 16 * 1 + 6 * 8  # all narrower than 64
+    elements = 4 * (16 + 8 + 16 + 1) + 3 * (4 * 8 + 16)
+    dense = 6 * 512 * products / 0.1e12 + 512 * elements * 4 / 40e9
+    gather = 3 * 512 * (64 + 32) / 10e9
+    (row,) = re.findall(r"^ 0 .*", out, re.M)
+    shown = [float(cell) for cell in row.split()[-5:]]
+    assert shown[0] == pytest.approx(1e3 * gather, abs=0.006)
+    assert shown[2] == pytest.approx(1e3 * dense, abs=0.006)
+    assert "from: GEMMs, memory bandwidth, reading rows, updating rows: yesterday." in out
+    assert "/8 " in row  # GiB
+    words = ["plan", "dlrm-demo", *FLAGS, "--precision", "bf16"]
+    assert main([*words, "--hardware", str(cpu(tmp_path))]) == 0
+    assert (
+        "No time is predicted: GEMMs were measured in fp32, not in bf16" in capsys.readouterr().out
+    )
+
+
+def test_a_plan_of_a_described_accelerator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(written(tmp_path, WHOLE))
+    assert main(["plan", "llama3-1b", "--hardware", file, "--cluster", "acmex1x2"]) == 0
+    out = capsys.readouterr().out
+    assert "of acme nothing was measured" in out
+    assert "MFU" in out
+    gemms = '[measured]\nsource = "today"\ngemm_tflops = {bf16 = {2048 = 100}}\n'
+    file = str(written(tmp_path, WHOLE + gemms))
+    assert main(["plan", "llama3-1b", "--hardware", file, "--cluster", "acmex1x2"]) == 0
+    assert "GEMMs of today" in capsys.readouterr().out
+    assert main(["show", "llama3-1b", "--hardware", file]) == 0
+    assert "llama3-1b on acmex1x1" in capsys.readouterr().out
+    words = ["train", "llama3-1b", "--dry-run", "--hardware", file, "--cluster", "acmex1x2"]
+    assert main(words) == 0
+    assert "acmex1x2" in capsys.readouterr().out
+
+
+def test_plans_with_files_need_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from trainmark.cli import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    words = ["plan", "dlrm-small", "--hardware", str(written(tmp_path, WHOLE)), "--precision",
+             "bf16"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Predicted, not measured" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("name = ", "cannot be read"),
+        ("", "name is missing"),
+        ('name = "X"\ncolour = 1', "colour is not a known key"),
+        ('name = "X"\nmemory = {gib = 0, source = "A"}', "memory.gib must be above 0"),
+        ('name = "X"\nmemory = {gib = 1}', "memory.source is missing"),
+        ('name = "X"\nbandwidth = {gb_s = inf, source = "A"}', "must be a finite number"),
+        ('name = "X"\n[peak]\nbf61 = {tflops = 1, source = "A"}', "'fp32', 'tf32', 'bf16'"),
+        ('name = "X"\nkey = "A B"', "key must be small letters and digits"),
+        ('name = "X"\nkey = "h100"', "key 'h100' is that of another device than 'X'"),
+        ('name = "X"\n[measured]\ncopy_gb_s = 1', "measured.source is missing"),
+        (
+            'name = "X"\n[measured]\nsource = "A"\ngather_gb_s = {wide = 1}',
+            "measured.gather_gb_s.wide",
+        ),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "train"])
+def test_a_bad_file_is_one_sentence(
+    verb: str, text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, text)
+    words = [verb, "dlrm-demo", *FLAGS, "--hardware", str(path)]
+    assert main([*words, *(["--output", str(tmp_path / "run")] if verb == "train" else [])]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert str(path) in told
+    assert len(told.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "dlrm-demo", "--hardware", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml does not exist." in capsys.readouterr().err
+
+
+# --- runs
+
+
+def test_a_run_takes_its_peak_and_its_rates_from_a_file(tmp_path: Path) -> None:
+    peak = '[peak]\nfp32 = {tflops = 0.5, source = "by hand"}\n'
+    file = cpu(tmp_path, peak + MEASURED)
+    assert train(tmp_path / "run", "--hardware", str(file)) == 0
+    found = result.read(tmp_path / "run")
+    (mfu,) = found.mfu
+    assert (mfu.peak_flops, mfu.peak_source) == (0.5e12, "by hand")
+    assert found.predicted is not None
+    assert [source.split(": ")[1] for source in found.predicted.sources] == ["yesterday"]
+    assert found.predicted.step_s == pytest.approx(sum(found.predicted.parts.values()))
+    assert found.predicted.p_train == pytest.approx(512 / (found.predicted.step_s or 1))
+
+
+def test_a_run_refuses_a_file_of_another_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, WHOLE)
+    assert train(tmp_path / "run", "--hardware", str(file)) == 2
+    told = capsys.readouterr().err
+    assert "--hardware describes 'Example X100' (key acme), and this device is" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_files_of_the_docs_are_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "planning.md").read_text()
+    blocks = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        hardware_file.read(written(tmp_path, block))

@@ -1,0 +1,219 @@
+"""`hardware.toml`: what a user knows of a device, by hand or from `trainmark calibrate`.
+
+docs/planning.md describes it. Figures that a file leaves out are the vendor's, where the tables
+have them.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trainmark.bounds import Positive, Width
+from trainmark.errors import InputError
+from trainmark.hardware import known
+from trainmark.hardware.datasheets import KEYS
+from trainmark.hardware.devices import key_of
+from trainmark.hardware.known import CPU, ByWidth, Figure, Known, Measured, from_tables
+from trainmark.validation import parse, read_mapping
+
+FILE_NAME = "hardware.toml"
+GB, GIB, TERA, MICRO = 1e9, 2**30, 1e12, 1e-6
+
+_STRICT = {"extra": "forbid"}
+_Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+
+
+# --- as it is written
+
+
+@dataclass(frozen=True)
+class Size:
+    __pydantic_config__ = _STRICT
+    gib: Positive
+    source: str
+
+
+@dataclass(frozen=True)
+class Rate:
+    __pydantic_config__ = _STRICT
+    gb_s: Positive
+    source: str
+
+
+@dataclass(frozen=True)
+class Compute:
+    __pydantic_config__ = _STRICT
+    tflops: Positive
+    source: str
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    __pydantic_config__ = _STRICT
+    node: Rate | None = None
+    host: Rate | None = None
+    network: Rate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRates:
+    __pydantic_config__ = _STRICT
+    source: str
+    copy_gb_s: Positive | None = None
+    gather_gb_s: dict[Width, Positive] = field(default_factory=dict)
+    update_gb_s: dict[Width, Positive] = field(default_factory=dict)
+    gemm_tflops: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
+    launch_us: Positive | None = None
+    node_gb_s: Positive | None = None
+    network_gb_s: Positive | None = None
+    host_gb_s: Positive | None = None
+    disk_gb_s: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    __pydantic_config__ = _STRICT
+    name: str
+    key: str | None = None
+    memory: Size | None = None
+    bandwidth: Rate | None = None
+    peak: dict[_Precision, Compute] = field(default_factory=dict)
+    links: LinkRates = LinkRates()
+    measured: MeasuredRates | None = None
+
+
+# --- reading
+
+
+@contextmanager
+def described(path: Path | None) -> Iterator[Known | None]:
+    """Let what a file says hold in this block."""
+    found = None if path is None else read(path)
+    with known.described(found):
+        yield found
+
+
+def read(path: Path) -> Known:
+    """What a file says; a bad one is an `InputError`."""
+    given = parse(Description, read_mapping(path, "Hardware file"), str(path))
+    return _known(given, _checked_key(given, path))
+
+
+def _checked_key(given: Description, path: Path) -> str:
+    own = key_of(given.name)
+    key = own if given.key is None else given.key
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key):
+        raise InputError(
+            f"{path}: key must be small letters and digits, with hyphens between them, such as "
+            f"my-gpu-80g. Received: {key!r}."
+        )
+    if key != CPU and key in KEYS and key != own:
+        raise InputError(
+            f"{path}: key {key!r} is that of another device than {given.name!r}. Give another key, "
+            "or leave it out."
+        )
+    return key
+
+
+def _known(given: Description, key: str) -> Known:
+    table = from_tables(key) or Known(key=key, name="")
+    links = given.links
+    peaks: dict[str, Figure] = {
+        name: Figure(one.tflops * TERA, one.source) for name, one in given.peak.items()
+    }
+    return Known(
+        key=key,
+        name=given.name,
+        memory=Figure(given.memory.gib * GIB, given.memory.source)
+        if given.memory
+        else table.memory,
+        bandwidth=_figure(given.bandwidth) or table.bandwidth,
+        peaks={**table.peaks, **peaks},
+        node=_figure(links.node) or table.node,
+        host=_figure(links.host) or table.host,
+        network=_figure(links.network) or table.network,
+        measured=_measured(given.measured) if given.measured else Measured(),
+    )
+
+
+def _figure(rate: Rate | None) -> Figure | None:
+    return Figure(rate.gb_s * GB, rate.source) if rate else None
+
+
+def _measured(given: MeasuredRates) -> Measured:
+    def in_bytes(rates: Mapping[int, float]) -> ByWidth:
+        return {width: rate * GB for width, rate in rates.items()}
+
+    return Measured(
+        source=given.source,
+        copy=given.copy_gb_s and given.copy_gb_s * GB,
+        gather=in_bytes(given.gather_gb_s),
+        update=in_bytes(given.update_gb_s),
+        gemm={
+            precision: {width: rate * TERA for width, rate in rates.items()}
+            for precision, rates in given.gemm_tflops.items()
+        },
+        launch_s=given.launch_us and given.launch_us * MICRO,
+        node=given.node_gb_s and given.node_gb_s * GB,
+        network=given.network_gb_s and given.network_gb_s * GB,
+        host=given.host_gb_s and given.host_gb_s * GB,
+        disk=given.disk_gb_s and given.disk_gb_s * GB,
+    )
+
+
+# --- writing
+
+
+def text(found: Known) -> str:
+    """A file that says the same."""
+    links = {name: getattr(found, name) for name in ("node", "host", "network")}
+    lines = [f"name = {_quoted(found.name)}", f"key = {_quoted(found.key)}"]
+    lines += _line("memory", "gib", found.memory, GIB)
+    lines += _line("bandwidth", "gb_s", found.bandwidth, GB)
+    if found.peaks:
+        lines += ["", "[peak]"]
+    for name, peak in found.peaks.items():
+        lines += _line(name, "tflops", peak, TERA)
+    if any(links.values()):
+        lines += ["", "[links]"]
+    for name, link in links.items():
+        lines += _line(name, "gb_s", link, GB)
+    return "\n".join(lines + _measured_lines(found.measured)) + "\n"
+
+
+def _measured_lines(found: Measured) -> list[str]:
+    units = {"copy": GB, "gather": GB, "update": GB, "node": GB, "network": GB, "host": GB,
+             "disk": GB, "launch_s": MICRO}  # fmt: skip
+    given = dataclasses.asdict(found)
+    lines = ["", "[measured]", f"source = {_quoted(found.source)}"]
+    for name, unit in units.items():
+        if given[name]:
+            written = "launch_us" if name == "launch_s" else f"{name}_gb_s"
+            lines.append(f"{written} = {_value(given[name], unit)}")
+    if found.gemm:
+        lines += ["", "[measured.gemm_tflops]"]
+    lines += [f"{precision} = {_value(rates, TERA)}" for precision, rates in found.gemm.items()]
+    return lines if found.source else []
+
+
+def _line(name: str, unit: str, figure: Figure | None, scale: float) -> list[str]:
+    if figure is None:
+        return []
+    value, source = _value(figure.value, scale), _quoted(figure.source)
+    return [f"{name} = {{{unit} = {value}, source = {source}}}"]
+
+
+def _value(value: Any, unit: float) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_value(rate, unit)}' for key, rate in value.items())}}}"
+    return f"{value / unit:.6g}"
+
+
+def _quoted(words: str) -> str:
+    """A TOML string; JSON's escapes are TOML's, but for the delete character."""
+    return json.dumps(words).replace("\x7f", "\\u007f")

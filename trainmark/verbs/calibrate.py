@@ -1,0 +1,325 @@
+"""`trainmark calibrate`: measure this machine, and write the `hardware.toml` that `plan` reads.
+
+Under torchrun, all ranks measure at the same time, as they train; links between them are measured
+then, too. Rates are those that are reached: of a GPU, of one device; of CPUs, of all ranks of a
+machine together.
+"""
+
+import dataclasses
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainmark import __version__
+from trainmark.distributed import launched
+from trainmark.distributed import mesh as meshes
+from trainmark.embeddings.placement.costs import MIN_ACCESS
+from trainmark.embeddings.tables.row_update import Settings
+from trainmark.embeddings.tables.store import TableStore, whole_table
+from trainmark.embeddings.tables.update import make_rule
+from trainmark.errors import InputError
+from trainmark.files import write_atomically
+from trainmark.hardware import devices, hardware_file, known
+from trainmark.hardware.devices import Peak, peak_flops
+from trainmark.hardware.known import CPU, Figure, Known, Measured
+from trainmark.training.precision import set_matmul_precision
+
+GEMM_WIDTHS = (64, 256, 1024, 4096)
+TABLE_WIDTHS = (16, 64, 128)
+"""Columns, of 4 bytes."""
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much work is enough to measure: milliseconds of it."""
+
+    rows: int
+    """Of the tall matrix in a GEMM."""
+    widest: int
+    """Of a GEMM."""
+    table_bytes: int
+    lookups: int
+    copy_bytes: int
+    file_bytes: int
+    budget_s: float = 0.3
+    """For each figure."""
+
+
+CPU_SCALE = Scale(2048, 1024, 2**28, 2**18, 2**27, 2**27)
+GPU_SCALE = Scale(65536, 4096, 2**32, 2**21, 2**31, 2**29)
+
+
+def calibrate(device: Literal["auto", "cpu", "cuda"], output: Path) -> Path | None:
+    """Measure, and write the file; returns its path on the rank that wrote it."""
+    if output.is_dir():
+        output = output / hardware_file.FILE_NAME
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
+    with _ranks(kind) as here:
+        found = measure(here, CPU_SCALE if kind == "cpu" else GPU_SCALE, output.parent)
+        if not meshes.is_main_process():
+            return None
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, hardware_file.text(found))
+        return output
+
+
+@contextmanager
+def _ranks(kind: str) -> Iterator[torch.device]:
+    """This process's device, among those of its like where a launcher started several."""
+    here = meshes.local_device(kind)
+    if kind == "cuda":
+        torch.accelerator.set_device_index(here)
+    several = meshes.launched_ranks() > 1
+    if several:
+        launched.join("nccl" if kind == "cuda" else "gloo")
+    yield here
+    if several:
+        dist.destroy_process_group()
+
+
+def measure(here: torch.device, scale: Scale, folder: Path) -> Known:
+    """All that is known of this device, the vendor's figures and what was measured now."""
+    device = devices.identify(here)
+    own = _measured(here, scale, folder)
+    peaks = {name: peak_flops(device, name) for name in devices.PRECISIONS}
+    table = known.from_tables(device.key) or Known(key=device.key, name="")
+    who = "the kernel, or the container's limit" if device.key == CPU else "the driver"
+    return dataclasses.replace(
+        table,
+        name=device.name,
+        memory=Figure(device.memory_bytes, who),
+        peaks={n: Figure(p.flops, p.source) for n, p in peaks.items() if isinstance(p, Peak)},
+        measured=_over_ranks(own, shared=device.key == CPU),
+    )
+
+
+def _measured(here: torch.device, scale: Scale, folder: Path) -> Measured:
+    names = [name for name in (*DTYPES, "fp8") if _multiplies(here, name)]
+    widths = [width for width in GEMM_WIDTHS if width <= scale.widest]
+    tables = {width: _tables(here, scale, width) for width in TABLE_WIDTHS}
+    node, network = _links(here, scale)
+    ranks = meshes.launched_ranks()
+    return Measured(
+        source=f"trainmark {__version__} calibrate, {datetime.now(UTC):%Y-%m-%d}, {ranks} rank(s)",
+        copy=_copy(here, scale),
+        gather={4 * width: rates[0] for width, rates in tables.items()},
+        update={4 * width: rates[1] for width, rates in tables.items()},
+        gemm={name: {width: _gemm(here, scale, name, width) for width in widths} for name in names},
+        launch_s=_launch(here, scale),
+        node=node,
+        network=network,
+        host=_from_host(here, scale),
+        disk=_disk(folder, scale),
+    )
+
+
+def _over_ranks(own: Measured, shared: bool) -> Measured:
+    """The mean of all ranks; of CPUs, what the ranks of a machine have together."""
+    every = meshes.of_all_ranks(own)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(len(every)))) if shared else 1
+
+    def mean(rates: list[float]) -> float:
+        return statistics.mean(rates)
+
+    def merged(name: str) -> dict[int, float]:
+        return {w: mean([getattr(one, name)[w] for one in every]) for w in getattr(own, name)}
+
+    return dataclasses.replace(
+        own,
+        copy=mean([one.copy or 0.0 for one in every]),
+        gather=merged("gather"),
+        update=merged("update"),
+        gemm={
+            name: {width: mean([one.gemm[name][width] for one in every]) for width in rates}
+            for name, rates in own.gemm.items()
+        },
+    ).scaled(per_node)
+
+
+# --- the figures
+
+
+def seconds_of(action: Callable[[], object], here: torch.device, budget_s: float) -> float:
+    """The median of several times, after two that do not count; at least five."""
+    wait = torch.cuda.synchronize if here.type == "cuda" else (lambda: None)
+    times: list[float] = []
+    end = math.inf
+    for attempt in range(100):
+        wait()
+        begin = time.perf_counter()
+        action()
+        wait()
+        now = time.perf_counter()
+        if attempt == 1:
+            end = now + budget_s
+        if attempt > 1:
+            times.append(now - begin)
+        if len(times) >= 5 and now > end:
+            break
+    return statistics.median(times)
+
+
+def _copy(here: torch.device, scale: Scale) -> float:
+    source = torch.ones(scale.copy_bytes // 4, device=here)
+    target = torch.empty_like(source)
+    return 2 * scale.copy_bytes / seconds_of(lambda: target.copy_(source), here, scale.budget_s)
+
+
+def _tables(here: torch.device, scale: Scale, width: int) -> tuple[float, float]:
+    """Rates of reading and of changing random rows, by the engine's own operations; the bytes are
+    those that `placement/costs.py` counts."""
+    rows = scale.table_bytes // (4 * width)
+    store = TableStore(
+        [whole_table("table", rows, width)], width, make_rule("sgd", eps=0, beta1=0, beta2=0)
+    )
+    store.weight = torch.zeros(rows, width, device=here)
+    generator = torch.Generator(here).manual_seed(0)
+    ids = torch.randint(rows, (scale.lookups,), device=here, generator=generator)
+    out = torch.empty(scale.lookups, width, device=here)
+    access = max(MIN_ACCESS, 4 * width)
+    read = scale.lookups * (access + 4 * width)
+    settings = Settings(lr=0.0, gate=torch.ones((), device=here))
+
+    def change() -> None:
+        store.update(store.plan_update(ids), out, settings)
+
+    changed = scale.lookups * (4 * width + MIN_ACCESS) + 2 * len(ids.unique()) * access
+    return (
+        read / seconds_of(lambda: store.gather_into(ids, out), here, scale.budget_s),
+        changed / seconds_of(change, here, scale.budget_s),
+    )
+
+
+def _multiplies(here: torch.device, precision: str) -> bool:
+    """Whether there are fast products of a precision; few CPUs have any of fp16."""
+    if here.type == "cpu":
+        return precision in ("fp32", "bf16")
+    major, minor = torch.cuda.get_device_capability(here)
+    needed = {"fp32": (0, 0), "fp16": (7, 0), "fp8": (8, 9)}.get(precision, (8, 0))
+    return (major, minor) >= needed
+
+
+def _gemm(here: torch.device, scale: Scale, precision: str, width: int) -> float:
+    """A tall matrix by a square one, as layers have them."""
+    set_matmul_precision(precision)
+    done = (
+        2
+        * scale.rows
+        * width
+        * width
+        / seconds_of(_product(here, scale.rows, width, precision), here, scale.budget_s)
+    )
+    set_matmul_precision("fp32")
+    return done
+
+
+def _product(here: torch.device, rows: int, width: int, precision: str) -> Callable[[], Tensor]:
+    if precision == "fp8":
+        tall, square = (
+            torch.randn(shape, device=here).to(torch.float8_e4m3fn)
+            for shape in ((rows, width), (width, width))
+        )
+        one = torch.ones((), device=here)
+        return lambda: torch._scaled_mm(
+            tall, square.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+        )
+    dtype = DTYPES[precision]
+    tall = torch.randn(rows, width, device=here).to(dtype)
+    square = torch.randn(width, width, device=here).to(dtype)
+    out = torch.empty(rows, width, device=here, dtype=dtype)
+    return lambda: torch.mm(tall, square, out=out)
+
+
+def _launch(here: torch.device, scale: Scale) -> float:
+    small, count = torch.zeros(8, device=here), 1000
+
+    def many() -> None:
+        for _ in range(count):
+            small.add_(1)
+
+    return seconds_of(many, here, scale.budget_s) / count
+
+
+def _from_host(here: torch.device, scale: Scale) -> float | None:
+    if here.type == "cpu":
+        return None
+    size = scale.copy_bytes // 8
+    source = torch.ones(size // 4, pin_memory=True)
+    target = torch.empty_like(source, device=here)
+    copy = lambda: target.copy_(source, non_blocking=True)  # noqa: E731
+    return size / seconds_of(copy, here, scale.budget_s)
+
+
+def _disk(folder: Path, scale: Scale) -> float | None:
+    """Reading where the file will be, after the system was asked to forget what it holds."""
+    if not meshes.is_main_process():
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    block = os.urandom(2**20)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(scale.file_bytes // len(block)):
+            file.write(block)
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        begin = time.perf_counter()
+        while file.read(2**22):
+            pass
+        return scale.file_bytes / (time.perf_counter() - begin)
+
+
+# --- between ranks
+
+
+def _links(here: torch.device, scale: Scale) -> tuple[float | None, float | None]:
+    """Bytes per second that leave a device in an all-reduce: within a node, and between nodes."""
+    ranks = meshes.launched_ranks()
+    if ranks == 1:
+        return None, None
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks)))
+    nodes = ranks // per_node
+    within = [[node * per_node + i for i in range(per_node)] for node in range(nodes)]
+    between = [[node * per_node + i for node in range(nodes)] for i in range(per_node)]
+    return _all_reduce(here, scale, within), _all_reduce(here, scale, between)
+
+
+def _all_reduce(here: torch.device, scale: Scale, groups: list[list[int]]) -> float | None:
+    """While all groups do so; every rank is in one of them."""
+    size = len(groups[0])
+    if size == 1:
+        return None
+    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
+    own = next(group for ranks, group in made if dist.get_rank() in ranks)
+    tensor = torch.zeros(scale.copy_bytes // 32, device=here)
+    wait = torch.cuda.synchronize if here.type == "cuda" else (lambda: None)
+    dist.all_reduce(tensor, group=own)
+    times = []
+    for _ in range(5):  # the same on all ranks, or they would wait for each other
+        dist.barrier()
+        wait()
+        begin = time.perf_counter()
+        dist.all_reduce(tensor, group=own)
+        wait()
+        times.append(time.perf_counter() - begin)
+    slowest = max(meshes.of_all_ranks(statistics.median(times)))
+    return meshes.all_reduce_sent_bytes(tensor.numel() * 4, size) / slowest

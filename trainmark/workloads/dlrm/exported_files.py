@@ -1,0 +1,58 @@
+"""Rows of raw files, scored by an exported DLRM, which carries what encodes them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainmark import checksums
+from trainmark.clicklog.engine import kept
+from trainmark.clicklog.preparation import FOLDER
+from trainmark.contract import RawFiles, ScoredRows, Served
+from trainmark.errors import InputError
+from trainmark.workloads.dlrm import serving
+from trainmark.workloads.dlrm.raw_files import encode_by
+from trainmark.workloads.dlrm.rows import Columns, SplitBinary
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.standalone import Dlrm
+
+BATCH = 1 << 14
+PART_ROWS = 1 << 18
+
+
+def score_files(
+    served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
+) -> Iterator[ScoredRows]:
+    """See `contract.Definition.score_files`."""
+    data = served.folder / FOLDER
+    if not data.is_dir():
+        raise InputError(
+            f"{served.folder} does not carry the vocabularies that encode raw values: its dataset "
+            "had none, or was not there. Export the run again where its dataset is, or use the run."
+        )
+    checksums.check(served.folder)
+    encoded = encode_by(data, raw, folder / "data")
+    model = serving.of_export(served.folder, served.device)
+    source = SplitBinary(encoded.folder, "test")
+    source.check_bytes()
+    for start in range(done * PART_ROWS, source.num_rows, PART_ROWS):
+        stop = min(start + PART_ROWS, source.num_rows)
+        scores = [
+            _score(model, source, first, min(first + BATCH, stop), served.device)
+            for first in range(start, stop, BATCH)
+        ]
+        yield ScoredRows(
+            answers={"score": np.concatenate(scores)},
+            kept=kept.rows(encoded.kept, start, stop) if encoded.kept else None,
+            share=stop / source.num_rows,
+        )
+
+
+def _score(model: Dlrm, source: SplitBinary, start: int, stop: int, device: str) -> np.ndarray:
+    rows = Columns.empty(stop - start, source)
+    source.read(start, stop, rows)
+    ids = np.concatenate([column.reshape(len(column), -1) for column in rows.ids], 1, dtype="i8")
+    numerical = torch.from_numpy(rows.numerical.astype(np.float32)).to(device)
+    clicks: np.ndarray = model(numerical, torch.from_numpy(ids).to(device)).cpu().numpy()
+    return clicks
