@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests import bags
-from tests.distributed import dlrm_ranks, torchrec_ranks
-from tests.distributed.dlrm_ranks import CPU, GLOBAL_BATCH, TABLE_ROWS, TRAIN_ROWS
+from tests.distributed import dlrm_ranks, joining, torchrec_ranks
+from tests.distributed.dlrm_ranks import GLOBAL_BATCH, TABLE_ROWS, TRAIN_ROWS
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
@@ -52,9 +52,8 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
     for own, whole in itertools.islice(
         zip(mine, build_data(alone.cfg, "train", 0, 1), strict=True), STEPS
     ):
-        expected, _ = alone.step(alone.prepare(whole), cfg.lr)
-        loss, _ = built.step(built.prepare(own), cfg.lr)
-        assert abs(loss.item() - expected.item()) < 1e-5 * expected.item(), name
+        expected, loss = step(alone, whole, cfg.lr), step(built, own, cfg.lr)
+        assert abs(loss - expected) < 1e-5 * expected, name
     held, wanted = built.weights(), alone.weights()
     for key, tensor in wanted.items():
         found = held.get(key)  # None: this rank has nothing of it
@@ -69,25 +68,31 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
             torch.testing.assert_close(box.tensor, tensor[place], rtol=1e-5, atol=1e-5, msg=name)
 
 
-def one_process(cfg: DlrmRun, changes: dict[str, Any]) -> DlrmTrainer:
-    found = dlrm_ranks.config(1, cfg.optimizer.name, data=cfg.data, **changes)
+def step(built: DlrmTrainer, batch: Any, lr: float) -> float:
+    prepared = built.prepare(batch)
+    if prepared.ready is not None:
+        prepared.ready.wait()
+    return built.step(prepared, lr)[0].item()
+
+
+def one_process(cfg: DlrmRun, changes: dict[str, Any], device: torch.device) -> DlrmTrainer:
+    found = dlrm_ranks.config(1, cfg.optimizer.name, data=cfg.data, device=device, **changes)
     return dlrm_ranks.trainer(
-        dataclasses.replace(found, micro_batch=found.global_batch, accumulate=1), single(CPU)
+        dataclasses.replace(found, micro_batch=found.global_batch, accumulate=1), single(device)
     )
 
 
-def on_ranks(rank: int, folder: Path, engine: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder / f'store-{engine}'}"
-    dist.init_process_group("gloo", store, rank=rank, world_size=2)
-    mesh = meshes.build(CPU, {"dp": 2})
+def on_ranks(rank: int, folder: Path, engine: str, device_kind: str = "cpu") -> None:
+    device = joining.join(rank, 2, folder / f"store-{engine}", device_kind)
+    mesh = meshes.build(device, {"dp": 2})
     data = str(folder / "data")
     for kind, optimizer, changes in TORCHREC if engine == "torchrec" else NATIVE:
-        of_ranks: Any = torchrec_ranks.placed if engine == "torchrec" else dlrm_ranks.placed
-        arguments: Any = (kind, optimizer) if engine == "torchrec" else (optimizer, kind)
-        cfg = of_ranks(2, *arguments, folder, data=data, **changes)
+        if engine == "torchrec":
+            cfg = torchrec_ranks.placed(2, kind, optimizer, folder, data=data, **changes)
+        else:
+            cfg = dlrm_ranks.placed(2, optimizer, kind, folder, data=data, device=device, **changes)
         assert cfg.model.hotness == HOTNESS
-        alone = one_process(cfg, changes)
+        alone = one_process(cfg, changes, device)
         assert isinstance(alone.model.tables, LocalBagEngine)
         built = dlrm_ranks.trainer(cfg, mesh)
         check(built, alone, f"{engine} {kind} {optimizer} {changes}")
@@ -101,9 +106,9 @@ def continue_alone(built: DlrmTrainer, alone: DlrmTrainer, folder: Path) -> None
     """What two ranks saved, one process goes on with."""
     path = checkpoints.save(folder, STEPS, dlrm_ranks.tensors(built), {}, keep=1)
     built.mesh.barrier()
-    again = dlrm_ranks.trainer(alone.cfg, single(CPU))
+    again = dlrm_ranks.trainer(alone.cfg, single(built.mesh.device))
     checkpoints.load(path, dlrm_ranks.tensors(again))
     again.load_state_dict({})
     last = list(build_data(alone.cfg, "train", 0, 1))[-1]
-    losses = [t.step(t.prepare(last), 0.1)[0].item() for t in (alone, again)]
+    losses = [step(trainer, last, 0.1) for trainer in (alone, again)]
     assert abs(losses[0] - losses[1]) < 1e-5 * losses[0]

@@ -45,7 +45,10 @@ def test_torchrun_on_several_machines_meets_at_the_given_place() -> None:
     assert (parsed.rdzv_backend, parsed.rdzv_endpoint) == ("c10d", "localhost:2345")
     assert not parsed.standalone
     assert parsed.local_addr is None  # the loopback's address is of no use to others
-    assert torchrun.environment(options, words) == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    assert torchrun.environment(options, words) == {
+        "TORCH_CPP_LOG_LEVEL": "FATAL",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
     assert torchrun.interface_of("127.0.0.1") == "lo"
     assert torchrun.interface_of("203.0.113.9") is None
     assert endpoint("node7") == ("node7", 29500)

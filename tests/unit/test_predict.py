@@ -228,10 +228,12 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(
 # --- exported models
 
 
-@pytest.mark.parametrize("layout", ["safetensors", "torch"])
+@pytest.mark.parametrize("layout", ["safetensors", "torch", "onnx"])
 def test_an_export_carries_what_encodes_raw_values(
     layout: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if layout == "onnx":
+        pytest.importorskip("onnx")
     target = tmp_path / "exported"
     assert main(["export", str(run), "--format", layout, "--output", str(target)]) == 0
     named = json.loads((target / "config.json").read_text())["columns"]
@@ -239,6 +241,11 @@ def test_an_export_carries_what_encodes_raw_values(
         "numerical": ["price"],
         "categorical": ["user", "city", "seen.hour", "seen.weekday"],
     }
+    if layout == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(target / "model.onnx")
+        told = session.get_modelmeta().custom_metadata_map
+        assert {name: json.loads(text) for name, text in told.items()} == named
     for name in ("vocabulary/vocabulary.json", "vocabulary/cat_0.parquet", "prepare.json"):
         theirs, ours = run.parent / "data" / name, target / "preparation" / name
         assert theirs.read_bytes() == ours.read_bytes()

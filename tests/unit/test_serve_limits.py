@@ -113,6 +113,44 @@ def test_requests_whose_clients_have_left_are_not_scored() -> None:
     assert [row for call in scorer.calls for row in call] == [0, 2]
 
 
+def test_all_clients_are_asked_at_once_whether_they_have_left() -> None:
+    """One after the other, each question waits for a pass of the event loop, with all its work."""
+    clients = 50
+
+    async def ask() -> list[Any]:
+        queue, all_asked = server.Queue(Doubler()), asyncio.Barrier(clients)
+
+        async def is_disconnected() -> bool:
+            await all_asked.wait()
+            return False
+
+        request: Any = SimpleNamespace(is_disconnected=is_disconnected)
+        asked = [
+            queue.score(json.dumps({"numbers": [n]}).encode(), request) for n in range(clients)
+        ]
+        async with asyncio.timeout(WAIT_S):
+            return await asyncio.gather(*asked)
+
+    assert [json.loads(answer)["doubled"][0] for answer in asyncio.run(ask())] == [
+        2 * n for n in range(clients)
+    ]
+
+
+def test_a_client_that_leaves_in_its_body_is_no_error() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        pass
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/score", "raw_path": b"/score",
+        "query_string": b"", "headers": [(b"content-length", b"9")], "http_version": "1.1",
+    }  # fmt: skip
+    app: Any = server.build_app(Doubler())
+    asyncio.run(app(scope, receive, send))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_breaks_off_nothing(number: int) -> None:
     running = server.PatientServer(uvicorn.Config(server.build_app(Doubler())))

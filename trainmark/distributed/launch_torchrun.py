@@ -92,10 +92,12 @@ def interface_of(address: str) -> str | None:
 
 def environment(options: LaunchOptions, words: list[str]) -> dict[str, str]:
     """What libraries must be told by environment variables, unless the user tells them."""
-    variables = {}
+    # Of a dead rank, NCCL's threads tell many lines, with stacks; the launcher tells a sentence.
+    variables = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
     if "--local-addr" in words:  # gloo would look for this machine by its name
         interface = interface_of(words[words.index("--local-addr") + 1])
-        variables = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+        if interface is not None:
+            variables["GLOO_SOCKET_IFNAME"] = interface
     if options.rendezvous and options.max_restarts:  # a store of its own for every attempt
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return {name: value for name, value in variables.items() if name not in os.environ}

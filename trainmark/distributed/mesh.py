@@ -131,7 +131,8 @@ class Mesh:
 
     def barrier(self) -> None:
         if self.device_mesh is not None:
-            dist.barrier()
+            on_gpu = self.device.type == "cuda"  # of which NCCL would guess the number
+            dist.barrier(device_ids=[self.device.index or 0] if on_gpu else None)
 
 
 def single(device: torch.device) -> Mesh:

@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from trainmark.contract import Scorer
@@ -40,6 +41,7 @@ PATIENCE_S = 10
 first request."""
 BODY_S = 30
 """How long a body may take to arrive."""
+GONE = "The client has left."
 MAX_HELD_BYTES = 256 << 20
 """Of all bodies that have arrived, in whole or in part, and are not answered yet."""
 
@@ -81,6 +83,8 @@ def build_app(scorer: Scorer) -> FastAPI:
             answer = await queue.score(body, request)
         except TimeoutError:
             return JSONResponse({"detail": f"The body took longer than {BODY_S} s."}, 408)
+        except ClientDisconnect:
+            return JSONResponse({"detail": GONE}, 422)  # which nobody gets
         except InputError as error:
             return JSONResponse({"detail": str(error)}, getattr(error, "status", 422))
         finally:
@@ -165,7 +169,10 @@ class Queue:
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            taken = [one for one in self._take() if not await self._has_gone(one)]
+            taken = self._take()
+            # All at once: an event loop with many clients takes its time for each question.
+            gone = await asyncio.gather(*map(self._has_gone, taken))
+            taken = [one for one, has_gone in zip(taken, gone, strict=True) if not has_gone]
             bodies = [one.body for one in taken]
             found = await loop.run_in_executor(self._thread, answers, self._scorer, bodies)
             for one, answer in zip(taken, found, strict=True):
@@ -181,7 +188,7 @@ class Queue:
         if one.request is None or not await one.request.is_disconnected():
             return False
         if not one.future.done():
-            one.future.set_exception(InputError("The client has left."))
+            one.future.set_exception(InputError(GONE))
         return True
 
     def _take(self) -> list["_Waiting"]:
