@@ -220,6 +220,11 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(
     assert main(ask(inputs=str(tmp_path / "bad.csv"))) == 2
     assert "bad.csv:2: seen is 'then'" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))
+    listed = {"user": ["u1"], "city": ["c1"], "price": [0.5], "seen": [10**9], "tags": [["a"]]}
+    pq.write_table(pa.table(listed), tmp_path / "lists.parquet")
+    kept = ask("--keep", "tags", inputs=str(tmp_path / "lists.parquet"), to=f"{tmp_path}/s.csv")
+    assert main(kept) == 2
+    assert "CSV has no form for" in capsys.readouterr().err
     write_day(tmp_path / "day_0", random_lines(random.Random(7), 5))
     words = ["predict", str(clicks / "run"), "--input", str(tmp_path / "day_0"), "--output", output]
     refused(capsys, [*words, "--keep", "C1"], "have a label alone")
