@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.errors import InputError
 from trainmark.progress import say
 
@@ -84,7 +84,7 @@ def unfinished(output: Path, about: Mapping[str, Any]) -> Iterator[Parts]:
             say(f"What was done of {output} was something else ({difference}): it begins again.")
             for name in ("parts", "data", ".data.work"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        files.write_json(folder / "about.json", about)
+        files.write_atomically(folder / "about.json", checksums.dumps(about))
         parts = Parts(folder, output)
         if parts.rows:
             say(f"{parts.rows:,} rows of {output} are done already.")
