@@ -28,7 +28,7 @@ Runs = dict[str, tuple[list[str], int, int]]
 GPU_RUNS: Runs = {
     "dlrm-small fp32": (["dlrm-small", "--data", "terabyte"], 2000, 19),
     "distilbert-sst2": (["distilbert-sst2", "--data", "synthetic", "--no-compile"], 200, 19),
-    "llama3-1b": (["llama3-1b", "--data", "synthetic", "--no-compile"], 32, 5),
+    "llama3-1b": (["llama3-1b", "--data", "synthetic", "--no-compile"], 27, 5),
 }
 SMALL_RUNS: Runs = {
     "dlrm-demo": (["dlrm-demo", "--synthetic-rows", "400000", "--global-batch", "512"], 500, 19),

@@ -43,6 +43,7 @@ from benchmarks.common import RESULTS, write_results
 from benchmarks.own_data_r import r_sets
 from benchmarks.own_data_sets import LABEL, SOURCES, Set, Table, all_sets
 from trainmark.cli import main as trainmark
+from trainmark.hardware.environment import commit
 
 ALLOWED = 0.005
 MIN_CLICKS = 200
@@ -98,12 +99,13 @@ def main(arguments: Arguments) -> None:
     for name, source in SOURCES.items():
         if name not in sets and is_wanted(name, arguments):
             print(f"{name} is left out: {source}.")
+    of_now = {"commit": commit() or arguments.commit, "cores": arguments.cores_each}
     found: dict[str, list[Scores]] = defaultdict(list)
     for name, scores in measured(arguments, sets):
         print(f"{name}: {scores}", flush=True)
         found[name].append(scores)
         if len(found[name]) == (arguments.splits or sets[name].splits):
-            rows[name] = row_of(name, sets[name], found[name])
+            rows[name] = row_of(name, sets[name], found[name]) | of_now
             write_results(
                 "own_data", list(rows.values()), folder=arguments.results, commit=arguments.commit
             )
@@ -351,9 +353,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{'data':42} {'rows':>9}  trainmark  logistic  boosting  difference   seconds"]
     for row in rows:
         error = f"± {2 * row['standard_error']:.4f}" if row["standard_error"] is not None else ""
+        linear = row["logistic_regression"]  # None where it did not end
         lines.append(
             f"{row['data']:42} {row['rows']:>9,} {row['trainmark']:>10.4f} "
-            f"{row['logistic_regression']:>9.4f} {row['gradient_boosting']:>9.4f} "
+            f"{'-' if linear is None else f'{linear:.4f}':>9} {row['gradient_boosting']:>9.4f} "
             f"{row['difference']:>+8.4f} {error:8} {row['seconds']:>5.0f}  "
             f"{'holds' if row['holds'] else 'does not hold'}"
         )

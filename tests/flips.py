@@ -85,18 +85,21 @@ def watched(workload: str, moments: Moments) -> Iterator[None]:
     """The operations of a checked step's two computations, without those that only compare."""
     sum_of_words, twice = checking._sum_of_words, checking.computed_twice
 
-    def paused(tensor: Tensor) -> Tensor:
-        before, moments.is_paused = moments.is_paused, True
-        found = sum_of_words(tensor)
-        moments.is_paused = before
-        return found
+    def without_moments(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            before, moments.is_paused = moments.is_paused, True
+            found = function(*arguments)
+            moments.is_paused = before
+            return found
 
-    def computed_twice(*arguments: Any) -> Any:
+        return called
+
+    def computed_twice(compute: Any, described: Any, forget: Any, weights: Any) -> Any:
         with moments:
-            return twice(*arguments)
+            return twice(compute, described, forget, without_moments(weights))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checking, "_sum_of_words", paused)
+        patch.setattr(checking, "_sum_of_words", without_moments(sum_of_words))
         patch.setattr(STEPS[workload], "computed_twice", computed_twice)
         yield
 

@@ -4,8 +4,9 @@
 
 What is left must be, byte for byte, what an undisturbed command leaves. Kills are spread over
 training on 1, 2 and 4 ranks (of ranks, one is killed, then the others, as a launcher does), saving,
-preparing, exporting and sweeping. Printed are, for each kind, the kills that hit a process at work
-(tried), the commands that did not go on afterwards (lost), and ends that differ (differing).
+preparing, exporting, scoring files and sweeping. Printed are, for each kind, the kills that hit a
+process at work (tried), the commands that did not go on afterwards (lost), and ends that differ
+(differing).
 
 Processes are forked from this one, which has imported everything and computed nothing: importing
 takes longer than most of them live. `make test-slow` runs some dozens.
@@ -137,6 +138,8 @@ def all_work(folder: Path) -> dict[str, Work]:
         _in_a_child(work[f"train {name}, ranks: 1"].words(run))
         words = partial(_export, run)
         work[f"export {name}"] = Work(words, of_files)
+    if "prepare csv" in work:
+        work["predict"] = _prediction(folder)
     work["sweep"] = Work(
         lambda output: ["sweep", "dlrm-demo", *SWEEP, "--output", str(output)], of_a_sweep
     )
@@ -173,6 +176,22 @@ def _preparations(folder: Path) -> dict[str, Callable[[Path], list[str]]]:
         "synthetic": [*make[1:], "--format", "split_binary"],
     }
     return {name: partial(_prepare, found) for name, found in words.items()}
+
+
+def _prediction(folder: Path) -> Work:
+    """Scores for the rows of the CSV log, in several parts."""
+    from trainmark.inference import predict
+
+    predict.PART_ROWS = 1 << 12
+    data, run, log = folder / "scored-data", folder / "scored", str(folder / "log.csv")
+    columns = ["--columns", "label=click numerical=age categorical=city"]
+    _in_a_child(["prepare", "csv", "--input", log, *columns, "--output", str(data)])
+    network = ["--model.embedding-dim", "8", "--model.bottom-mlp", "8", "--model.top-mlp", "8", "1"]
+    sizes = ["--global-batch", "64", "--eval-batch", "1024", "--max-steps", "3", "--device", "cpu"]
+    train = ["train", "dlrm-demo", "--data", str(data), *network, *sizes]
+    _in_a_child([*train, "--output", str(run)])
+    words = ["predict", str(run), "--input", log, "--keep", "city", "--device", "cpu", "--output"]
+    return Work(lambda output: [*words, str(output / "scores.parquet")], of_files)
 
 
 def _prepare(words: list[str], output: Path) -> list[str]:

@@ -420,6 +420,8 @@ class Definition(Generic[RunT]):
     `resolve` may refuse some of them."""
     inference_batches: tuple[int, ...] = ()
     """Batch sizes that `infer` times by default."""
+    tables_precision: Callable[[RunT], str | None] = _unknown
+    """The type of large embedding tables, for `infer`'s rows."""
     exported_types: tuple[str, ...] = ()
     """What config.json of an exported model calls it (`model_type`)."""
     exporters: Callable[[], Mapping[str, Exporter[RunT]]] = dict

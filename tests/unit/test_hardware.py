@@ -176,6 +176,7 @@ def test_the_environment_is_complete_and_fits_into_json() -> None:
         "cpu_cores",
         "host_memory_bytes",
         "interconnect",
+        "network",
     }
     assert hardware["cpu"]
     for known in ("os", "kernel", "container", "python", "torch", "trainmark"):

@@ -68,7 +68,11 @@ def test_what_a_file_says_holds_in_its_block(tmp_path: Path) -> None:
         assert card_bytes(cluster) == 64 * 2**30
         found = machine.machine(cluster)
         assert (found.bandwidth, found.node_link, found.host_link) == (2000e9, 100e9, 50e9)
-        assert machine.sources(cluster) == ["B", "D", "E"]
+        assert machine.sources(cluster, "bf16", of_gemms=False) == [
+            "peak: C",
+            "memory bandwidth: B",
+            "link between devices: D",
+        ]
         with pytest.raises(InputError, match="network between nodes of acmex2x8 is not known"):
             machine.machine(Cluster.parse("acmex2x8"))
     assert key_of("example x100") == "example-x100"
@@ -99,6 +103,10 @@ def test_a_file_reads_what_it_writes(tmp_path: Path) -> None:
 def test_ranks_of_a_machine_share_its_cpus(tmp_path: Path) -> None:
     with hardware_file.described(cpu(tmp_path)):
         one, four = (machine.machine(Cluster.parse(f"cpux1x{ranks}")) for ranks in (1, 4))
+        assert isinstance(peak_flops("cpu", "fp32"), Unknown)
+    peak = '[peak]\nfp32 = {tflops = 1, source = "by hand"}\n'
+    with hardware_file.described(cpu(tmp_path, peak)):
+        assert machine.peak_of(Cluster.parse("cpux2x4"), "fp32") == Peak(0.25e12, "fp32", "by hand")
     assert four.measured.copy == pytest.approx(one.streaming(0.5) / 4)
     assert four.gathering(64, 0.5) == pytest.approx(10e9 / 4)
     assert four.measured.matmul("fp32", 64) == pytest.approx(0.1e12 / 4)
@@ -132,8 +140,13 @@ def test_a_plan_of_a_cpu_is_made_of_its_measured_rates(
     shown = [float(cell) for cell in row.split()[-5:]]
     assert shown[0] == pytest.approx(1e3 * gather, abs=0.006)
     assert shown[2] == pytest.approx(1e3 * dense, abs=0.006)
-    assert "Rates: yesterday." in out
+    assert "from: GEMMs, memory bandwidth, reading rows, updating rows: yesterday." in out
     assert "/8 " in row  # GiB
+    words = ["plan", "dlrm-demo", *FLAGS, "--precision", "bf16"]
+    assert main([*words, "--hardware", str(cpu(tmp_path))]) == 0
+    assert (
+        "No time is predicted: GEMMs were measured in fp32, not in bf16" in capsys.readouterr().out
+    )
 
 
 def test_a_plan_of_a_described_accelerator(
@@ -216,7 +229,7 @@ def test_a_run_takes_its_peak_and_its_rates_from_a_file(tmp_path: Path) -> None:
     (mfu,) = found.mfu
     assert (mfu.peak_flops, mfu.peak_source) == (0.5e12, "by hand")
     assert found.predicted is not None
-    assert found.predicted.sources == ["yesterday"]
+    assert [source.split(": ")[1] for source in found.predicted.sources] == ["yesterday"]
     assert found.predicted.step_s == pytest.approx(sum(found.predicted.parts.values()))
     assert found.predicted.p_train == pytest.approx(512 / (found.predicted.step_s or 1))
 

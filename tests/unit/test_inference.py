@@ -143,6 +143,41 @@ def test_another_dataset_precision_and_the_sizes_that_it_has_samples_for(
     assert [row.batch for row in found.rows] == [1, 64]
 
 
+def test_a_file_keeps_a_row_for_each_batch_and_precision(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "inference.json").unlink(missing_ok=True)
+
+    def infer(batches: str, *flags: str) -> list[tuple[Any, ...]]:
+        assert main(["infer", str(run), "--batches", batches, "--steps", "2", *flags]) == 0
+        found = figures.read(run)
+        assert found is not None
+        return [(*row.key, row.requests) for row in found.rows]
+
+    assert infer("1,3") == [(1, "fp32", "fp32", 1, 2), (3, "fp32", "fp32", 1, 2)]
+    # As an earlier version wrote it: rows do not say their precision.
+    old = json.loads((run / "inference.json").read_text())
+    for row in old["rows"]:
+        for name in ("precision", "tables_precision", "clients"):
+            del row[name]
+    del old["checksum"]
+    (run / "inference.json").write_text(json.dumps(old))
+    assert infer("3", "--precision", "bf16") == [
+        (1, "fp32", None, 1, 2),
+        (3, "fp32", None, 1, 2),
+        (3, "bf16", "fp32", 1, 2),
+    ]
+    found = figures.read(run)
+    assert found is not None
+    again = infer("3", "--precision", "bf16", "--steps", "4")
+    assert again[-1] == (3, "bf16", "fp32", 1, 4)
+    assert len(again) == 3
+    page = report([run]).read_text()
+    assert "fp32 or bf16" in page
+    assert page.count("<td>bf16</td>") == 1
+    data = small.write_dataset(tmp_path / "data", test_rows=300, num_numerical=13)
+    assert infer("1", "--data", str(data)) == [(1, "fp32", "fp32", 1, 2)]  # something else
+
+
 def test_sentences(sentences: Path) -> None:
     assert main(["infer", str(sentences), "--steps", "2", "--batches", "1,5"]) == 0
     found = figures.read(sentences)

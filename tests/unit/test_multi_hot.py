@@ -18,12 +18,15 @@ from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.errors import InputError
+from trainmark.hardware.devices import Cluster
 from trainmark.kernels import compiled
 from trainmark.kernels.sparse_update import Rule, RuleName
 from trainmark.kernels.table_formats import FORMATS
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.multi_hot import MoreIds
 from trainmark.workloads.dlrm.runs import MLPERF_HOTNESS, TableFormat, dlrm_dcnv2
+from trainmark.workloads.dlrm.sharding import place, plan_devices
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 STEPS = 50
@@ -253,6 +256,26 @@ def test_mlperfs_run() -> None:
     assert run.model.bottom_mlp == (512, 256, 128)
     assert run.model.top_mlp == (1024, 1024, 512, 256, 1)
     assert (run.model.cross_layers, run.model.cross_rank) == (3, 512)
+
+
+# --- plans
+
+
+def test_a_plan_counts_sums_of_16_bits(tmp_path: Path) -> None:
+    data = bags.write_dataset(tmp_path / "data", rows=100)
+    formats = TableFormat(table_precision="bf16", state_precision="bf16", fp32_up_to_rows=5)
+    cfg = bags.run(data, table_format=formats)
+    (plan,), held = plan_devices(cfg), trainer(cfg).device_bytes()
+    assert plan.weights == held.weights
+    assert plan.optimizer == held.optimizer - 4  # the counter of updates, by which they round
+
+
+def test_tables_of_many_ids_are_cut_by_columns() -> None:
+    """Of row-wise tables, every id's row travels."""
+    run = dataclasses.replace(dlrm_dcnv2(), data="synthetic", precision="bf16")
+    placed = place(resolve(run, Cluster("h200", 1, 8)), 8)
+    assert placed.tables[20].sharding == "column_wise"  # of 100 ids
+    assert len(placed.tables[20].shards) == 8
 
 
 # --- what is refused

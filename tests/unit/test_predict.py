@@ -220,6 +220,11 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(
     assert main(ask(inputs=str(tmp_path / "bad.csv"))) == 2
     assert "bad.csv:2: seen is 'then'" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))
+    listed = {"user": ["u1"], "city": ["c1"], "price": [0.5], "seen": [10**9], "tags": [["a"]]}
+    pq.write_table(pa.table(listed), tmp_path / "lists.parquet")
+    kept = ask("--keep", "tags", inputs=str(tmp_path / "lists.parquet"), to=f"{tmp_path}/s.csv")
+    assert main(kept) == 2
+    assert "CSV has no form for" in capsys.readouterr().err
     write_day(tmp_path / "day_0", random_lines(random.Random(7), 5))
     words = ["predict", str(clicks / "run"), "--input", str(tmp_path / "day_0"), "--output", output]
     refused(capsys, [*words, "--keep", "C1"], "have a label alone")
@@ -228,10 +233,12 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(
 # --- exported models
 
 
-@pytest.mark.parametrize("layout", ["safetensors", "torch"])
+@pytest.mark.parametrize("layout", ["safetensors", "torch", "onnx"])
 def test_an_export_carries_what_encodes_raw_values(
     layout: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if layout == "onnx":
+        pytest.importorskip("onnx")
     target = tmp_path / "exported"
     assert main(["export", str(run), "--format", layout, "--output", str(target)]) == 0
     named = json.loads((target / "config.json").read_text())["columns"]
@@ -239,6 +246,11 @@ def test_an_export_carries_what_encodes_raw_values(
         "numerical": ["price"],
         "categorical": ["user", "city", "seen.hour", "seen.weekday"],
     }
+    if layout == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(target / "model.onnx")
+        told = session.get_modelmeta().custom_metadata_map
+        assert {name: json.loads(text) for name, text in told.items()} == named
     for name in ("vocabulary/vocabulary.json", "vocabulary/cat_0.parquet", "prepare.json"):
         theirs, ours = run.parent / "data" / name, target / "preparation" / name
         assert theirs.read_bytes() == ours.read_bytes()

@@ -164,7 +164,7 @@ def test_rare_values_share_an_id_by_default(tmp_path: Path) -> None:
     rows = random_rows(280)
     write_csv(tmp_path / "log.csv", rows)
     output = prepare("csv", tmp_path, "log.csv", frequency_threshold=None)
-    assert_rows(output, rows, threshold=10)
+    assert_rows(output, rows, threshold=2)
 
 
 def test_without_header_and_in_several_files(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     [
         ("age", "old", ["age is 'old'", "a finite number"]),
         ("visits", 1e999, ["visits is inf", "a finite number"]),
-        ("user", 1.5, ["user is '1.5'", "int64"]),
+        ("user", 1.5, ["user is 1.5", "int64"]),
         ("user", 2**64, [f"user is '{2**64}'", "int64"]),
         ("city", True, ["city is True", "string"]),
         ("city", 1.5, ["city is 1.5", "string"]),
@@ -284,3 +284,67 @@ def test_data_of_an_earlier_version(own_data: Path, tmp_path: Path) -> None:
     (tmp_path / "prepare.json").write_bytes((own_data / "prepare.json").read_bytes())
     with pytest.raises(InputError, match="Prepare it again, or use --values prepared"):
         open_dataset(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ids that floats cannot tell apart, and a column that is boolean in its file."""
+    folder = tmp_path_factory.mktemp("users")
+    ids = [7, 2**53, 2**53 + 1, 2**53 + 2] * 20
+    table = {
+        "clicked": [i % 2 for i in range(80)],
+        "price": [float(i) for i in range(80)],
+        "user": pa.array(ids, pa.int64()),
+        "mobile": [i % 3 == 0 for i in range(80)],
+        "city": ["7" if i % 2 else "a" for i in range(80)],
+    }
+    pa.parquet.write_table(pa.table(table), folder / "log.parquet")
+    columns = "label=clicked numerical=price categorical=user,mobile,city"
+    parquet_data.prepare(
+        parquet_data.Options(
+            input=str(folder / "log.parquet"),
+            output=folder / "data",
+            columns=columns,
+            frequency_threshold="0",
+        )
+    )
+    return folder / "data"
+
+
+def test_ids_as_json_has_them(users: Path) -> None:
+    """Each value has the id of what it stands for, alone or beside others of another type."""
+    values = opened(users)
+    row: list[Any] = [7, True, "a"]
+    others: list[list[Any]] = [[7.0, 1, "a"], ["7", "1", "a"], [7, 1.0, "a"], [2**53 + 1, False, 7]]
+    alone = [values.encode([[1]], [given])[1][0].tolist() for given in (row, *others)]
+    together = values.encode([[1]] * 5, [row, *others])[1].tolist()
+    assert alone == together
+    assert alone[0] == alone[1] == alone[2] == alone[3]
+    by_text = values.encode([[1]], [[str(2**53 + 1), "0", "7"]])[1][0].tolist()
+    assert alone[4] == by_text
+    known = {values.encode([[1]], [[n, True, "a"]])[1][0, 0] for n in (7, 2**53, 2**53 + 1)}
+    assert len(known) == 3
+
+
+@pytest.mark.parametrize(
+    ("price", "given", "part"),
+    [
+        (1, [7.5, True, "a"], "user is 7.5, expected int64"),
+        (1, [float(2**53 + 1), True, "a"], "may be another number than was meant"),
+        (1, [float("inf"), True, "a"], "user is inf"),
+        (1, [[], True, "a"], r"user is \[\]"),
+        (1, [7, "true", "a"], "mobile is 'true'"),
+        (1, [7, True, False], "city is False"),
+        (1, [7, True, 7.5], "city is 7.5"),
+        ([], [7, True, "a"], r"price is \[\]"),
+        (float("inf"), [7, True, "a"], "price is inf"),
+    ],
+)
+def test_values_that_stand_for_nothing(
+    users: Path, price: Any, given: list[Any], part: str
+) -> None:
+    values = opened(users)
+    with pytest.raises(InputError, match=rf"^Row 0: .*{part}"):
+        values.encode([[price]], [given])
+    with pytest.raises(InputError, match=rf"^Row 1: .*{part}"):
+        values.encode([[1], [price]], [[2**53 + 1, 1, "a"], given])

@@ -47,6 +47,8 @@ NOT_ARROW = (pa.ArrowException, OverflowError)
 """What Arrow raises of values that are no column."""
 TEXTS = ("string", "hex", "iso")
 """Readings of texts alone."""
+INTEGERS, EXACT = ("int64", "uint64"), 2.0**53
+"""Readings of whole numbers, and from where on a float does not name one."""
 
 
 class RawValues(Protocol):
@@ -259,6 +261,9 @@ class TabularValues:
         if any(sign in values for sign in self._missing):
             values = [None if value in self._missing else value for value in values]
         array = _inferred(values)
+        if use.reading in INTEGERS and array is not None and pa.types.is_floating(array.type):
+            values = [_whole(*entry, use) for entry in enumerate(values)]
+            array = _inferred(values)
         if array is not None and _has_type_for(use, array.type):
             return array
         texts = [self._text(row, value, use) for row, value in enumerate(values)]
@@ -278,10 +283,12 @@ class TabularValues:
     def _text(self, row: int, value: Any, use: ColumnUse) -> str | None:
         if value is None or isinstance(value, str):
             return value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        names_itself = use.reading == "string" and isinstance(value, int)
+        if use.reading in INTEGERS and isinstance(value, float):
+            value = _whole(row, value, use)
+        is_number = isinstance(value, int | float)
+        names_itself = use.reading == "string" and type(value) is int
         if is_number and (use.reading not in TEXTS or names_itself):
-            return str(value)
+            return str(int(value) if isinstance(value, bool) else value)
         raise refusal(row, use.column, value, self.expects[use.column])
 
     def example(self) -> tuple[list[Any], list[Any]]:
@@ -306,6 +313,19 @@ def _inferred(values: Sequence[Any]) -> pa.Array | None:
         return pa.array(values)
     except NOT_ARROW:
         return None
+
+
+def _whole(row: int, value: float | None, use: ColumnUse) -> int | None:
+    """An id that came as a float, as 7.0 does for 7. From 2^53 on, floats lie apart by more than
+    one: it may have been another id before it became one."""
+    if value is None or isinstance(value, int):
+        return value
+    if abs(value) < EXACT and value == int(value):
+        return int(value)
+    wanted = convert.expected(use)
+    if abs(value) >= EXACT:
+        wanted += "; a float of 2^53 or more may be another number than was meant"
+    raise refusal(row, use.column, value, wanted)
 
 
 def _has_type_for(use: ColumnUse, kind: pa.DataType) -> bool:

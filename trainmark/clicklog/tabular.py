@@ -24,9 +24,10 @@ from trainmark.errors import InputError, raise_all
 RECIPE = RECIPES["nvidia"]
 WITH_SPEC = ("output", "spec", "to", "memory", "seed", "delimiter", "header")
 """Options that data of --spec may have."""
-FREQUENCY_THRESHOLD = 10
-"""By default. A value of fewer rows teaches more noise than signal; and what the rare ones teach
-together, later values that nobody has seen yet are given."""
+FREQUENCY_THRESHOLD = 2
+"""By default. A value of one row teaches nothing that another could use; what such values teach
+together is given to later ones that nobody has seen yet. Values of a few rows must stay: a user's
+few clicks say much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class TabularOptions(SplitOptions):
     training rows), plain, log, signed_log, standard, standard_log, quantile, bins, or several,
     such as standard+bins+missing."""
     frequency_threshold: str | None = None
-    """Categorical values seen less often share id 0 (default 10); 0 keeps all. For single columns:
+    """Categorical values seen less often share id 0 (default 2); 0 keeps all. For single columns:
     15,user=3."""
     max_rows: str | None = None
     """Fold ids into this many per column by modulo; for single columns: 100000,user=1000."""

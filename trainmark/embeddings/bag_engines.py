@@ -97,6 +97,7 @@ class FusedBagEngine(FusedEngine):
 
     Args:
         hotness: ids of each feature.
+        varies: whether an id may be -1.
     """
 
     def __init__(
@@ -109,10 +110,11 @@ class FusedBagEngine(FusedEngine):
         dtype: torch.dtype = torch.float32,
         *,
         hotness: Sequence[int],
+        varies: bool = True,
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(table_rows, table_formats, dim, rule, seed, dtype, state_dtype=state_dtype)
-        self._hotness, self._dim = list(hotness), dim
+        self._hotness, self._dim, self._varies = list(hotness), dim, varies
         self._lists: BagLists | None = None
         self._offset = 0
         """Of rows of the second store, so that one sort serves both. One place is left between
@@ -146,7 +148,9 @@ class FusedBagEngine(FusedEngine):
             is_wide = self._offset + stores[-1].starts[-1] > LARGEST_INT32
             dtype = torch.int64 if is_wide else torch.int32
             device = self.updates.device
-            self._lists = BagLists(self._hotness, starts, offsets, self._vectors, dtype, device)
+            self._lists = BagLists(
+                self._hotness, starts, offsets, self._vectors, dtype, device, varies=self._varies
+            )
         return self._lists
 
     def _sorted(self, ids_N: Tensor, places_N: Tensor) -> list[SortedRows]:

@@ -1,10 +1,10 @@
 """The devices that a plan is made for, as the numbers that its formulas need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainmark.errors import InputError
-from trainmark.hardware.devices import Cluster
-from trainmark.hardware.known import CPU, Known, Measured, between, known
+from trainmark.hardware.devices import Cluster, Peak, Unknown, peak_flops
+from trainmark.hardware.known import CPU, Figure, Known, Measured, between, known
 from trainmark.hardware.links import GB, LINK_EFFICIENCY
 from trainmark.hardware.memory import RESERVED
 
@@ -101,11 +101,37 @@ def _attained(rate: float | None) -> float | None:
     return rate and rate / LINK_EFFICIENCY
 
 
-def sources(cluster: Cluster) -> list[str]:
-    """Who says what a plan of this cluster is made of, each once; measurements first."""
+def peak_of(cluster: Cluster, precision: str) -> Peak | Unknown:
+    """Of one rank: those of a machine share its CPUs."""
+    peak = peak_flops(cluster.hardware, precision)
+    if isinstance(peak, Unknown) or cluster.hardware != CPU:
+        return peak
+    return replace(peak, flops=peak.flops / cluster.devices)
+
+
+def sources(cluster: Cluster, precision: str, *, of_gemms: bool) -> list[str]:
+    """Who says what a plan of this cluster is made of: figures, and behind a colon their source.
+
+    Args:
+        of_gemms: whether products are timed by measured GEMMs, not by a share of the peak.
+    """
     found = known(cluster.hardware)
     if found is None:
         return []
-    stated = (found.bandwidth, found.node, found.host, found.network)
-    said = [found.measured.source, *(figure.source for figure in stated if figure)]
-    return list(dict.fromkeys(filter(None, said)))
+    measured, peak = found.measured, found.peaks.get(precision)
+    said: dict[str, list[str]] = {}
+
+    def say(what: str, is_measured: object, stated: Figure | None) -> None:
+        source = measured.source if is_measured else stated and stated.source
+        if source:
+            said.setdefault(source, []).append(what)
+
+    say("GEMMs" if of_gemms else "peak", of_gemms, peak)
+    say("memory bandwidth", measured.copy, found.bandwidth)
+    say("reading rows", measured.gather, None)
+    say("updating rows", measured.update, None)
+    if cluster.devices > 1:
+        say("link between devices", measured.node, found.node)
+    if cluster.nodes > 1:
+        say("network", measured.network, found.network)
+    return [f"{', '.join(figures)}: {source}" for source, figures in said.items()]

@@ -30,6 +30,17 @@ class Row:
     p95_ms: float
     p99_ms: float
     samples_per_s: float
+    precision: str | None = None
+    """Of the dense computation."""
+    tables_precision: str | None = None
+    """Of large embedding tables; None where there are none, and in files of earlier versions."""
+    clients: int = 1
+    """Requests that were under way at a time."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a file has one row of."""
+        return (self.batch, self.precision, self.tables_precision, self.clients)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +60,7 @@ class Inference:
     """Where the requests are from."""
     case: str
     precision: str
+    """Of the rows that were measured last."""
     threads: int
     """Of PyTorch, on the host."""
     dropped: int
@@ -58,6 +70,24 @@ class Inference:
     software: dict[str, Any]
     started: str
     schema: str = SCHEMA
+
+    def with_rows_of(self, earlier: "Inference | None") -> "Inference":
+        """This, and the rows of an earlier file that are of nothing that was measured again.
+
+        One of another checkpoint, other data or another machine or software has none.
+        """
+        if earlier is None or self._subject() != earlier._subject():
+            return self
+        measured = {row.key for row in self.rows}
+        kept = [row for row in earlier.rows if row.key not in measured]
+        return dataclasses.replace(self, rows=kept + self.rows)
+
+    def _subject(self) -> tuple[Any, ...]:
+        software = {key: value for key, value in self.software.items() if key != "command"}
+        return (
+            *(self.run, self.checkpoint, self.step, self.samples, self.data, self.split),
+            *(self.case, self.threads, self.dropped, self.hardware, software),
+        )
 
     def write(self, folder: Path) -> Path:
         """Keep it in a run's folder, whole or not at all."""
@@ -77,4 +107,8 @@ def read(folder: Path) -> Inference | None:
     found = parse(Inference, data, str(path))
     if found.schema != SCHEMA:
         raise InputError(f"{path} has schema {found.schema!r}; expected {SCHEMA!r}.")
-    return found
+    # Files of earlier versions say it once, for all rows.
+    rows = [
+        dataclasses.replace(row, precision=row.precision or found.precision) for row in found.rows
+    ]
+    return dataclasses.replace(found, rows=rows)

@@ -147,18 +147,20 @@ def seconds_of(predict: Callable[[Any], Any], requests: Iterable[Any]) -> list[f
 
 def row(size: int, seconds: list[float], samples: int) -> Row:
     """The figures of requests of one size."""
+    latency: dict[str, Any] = dict(metrics.latency_ms(seconds))
     return Row(
         batch=size,
         requests=len(seconds),
         samples=samples,
         samples_per_s=filled(metrics.throughput(samples, sum(seconds))),
-        **metrics.latency_ms(seconds),
+        **latency,
     )
 
 
 def _inference(model: Loaded, rows: list[Row], began: datetime) -> Inference:
     cfg, device = model.cfg, model.mesh.device
     machine, software = environment(device)
+    tables = workloads.definition(cfg).tables_precision(cfg)
     return Inference(
         run=cfg.name,
         workload=cfg.workload,
@@ -171,7 +173,10 @@ def _inference(model: Loaded, rows: list[Row], began: datetime) -> Inference:
         precision=cfg.precision,
         threads=torch.get_num_threads(),
         dropped=DROPPED,
-        rows=rows,
+        rows=[
+            dataclasses.replace(row, precision=cfg.precision, tables_precision=tables)
+            for row in rows
+        ],
         hardware=machine,
         software=software,
         started=began.isoformat(timespec="seconds"),

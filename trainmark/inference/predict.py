@@ -45,7 +45,7 @@ def predict(options: PredictOptions) -> Path:
                 advance(scored.share)
         if not parts.rows:
             raise InputError(f"{' '.join(options.input)}: there are no rows to score.")
-        parts.join(options.output)
+        parts.join()
     chosen = f" by {path} ({run_folder.role(path)})" if path else ""
     say(f"{parts.rows:,} rows scored{chosen}.")
     return options.output

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from trainmark import files
+from trainmark import checksums, files
 from trainmark.errors import InputError
 from trainmark.progress import say
 
@@ -31,10 +31,11 @@ class Parts:
 
     Args:
         folder: see above.
+        output: what they become.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, output: Path) -> None:
+        self.folder, self._output = folder, output
         self._parts = folder / "parts"
         self._parts.mkdir(exist_ok=True)
         self.paths = sorted(self._parts.glob("*.parquet"))
@@ -43,17 +44,23 @@ class Parts:
     def add(self, columns: Mapping[str, Any]) -> None:
         """The next one, whole or not at all."""
         table = pa.table(dict(columns))
+        for column in table.schema:
+            if self._output.suffix == ".csv" and pa.types.is_nested(column.type):
+                raise InputError(
+                    f"--keep {column.name}: it holds {column.type}, which CSV has no form for. "
+                    "Give an --output that ends in .parquet."
+                )
         path = self._parts / f"{len(self.paths):06d}.parquet"
         with files.replacing(path) as temporary:
             pq.write_table(table, temporary)
         self.paths.append(path)
         self.rows += table.num_rows
 
-    def join(self, output: Path) -> None:
-        """Write them all to `output`, one at a time; it appears whole or not at all."""
+    def join(self) -> None:
+        """Write them all to the output, one at a time; it appears whole or not at all."""
         schema = pq.read_schema(self.paths[0])
-        with files.replacing(output) as temporary, open(temporary, "xb") as file:
-            make = pa.csv.CSVWriter if output.suffix == ".csv" else pq.ParquetWriter
+        with files.replacing(self._output) as temporary, open(temporary, "xb") as file:
+            make = pa.csv.CSVWriter if self._output.suffix == ".csv" else pq.ParquetWriter
             with make(file, schema) as writer:
                 for path in self.paths:
                     writer.write_table(pq.read_table(path))
@@ -67,8 +74,8 @@ def unfinished(output: Path, about: Mapping[str, Any]) -> Iterator[Parts]:
 
     The folder is removed at the end, and after a failure before anything was done.
     """
-    output = Path(os.path.realpath(output))
-    folder = output.with_name(f".{output.name}.partial")
+    target = Path(os.path.realpath(output))  # of a link, what it names
+    folder = target.with_name(f".{target.name}.partial")
     with files.locked(folder / "lock", f"Another process is writing {output} now."):
         before = files.read_json(folder / "about.json")
         before.pop("checksum", None)
@@ -77,8 +84,8 @@ def unfinished(output: Path, about: Mapping[str, Any]) -> Iterator[Parts]:
             say(f"What was done of {output} was something else ({difference}): it begins again.")
             for name in ("parts", "data", ".data.work"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        files.write_json(folder / "about.json", about)
-        parts = Parts(folder)
+        files.write_atomically(folder / "about.json", checksums.dumps(about))
+        parts = Parts(folder, output)
         if parts.rows:
             say(f"{parts.rows:,} rows of {output} are done already.")
         try:

@@ -4,6 +4,7 @@ A protobuf file ends at 2 GB. The weights of a larger model lie in a file of the
 runtime maps them into memory (ONNX's "external data").
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,13 @@ def write_model(
     inputs: Sequence[ValueInfoProto],
     outputs: Sequence[ValueInfoProto],
     load: Load,
+    told: Mapping[str, Any],
 ) -> None:
     """Write a model, and `path`.data beside it if its weights are many.
 
     Args:
         load: the weights of some names; their shapes may differ from the graph's, not their order.
+        told: its metadata, by name; runtimes give it as JSON.
     """
     if sum(tensor.nbytes for tensor in graph.weights.values()) <= INLINE_BYTES:
         weights = list(_inline(graph.weights, load))
@@ -88,6 +91,7 @@ def write_model(
         producer_name="trainmark",
         producer_version=__version__,
     )
+    helper.set_model_props(model, {name: json.dumps(value) for name, value in told.items()})
     save_model(model, path)
 
 

@@ -45,17 +45,31 @@ def pool_rows(table: Tensor, ids_N: Tensor, blocks: Tensor, out_RD: Tensor) -> N
     in_threads(_pool, bags, table, ids_N, blocks, out_RD)
 
 
-def add_rows(table: Tensor, ids_N: Tensor, rows_ND: Tensor, scale: float) -> None:
-    """table[ids[n]] += scale rows[n], in the order of n; each product is rounded."""
-    arguments = (table, ids_N.contiguous(), rows_ND.contiguous(), np.float32(scale))
+def add_rows(
+    table: Tensor, ids_N: Tensor, rows_ND: Tensor, scale: float, places_N: Tensor | None = None
+) -> None:
+    """table[ids[n]] += scale rows[n], in the order of n; each product is rounded.
+
+    With `places_N`, rows[places[n]], which several n may share.
+    """
+    arguments = (table, ids_N.contiguous(), rows_ND.contiguous(), places_N, np.float32(scale))
     in_threads(_add, SHARES, *arguments)
 
 
 def rowwise_adagrad(
-    table: Tensor, sums: Tensor, ids_N: Tensor, grads_ND: Tensor, lr: float, eps: float
+    table: Tensor,
+    sums: Tensor,
+    ids_N: Tensor,
+    grads_ND: Tensor,
+    lr: float,
+    eps: float,
+    places_N: Tensor | None = None,
 ) -> None:
-    """With g, the sum of a row's gradients: s += mean(g^2), w -= lr g / (sqrt(s) + eps)."""
-    arguments = (table, sums, ids_N.contiguous(), grads_ND.contiguous())
+    """With g, the sum of a row's gradients: s += mean(g^2), w -= lr g / (sqrt(s) + eps).
+
+    `places_N`: as of `add_rows`.
+    """
+    arguments = (table, sums, ids_N.contiguous(), grads_ND.contiguous(), places_N)
     in_threads(_rowwise_adagrad, SHARES, *arguments, np.float32(lr), np.float32(eps))
 
 
@@ -79,9 +93,16 @@ def _pool(table, ids, blocks, out_RD, begin, end):
 
 
 @_compiled
-def _add(table, ids, rows_ND, scale, begin, end):
+def _add(table, ids, rows_ND, places, scale, begin, end):
     for n in _of_shares(ids, begin, end):
-        _add_to(table[ids[n]], rows_ND[n], scale)
+        _add_to(table[ids[n]], rows_ND[_place(places, n)], scale)
+
+
+@_inlined
+def _place(places, n):
+    if places is None:  # known to the compiler
+        return n
+    return places[n]
 
 
 @_compiled
@@ -96,15 +117,15 @@ def _of_shares(ids, begin, end):
 
 
 @_compiled
-def _rowwise_adagrad(table, sums, ids, grads_ND, lr, eps, begin, end):
+def _rowwise_adagrad(table, sums, ids, grads_ND, places, lr, eps, begin, end):
     first, following = _chains(ids, begin, end)
     D = table.shape[1]
     g = np.empty(D, np.float32)
     for n in first:
-        g[:] = grads_ND[n]
+        g[:] = grads_ND[_place(places, n)]
         other = following[n]
         while other >= 0:
-            _add_to(g, grads_ND[other], _ONE)
+            _add_to(g, grads_ND[_place(places, other)], _ONE)
             other = following[other]
         total = sums[ids[n]] + _square_sum(g) / np.float32(D)
         sums[ids[n]] = total

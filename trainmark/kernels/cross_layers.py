@@ -128,13 +128,15 @@ def _in_turn(saved: list[Tensor], layers: int) -> list[list[Tensor]]:
 
 # --- Triton
 
-TILE, SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 4096, 16, 128, 512
+TILE, SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 8192, 16, 128, 512
 
 
 def _crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor) -> Tensor:
     """x + first * up."""
     result_BN, count = torch.empty_like(x_BN), x_BN.numel()
-    _crossed_kernel[(-(-count // TILE),)](x_BN, first_BN, up_BN, result_BN, count, TILE=TILE)
+    _crossed_kernel[(-(-count // TILE),)](
+        x_BN, first_BN, up_BN, result_BN, count, TILE=TILE, num_warps=8
+    )
     return result_BN
 
 

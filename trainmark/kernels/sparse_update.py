@@ -63,7 +63,7 @@ class SortedRows:
     rows_N: Tensor
     """Ascending, with duplicates; first come those of ids that are none, which are -1."""
     places_N: Tensor
-    """int64: the row of the gradients, ascending among equal rows."""
+    """The row of the gradients, ascending among equal rows; of 64 bits, or of bags perhaps 32."""
     of_bags: bool = False
     """Whether several rows share a gradient, and some may be -1."""
 
@@ -141,11 +141,12 @@ class Launch:
     warps: int = 1
 
 
-def default_launch(dim: int, rule: RuleName) -> Launch:
+def default_launch(dim: int, rule: RuleName, *, of_bags: bool = False) -> Launch:
     """Four numbers of a row for each thread: a block's gradients, weights and state, where every
-    weight has one, fill its registers."""
+    weight has one, fill its registers. Lists of bags are long enough for longer pieces."""
     block = 4 if rule == "adagrad" else 8
-    return Launch(block=block, blocks=16 // block, warps=max(1, next_power_of_2(dim) // 128))
+    entries = 64 if of_bags else 16
+    return Launch(block=block, blocks=entries // block, warps=max(1, next_power_of_2(dim) // 128))
 
 
 def update_rows_triton(
@@ -160,7 +161,7 @@ def update_rows_triton(
 ) -> None:
     """See `update_rows`."""
     count, D = batch.rows_N.numel(), grads_ND.shape[1]
-    launch = launch or default_launch(D, rule.name)
+    launch = launch or default_launch(D, rule.name, of_bags=batch.of_bags)
     update: dict[str, Any] = {
         "scalars": scalars,
         "codes": rows.codes,
@@ -175,10 +176,6 @@ def update_rows_triton(
         "SMALLEST_ROW": SMALLEST_ROW,
         "BY_CHANCE": key is not None,
         "STATE_KEY": STATE_KEY,
-        # A bag's gradient is read for each of its ids, and those of one feature fit into the
-        # second-level cache, if rows and states, which come once, do not push them out.
-        "KEEP": "evict_last" if batch.of_bags else "",
-        "PASS": "evict_first" if batch.of_bags else "",
         "D": D,
         "COLUMNS": next_power_of_2(D),
         "BLOCK": launch.block,
@@ -202,13 +199,10 @@ if triton is not None:
     from trainmark.kernels.table_formats import store_rows
 
     @triton.jit
-    def _load_state(
-        state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr, PASS: tl.constexpr
-    ):
+    def _load_state(state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr):
         if RULE == "adagrad":
             inside = wanted & (column < D)[None, :]
-            place = state + row * D + column[None, :]
-            return tl.load(place, inside, 0.0, eviction_policy=PASS).to(tl.float32)
+            return tl.load(state + row * D + column[None, :], inside, 0.0).to(tl.float32)
         elif RULE == "rowwise_adagrad":
             return tl.load(state + row, wanted, 0.0)
         else:
@@ -219,7 +213,7 @@ if triton is not None:
         codes, scales, state, key, row, column, old, old_state, sums, lr, eps, kept,
         RULE: tl.constexpr, DECAYS: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        STATE_KEY: tl.constexpr, PASS: tl.constexpr,
+        STATE_KEY: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to a row whose weights and state are `old` and `old_state`."""
         # Square roots and quotients are Triton's quick ones, off by an ulp or two.
@@ -236,15 +230,14 @@ if triton is not None:
                 bits = bits_of_rows(tl.load(key) + STATE_KEY, row + tl.zeros([1], tl.int64), column)
                 kept_total = rounded_stochastically(total, bits, state.dtype.element_ty)
             kept_total = kept_total.to(state.dtype.element_ty)
-            place = state + row * D + column[None, :]
-            tl.store(place, kept_total, (column < D)[None, :], eviction_policy=PASS)
+            tl.store(state + row * D + column[None, :], kept_total, (column < D)[None, :])
             step = sums * lr / (tl.sqrt(total) + eps)
         if DECAYS:  # known to the compiler: without it, not a bit is another
             old = old * kept
         one = tl.zeros([1], tl.int64)
         store_rows(
             codes, scales, row + one, one == 0, column, old - step, key,
-            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, PASS,
+            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
         )  # fmt: skip
 
     @triton.jit
@@ -266,8 +259,7 @@ if triton is not None:
         scalars, codes, scales, state, key, eps, weight_decay,
         RULE: tl.constexpr, DECAYS: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        STATE_KEY: tl.constexpr, KEEP: tl.constexpr, PASS: tl.constexpr,
-        D: tl.constexpr, COLUMNS: tl.constexpr,
+        STATE_KEY: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
         BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
         """One piece of the sorted list or, with `SUMS`, of the sums that were set aside.
@@ -329,14 +321,14 @@ if triton is not None:
                 last_row = row
                 # Behind the end of the list the first gradient is read, and not used.
                 has_sum = (noted[i] >= 0) if SUMS else True
-                place = values + sources[i] * D + column[None, :]
-                entries += (tl.load(place, in_row & has_sum, 0.0, eviction_policy=KEEP),)
+                entries += (
+                    tl.load(values + sources[i] * D + column[None, :], in_row & has_sum, 0.0),
+                )
                 row = row.to(tl.int64)
-                place = codes + row * D + column[None, :]
-                old += (tl.load(place, in_row & wanted, eviction_policy=PASS),)
+                old += (tl.load(codes + row * D + column[None, :], in_row & wanted),)
                 if LARGEST_CODE > 0:
                     old_scales += (tl.load(scales + row, wanted, 0.0),)
-                old_state += (_load_state(state, row, wanted, column, RULE, D, PASS),)
+                old_state += (_load_state(state, row, wanted, column, RULE, D),)
             for i in tl.static_range(BLOCK):
                 total = total * keeps[i] + entries[i].to(tl.float32)
                 row = _row_of(noted[i], SUMS).to(tl.int64)
@@ -347,7 +339,7 @@ if triton is not None:
                     _update_row(
                         codes, scales, state, key, row, column, weights, old_state[i],
                         total if RULE == "sgd" else total * factor, lr, eps, kept,
-                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, STATE_KEY, PASS,
+                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, STATE_KEY,
                     )  # fmt: skip
                 if sets_aside[i]:
                     slot = program * 2

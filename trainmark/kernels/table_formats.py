@@ -176,7 +176,7 @@ if triton is not None:
     def store_rows(
         codes, scales, row, wanted, column, values, key,
         D: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
-        BY_CHANCE: tl.constexpr, POLICY: tl.constexpr = "",
+        BY_CHANCE: tl.constexpr,
     ):  # fmt: skip
         """Store whole fp32 rows, rounded. `LARGEST_CODE` 0: a type without scales."""
         dtype: tl.constexpr = codes.dtype.element_ty
@@ -195,5 +195,4 @@ if triton is not None:
             values = rounded_stochastically(values, bits, dtype)
         elif dtype == tl.int8:
             values = tl.floor(values + 0.5)  # a half goes up; in torch, to the even number
-        place = codes + row[:, None] * D + column[None, :]
-        tl.store(place, values.to(dtype), inside, eviction_policy=POLICY)
+        tl.store(codes + row[:, None] * D + column[None, :], values.to(dtype), inside)

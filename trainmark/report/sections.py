@@ -282,8 +282,9 @@ def inference_sections(runs: Sequence[Run]) -> list[Markup]:
 
 def _inference(found: Inference) -> Markup:
     counts = " or ".join(f"{n:,}" for n in dict.fromkeys(row.requests for row in found.rows))
+    precisions = " or ".join(dict.fromkeys(row.precision or "" for row in found.rows))
     text = (
-        f"The checkpoint of step {found.step:,} on {found.case} in {found.precision}, "
+        f"The checkpoint of step {found.step:,} on {found.case} in {precisions}, "
         f"{found.started}: {counts} requests of each batch size, one after another, each from a "
         "batch in host memory to its scores in host memory."
     )

@@ -99,8 +99,9 @@ def _mfu_values(found: Mfu) -> list[float]:
 
 
 def inference_grid(rows: Sequence[InferenceRow]) -> Grid:
-    """Latency and throughput, one row a batch size."""
-    return make_grid(_INFERENCE_COLUMNS, rows)
+    """Latency and throughput, one row a batch size; and what else rows differ in."""
+    differing = [kind for kind in _INFERENCE_KINDS if len(set(map(kind.cell, rows))) > 1]
+    return make_grid([*differing, *_INFERENCE_COLUMNS], rows)
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,11 @@ _RESULT_COLUMNS = (
     Column("J/sample", lambda r: joules(r.joules_per_sample), optional=True),
 )
 
+_INFERENCE_KINDS = (
+    Column("precision", lambda r: _or_slash(r.precision), numeric=False),
+    Column("tables", lambda r: _or_slash(r.tables_precision), numeric=False),
+    Column("clients", lambda r: f"{r.clients:,}"),
+)
 _INFERENCE_COLUMNS = (
     Column("batch", lambda r: f"{r.batch:,}"),
     Column("mean ms", lambda r: milliseconds(r.mean_ms)),

@@ -6,8 +6,10 @@ What is compared are fingerprints: sums of all words of a tensor as integers, wh
 an order, and which any single flipped bit changes. They stay on the device, like a loss.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +35,29 @@ def fingerprints(tensors: Mapping[str, Tensor], of: str = "") -> Fingerprints:
 
 def _sum_of_words(tensor: Tensor) -> Tensor:
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    words = own.detach().contiguous().view(-1).view(_WORDS[own.element_size()])
-    return words.sum(dtype=torch.int64)
+    flat = own.detach().contiguous().view(-1)
+    # Words of 64 bits, where they begin and end with the tensor: to widen others takes a copy.
+    fits = not (flat.storage_offset() * flat.element_size() | flat.nbytes) % 8
+    return flat.view(torch.int64 if fits else _WORDS[flat.element_size()]).sum(dtype=torch.int64)
+
+
+@contextmanager
+def in_fixed_order(device: torch.device) -> Iterator[None]:
+    """PyTorch's kernels add in a fixed order, where they have one. A CPU's always do."""
+    if device.type == "cpu":
+        yield
+        return
+    settings: Any = torch.utils.deterministic
+    before, fills = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        settings.fill_uninitialized_memory = False  # which takes time, and changes nothing
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(before)
+            settings.fill_uninitialized_memory = fills
 
 
 def computed_twice(

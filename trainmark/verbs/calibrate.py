@@ -160,7 +160,11 @@ def _over_ranks(own: Measured, shared: bool) -> Measured:
 
 
 def seconds_of(action: Callable[[], object], here: torch.device, budget_s: float) -> float:
-    """The median of several times, after two that do not count; at least five."""
+    """The mean of at least five times, after two that do not count.
+
+    Not the median: a step of training is made of many operations, and sees the mean of what a busy
+    machine leaves it.
+    """
     wait = torch.cuda.synchronize if here.type == "cuda" else (lambda: None)
     times: list[float] = []
     end = math.inf
@@ -176,7 +180,7 @@ def seconds_of(action: Callable[[], object], here: torch.device, budget_s: float
             times.append(now - begin)
         if len(times) >= 5 and now > end:
             break
-    return statistics.median(times)
+    return statistics.mean(times)
 
 
 def _copy(here: torch.device, scale: Scale) -> float:

@@ -148,7 +148,7 @@ def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> No
 
 def infer(options: InferOptions) -> None:
     """Time a run's checkpoint, print the table, and keep it in the run's folder."""
-    from trainmark.inference import latency
+    from trainmark.inference import figures, latency
     from trainmark.report.tables import grid_table, inference_grid
     from trainmark.run.run_folder import role
 
@@ -158,5 +158,6 @@ def infer(options: InferOptions) -> None:
     console.print(chosen, markup=False, highlight=False, soft_wrap=True)
     title = f"{found.case}, {found.precision}, {options.steps:,} requests of each size"
     console.print(grid_table(inference_grid(found.rows), title))
-    path = found.write(options.folder)  # last: what is printed cannot get lost
+    whole = found.with_rows_of(figures.read(options.folder))
+    path = whole.write(options.folder)  # last: what is printed cannot get lost
     console.print(str(path), markup=False, highlight=False, soft_wrap=True)

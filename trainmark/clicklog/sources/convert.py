@@ -63,8 +63,8 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
             values, bad = _order(column, use)
             categorical.append(values)
         elif of_list := lists.parse(use.reading):
-            slots, bad = lists.slots(column, of_list, partial(_category, reading=of_list.kind))
-            categorical += slots
+            places, bad = lists.slots(column, of_list, partial(_category, reading=of_list.kind))
+            categorical += places
         else:
             values, bad = _category(column, str(use.reading))
             categorical.append(values)

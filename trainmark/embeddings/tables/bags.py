@@ -18,6 +18,7 @@ class BagLists:
         offsets: what to add to the rows of each feature, and to its -1s; see `BagBlock`.
         vectors: rows of each sample where the sums go, the last of which are the features'.
         dtype: of the lists.
+        varies: whether an id may be -1.
     """
 
     def __init__(
@@ -28,7 +29,10 @@ class BagLists:
         vectors: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        varies: bool = True,
     ) -> None:
+        self._varies = varies
         self._hotness, self._offsets, self._vectors = hotness, offsets, vectors
         self._starts_F = torch.tensor(starts, dtype=dtype, device=device)
         self._offsets_F = torch.tensor(offsets, dtype=dtype, device=device)
@@ -40,13 +44,18 @@ class BagLists:
         order = tuple(feature for group in groups for feature in group.features)
         if order not in self._of_groups:  # copied to the device only once
             self._of_groups[order] = [self._added(group.features) for group in groups]
-        lists = [
-            _rows(group.ids, *added)
-            for group, added in zip(groups, self._of_groups[order], strict=True)
-        ]
         if (samples, *order) not in self._bags:
             self._bags[samples, *order] = self._make_bags(order, samples)
-        return torch.cat(lists), self._bags[samples, *order]
+        bags, first = self._bags[samples, *order], 0
+        rows = self._starts_F.new_empty(sum(group.ids.numel() for group in groups))
+        for group, (starts_K11, none_K11) in zip(groups, self._of_groups[order], strict=True):
+            ids_KBH = group.ids if group.ids.dim() == 3 else group.ids[:, :, None]
+            into_KBH = rows[first : first + ids_KBH.numel()].view(ids_KBH.shape)
+            torch.add(ids_KBH, starts_K11, out=into_KBH)
+            if self._varies:
+                into_KBH.copy_(torch.where(ids_KBH < 0, none_K11, into_KBH))
+            first += ids_KBH.numel()
+        return rows, bags
 
     def _added(self, features: list[int]) -> tuple[Tensor, Tensor]:
         chosen = torch.tensor(features, device=self._starts_F.device)
@@ -71,9 +80,3 @@ class BagLists:
             )
             first_id += samples * hotness
         return Bags(blocks, self._starts_F.device)
-
-
-def _rows(ids: Tensor, starts_K11: Tensor, none_K11: Tensor) -> Tensor:
-    """Of a group's ids: the rows of the store, one list."""
-    ids_KBH = ids if ids.dim() == 3 else ids[:, :, None]
-    return torch.where(ids_KBH < 0, none_K11, ids_KBH + starts_K11).reshape(-1)

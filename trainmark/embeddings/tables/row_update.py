@@ -89,9 +89,10 @@ def update(
             Rows(weight), state.get("sum"), plan, grads, rule.kernel, settings.scalars, None
         )
     elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
-        plan, grads = _with_gradients(plan, _as_they_count(grads, settings))
-        _decay(rule, weight, plan, settings)
-        rule.update(weight, state, plan, grads, settings.lr, gate)
+        grads = _as_they_count(grads, settings)
+        rows, places = _rows_and_places(plan)
+        _decay(rule, weight, rows, settings)
+        rule.update(weight, state, rows, grads, settings.lr, gate, places)
 
 
 def update_summed(
@@ -120,7 +121,8 @@ def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, 
     first of equal ones, and zeros with the others.
     """
     if not isinstance(plan, SortedRows):
-        return sum_duplicates(*_with_gradients(plan, _as_they_count(grads, settings)))
+        rows, places = _rows_and_places(plan)
+        return sum_duplicates(rows, _as_they_count(grads, settings), places)
     plan = _those_there(plan)
     rows = plan.rows_N
     place = torch.arange(len(rows), device=rows.device)
@@ -140,11 +142,9 @@ def _those_there(plan: SortedRows) -> SortedRows:
     return SortedRows(plan.rows_N[there], plan.places_N[there])
 
 
-def _with_gradients(plan: Tensor | PlacedRows, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows, and a gradient for each."""
-    if isinstance(plan, Tensor):
-        return plan, grads
-    return plan.rows_N, grads.index_select(0, plan.places_N)
+def _rows_and_places(plan: Tensor | PlacedRows) -> tuple[Tensor, Tensor | None]:
+    """Rows, and where the gradient of each is, if not in the same place."""
+    return (plan, None) if isinstance(plan, Tensor) else (plan.rows_N, plan.places_N)
 
 
 def _as_they_count(grads: Tensor, settings: Settings) -> Tensor:

@@ -40,9 +40,19 @@ class UpdateRule(Protocol):
         ...
 
     def update(
-        self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
+        self,
+        weight: Tensor,
+        state: State,
+        ids: Tensor,
+        grads: Tensor,
+        lr: float,
+        gate: Tensor,
+        places: Tensor | None = None,
     ) -> None:
-        """Change decayed `weight` and `state` in place. `grads` may be overwritten."""
+        """Change decayed `weight` and `state` in place. `grads` may be overwritten.
+
+        With `places`, the gradient of an id is in its place, which it may share.
+        """
         ...
 
 
@@ -70,9 +80,16 @@ class Sgd:
         return {}
 
     def update(
-        self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
+        self,
+        weight: Tensor,
+        state: State,
+        ids: Tensor,
+        grads: Tensor,
+        lr: float,
+        gate: Tensor,
+        places: Tensor | None = None,
     ) -> None:
-        add_rows(weight, ids, grads, -lr)
+        add_rows(weight, ids, grads, -lr, places)
 
 
 class Adagrad:
@@ -86,9 +103,16 @@ class Adagrad:
         return {"sum": _zeros(weight, weight.shape)}
 
     def update(
-        self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
+        self,
+        weight: Tensor,
+        state: State,
+        ids: Tensor,
+        grads: Tensor,
+        lr: float,
+        gate: Tensor,
+        places: Tensor | None = None,
     ) -> None:
-        rows, grads = sum_duplicates(ids, grads)
+        rows, grads = sum_duplicates(ids, grads, places)
         total = state["sum"].index_select(0, rows).addcmul_(grads, grads)
         state["sum"].index_copy_(0, rows, total)
         add_rows(weight, rows, grads.div_(total.sqrt_().add_(self.eps)).mul_(-lr))
@@ -105,14 +129,21 @@ class RowwiseAdagrad:
         return {"sum": _zeros(weight, weight.shape[:1])}
 
     def update(
-        self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
+        self,
+        weight: Tensor,
+        state: State,
+        ids: Tensor,
+        grads: Tensor,
+        lr: float,
+        gate: Tensor,
+        places: Tensor | None = None,
     ) -> None:
         if has_compiled(weight, grads):
             from trainmark.kernels import cpu_rows
 
-            cpu_rows.rowwise_adagrad(weight, state["sum"], ids, grads, lr, self.eps)
+            cpu_rows.rowwise_adagrad(weight, state["sum"], ids, grads, lr, self.eps, places)
             return
-        rows, grads = sum_duplicates(ids, grads)
+        rows, grads = sum_duplicates(ids, grads, places)
         self.update_rows(weight, state, rows, grads, square_sums(grads) / grads.shape[1], lr)
 
     def update_rows(
@@ -150,9 +181,16 @@ class LazyAdam:
         }
 
     def update(
-        self, weight: Tensor, state: State, ids: Tensor, grads: Tensor, lr: float, gate: Tensor
+        self,
+        weight: Tensor,
+        state: State,
+        ids: Tensor,
+        grads: Tensor,
+        lr: float,
+        gate: Tensor,
+        places: Tensor | None = None,
     ) -> None:
-        rows, grads = sum_duplicates(ids, grads)
+        rows, grads = sum_duplicates(ids, grads, places)
         keep1, keep2 = 1 - gate * (1 - self.beta1), 1 - gate * (1 - self.beta2)
         first = state["first"].index_select(0, rows).mul_(keep1)
         first.add_(grads, alpha=1 - self.beta1)
@@ -174,11 +212,13 @@ def _zeros(weight: Tensor, shape: torch.Size) -> Tensor:
     return state.zero_()
 
 
-def sum_duplicates(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+def sum_duplicates(
+    ids: Tensor, grads: Tensor, places: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Distinct ids and the sum of each one's gradient rows."""
     distinct, place = torch.unique(ids, return_inverse=True)
     summed = grads.new_zeros(distinct.numel(), grads.shape[1])
-    add_rows(summed, place, grads)
+    add_rows(summed, place, grads, places=places)
     return distinct.long(), summed
 
 
@@ -194,13 +234,22 @@ def decay_rows(weight: Tensor, rows: Tensor, share: Tensor | float) -> None:
     weight.index_copy_(0, rows, kept)  # equal rows have become equal ones: any may come last
 
 
-def add_rows(target: Tensor, ids: Tensor, rows: Tensor, scale: float = 1.0) -> None:
-    """target[ids[i]] += scale rows[i], duplicates included. May overwrite `rows`."""
+def add_rows(
+    target: Tensor,
+    ids: Tensor,
+    rows: Tensor,
+    scale: float = 1.0,
+    places: Tensor | None = None,
+) -> None:
+    """target[ids[i]] += scale rows[i], duplicates included; or rows[places[i]]. May overwrite
+    `rows`."""
     if has_compiled(target, rows):
         from trainmark.kernels import cpu_rows
 
-        cpu_rows.add_rows(target, ids, rows, scale)
+        cpu_rows.add_rows(target, ids, rows, scale, places)
         return
+    if places is not None:
+        rows = rows.index_select(0, places)
     if scale != 1:
         rows = rows.mul_(scale)
     if target.device.type == "cpu":

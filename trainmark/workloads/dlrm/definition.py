@@ -89,6 +89,7 @@ DLRM = Definition(
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,
     inference_batches=runs.INFERENCE_BATCHES,
+    tables_precision=lambda cfg: cfg.table_format.table_precision,
     exported_types=("dlrm",),
     exporters=_exporters,
     load_scorer=_load_scorer,

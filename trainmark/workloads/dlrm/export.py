@@ -95,9 +95,8 @@ def export_onnx(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     config = description(cfg)
     with _reading(checkpoint_path) as (shapes, load):
         graph = onnx_graph.build(config, shapes)
-        write_model(
-            folder / "model.onnx", graph, onnx_graph.inputs(config), onnx_graph.outputs(), load
-        )
+        ends = onnx_graph.inputs(config), onnx_graph.outputs()
+        write_model(folder / "model.onnx", graph, *ends, load, told=config.get("columns", {}))
     _describe(cfg, folder, ONNX_README)
 
 

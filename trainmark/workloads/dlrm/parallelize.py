@@ -84,8 +84,15 @@ def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
     state_dtype = FORMATS[cfg.table_format.state_precision]
     if not has_bags(cfg.model):
         return FusedEngine(*tables, kernel, seed, dtype, state_dtype=state_dtype)
-    of_bags = hotness(cfg.model)
-    return FusedBagEngine(*tables, kernel, seed, dtype, hotness=of_bags, state_dtype=state_dtype)
+    return FusedBagEngine(
+        *tables,
+        kernel,
+        seed,
+        dtype,
+        hotness=hotness(cfg.model),
+        varies=cfg.model.varies,
+        state_dtype=state_dtype,
+    )
 
 
 def _place(mesh: Mesh, cfg: DlrmRun) -> Placement:

@@ -25,7 +25,7 @@ BOUND_BY = {
 def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
     """Of a resolved run, on the cluster that it was resolved for."""
     prediction = predict(cfg)
-    parts = _slowest(prediction)
+    parts, found = _slowest(prediction), machine(cluster, cfg.sharding.network_gb_s)
     return Plan(
         memory=prediction.memory,
         host_bytes=prediction.host_bytes,
@@ -33,8 +33,8 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
         no_time=prediction.unknown or None,
         parts=parts,
         bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None,
-        constants=constants(machine(cluster, cfg.sharding.network_gb_s), cfg.precision),
-        sources=sources(cluster),
+        constants=constants(found, cfg.precision),
+        sources=_sources(cfg),
         tables=[
             _table(cfg, placed)
             for placed in sorted(prediction.placement.tables, key=lambda t: t.table)
@@ -54,6 +54,12 @@ def _seconds(prediction: Prediction, device: int) -> Mapping[str, float | None]:
         "update": tables.update if known else None,
         "step": prediction.device_s(device),
     }
+
+
+def _sources(cfg: DlrmRun) -> list[str]:
+    cluster = sharding.cluster(cfg)
+    measured = cfg.precision in machine(cluster, cfg.sharding.network_gb_s).measured.gemm
+    return sources(cluster, cfg.precision, of_gemms=measured)
 
 
 def _slowest(prediction: Prediction) -> Mapping[str, float]:
@@ -97,7 +103,7 @@ def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
         f"Predicted, not measured: {1e3 * prediction.step_s:.2f} ms for {prediction.batch:,} "
         f"samples, {human(prediction.samples_per_s)} samples/s (the formulas: "
         "docs/parallelism.md).",
-        f"Rates: {'; '.join(sources(sharding.cluster(cfg)))}.",
+        f"Taken from: {'; '.join(_sources(cfg))}.",
     ]
 
 

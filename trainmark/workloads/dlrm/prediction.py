@@ -26,9 +26,9 @@ from trainmark.embeddings.placement.costs import (
     exchanged_tables,
 )
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.hardware.devices import Unknown, peak_flops
+from trainmark.hardware.devices import Unknown
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import Machine
+from trainmark.hardware.machine import Machine, peak_of
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
@@ -129,7 +129,9 @@ def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
             6.0 * products * samples / (machine.measured.matmul(cfg.precision, width) or 1)
             for products, width in _products(cfg)
         )
-    peak = peak_flops(sharding.cluster(cfg).hardware, cfg.precision)
+    peak = peak_of(sharding.cluster(cfg), cfg.precision)
+    if isinstance(peak, Unknown) and machine.measured.gemm:
+        return f"GEMMs were measured in {', '.join(machine.measured.gemm)}, not in {cfg.precision}"
     if isinstance(peak, Unknown):
         return peak.reason
     return flops(cfg, samples, 0)["model"] / (peak.flops * MATMUL_EFFICIENCY)

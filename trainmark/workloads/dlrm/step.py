@@ -240,7 +240,9 @@ class DlrmTrainer:
         def weights() -> Fingerprints:
             rows = [part for micro in micros for part in tables.rows_in_use(micro.lookup)]
             named = fingerprints({name: p for p, name in self._names.items()})
-            named |= fingerprints(optimizer_tensors(self._optimizer, self._names))
+            state = optimizer_tensors(self._optimizer, self._names)
+            here = self.mesh.device.type  # PyTorch's Adagrad counts its steps on the host
+            named |= fingerprints({k: t for k, t in state.items() if t.device.type == here})
             return named | _of_rows("the table rows", rows)
 
         gate, differ = computed_twice(compute, described, tables.forget, weights)

@@ -43,8 +43,11 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
         parts=_parts(prediction),
         bound_by=_bound_by(prediction),
         constants=_constants(prediction),
-        sources=[_rates(cluster, prediction), *sources(cluster)],
-        sentences=_sentences(cluster, prediction),
+        sources=[
+            f"shares: {_rates(cluster, prediction)}",
+            *sources(cluster, cfg.precision, of_gemms=prediction.rates.of_gemms),
+        ],
+        sentences=_sentences(cfg, cluster, prediction),
         too_large=misfit(cfg.name, fullest, cluster, partial(_advice, cfg, cluster)),
     )
 
@@ -53,7 +56,7 @@ def _seconds(rank: RankTime) -> Mapping[str, float | None]:
     return {**dataclasses.asdict(rank), "step": rank.step}
 
 
-def _sentences(cluster: Cluster, found: Prediction) -> list[str]:
+def _sentences(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> list[str]:
     if found.step_s is None:
         return [f"No time is predicted: {found.unknown}."]
     mfu = "–".join(f"{100 * share:.1f}" for share in found.mfu)
@@ -63,6 +66,7 @@ def _sentences(cluster: Cluster, found: Prediction) -> list[str]:
         f"{human(found.tokens_per_device_s)} tokens/s and device, {mfu}. Bound by "
         f"{_bound_by(found)}.",
         f"Rates: {_rates(cluster, found)} (the formulas: docs/planning.md).",
+        f"Taken from: {'; '.join(sources(cluster, cfg.precision, of_gemms=found.rates.of_gemms))}.",
     ]
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from trainmark.config import filled
 from trainmark.errors import InputError
-from trainmark.hardware.devices import Cluster, Peak, Unknown, peak_flops
+from trainmark.hardware.devices import Cluster, Peak, Unknown
 from trainmark.hardware.known import Known, known
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import Machine, machine
+from trainmark.hardware.machine import Machine, machine, peak_of
 from trainmark.workloads.llama3.flops import flops
 from trainmark.workloads.llama3.memory import local_parameters
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters, stages_per_rank
@@ -182,7 +182,7 @@ def _precisions(cfg: LlamaRun) -> tuple[str, ...]:
 
 def _with_mfu(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> Prediction:
     done = flops(cfg, 0, found.tokens)["6N"] / (found.step_s or 1) / found.devices
-    peaks = [peak_flops(cluster.hardware, name) for name in _precisions(cfg)]
+    peaks = [peak_of(cluster, name) for name in _precisions(cfg)]
     shares = [done / peak.flops for peak in peaks if isinstance(peak, Peak)]
     return dataclasses.replace(found, mfu=shares)
 
@@ -194,7 +194,7 @@ def _full_rate(cfg: LlamaRun, cluster: Cluster, rates: Rates, precision: str) ->
         if measured is None:
             raise InputError(f"no {precision} GEMM was measured on {cluster.hardware}.")
         return measured
-    peak = peak_flops(cluster.hardware, precision)
+    peak = peak_of(cluster, precision)
     if isinstance(peak, Unknown):
         raise InputError(f"{peak.reason}.")
     return peak.flops

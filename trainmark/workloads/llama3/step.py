@@ -18,7 +18,12 @@ from trainmark.config import filled
 from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.adamw import AdamW, local
-from trainmark.training.checking import Fingerprints, computed_twice, fingerprints
+from trainmark.training.checking import (
+    Fingerprints,
+    computed_twice,
+    fingerprints,
+    in_fixed_order,
+)
 from trainmark.training.optimizers import LossScale
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.llama3.data import TokenBatch
@@ -120,7 +125,8 @@ class LlamaTrainer:
             return fingerprints(held) | fingerprints(self._parameters, "what computes of ")
 
         compute = partial(self._compute, prepared)
-        loss, differ = computed_twice(compute, described, self._forget, weights)
+        with in_fixed_order(self.mesh.device):  # attention and embeddings have others
+            loss, differ = computed_twice(compute, described, self._forget, weights)
         gate = self._update(loss, lr)
         return loss, gate == 0, differ
 

@@ -1,0 +1,33 @@
+"""`trainmark calibrate` on a GPU: every figure is there, and the file says the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainmark.hardware import hardware_file
+from trainmark.verbs import calibrate
+
+pytestmark = pytest.mark.gpu
+
+SMALL = calibrate.Scale(
+    rows=256, widest=256, table_bytes=2**20, lookups=1024, copy_bytes=2**22, file_bytes=2**20,
+    budget_s=0.0,
+)  # fmt: skip
+
+
+def test_a_gpu_is_calibrated(tmp_path: Path) -> None:
+    found = calibrate.measure(torch.device("cuda", 0), SMALL, tmp_path)
+    measured = found.measured
+    assert found.name == torch.cuda.get_device_name(0)
+    assert {"fp32", "fp16"} <= measured.gemm.keys()
+    assert all(sorted(rates) == [64, 256] for rates in measured.gemm.values())
+    for rate in (measured.copy, measured.host, measured.disk, measured.launch_s):
+        assert rate is not None
+        assert rate > 0
+    file = tmp_path / "hardware.toml"
+    file.write_text(hardware_file.text(found))
+    again = hardware_file.read(file)
+    assert again.key == found.key
+    assert again.measured.gemm.keys() == measured.gemm.keys()
+    assert again.measured.copy == pytest.approx(measured.copy, rel=1e-5)
