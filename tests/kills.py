@@ -211,7 +211,7 @@ def _fork(words: list[str], rank: int, ranks: int, log: Path, port: int) -> int:
     if child:
         return child
     try:
-        kept = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        kept = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(kept, 1)
         os.dup2(kept, 2)
         os.fsync = _slow_fsync  # type: ignore[assignment]
