@@ -62,6 +62,7 @@ def test_copies_of_rows_of_the_host_and_of_the_device(dim: int | None) -> None:
     check_copies(dim, "cuda", "cuda", num_rows=100_000)
 
 
+@pytest.mark.gpu_full  # many kernels to compile
 @pytest.mark.parametrize("shape", [(33, 26, 128), (9, 26, 256), (9, 3, 512), (3, 64, 64)], ids=str)
 @pytest.mark.parametrize("table_format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -99,6 +100,7 @@ def test_the_precision_of_fp32_products_follows_torchs_switch() -> None:
     assert 1e-5 < (exact - rough).norm() / exact.norm() < 2e-3
 
 
+@pytest.mark.gpu_full
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("table_format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -52,6 +52,7 @@ def check_growth(name: str, found: list[float], expected: list[float]) -> None:
 # --- every workload
 
 
+@pytest.mark.gpu_full
 def test_dlrm_in_every_placement(tmp_path: Path) -> None:
     found = sharded.check_groups(dlrm_ranks.WITH_A_GPU, tmp_path)
     alone = {}
@@ -82,6 +83,7 @@ def llama3(folder: Path, group: str, kind: str, long: bool = False) -> dict[str,
     return data
 
 
+@pytest.mark.gpu_full
 def test_llama3_in_every_split(tmp_path: Path) -> None:
     """Ranks of NCCL, of gloo and one device continue one another."""
     alone = {
@@ -179,6 +181,7 @@ def follow_plan(rank: int, group: Group, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.gpu_full
 def test_commands_continue_and_evaluate_what_others_trained(tmp_path: Path) -> None:
     rank_processes.finish(
         *(
@@ -215,6 +218,7 @@ def _sentences(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("trainmark: ")]
 
 
+@pytest.mark.gpu_full
 def test_a_rank_that_fails_ends_all_in_a_sentence(tmp_path: Path) -> None:
     """Killed, stopped, or out of memory; each leaves a good checkpoint. All jobs run together."""
     ways = {
