@@ -64,7 +64,7 @@ def write_csv(path: Path, log: dict[str, list[Any]]) -> Path:
 
 def prepare(kind: str, log: Path, output: Path, columns: str = COLUMNS, *flags: str) -> int:
     command = ["prepare", kind, "--input", str(log), "--columns", columns, "--output", str(output)]
-    return main([*command, "--holdout", "0.2", *flags])
+    return main([*command, "--holdout", "0.2", "--frequency-threshold", "10", *flags])
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_from_lists_to_a_served_model(
         Served(
             folder=run,
             run=run_folder.read_config(run),
-            checkpoint=small.newest(run),
+            checkpoint=run_folder.find_checkpoint(run),
             device="cpu",
         )
     )
