@@ -118,7 +118,7 @@ def test_csv_gives_the_same_bytes(dataset: Path, tmp_path: Path) -> None:
 
 def test_memory_changes_no_byte(dataset: Path, tmp_path: Path) -> None:
     log = write_parquet(tmp_path / "log.parquet", make_log())
-    assert prepare("parquet", log, tmp_path / "d", COLUMNS, "--memory", "1G") == 0
+    assert prepare("parquet", log, tmp_path / "d", COLUMNS, "--memory", "4G") == 0
     for name in ("cat_0.bin", "cat_1.bin"):
         found = (tmp_path / "d/train" / name).read_bytes()
         assert found == (dataset / "train" / name).read_bytes()
