@@ -217,6 +217,7 @@ def test_the_full_run(tmp_path: Path) -> None:
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", page)  # loads nothing
     exported = {path.name for path in (tmp_path / "demo" / "run" / "export").iterdir()}
     names = {"README.txt", "checksums.json", "config.json", "model.py", "model.safetensors"}
+    names |= {"preparation"}
     assert exported == names
 
 

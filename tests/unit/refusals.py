@@ -23,7 +23,7 @@ def refused(
     if lines is not None:
         assert len(message.splitlines()) == lines, message
     for part in parts:
-        assert part in message
+        assert part in message, message
     return message
 
 

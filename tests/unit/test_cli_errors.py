@@ -206,7 +206,7 @@ DAMAGES = {
     "broken YAML": (lambda d: (d / "feature_spec.yaml").write_text("{"), "not readable as YAML"),
     "several ids a feature": (
         lambda d: _replace(d / "feature_spec.yaml", "dtype: int8", "dtype: int8\n    hotness: 2"),
-        "hotness 2",
+        "differ in length",
     ),
 }  # fmt: skip
 

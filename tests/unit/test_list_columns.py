@@ -64,7 +64,7 @@ def write_csv(path: Path, log: dict[str, list[Any]]) -> Path:
 
 def prepare(kind: str, log: Path, output: Path, columns: str = COLUMNS, *flags: str) -> int:
     command = ["prepare", kind, "--input", str(log), "--columns", columns, "--output", str(output)]
-    return main([*command, "--holdout", "0.2", *flags])
+    return main([*command, "--holdout", "0.2", "--frequency-threshold", "10", *flags])
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_csv_gives_the_same_bytes(dataset: Path, tmp_path: Path) -> None:
 
 def test_memory_changes_no_byte(dataset: Path, tmp_path: Path) -> None:
     log = write_parquet(tmp_path / "log.parquet", make_log())
-    assert prepare("parquet", log, tmp_path / "d", COLUMNS, "--memory", "1G") == 0
+    assert prepare("parquet", log, tmp_path / "d", COLUMNS, "--memory", "4G") == 0
     for name in ("cat_0.bin", "cat_1.bin"):
         found = (tmp_path / "d/train" / name).read_bytes()
         assert found == (dataset / "train" / name).read_bytes()
@@ -144,7 +144,7 @@ def test_from_lists_to_a_served_model(
         Served(
             folder=run,
             run=run_folder.read_config(run),
-            checkpoint=small.newest(run),
+            checkpoint=run_folder.find_checkpoint(run),
             device="cpu",
         )
     )

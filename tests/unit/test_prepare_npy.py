@@ -146,18 +146,6 @@ def test_several_ids_per_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(test["ids"][0], stored[1]["0"][6:])
 
 
-def test_training_refuses_several_ids(tmp_path: Path) -> None:
-    from trainmark import cli
-
-    for number in (0, 1):
-        write_day(tmp_path / "npy", number, **random_day(8, number))
-        (tmp_path / "npy" / f"day_{number}_sparse.npy").unlink()
-        ids: Any = {"0": np.ones((8, 2), np.int32)}
-        np.savez(tmp_path / "npy" / f"day_{number}_sparse_multi_hot.npz", **ids)
-    output = prepare(tmp_path / "npy")
-    assert cli.main(["show", "dlrm-demo", "--data", str(output)]) == 2
-
-
 def test_numbers_that_are_not_finite_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
