@@ -58,7 +58,7 @@ wheel-test:  ## the wheel, in an empty environment, runs the demo
 	$(MAKE) --file $(CURDIR)/Makefile --old-file venv/core.stamp VENV=venv demo; \
 	ls -l build/demo/run/report.html
 
-# Under another interpreter: the package with numba, and tests of every part that need no more.
+# Under another interpreter: tests of every part that need few of the extras.
 QUICK := $(addprefix tests/unit/test_,attempt.py batches.py bounds.py checkpoint.py \
          checkpoint_damage.py checksums.py cli_errors.py click_data.py config_values.py \
          cpu_kernels.py distilbert_train.py dropout.py evaluation.py files.py fuzz.py \
@@ -69,8 +69,8 @@ OTHER := build/$(notdir $(PYTHON))
 
 test-python:  ## make test-python PYTHON=python3.13
 	$(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fast]' \
-	    pytest pytest-xdist hypothesis
+	$(OTHER)/bin/python -m pip install --quiet --constraint constraints.txt \
+	    --editable '.[fast,plots,serve]' httpx2 hypothesis pytest pytest-xdist scikit-learn
 	$(OTHER)/bin/python -m pytest -n 2 $(QUICK)
 
 test-slow: $(VENV)/dev.stamp
