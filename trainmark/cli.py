@@ -11,17 +11,29 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
 
 from trainmark import __version__
 from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory, unknown
-from trainmark.inference.options import Checkpoint
 from trainmark.verbs.flags import first_line, first_word, parse, parse_run, split_at, without_flags
+from trainmark.verbs.options import (
+    AlignOptions,
+    BoardOptions,
+    CalibrateOptions,
+    CheckOptions,
+    CompareOptions,
+    ExportOptions,
+    Nothing,
+    PlanOptions,
+    PublishedOptions,
+    ReplayOptions,
+    ReportOptions,
+    ShowOptions,
+    SuiteOptions,
+    SweepOptions,
+    VerifyOptions,
+)
 
 SPIN_COUNT = "10000"
 """How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
@@ -404,183 +416,3 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "suite": _suite,
     "launch": _launch,
 }
-
-
-# --- their options
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nothing:
-    """This verb takes no flags."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowOptions:
-    """How to show a run."""
-
-    config: Path | None = None
-    """Configuration file between the named run and the flags: TOML, or a result.json."""
-    cluster: str | None = None
-    """Hardware to resolve for, as HARDWARExNODESxDEVICES; default cpux1x1."""
-    hardware: Path | None = None
-    """A hardware.toml (by hand, or from `calibrate`): what it says goes before the datasheets, and
-    its key can be in --cluster."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions(ShowOptions):
-    """What to plan for."""
-
-    json: Path | None = None
-    """File to write the placement of the tables to; edited or not, --placement takes it."""
-    search: bool = False
-    """Rank other splits, micro-batches and recomputation by predicted time, instead of one plan."""
-    check: tuple[Path, ...] = ()
-    """Instead of RUN and all other flags: how far the predictions of finished runs were off."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """How far predictions were from what was measured then."""
-
-    check: tuple[Path, ...]
-    """Output folders of runs, their result.json, or folders to search for them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateOptions:
-    """What to measure, in less than two minutes."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes a GPU if there is one."""
-    output: Path = Path("hardware.toml")
-    """The file to write; reading from disk is measured in its folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """Report on finished runs."""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Output folders of runs. Of several, as in SWEEP/*, those without a result are left out."""
-    output: Path | None = None
-    """Where to write; default report.html in the run's folder; other formats are printed."""
-    like: Literal["flagperf", "nvidia", "torchrec"] | None = None
-    """The tables of a published page, with its columns: our results above the published rows."""
-    format: Literal["markdown", "csv", "html", "json"] | None = None
-    """Default html, or markdown with --like."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedOptions:
-    """List published results; no run is needed."""
-
-    system: str | None = None
-    """One of them: flagperf-dlrm, nvidia-tf2-dlrm, torchrec-dlrm, flagperf-distilbert or
-    flagperf-llama3. Default: all."""
-    format: Literal["markdown", "csv", "json"] | None = None
-    """Default: tables for a terminal. json has the figures as they were printed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions:
-    """Compare two finished runs."""
-
-    first: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run."""
-    second: Annotated[Path, tyro.conf.Positional]
-    """Output folder of another."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoardOptions:
-    """Lay out many runs; results of earlier versions too."""
-
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Output folders of runs, their result.json, or folders to search for them."""
-    output: Path | None = None
-    """Where to write; default board.html here."""
-    serve: bool = False
-    """Serve the page over HTTP instead, and show new results as they come."""
-    host: str = "127.0.0.1"
-    """Address to serve at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
-    look at then."""
-    port: int = 8080
-    """Port to serve at; 0 takes a free one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignOptions:
-    """Compare a loss curve with a reference; exit code 1 where they do not agree."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run (or its loss.csv)."""
-    reference: Annotated[Path, tyro.conf.Positional]
-    """Another run's folder, a loss.csv, a Megatron log or an MLPerf log."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Export a checkpoint in a run's folder."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run."""
-    checkpoint: Checkpoint = None
-    """Which one; default: the best if the run had --patience, else the last."""
-    format: Literal["onnx", "torch", "safetensors"] = "safetensors"
-    """safetensors: weights in the layout of Hugging Face's transformers or, for a recommender, with
-    a few lines of plain PyTorch that load them. onnx (extra `export`) and torch, a program of
-    torch.export: of models that score rows, at any batch. All of a recommender's carry its
-    vocabularies."""
-    output: Path | None = None
-    """Folder to write; default in the run's folder: export, export-onnx or export-torch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """Read everything that has a checksum."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions:
-    """What to run again."""
-
-    result: Annotated[Path, tyro.conf.Positional]
-    """A result.json, or the output folder of a run."""
-    run: bool = False
-    """Run the command, instead of printing it alone."""
-    output: Path | None = None
-    """Folder for the new run; default: that of the old one, with -again behind its name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepOptions(TrainOptions):
-    """How to sweep; the flags of `train` hold for every run of it."""
-
-    over: tuple[str, ...] = ()
-    """FIELD=V1,V2,... for each field to vary; in a search, also FIELD=LOW..HIGH, with :log behind
-    it where factors count (lr=0.001..1:log). Several words are a list: 'model.top_mlp=64 1'."""
-    trials: int | None = None
-    """Search with so many runs, instead of one for each combination (needs the extra `search`);
-    those that do worse than half of the others at the same evaluation are ended."""
-    devices: int = 1
-    """Devices of this machine to run each on."""
-    isolate: bool = False
-    """A process of its own for each run, as with several devices: it starts more slowly, no run of
-    a search is ended early, and one that the host's memory is too small for ends alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteOptions:
-    """Run the cases of a file; finished ones are not run again. Exit code 1 where one failed."""
-
-    cases: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CASES.toml")]
-    """A list of [[case]], each with `run`, `case` (HARDWARExNODESxDEVICES that it is for), and, if
-    they are wanted, `name`, `repeats` and `flags` (as after `train RUN`)."""
-    output: Path | None = None
-    """Folder for the results, each in OUTPUT/NAME, and report.html; default runs/CASES."""
-    dry_run: bool = False
-    """List the cases, what would be run here, and the memory it would need."""

@@ -46,10 +46,10 @@ def test_ranks_are_launched_and_what_differs_is_told(tmp_path: Path) -> None:
 
 def test_what_a_run_began_with_is_named_again(tmp_path: Path) -> None:
     result = make_result()
-    typed = "trainmark train dlrm-demo --from 'old run' --with-optimizer"
+    typed = "trainmark train dlrm-demo --from 'old run' --with-optimizer --hardware my.toml"
     dataclasses.replace(result, software={"command": typed}).write(tmp_path)
     words = replay.command(tmp_path, None)
-    assert words[4:7] == ["--from", "old run", "--with-optimizer"]
+    assert words[4:9] == ["--with-optimizer", "--from", "old run", "--hardware", "my.toml"]
 
 
 def test_a_folder_without_a_result_is_refused(

@@ -1,7 +1,7 @@
 """What the verbs do around a run; the command line only names them.
 
 flags.py            from words to a run and its options; flag_errors.py: wrong words as a sentence;
-                    aliases.py: what other systems call our flags
+                    aliases.py: what other systems call our flags; options.py: flags of verbs
 runs.py             list, show, train, infer
 evaluate.py         how good a run's predictions are
 plan.py             memory and predicted time before a run; plan_search.py: other layouts of it;

@@ -20,22 +20,32 @@ def command(path: Path, output: Path | None) -> list[str]:
         path: a result.json, or the folder of a run.
     """
     file = path if path.is_file() else path / result.FILE_NAME
-    found = result.read(file)
+    found = result.read(path)
     _, nodes, devices = found.case.rsplit("x", 2)
     again = output or file.parent.with_name(f"{file.resolve().parent.name}-again")
-    train = ["train", found.run, "--config", str(file), *_start(found), "--output", str(again)]
+    train = [
+        "train",
+        found.run,
+        "--config",
+        str(file),
+        *_typed_besides(found),
+        "--output",
+        str(again),
+    ]
     if (nodes, devices) == ("1", "1"):
         return train
     return ["launch", "--on", "torchrun", "-j", f"{nodes}x{devices}", *train]
 
 
-def _start(found: Result) -> list[str]:
-    """Flags of what the run began with, which is no part of its configuration."""
+def _typed_besides(found: Result) -> list[str]:
+    """Flags that were typed and are no part of the run's configuration: what it began with, and
+    the description of its hardware."""
     typed = shlex.split(found.software.get("command") or "")
-    if "--from" not in typed[:-1]:
-        return []
-    optimizer = ["--with-optimizer"] if "--with-optimizer" in typed else []
-    return ["--from", typed[typed.index("--from") + 1], *optimizer]
+    flags = ["--with-optimizer"] if "--with-optimizer" in typed else []
+    for name in ("--from", "--hardware"):
+        if name in typed[:-1]:
+            flags += [name, typed[typed.index(name) + 1]]
+    return flags
 
 
 def described(path: Path, words: list[str]) -> str:
