@@ -98,7 +98,7 @@ class Run:
     """Keep the scores of splits of at most so many rows (5 bytes each), for `trainmark compare`."""
     check_every: Count | None = None
     """Compute loss and gradients of every N-th step twice, and stop if a bit differs: a device that
-    computes wrongly seldom says so. 200 costs less than 1 %."""
+    computes wrongly seldom says so. 200 costs 0.5 % on a CPU (docs/reliability.md)."""
     profile: str | None = None
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
