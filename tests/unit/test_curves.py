@@ -2,6 +2,8 @@
 
 import csv
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 from tests import small_distilbert
 from tests.small import STEPS, config, copies, curve, result, train, trainer
 from trainmark.errors import InputError
+from trainmark.report import report
+from trainmark.report.training import COLUMNS
 from trainmark.run.curves import CURVES, LOSS, read_curves
 from trainmark.schedule import Schedule
 from trainmark.training.optimizers import norms
@@ -100,8 +104,7 @@ def test_rates_are_samples_over_the_time_of_steps(finished: Path) -> None:
 def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of which a kill took what came after step 4, whose last rows were cut."""
     output = tmp_path_factory.mktemp("continued") / "run"
-    flags = ("--tensorboard", "--log-every", "2", "--checkpoint-every", "4 steps")
-    flags += ("--keep-checkpoints", "1")
+    flags = ["--tensorboard", "--log-every", "2", "--checkpoint-every", "4 steps"]
     assert train(output, *flags, "--max-steps", "4") == 0
     assert train(output, *flags, "--max-steps", "6", "--checkpoint-every", "never") == 0
     for name, torn in (("loss.csv", "7,35"), ("curves.csv", "7,3584,0.1,0.3")):
@@ -169,3 +172,24 @@ def test_what_is_no_row_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / "loss.csv").write_text("step,samples,loss\n1,10,0.5\n,20,0.4\n2\n\n3,30,0.3\n2,20,")
     LOSS.begin(tmp_path, 2).close()
     assert (tmp_path / "loss.csv").read_text() == "step,samples,loss\n1,10,0.5\n"
+
+
+# --- on the page
+
+
+def test_the_page_draws_what_was_recorded(tmp_path: Path, finished: Path) -> None:
+    scaled = tmp_path / "scaled"
+    assert train(scaled, "--precision", "fp16", "--log-every", "2") == 0
+    older = tmp_path / "older"
+    shutil.copytree(finished, older)
+    (older / "curves.csv").unlink()
+
+    def drawn(*folders: Path) -> list[str]:
+        text = report(folders, tmp_path / "page.html").read_text()
+        return re.findall("<title>([^<]*) over (?:samples|seconds)</title>", text)
+
+    always = ["gradient norm", "learning rate", "samples/s"]
+    assert [name for name in drawn(finished) if name in COLUMNS.values()] == always
+    assert not set(drawn(older)) & set(COLUMNS.values())
+    every = [name for name in COLUMNS.values() if name != "power in W"]
+    assert [name for name in drawn(scaled, older, finished) if name in COLUMNS.values()] == every

@@ -72,21 +72,20 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[Any, str]) -> dict[st
     }
 
 
-def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """[N] The Euclidean norm of each tensor, in fp32 and on their device."""
-    if tensors[0].device.type == "cpu":
-        return torch.stack([_norm_on_host(tensor) for tensor in tensors])
-    return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=torch.float32))  # by one launch
-
-
 _ADDED_AT_ONCE = 2**20
 """Numbers. A CPU adds their squares one after another: of 66 million, 0.5 % would be lost."""
 
 
-def _norm_on_host(tensor: Tensor) -> Tensor:
-    pieces = tensor.reshape(-1).split(_ADDED_AT_ONCE)
-    of_pieces: list[Tensor] = [vector_norm(piece, dtype=torch.float32) for piece in pieces]
-    return of_pieces[0] if len(of_pieces) == 1 else norms([torch.stack(of_pieces)])[0]
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """[N] The Euclidean norm of each tensor, in fp32 and on their device."""
+    if tensors[0].device.type == "cpu":
+        tensors = [t if t.numel() <= _ADDED_AT_ONCE else _norms_of_pieces(t) for t in tensors]
+    return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=torch.float32))  # one launch
+
+
+def _norms_of_pieces(tensor: Tensor) -> Tensor:
+    """Numbers whose norm is the tensor's."""
+    return norms(tensor.reshape(-1).split(_ADDED_AT_ONCE))
 
 
 def gradient_norm(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
