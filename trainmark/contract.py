@@ -188,6 +188,10 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     ) = None
     """`Trainer.step` for `--check-every`: loss and gradients are computed twice (by
     `training/checking.py`), and by name it says whether their bits differ."""
+    observed: Callable[[TrainerT], Mapping[str, Tensor]] = _none_counted
+    """Of the last step besides its loss, as scalars that stay on the device and are the same on all
+    ranks: `gradient_norm` (of dense parameters, over all ranks, unscaled, before any clipping) and,
+    where there is one, the `loss_scale` that it was computed with."""
     evaluate: Callable[[TrainerT, Data[BatchT]], Metrics] | None = None
     """On all ranks, each sample once. A workload has this or `predict`."""
     predict: Callable[[TrainerT, Data[BatchT]], Predictions] | None = None

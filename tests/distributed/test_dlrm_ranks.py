@@ -1,5 +1,6 @@
 """DLRM on 1, 2 and 4 ranks, with tables sharded in every way, trains like one process."""
 
+import csv
 import json
 import os
 import subprocess
@@ -122,7 +123,11 @@ def torchrun(*arguments: str) -> None:
 
 
 def _curve(output: Path) -> list[float]:
-    rows = (output / "loss.csv").read_text().splitlines()[1:]
-    losses = [float(row.split(",")[2]) for row in rows]
-    assert len(losses) == 8
-    return losses
+    """Losses, then norms of dense gradients."""
+    found = [
+        float(row[column])
+        for name, column in (("loss.csv", "loss"), ("curves.csv", "gradient_norm"))
+        for row in csv.DictReader((output / name).read_text().splitlines())
+    ]
+    assert len(found) == 2 * 8
+    return found

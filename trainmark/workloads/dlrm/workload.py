@@ -19,6 +19,7 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     build_data=build_data,
     build_trainer=build_trainer,
     checked_step=DlrmTrainer.checked_step,
+    observed=DlrmTrainer.observed,
     predict=predict,
     groups=groups,
     importance=importance,
