@@ -25,8 +25,8 @@ from trainmark.errors import InputError
 from trainmark.verbs import gate, gate_turns
 from trainmark.verbs.gate_turns import Side, Turn, Worker, resident, train_by_turns
 
-CLI = """
-import os, random, time
+MAIN = """
+import os, random, sys, time
 from pathlib import Path
 from typing import TypeVar
 from trainmark.run.feed import Feed
@@ -46,6 +46,8 @@ def main(words):
             return 2
         if step == int(told.get("--dies", -1)):
             os.kill(os.getpid(), 9)
+
+sys.exit(main(sys.argv[1:]))
 """
 FEED = """
 class Batch:
@@ -66,7 +68,12 @@ class Feed:
 def package(tmp_path: Path) -> Path:
     """A tree with a stand-in for trainmark: of the real one the worker needs no more than this."""
     root = tmp_path / "tree"
-    for name, text in {"__init__": "", "cli": CLI, "run/__init__": "", "run/feed": FEED}.items():
+    for name, text in {
+        "__init__": "",
+        "__main__": MAIN,
+        "run/__init__": "",
+        "run/feed": FEED,
+    }.items():
         path = root / "trainmark" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -183,7 +190,7 @@ def test_a_side_that_ends_is_told(package: Path) -> None:
     with pytest.raises(InputError, match=r"^The candidate does not train: The loss of step 3 is"):
         measure(package, 1.0, "--fails", "3")
     (package / "trainmark" / "run" / "feed.py").unlink()
-    (package / "trainmark" / "cli.py").write_text("def main(words): return 0")
+    (package / "trainmark" / "__main__.py").write_text("")
     with pytest.raises(InputError, match=r"too old for gate: it has no trainmark\.run\.feed"):
         measure(package, 1.0)
 
@@ -244,12 +251,12 @@ def repository(package: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 def test_a_commit_is_copied_and_leaves_no_trace(
     repository: Callable[..., str], package: Path, tmp_path: Path
 ) -> None:
-    earlier = (package / "trainmark" / "cli.py").read_text()
-    (package / "trainmark" / "cli.py").write_text("changed")
+    earlier = (package / "trainmark" / "__main__.py").read_text()
+    (package / "trainmark" / "__main__.py").write_text("changed")
     copy = gate._copy_of("HEAD", tmp_path / "copy")
-    assert (copy / "trainmark" / "cli.py").read_text() == earlier
+    assert (copy / "trainmark" / "__main__.py").read_text() == earlier
     assert len(repository("worktree", "list").splitlines()) == 1
-    assert repository("status", "--porcelain").split() == ["M", "trainmark/cli.py"]
+    assert repository("status", "--porcelain").split() == ["M", "trainmark/__main__.py"]
     repository("rm", "-rfq", ".")
     repository("commit", "--quiet", "--allow-empty", "--message", "two")
     with pytest.raises(InputError, match="has no package 'trainmark'"):

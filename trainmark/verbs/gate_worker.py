@@ -2,8 +2,8 @@
 
 A script, not imported: it comes from the tree that `gate` runs in, and drives the `trainmark` that
 lies first on PYTHONPATH, which may be of a commit that knows nothing of it. Of that it needs
-`trainmark.cli.main`, `train` with its flags, and `trainmark.run.feed.Feed`, which the loop asks for
-a batch before every step.
+`python -m trainmark train` with its flags, and `trainmark.run.feed.Feed`, which the loop asks for a
+batch before every step.
 
     python -P gate_worker.py TREE TOKENS ANSWERS WORDS...
 
@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import runpy
 import signal
 import sys
 import time
@@ -95,23 +96,29 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(tree: str, tokens: str, answers: str, *words: str) -> int:
+def trainmark_ends(*words: str) -> object:
+    """What `python -m trainmark WORDS` exits with, run in this process."""
+    sys.argv = ["trainmark", *words]
+    try:
+        runpy.run_module("trainmark", run_name="__main__")
+    except SystemExit as stop:
+        return stop.code
+    return None
+
+
+def main(tree: str, tokens: str, answers: str, *words: str) -> object:
     end_with_parent()
     import trainmark
-    from trainmark.cli import main as trainmark_main
 
     if Path(trainmark.__file__).resolve().parent.parent != Path(tree).resolve():
-        print(f"trainmark: expected the package in {tree}, found {trainmark.__file__}.")
-        return 2
-    # What a version sets before torch is loaded, its own `main` sets.
-    trainmark_main(["--version"])
+        return f"trainmark: expected the package in {tree}, found {trainmark.__file__}."
+    trainmark_ends("--version")  # a version sets by itself what must be set before torch is loaded
     try:
         take_turns(Turns(int(tokens), int(answers)))
     except ModuleNotFoundError as error:
-        print(f"trainmark: this commit is too old for gate: it has no {error.name}.")
-        return 2
-    return trainmark_main(["train", *words])
+        return f"trainmark: this commit is too old for gate: it has no {error.name}."
+    return trainmark_ends("train", *words)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))  # type: ignore[arg-type]
