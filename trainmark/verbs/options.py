@@ -173,7 +173,7 @@ class GateOptions:
     """Flags of the candidate alone."""
     slower_by: Positive = 3.0
     """The slow-down that must be found, in percent; one half as large may be found or not."""
-    budget: Positive = 600.0
+    budget: Positive = 900.0
     """Seconds after which it is left undecided; most verdicts take far fewer."""
     config: Path | None = None
     """Configuration file between the named run and the flags: TOML, or a result.json."""
