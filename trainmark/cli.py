@@ -338,27 +338,16 @@ def _replay(arguments: list[str], started: float) -> int | None:
 
 def _gate(arguments: list[str], started: float) -> int:
     """Whether a step takes longer than at another commit or with other flags; for CI."""
-    from trainmark.progress import say
-    from trainmark.verbs import gate
-
     flags, words = take_words(arguments, ("--base-flags", "--candidate-flags"))
     cfg, options = parse_run("gate", words, GateOptions)
-    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget"))
+    from trainmark.verbs.gate import Asked, gate
+
     base, candidate = (
-        gate.Asked(commit=commit, flags=flags.get(f"--{name}-flags", ""))
+        Asked(commit=commit, flags=flags.get(f"--{name}-flags", ""))
         for name, commit in (("base", options.base), ("candidate", options.candidate))
     )
-    slower_by = options.slower_by / 100
-    with gate.ends_in_order(), gate.two_sides(cfg, shared, base, candidate) as sides:
-        found = gate.measure(
-            *sides,
-            slower_by=slower_by,
-            budget_s=options.budget,
-            tell=lambda so_far: say(gate.sentence(so_far, slower_by)),
-        )
-    say(gate.sentence(found, slower_by))
-    print(gate.as_json(found))
-    return gate.EXIT_CODES[found.verdict]
+    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget"))
+    return gate(cfg, shared, base, candidate, options.slower_by / 100, options.budget)
 
 
 def _sweep(arguments: list[str], started: float) -> None:

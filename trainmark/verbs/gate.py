@@ -23,6 +23,7 @@ import trainmark
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError, raise_all
 from trainmark.metrics.slowdown import Comparison, compare
+from trainmark.progress import say
 from trainmark.validation import problems
 from trainmark.verbs.flags import parse_run
 from trainmark.verbs.gate_turns import WORKER, Side, resident, train_by_turns
@@ -33,19 +34,21 @@ EXIT_CODES = {"not slower": 0, "slower": 1, "undecided": 3}
 ROUND_BLOCKS = 100
 """After so many, a fresh pair of processes is worth what it takes to start it."""
 ENDLESS = (
-    *(
-        "--epochs",
-        "1000000",
-        "--max-steps",
-        "None",
-        "--no-stop-at-target",
-        "--evals-per-epoch",
-        "0",
-    ),
-    *("--checkpoint-every", "never"),
+    *("--epochs", "1000000", "--max-steps", "None", "--no-stop-at-target"),
+    *("--evals-per-epoch", "0", "--checkpoint-every", "never"),
 )
 """Flags of both sides: nothing but steps, as many as it takes. Every commit that `gate` can drive
 knows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What one side is to be."""
+
+    commit: str | None
+    """None for this tree as it is."""
+    flags: str
+    """That it has alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +66,47 @@ class Found:
         return self.comparison.verdict if self.comparison else "undecided"
 
 
+def gate(
+    cfg: Run,
+    words: Sequence[str],
+    base: Asked,
+    candidate: Asked,
+    slower_by: float,
+    budget_s: float,
+) -> int:
+    """Compare, say what was found, and print it as JSON; returns the exit code.
+
+    Args:
+        words: the run's name and the flags of both sides.
+        slower_by: the slow-down that must be found; 0.03 is 3 %.
+    """
+    with ends_in_order(), two_sides(cfg, words, base, candidate) as sides:
+        found = measure(
+            *sides,
+            slower_by=slower_by,
+            budget_s=budget_s,
+            tell=lambda so_far: say(progress(so_far)),
+        )
+    say(sentence(found, slower_by))
+    print(as_json(found))
+    return EXIT_CODES[found.verdict]
+
+
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """SIGTERM ends this as Ctrl-C does: no process and no folder is left."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 # --- the two sides
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What one side is to be."""
-
-    commit: str | None
-    """None for this tree as it is."""
-    flags: str
-    """That it has alone."""
 
 
 @contextmanager
@@ -188,46 +221,40 @@ def measure(
                     break
 
 
-@contextmanager
-def ends_in_order() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does: no process and no folder is left."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 # --- words
 
 
 def sentence(found: Found, slower_by: float) -> str:
     """What was found, for people."""
-    spent = f"{found.seconds:.0f} s, {found.blocks} blocks, {_count(found.rounds, 'round')}"
     compared = found.comparison
     if compared is None:
-        return f"Undecided: {spent} are too few to compare anything. Give more seconds as --budget."
-    change = f"{abs(compared.slowdown):.1%} {'longer' if compared.slowdown >= 0 else 'less'}"
-    known = (
-        f"a step of the candidate takes {change} than one of the base "
-        f"(95 % interval {compared.low:+.1%} to {compared.high:+.1%})"
-    )
+        return f"Undecided: {_spent(found)} were not enough. Give more seconds as --budget."
     if compared.verdict == "undecided":
         return (
-            f"Undecided: {known}. Neither 'as fast' nor 'slower by {slower_by:.3g}' is "
-            f"sure: {compared.confidence:.1%} for the more probable one, after {spent}. Give more "
-            "seconds as --budget, or a quieter machine."
+            f"Undecided after {_spent(found)}: {_known(compared)}. Neither 'as fast' nor 'slower "
+            f"by {slower_by:.1%}' is sure; the more probable has a confidence of "
+            f"{compared.confidence:.1%}. Give more seconds as --budget, or a quieter machine."
         )
-    verdict = "Slower" if compared.verdict == "slower" else "Not slower"
-    return f"{verdict}: {known}. Confidence {compared.confidence:.1%}, after {spent}."
+    verdict = compared.verdict.capitalize()
+    return f"{verdict}, confidence {compared.confidence:.1%}: {_known(compared)}, {_spent(found)}."
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def progress(found: Found) -> str:
+    """What is known before there is a verdict."""
+    known = _known(found.comparison) if found.comparison else "nothing yet"
+    return f"After {_spent(found)}: {known}."
+
+
+def _known(compared: Comparison) -> str:
+    return (
+        f"the candidate's step time is {compared.slowdown:+.1%} from the base's "
+        f"(95 % interval {compared.low:+.1%} to {compared.high:+.1%})"
+    )
+
+
+def _spent(found: Found) -> str:
+    rounds = f"{found.rounds} round{'' if found.rounds == 1 else 's'}"
+    return f"{found.seconds:.0f} s, {found.blocks} blocks in {rounds}"
 
 
 def as_json(found: Found) -> str:
