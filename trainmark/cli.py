@@ -16,7 +16,15 @@ from pathlib import Path
 from trainmark import __version__
 from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory, unknown
-from trainmark.verbs.flags import first_line, first_word, parse, parse_run, split_at, without_flags
+from trainmark.verbs.flags import (
+    first_line,
+    first_word,
+    parse,
+    parse_run,
+    split_at,
+    take_words,
+    without_flags,
+)
 from trainmark.verbs.options import (
     AlignOptions,
     BoardOptions,
@@ -24,6 +32,7 @@ from trainmark.verbs.options import (
     CheckOptions,
     CompareOptions,
     ExportOptions,
+    GateOptions,
     Nothing,
     PlanOptions,
     PublishedOptions,
@@ -327,6 +336,20 @@ def _replay(arguments: list[str], started: float) -> int | None:
     return _dispatch(words, started) if options.run else None
 
 
+def _gate(arguments: list[str], started: float) -> int:
+    """Whether a step takes longer than at another commit or with other flags; for CI."""
+    flags, words = take_words(arguments, ("--base-flags", "--candidate-flags"))
+    cfg, options = parse_run("gate", words, GateOptions)
+    from trainmark.verbs.gate import Asked, gate
+
+    base, candidate = (
+        Asked(commit=commit, flags=flags.get(f"--{name}-flags", ""))
+        for name, commit in (("base", options.base), ("candidate", options.candidate))
+    )
+    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget"))
+    return gate(cfg, shared, base, candidate, options.slower_by / 100, options.budget)
+
+
 def _sweep(arguments: list[str], started: float) -> None:
     """Runs that differ in some fields, as a grid or a search: the best, and what mattered."""
     from trainmark.progress import SafeConsole
@@ -412,6 +435,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "verify": _verify,
     "replay": _replay,
     "align": _align,
+    "gate": _gate,
     "sweep": _sweep,
     "suite": _suite,
     "launch": _launch,

@@ -114,10 +114,26 @@ def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
     kept, skip = [], False
     for argument in arguments:
         if argument.startswith("--"):
-            skip = argument.partition("=")[0] in names
+            skip = argument.partition("=")[0].replace("_", "-") in names
         if not skip:
             kept.append(argument)
     return kept
+
+
+def take_words(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """Values that are flags themselves, by the names of theirs; and the other arguments."""
+    taken, rest, words = {}, [], iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in names:
+            rest.append(word)
+        elif equals:
+            taken[name] = value
+        elif (following := next(words, None)) is not None:
+            taken[name] = following
+        else:
+            raise InputError(f"{name} needs flags as one word, such as {name} '--precision fp32'.")
+    return taken, rest
 
 
 def number_lists(kind: type[Any], prefix: str = "--") -> frozenset[str]:
