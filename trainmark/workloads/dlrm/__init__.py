@@ -17,5 +17,6 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     warnings.py           what makes a trained model one not to trust
     raw_files.py          files for `trainmark evaluate --input` and `predict`, encoded;
                           exported_files.py: scored by an exported model
-    prepared_values.py    requests to `trainmark serve` that hold ids, not raw values
+    requests.py           rows of requests to `trainmark serve`, and their scores;
+                          prepared_values.py: those that hold ids, not raw values
 """
