@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette")
+for needed in ("starlette", "uvicorn", "prometheus_client"):
+    pytest.importorskip(needed)
 from starlette.testclient import TestClient
 
 from tests.unit.criteo_oracle import random_lines, write_day
