@@ -32,6 +32,7 @@ from trainmark.training.optimizers import (
 )
 from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
+from trainmark.workloads.dlrm import fast_prediction
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.multi_hot import MoreIds
@@ -436,6 +437,8 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
     precision = trainer.cfg.precision
     if precision != "fp8":  # whose codes are made of fp32 weights
         trainer.model.cast_dense(compute_dtype(precision))
+    if faster := fast_prediction.of_trainer(trainer):
+        return faster
 
     def predict(batch: ClickBatch) -> Tensor:
         return trainer.predict(trainer.prepare_to_predict(batch, batch.samples)).cpu()
