@@ -27,7 +27,7 @@ HOSTILE = ["$(touch pwned)", "`touch pwned`", "'; touch pwned; '", "<script>pwne
 KNOWN = {
     "importlib.import_module": {
         "cli.py",  # modules by our own names
-        "clicklog/engine/phases.py",  # one module, earlier
+        "clicklog/engine/parse_phase.py",  # one module, earlier
     },
     "subprocess.Popen": {
         "distributed/launch_jobs.py",  # a list of words; `sh -c` gets a text of ours alone

@@ -11,5 +11,6 @@ arrange.py         columns in the order of the dataset; fields.py: what each col
 splits.py          which rows train, test, validate; division.py: where these are no ranges
 split_binary.py    the files of a dataset
 summary.py         prepare.json, and the tables on the terminal
-limits.py          memory and threads that a run may use
+limits.py          memory and processes that a run may use
+workers.py         these processes
 """

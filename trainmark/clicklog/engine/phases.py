@@ -1,10 +1,8 @@
 """The embedded engine: runs the phases that the package's docstring describes."""
 
-import importlib
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,24 +88,22 @@ class EmbeddedEngine:
         facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)}, source.files)
         self._check_disk(rows)
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
-        with progress.bytes_bar("Reading", sum(sizes)) as advance:
+        whole = sum(sizes)
+        parser = parse_phase.Parser(
+            source,
+            self.work,
+            done,
+            seed=job.seed,
+            bits=facts["bits"],
+            bad_rows=job.bad_rows,
+            piece_bytes=self.limits.piece_bytes,
+            workers=min(self.limits.threads, -(-whole // self.limits.piece_bytes) or 1),
+        )
+        with progress.bytes_bar("Reading", whole) as advance:
             if done:
                 stop = done[-1].stop
                 advance(sum(sizes[: stop.file]) + stop.offset)
-            parser = parse_phase.Parser(
-                source,
-                self.work,
-                done,
-                seed=job.seed,
-                bits=facts["bits"],
-                bad_rows=job.bad_rows,
-                piece_bytes=self.limits.piece_bytes,
-                advance=advance,
-            )
-            with ThreadPoolExecutor(1) as aside:
-                # Needed soon, and loading it costs a quarter of a second.
-                aside.submit(importlib.import_module, "pyarrow.parquet")
-                records = parser.run(self.limits.threads)
+            records = parser.run(advance)
         for places in source.schema.vocabularies():
             if source.schema.stored[places[0]].kind == "string":
                 from trainmark.clicklog.arrays import strings
