@@ -42,7 +42,6 @@ KNOWN = {
     "torch.load": {"workloads/distilbert/weights.py"},  # weights_only
     "np.load": {  # which unpickles nothing unless it is asked to
         "clickdata/terabyte.py",  # a file of the package
-        "clicklog/engine/vocabulary.py",
         "clicklog/npy_files.py",
         "corpus/samples.py",
         "corpus/sentences.py",

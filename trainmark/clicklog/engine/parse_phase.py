@@ -134,7 +134,7 @@ class Parser:
             advance: called with the bytes of each finished piece.
         """
         with self._workers, ThreadPoolExecutor(self._count) as pool:
-            futures = [pool.submit(self._work, advance) for _ in range(self._count)]
+            futures = [pool.submit(self._work, call, advance) for call in self._workers.calls]
             # Needed soon, and loading it costs a quarter of a second.
             importlib.import_module("pyarrow.parquet")
             for future in futures:
@@ -144,26 +144,25 @@ class Parser:
             raise self._errors[min(self._errors)]
         return sorted(self.records, key=lambda record: record.index)
 
-    def _work(self, advance: Callable[[int], None]) -> None:
-        with self._workers.one() as worker:
-            while True:
-                index = -1
-                try:
-                    with self._lock:
-                        if self._errors:
-                            return
-                        index = self._taken
-                        piece = next(self._pieces, None)
-                        self._taken += 1
-                    if piece is None:
+    def _work(self, worker: Call, advance: Callable[[int], None]) -> None:
+        while True:
+            index = -1
+            try:
+                with self._lock:
+                    if self._errors:
                         return
-                    self._handle(index, piece, worker)
-                    advance(piece.num_bytes)
-                except BaseException as error:
-                    with self._turn:
-                        self._errors[index] = error
-                        self._turn.notify_all()
+                    index = self._taken
+                    piece = next(self._pieces, None)
+                    self._taken += 1
+                if piece is None:
                     return
+                self._handle(index, piece, worker)
+                advance(piece.num_bytes)
+            except BaseException as error:
+                with self._turn:
+                    self._errors[index] = error
+                    self._turn.notify_all()
+                return
 
     def _handle(self, index: int, piece: Piece, worker: Call) -> None:
         parsed: _Parsed = worker("parse", piece)

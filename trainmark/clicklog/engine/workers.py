@@ -6,17 +6,20 @@ interpreter's lock, and one list of memory pages, which 16 of them spend most of
 """
 
 import ctypes
+import itertools
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import PriorityQueue
 from types import TracebackType
 from typing import Any
 
@@ -37,13 +40,14 @@ class Workers:
 
     def __init__(self, served: Any, count: int) -> None:
         self._processes: list[Any] = []
-        self._idle: SimpleQueue[Call] = SimpleQueue()
-        if count == 1:
-            self._idle.put(lambda method, *arguments: getattr(served, method)(*arguments))
-        else:
-            for _ in range(count):
-                self._idle.put(self._forked(served))
-        self._threads = ThreadPoolExecutor(count)
+        self.calls: list[Call] = [lambda method, *given: getattr(served, method)(*given)]
+        """One for each worker, for those who need the same one again; one at a time."""
+        if count > 1:
+            self.calls = [self._forked(served) for _ in range(count)]
+        self._waiting: PriorityQueue[_Task] = PriorityQueue()
+        self._numbers = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
 
     def _forked(self, served: Any) -> Call:
         context = get_context("fork")
@@ -56,9 +60,9 @@ class Workers:
         theirs.close()
         self._processes.append(process)
 
-        def call(method: str, *arguments: Any) -> Any:
+        def call(method: str, *given: Any) -> Any:
             try:
-                ours.send((method, arguments))
+                ours.send((method, given))
                 done, result = ours.recv()
             except (EOFError, OSError):
                 raise RuntimeError(
@@ -79,33 +83,61 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._processes:
-            process.kill()  # all that was asked for is done, or nobody wants it any longer
-        self._threads.shutdown(cancel_futures=True)
+        self.stop()
+        for thread in self._threads:
+            thread.join()
         for process in self._processes:
             process.join()
 
+    def stop(self) -> None:
+        """End the processes: all that was asked of them is done, or nobody wants it any longer."""
+        self._stopped = True
+        for process in self._processes:
+            process.kill()
+        for _ in self._threads:
+            self._waiting.put(_Task(-1, next(self._numbers), None))
+
     @contextmanager
-    def one(self) -> Iterator[Call]:
-        """A worker for several calls in turn."""
-        worker = self._idle.get()
+    def stopping(self) -> Iterator[None]:
+        """Stop after an error, so that others who wait for results get one, too."""
         try:
-            yield worker
-        finally:
-            self._idle.put(worker)
+            yield
+        except BaseException:
+            self.stop()
+            raise
 
-    def submit(self, method: str, *arguments: Any) -> "Future[Any]":
-        """Run a method in the next worker that is free."""
+    def each(self, turn: int, method: str, arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """The results of one call for each tuple of arguments, in their order.
 
-        def run() -> Any:
-            with self.one() as worker:
-                return worker(method, *arguments)
+        Args:
+            turn: calls of a smaller one go before others that wait.
+        """
+        if not self._threads:
+            self._threads = [threading.Thread(target=self._run, args=[c]) for c in self.calls]
+            for thread in self._threads:
+                thread.start()
+        tasks = [_Task(turn, next(self._numbers), (method, given)) for given in arguments]
+        for task in tasks:
+            self._waiting.put(task)
+        return [task.result.result() for task in tasks]
 
-        return self._threads.submit(run)
+    def _run(self, worker: Call) -> None:
+        while (task := self._waiting.get()).call is not None:
+            try:
+                if self._stopped:
+                    raise RuntimeError("The work was stopped.")
+                task.result.set_result(worker(task.call[0], *task.call[1]))
+            except BaseException as error:
+                task.result.set_exception(error)
 
-    def each(self, method: str, arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """The results of one call for each tuple of arguments, in their order."""
-        return [future.result() for future in [self.submit(method, *each) for each in arguments]]
+
+@dataclass(order=True)
+class _Task:
+    turn: int
+    number: int
+    call: tuple[str, tuple[Any, ...]] | None = field(compare=False)
+    """Method and arguments; None: there is nothing left to do."""
+    result: "Future[Any]" = field(compare=False, default_factory=Future)
 
 
 def _serve(served: Any, calls: Connection, parent: int) -> None:
