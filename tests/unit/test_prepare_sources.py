@@ -105,7 +105,7 @@ def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch: pytest.Mo
             rules=rules,
             split=SplitRule(holdout="0.4"),
         )
-        engine.prepare(job, Limits(memory=memory, threads=2, piece_bytes=1))
+        engine.prepare(job, Limits(memory=memory, workers=2, piece_bytes=1))
         return job.output
 
     output = run("roomy", 400, 1 << 26)

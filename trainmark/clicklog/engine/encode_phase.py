@@ -43,7 +43,7 @@ class Encoder:
         self, job: Job, limits: Limits, work: Work, store: Store, division: Division
     ) -> None:
         self.job, self.work, self.store, self.division = job, work, store, division
-        self._workers = min(limits.threads, len(store.records)) or 1
+        self._workers = min(limits.workers, len(store.records)) or 1
         self._memory = limits.memory // self._workers
         self._train = TrainRows(store, division.splits[0], work.folder / "order.bin")
         self._columns: dict[str, DatasetColumn] = {}

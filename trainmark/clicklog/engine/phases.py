@@ -107,7 +107,7 @@ class EmbeddedEngine:
             bits=facts["bits"],
             bad_rows=job.bad_rows,
             piece_bytes=self.limits.piece_bytes,
-            workers=min(self.limits.threads, -(-whole // self.limits.piece_bytes) or 1),
+            workers=min(self.limits.workers, -(-whole // self.limits.piece_bytes) or 1),
         )
         with progress.bytes_bar("Reading", whole) as advance:
             if done:

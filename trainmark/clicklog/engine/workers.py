@@ -23,6 +23,8 @@ from queue import PriorityQueue
 from types import TracebackType
 from typing import Any
 
+from trainmark.errors import InputError
+
 Call = Callable[..., Any]
 """Runs a method, given by its name, with arguments."""
 
@@ -153,7 +155,8 @@ def _serve(served: Any, calls: Connection, parent: int) -> None:
         try:
             reply = (True, getattr(served, method)(*arguments))
         except BaseException as error:
-            error.add_note("".join(traceback.format_tb(error.__traceback__)))
+            if not isinstance(error, InputError):  # a sentence for people
+                error.add_note("".join(traceback.format_tb(error.__traceback__)))
             reply = (False, error)
         try:
             calls.send(reply)
