@@ -227,6 +227,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
     """A function from a batch in host memory to its samples' scores, there too. From then on the
     trainer can only predict."""
+    predicts_on_ranks: bool = False
+    """Whether ranks predict a batch together: each is given a share, and gets all scores."""
     answers: Callable[[Tensor], Mapping[str, Tensor]] | None = None
     """What a predictor gives, as the columns that `trainmark predict` writes, by name."""
     save_model: Callable[[TrainerT, Path], None] | None = None

@@ -47,7 +47,7 @@ from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding, TableFormat
 from trainmark.workloads.dlrm.sharding import plan_devices
-from trainmark.workloads.dlrm.step import DlrmTrainer
+from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor
 
 CPU = torch.device("cpu")
 TABLE_ROWS = (50, 7, 300, 1, 129, 31)
@@ -59,6 +59,8 @@ LONG_STEPS = 300
 LONG_OPTIMIZERS = {1: ("sgd",), 2: ("sgd", "adam"), 4: ("rowwise_adagrad",)}
 """By ranks; a step of four ranks on one GPU takes long."""
 SAVED_AT = 4
+SCORES = 40
+"""Of a request that are compared: samples that every group has in its first one."""
 KINDS = (
     "table_wise", "column_wise", "row_wise", "data_parallel", "mixture",
     "table_wise_host", "row_wise_host", "column_wise_host", "mixture_host",
@@ -229,15 +231,20 @@ def steps(built: DlrmTrainer, of: list[ClickBatch]) -> list[float]:
 
 
 def train(built: DlrmTrainer) -> dict[str, Any]:
-    """A whole run: losses, samples of all ranks, metrics, and bytes that this rank sent."""
+    """A whole run: losses, samples of all ranks, metrics, bytes that this rank sent, and scores of
+    the first samples of a request. Afterwards the trainer can only predict."""
     of = batches(built)
     held_out = build_data(built.cfg, "test", built.mesh.dp_rank, built.mesh.dp_size)
-    return {
+    found = {
         "losses": steps(built, of),
         "samples": built.mesh.sum_over_dp([sum(batch.samples for batch in of)])[0],
         "metrics": evaluated(workloads.load("dlrm"), built, held_out)[0],
         "sent": dict(built.model.tables.sent_bytes),
     }
+    request = next(iter(held_out))
+    scores = build_predictor(built)(request)
+    assert len(scores) == request.global_samples
+    return found | {"scores": scores[:SCORES].tolist()}
 
 
 def tensors(built: DlrmTrainer) -> dict[str, Any]:

@@ -77,6 +77,9 @@ def _check_run(name: str, found: Found, reference: Found, tolerance: float) -> N
     assert difference < tolerance, name
     assert of_auc < 10 * tolerance, name
     assert found["metrics"] == pytest.approx(reference["metrics"], rel=10 * tolerance), name
+    assert found["scores"] == pytest.approx(reference["scores"], rel=1e-3, abs=100 * tolerance), (
+        name
+    )
     assert found["samples"] == reference["samples"] == 2 * ranks.TRAIN_ROWS, name
 
 
