@@ -39,7 +39,8 @@ class StopRequest:
         """End by the signal where it came because another rank had died: the sender tells why."""
         self._restore()
         if self.requested and isinstance(error, Exception):
-            from trainmark.distributed.launched import is_echo  # who waits for signals may lack torch
+            # Here, because who waits for signals may not need torch.
+            from trainmark.distributed.launched import is_echo
 
             if is_echo(error):
                 signal.raise_signal(self.signal_number)
