@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainmark.hardware import monitor
-from trainmark.hardware.environment import Nvml
 from trainmark.hardware.monitor import Monitor
+from trainmark.hardware.nvidia import Nvml
 
 
 def run(device: Any, samples: int) -> dict[str, Any]:

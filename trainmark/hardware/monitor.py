@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from trainmark.hardware.energy import cpu_counter, gpu_counter
-from trainmark.hardware.environment import Nvml, nvml_device
+from trainmark.hardware.nvidia import Nvml, nvml_device
 
 QUANTITIES = ("power_w", "utilisation", "memory_bytes", "host_memory_bytes", "temperature_c")
 

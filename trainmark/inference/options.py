@@ -8,6 +8,7 @@ import tyro
 
 from trainmark.config import Precision
 from trainmark.contract import BadRows
+from trainmark.hardware.backends import DeviceChoice
 
 Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|last|step-N")]
 
@@ -25,7 +26,7 @@ class InferOptions:
     of which those are left out that the data has too few samples for."""
     steps: int = 200
     """Requests of each size to time, after 10 that are not."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Where to predict."""
     data: str | None = None
     """Another dataset whose held-out samples to predict; default: the run's own."""
@@ -48,7 +49,7 @@ class PredictOptions:
     """Columns of the files to carry along."""
     checkpoint: Checkpoint = None
     """Which one; default: the best if the run had --patience, else the last."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Where to score."""
     precision: Precision | None = None
     """Another precision of the dense computation; default: the run's own."""
@@ -76,7 +77,7 @@ class ServeOptions:
     ask then."""
     port: int = 8000
     """Port to listen at; 0 takes a free one."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Where to score."""
     values: Literal["auto", "raw", "prepared"] = "auto"
     """What requests for a recommender hold: raw values, as in the log that was prepared, or the
