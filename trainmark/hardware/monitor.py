@@ -43,7 +43,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._integral = _Integral()
         self._latest: tuple[float, float | None] | None = None  # time and joules of the last sample
-        self._asked: tuple[float, float | None] | None = None  # those of the last call
+        self._asked: tuple[float, float | None] | None = None  # those of the last call, or the first
 
     def __enter__(self) -> Self:
         self._nvml = self._opened.enter_context(nvml_device(self._device))
@@ -133,6 +133,7 @@ class Monitor:
                 self._reason = self._reason or f"{quantity}: {error}"
         counted = self.joules()  # a register of a CPU starts anew after minutes: see it before
         self._latest = (time.perf_counter(), counted if self._counts else self._integral.joules)
+        self._asked = self._asked or self._latest
 
 
 class _Series:
