@@ -42,8 +42,9 @@ class Monitor:
         self._opened = ExitStack()
         self._lock = threading.Lock()
         self._integral = _Integral()
-        self._latest: tuple[float, float | None] | None = None  # time and joules of the last sample
-        self._asked: tuple[float, float | None] | None = None  # those of the last call, or the first
+        # Time and joules of the latest sample, and of the one that it was at the last call.
+        self._latest: tuple[float, float | None] | None = None
+        self._asked: tuple[float, float | None] | None = None
 
     def __enter__(self) -> Self:
         self._nvml = self._opened.enter_context(nvml_device(self._device))
