@@ -104,6 +104,10 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     for evaluation in expected["evaluations"][1:]:
         found = evaluated["splits"][evaluation["split"]]
         assert found == pytest.approx(evaluation["metrics"], rel=1e-5)
+    torchrun("infer", str(tmp_path / "alone"), "--batches", "2,64", "--steps", "3")
+    answered = json.loads((tmp_path / "alone" / "inference.json").read_text())
+    assert answered["case"] == "cpux1x2"
+    assert [(row["batch"], row["samples"]) for row in answered["rows"]] == [(2, 6), (64, 192)]
     by_one = evaluate(tmp_path / "alone", device="cpu", importance_rows=500)["importance"]
     drops = {column["column"]: column["drop"] for column in evaluated["importance"]}
     assert len(drops) == 16

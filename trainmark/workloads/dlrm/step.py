@@ -32,6 +32,7 @@ from trainmark.training.optimizers import (
 )
 from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
+from trainmark.workloads.dlrm import fast_prediction
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.multi_hot import MoreIds
@@ -432,13 +433,20 @@ def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrain
 
 
 def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
-    """[B] click logits, in host memory, of a batch there that goes through the model at once."""
+    """[B] click logits, in host memory, of a batch there that goes through the model at once.
+
+    On ranks, of the whole batch, of which each has a share.
+    """
     precision = trainer.cfg.precision
     if precision != "fp8":  # whose codes are made of fp32 weights
         trainer.model.cast_dense(compute_dtype(precision))
+    if trainer.mesh.dp_size == 1 and (faster := fast_prediction.of_trainer(trainer)):
+        return faster
 
     def predict(batch: ClickBatch) -> Tensor:
-        return trainer.predict(trainer.prepare_to_predict(batch, batch.samples)).cpu()
+        shares = rank_shares(batch.global_samples, trainer.mesh.dp_size)
+        logits = trainer.predict(trainer.prepare_to_predict(batch, max(shares)))
+        return trainer.mesh.gather_over_dp(logits, shares).cpu()
 
     return predict
 
