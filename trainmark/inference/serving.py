@@ -12,6 +12,7 @@ from trainmark.config import Run, filled
 from trainmark.contract import Definition, Scorer, Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
+from trainmark.hardware import backends
 from trainmark.inference.options import ServeOptions
 from trainmark.run import run_folder
 
@@ -142,9 +143,4 @@ def identify(folder: Path) -> tuple[Definition[Any], Run | None]:
 
 def device(kind: str) -> str:
     """`--device` as PyTorch names it."""
-    import torch
-
-    available = torch.cuda.is_available()
-    if kind == "cuda" and not available:
-        raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
-    return "cuda" if kind != "cpu" and available else "cpu"
+    return backends.BACKENDS[backends.chosen(kind)].torch_type

@@ -26,6 +26,17 @@ from typing import Any
 PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 
+def _torch_with_accelerator() -> Any:
+    """PyTorch, if this process has begun to use an accelerator. The package's own way to ask
+    (`hardware/backends.py`) may not be there in the commit that is driven."""
+    torch: Any = sys.modules.get("torch")
+    accelerator = torch and torch.accelerator.current_accelerator()
+    if not accelerator:
+        return None
+    module = torch.get_device_module(accelerator)
+    return torch if getattr(module, "is_initialized", bool)() else None
+
+
 class Turns:
     """Lets steps through when it is this process's turn, and times them.
 
@@ -61,11 +72,10 @@ class Turns:
 
     def _step_ended(self, steps: int) -> None:
         self._done += 1
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
+        if torch := _torch_with_accelerator():
             if self._done not in (1, steps):
                 return
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         now, count = time.perf_counter(), self._done - self._timed
         self._seconds += [(now - self._since) / count] * count
         self._since, self._timed = now, self._done

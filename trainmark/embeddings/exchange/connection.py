@@ -13,6 +13,7 @@ from trainmark.embeddings.exchange.buckets import Buckets
 from trainmark.embeddings.exchange.layout import Layouts, bags_by_slot
 from trainmark.embeddings.exchange.routes import Routes, SlotRows
 from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.hardware.backends import collectives
 from trainmark.kernels.pool_rows import Bags
 
 
@@ -87,6 +88,6 @@ class Connection:
 def group_of_one(device: torch.device) -> Any:
     """A process group of this process alone."""
     if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = collectives(device)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return dist.group.WORLD
