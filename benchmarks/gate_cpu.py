@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,7 @@ def record(target: Path, minutes: float) -> None:
             "load": os.getloadavg()[0],
             "setup_s": ready - starting,
             "block_s": measured_s / (len(blocks) - 1),
-            "blocks": [[block.base_s, block.candidate_s] for block in blocks],
+            "blocks": [dataclasses.asdict(block) for block in blocks],
         }
         _append(target, row)
         print(f"load {row['load']:.1f}, {len(blocks)} blocks", flush=True)
@@ -114,7 +115,7 @@ def _counts(found: Sequence[tuple[str, float]]) -> Row:
 # --- live
 
 
-def live(target: Path, trials: int) -> None:
+def live(target: Path, trials: int, flags: Sequence[str]) -> None:
     """Gate as CI would, in a clone: a commit that is slower, then one that is not, and so on."""
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
@@ -126,12 +127,13 @@ def live(target: Path, trials: int) -> None:
                 _slow_down(clone / "trainmark" / "run")
             _git(clone, "commit", "--quiet", "--all", "--allow-empty", "--message", "candidate")
             done = subprocess.run(
-                [sys.executable, "-P", "-m", "trainmark", "gate", RUN, "--base", "HEAD~1"],
+                [sys.executable, "-P", "-m", "trainmark", "gate", RUN, "--base", "HEAD~1", *flags],
                 env={**os.environ, "PYTHONPATH": str(clone)},
                 stdout=subprocess.PIPE,
                 check=False,
             )
-            row = {"slower_by": SLOWER_BY if slower else 0.0, "exit_code": done.returncode}
+            row = {"slower_by": SLOWER_BY if slower else 0.0, "flags": shlex.join(flags)}
+            row |= {"exit_code": done.returncode}
             row |= json.loads(done.stdout) | {"load": os.getloadavg()[0]}
             _append(target, row)
             print(row, flush=True)
@@ -227,6 +229,7 @@ def main() -> None:
     gates = verbs.add_parser("live")
     gates.add_argument("trials", type=Path)
     gates.add_argument("--count", type=int, default=10)
+    gates.add_argument("--flags", default="", help="of trainmark gate")
     results = verbs.add_parser("results")
     results.add_argument("hour", type=Path)
     results.add_argument("trials", type=Path)
@@ -234,7 +237,7 @@ def main() -> None:
     if given.verb == "record":
         record(given.hour, given.minutes)
     elif given.verb == "live":
-        live(given.trials, given.count)
+        live(given.trials, given.count, shlex.split(given.flags))
     else:
         print(write_results("gate_cpu", list(rows(given.hour, given.trials))))
 

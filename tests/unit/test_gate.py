@@ -128,11 +128,13 @@ def test_a_turns_first_step_is_not_timed() -> None:
             self.quick = quick
 
         def train(self, steps: int) -> Turn:
-            return Turn(seconds=[9.0] + [self.quick] * (steps - 1), samples=steps)
+            seconds = [9.0] + [self.quick] * (steps - 1)
+            return Turn(wall_s=seconds, cpu_s=[7.0] * steps, samples=steps)
 
     found = next(train_by_turns(Stub(0.01), Stub(0.02), random.Random(0)))
-    assert (set(found.base_s), set(found.candidate_s)) == ({0.01}, {0.02})
-    assert found.difference == pytest.approx(0.693, abs=1e-3)
+    assert found.difference("wall") == pytest.approx(0.693, abs=1e-3)
+    assert found.difference("cpu") == 0
+    assert found.base[0].timed("wall") == [0.01] * 4
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.001, 100), (0.03, 3), (0.09, 1), (20.0, 1)])
