@@ -2,7 +2,7 @@
 
     python benchmarks/gate_cpu.py record HOUR.jsonl         # an hour of two equal sides, by turns
     python benchmarks/gate_cpu.py live TRIALS.jsonl         # gates of a commit that is 3 % slower
-    python benchmarks/gate_cpu.py results HOUR.jsonl TRIALS.jsonl
+    python benchmarks/gate_cpu.py results HOUR.jsonl --trials TRIALS.jsonl
 
 `record` starts a fresh pair of processes every minute and keeps what every block's steps took.
 `results` lets gates begin at random minutes of that hour and go on from there as they would have,
@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import write_results
-from trainmark.metrics.slowdown import block_difference, compare, median_and_error
+from trainmark.metrics.slowdown import compare, median_and_error
 from trainmark.verbs.gate import ENDLESS, ROUND_BLOCKS, TREE
-from trainmark.verbs.gate_turns import Side, resident, train_by_turns
+from trainmark.verbs.gate_turns import Block, Clock, Side, Turn, resident, train_by_turns
 from trainmark.verbs.options import GateOptions
 
 RUN = "dlrm-demo"
@@ -40,6 +40,7 @@ ROUND_S = 60.0
 BUDGET_S = GateOptions().budget
 RESAMPLED = 1000
 SEED = 0
+CLOCKS: tuple[Clock, ...] = ("wall", "cpu")
 Row = dict[str, Any]
 
 
@@ -76,7 +77,9 @@ def record(target: Path, minutes: float) -> None:
 # --- gates that begin at random minutes of it
 
 
-def resampled(hour: Sequence[Row], effect: float, rng: np.random.Generator) -> tuple[str, float]:
+def resampled(
+    hour: Sequence[Row], clock: Clock, effect: float, rng: np.random.Generator
+) -> tuple[str, float]:
     """The verdict of one gate, and its seconds. Both sides of the recording were the same program:
     which of them is called the candidate is chosen anew for each pair."""
     rounds: list[list[float]] = []
@@ -87,8 +90,8 @@ def resampled(hour: Sequence[Row], effect: float, rng: np.random.Generator) -> t
         seconds += pair["setup_s"]
         sign = rng.choice([-1, 1])
         rounds.append([])
-        for difference in pair["differences"].split()[:ROUND_BLOCKS]:
-            rounds[-1].append(sign * float(difference) + math.log1p(effect))
+        for difference in differences(pair, clock)[:ROUND_BLOCKS]:
+            rounds[-1].append(sign * difference + math.log1p(effect))
             seconds += pair["block_s"]
             found = compare(rounds, SLOWER_BY)
             verdict = found.verdict if found else "undecided"
@@ -96,10 +99,16 @@ def resampled(hour: Sequence[Row], effect: float, rng: np.random.Generator) -> t
                 return verdict, seconds
 
 
-def resampled_row(hour: Sequence[Row], effect: float, trials: int = RESAMPLED) -> Row:
+def differences(pair: Row, clock: Clock) -> list[float]:
+    """Of its blocks, as they are kept in the results."""
+    return [float(word) for word in pair[clock].split()]
+
+
+def resampled_row(hour: Sequence[Row], clock: Clock, effect: float, trials: int = RESAMPLED) -> Row:
     rng = np.random.default_rng(SEED)
-    found = [resampled(hour, effect, rng) for _ in range(trials)]
-    return {"system": "trainmark", "what": "resampled", "slower_by": effect} | _counts(found)
+    found = [resampled(hour, clock, effect, rng) for _ in range(trials)]
+    row: Row = {"system": "trainmark", "what": "resampled", "clock": clock, "slower_by": effect}
+    return row | {"budget_s": BUDGET_S} | _counts(found)
 
 
 def _counts(found: Sequence[tuple[str, float]]) -> Row:
@@ -109,7 +118,7 @@ def _counts(found: Sequence[tuple[str, float]]) -> Row:
         "median_s": round(float(np.median(seconds)), 1),
         "p90_s": round(float(np.quantile(seconds, 0.9)), 1),
     }
-    return {"trials": len(found), "budget_s": BUDGET_S} | counts | quantiles
+    return {"trials": len(found)} | counts | quantiles
 
 
 # --- live
@@ -171,43 +180,64 @@ def _git(folder: Path, *words: str) -> None:
 # --- results
 
 
-def rows(hour: Path, trials: Path) -> Iterator[Row]:
-    recorded = [_with_differences(pair) for pair in _lines(hour)]
-    medians = [
-        median_and_error(list(map(float, pair["differences"].split())))[0] for pair in recorded
-    ]
-    seconds = [pair["setup_s"] + pair["block_s"] * pair["blocks"] for pair in recorded]
-    yield {
-        "system": "trainmark",
-        "what": "recorded",
-        "run": RUN,
-        "minutes": round(sum(seconds) / 60, 1),
-        "sd_of_medians": round(float(np.std(medians)), 5),
-        "pairs": recorded,
-    }
-    for effect in (SLOWER_BY, 0.0):
-        yield resampled_row(recorded, effect)
+def rows(hours: Sequence[Path], trials: Path) -> Iterator[Row]:
+    recorded = [_in_short(pair) for hour in hours for pair in _lines(hour)]
+    of_clock = {clock: [pair for pair in recorded if pair[clock]] for clock in CLOCKS}
+    for clock, pairs in of_clock.items():
+        for effect in (SLOWER_BY, 0.0):
+            yield resampled_row(pairs, clock, effect)
     gates = list(_lines(trials))
-    for effect in (SLOWER_BY, 0.0):
-        of_it = [gate for gate in gates if gate["slower_by"] == effect]
+    for flags, effect in dict.fromkeys((gate["flags"], gate["slower_by"]) for gate in gates):
+        of_it = [gate for gate in gates if (gate["flags"], gate["slower_by"]) == (flags, effect)]
         counts = _counts([(gate["verdict"], gate["seconds"]) for gate in of_it])
-        yield (
-            {"system": "trainmark", "what": "live", "slower_by": effect}
-            | counts
-            | {"gates": [{k: v for k, v in gate.items() if k != "slower_by"} for gate in of_it]}
-        )
+        row = {"system": "trainmark", "what": "live", "flags": flags, "slower_by": effect} | counts
+        known = ("slowdown", "low", "high", "confidence", "rounds", "blocks", "seconds", "load")
+        yield row | {"gates": [{name: gate.get(name) for name in known} for gate in of_it]}
+    for clock, pairs in of_clock.items():
+        medians = [median_and_error(differences(pair, clock)) for pair in pairs]
+        seconds = [pair["setup_s"] + pair["block_s"] * pair["blocks"] for pair in pairs]
+        yield {
+            "system": "trainmark",
+            "what": "recorded",
+            "run": RUN,
+            "clock": clock,
+            "minutes": round(sum(seconds) / 60, 1),
+            "error_of_a_pair_quartiles": _quantiles([error for _, error in medians]),
+            "median_over_error_sd": round(float(np.std([m / e for m, e in medians])), 3),
+            "load_quartiles": _quantiles([pair["load"] for pair in pairs]),
+        }
+    yield {"system": "trainmark", "what": "pairs", "run": RUN, "pairs": recorded}
 
 
-def _with_differences(pair: Row) -> Row:
-    steps = [step for block in pair["blocks"] for side in block for step in side]
+def _quantiles(values: Sequence[float]) -> list[float]:
+    return [round(float(value), 5) for value in np.quantile(values, [0.25, 0.5, 0.75])]
+
+
+def _in_short(pair: Row) -> Row:
+    """The differences of its blocks by both clocks, as text: a line of the results each."""
+    blocks = [
+        Block(base=_turns(block["base"]), candidate=_turns(block["candidate"]))
+        for block in pair["blocks"]
+    ]
+    steps = [s for block in blocks for turn in block.base + block.candidate for s in turn.wall_s]
+    has_cpu = bool(blocks[0].base[0].cpu_s)
+    by_clock = {
+        clock: " ".join(f"{block.difference(clock):.4f}" for block in blocks)
+        if clock == "wall" or has_cpu
+        else ""
+        for clock in CLOCKS
+    }
     return {
         "load": round(pair["load"], 2),
         "setup_s": round(pair["setup_s"], 2),
         "block_s": round(pair["block_s"], 4),
-        "blocks": len(pair["blocks"]),
-        "step_ms": [round(1e3 * float(q), 2) for q in np.quantile(steps, [0.1, 0.5, 0.9])],
-        "differences": " ".join(f"{block_difference(a, b):.4f}" for a, b in pair["blocks"]),
-    }
+        "blocks": len(blocks),
+        "median_step_ms": round(1e3 * float(np.median(steps)), 2),
+    } | by_clock
+
+
+def _turns(turns: Sequence[Row]) -> list[Turn]:
+    return [Turn(**turn) for turn in turns]
 
 
 def _append(path: Path, row: Row) -> None:
@@ -231,15 +261,15 @@ def main() -> None:
     gates.add_argument("--count", type=int, default=10)
     gates.add_argument("--flags", default="", help="of trainmark gate")
     results = verbs.add_parser("results")
-    results.add_argument("hour", type=Path)
-    results.add_argument("trials", type=Path)
+    results.add_argument("hours", type=Path, nargs="+")
+    results.add_argument("--trials", type=Path, required=True)
     given = parser.parse_args()
     if given.verb == "record":
         record(given.hour, given.minutes)
     elif given.verb == "live":
         live(given.trials, given.count, shlex.split(given.flags))
     else:
-        print(write_results("gate_cpu", list(rows(given.hour, given.trials))))
+        print(write_results("gate_cpu", list(rows(given.hours, given.trials))))
 
 
 if __name__ == "__main__":

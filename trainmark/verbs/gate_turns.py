@@ -191,9 +191,8 @@ def train_by_turns(base: Worker, candidate: Worker, coin: random.Random) -> Iter
 
 
 def steps_per_turn(seconds: Sequence[Sequence[float]]) -> int:
-    """So many that a turn takes about `TURN_S`, by the quicker steps of both sides."""
-    quick = max(sorted(of_one)[len(of_one) // 4] for of_one in seconds)
-    return max(1, round(TURN_S / quick))
+    """So many that a turn takes about `TURN_S` where nothing disturbs it."""
+    return max(1, round(TURN_S / max(map(min, seconds))))
 
 
 def _check_samples(block: Block, steps: int) -> None:
