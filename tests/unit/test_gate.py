@@ -193,7 +193,7 @@ def test_a_side_that_ends_is_told(package: Path) -> None:
         measure(package, 1.0, "--fails", "3")
     (package / "trainmark" / "run" / "feed.py").unlink()
     (package / "trainmark" / "__main__.py").write_text("")
-    with pytest.raises(InputError, match=r"too old for gate: it has no trainmark\.run\.feed"):
+    with pytest.raises(InputError, match=r"too old for gate: it has no trainmark/run/feed\.py"):
         measure(package, 1.0)
 
 
