@@ -7,7 +7,7 @@
 `record` starts a fresh pair of processes every minute and keeps what every block's steps took.
 `results` lets gates begin at random minutes of that hour and go on from there as they would have,
 once with 3 % more for every step of the candidate and once without. `live` gates, in a clone,
-commits whose loop waits after each step for 3 % of its time, and commits that change nothing.
+commits whose loop does something for 3 % longer in each step, and commits that change nothing.
 What else the machine does is part of what is measured: each row has the load.
 """
 
@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -35,12 +34,15 @@ from trainmark.verbs.gate_turns import Block, Clock, Side, Turn, resident, train
 from trainmark.verbs.options import GateOptions
 
 RUN = "dlrm-demo"
+GATE = (sys.executable, "-P", "-m", "trainmark", "gate", RUN, "--base", "HEAD~1")
 SLOWER_BY = 0.03
 ROUND_S = 60.0
 BUDGET_S = GateOptions().budget
 RESAMPLED = 1000
 SEED = 0
 CLOCKS: tuple[Clock, ...] = ("wall", "cpu")
+CLOCK_NAMES = {"wall": ("perf_counter", "perf_counter"), "cpu": ("process_time", "thread_time")}
+"""What Python calls them: of a step, and of what its main thread does besides."""
 Row = dict[str, Any]
 
 
@@ -124,7 +126,7 @@ def _counts(found: Sequence[tuple[str, float]]) -> Row:
 # --- live
 
 
-def live(target: Path, trials: int, flags: Sequence[str]) -> None:
+def live(target: Path, trials: int, clock: Clock) -> None:
     """Gate as CI would, in a clone: a commit that is slower, then one that is not, and so on."""
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
@@ -133,35 +135,36 @@ def live(target: Path, trials: int, flags: Sequence[str]) -> None:
             slower = trial % 2 == 0
             _git(clone, "checkout", "--quiet", "--detach", "origin/HEAD")
             if slower:
-                _slow_down(clone / "trainmark" / "run")
+                _slow_down(clone / "trainmark" / "run", clock)
             _git(clone, "commit", "--quiet", "--all", "--allow-empty", "--message", "candidate")
             done = subprocess.run(
-                [sys.executable, "-P", "-m", "trainmark", "gate", RUN, "--base", "HEAD~1", *flags],
+                [*GATE, "--clock", clock],
                 env={**os.environ, "PYTHONPATH": str(clone)},
                 stdout=subprocess.PIPE,
                 check=False,
             )
-            row = {"slower_by": SLOWER_BY if slower else 0.0, "flags": shlex.join(flags)}
+            row = {"slower_by": SLOWER_BY if slower else 0.0, "clock": clock}
             row |= {"exit_code": done.returncode}
             row |= json.loads(done.stdout) | {"load": os.getloadavg()[0]}
             _append(target, row)
             print(row, flush=True)
 
 
-def _slow_down(folder: Path) -> None:
-    """Wait after each step, for a share of the time that it and its batch took."""
+def _slow_down(folder: Path, clock: Clock) -> None:
+    """Compute after each step, for a share of what it and its batch took by a clock."""
+    of_step, of_more = CLOCK_NAMES[clock]
     _replace(
         folder / "feed.py",
         "        self._waits.begin()\n",
-        "        self.began = time.perf_counter()\n        self._waits.begin()\n",
+        f"        self.began = time.{of_step}()\n        self._waits.begin()\n",
     )
     _replace(
         folder / "loop.py",
         "                profiler.step_done(progress.step)\n",
         "                profiler.step_done(progress.step)\n"
-        "                now = time.perf_counter()\n"
-        f"                ends = now + {SLOWER_BY} * (now - self.feed.began)\n"
-        "                while time.perf_counter() < ends:\n"
+        f"                more = {SLOWER_BY} * (time.{of_step}() - self.feed.began)\n"
+        f"                ends = time.{of_more}() + more\n"
+        f"                while time.{of_more}() < ends:\n"
         "                    pass\n",
     )
 
@@ -187,10 +190,10 @@ def rows(hours: Sequence[Path], trials: Path) -> Iterator[Row]:
         for effect in (SLOWER_BY, 0.0):
             yield resampled_row(pairs, clock, effect)
     gates = list(_lines(trials))
-    for flags, effect in dict.fromkeys((gate["flags"], gate["slower_by"]) for gate in gates):
-        of_it = [gate for gate in gates if (gate["flags"], gate["slower_by"]) == (flags, effect)]
+    for clock, effect in dict.fromkeys((gate["clock"], gate["slower_by"]) for gate in gates):
+        of_it = [gate for gate in gates if (gate["clock"], gate["slower_by"]) == (clock, effect)]
         counts = _counts([(gate["verdict"], gate["seconds"]) for gate in of_it])
-        row = {"system": "trainmark", "what": "live", "flags": flags, "slower_by": effect} | counts
+        row = {"system": "trainmark", "what": "live", "clock": clock, "slower_by": effect} | counts
         known = ("slowdown", "low", "high", "confidence", "rounds", "blocks", "seconds", "load")
         yield row | {"gates": [{name: gate.get(name) for name in known} for gate in of_it]}
     for clock, pairs in of_clock.items():
@@ -259,7 +262,7 @@ def main() -> None:
     gates = verbs.add_parser("live")
     gates.add_argument("trials", type=Path)
     gates.add_argument("--count", type=int, default=10)
-    gates.add_argument("--flags", default="", help="of trainmark gate")
+    gates.add_argument("--clock", choices=CLOCKS, default="wall")
     results = verbs.add_parser("results")
     results.add_argument("hours", type=Path, nargs="+")
     results.add_argument("--trials", type=Path, required=True)
@@ -267,7 +270,7 @@ def main() -> None:
     if given.verb == "record":
         record(given.hour, given.minutes)
     elif given.verb == "live":
-        live(given.trials, given.count, shlex.split(given.flags))
+        live(given.trials, given.count, given.clock)
     else:
         print(write_results("gate_cpu", list(rows(given.hours, given.trials))))
 
