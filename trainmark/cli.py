@@ -396,15 +396,29 @@ def _launch(arguments: list[str], started: float) -> int:
         return launch.logs(parse(LogOptions, rest, "launch logs"))
     if asked == "stop":
         return launch.stop(parse(JobOptions, rest, "launch stop"))
-    flags, command = split_at("train", arguments)
+    flags, command = split_at(("train", "evaluate", "infer"), arguments)
     if not command and not {"-h", "--help"} & set(flags):
         raise InputError(
             "'trainmark launch' needs its flags, then what to launch, such as: "
-            "launch --on torchrun -j 1x2 train RUN; or status, logs or stop and a HANDLE. "
+            "launch --on torchrun -j 1x2 train RUN, or evaluate or infer and a FOLDER; or status, "
+            "logs or stop and a HANDLE. "
             f"Received: {' '.join(arguments) or 'nothing'}."
         )
     options = parse(LaunchOptions, flags, "launch")
-    cfg, of_train = parse_run("train", command[1:], TrainOptions)
+    return launch.launch(options, _name_of_launched(*command), flags, command)
+
+
+def _name_of_launched(verb: str, *words: str) -> str:
+    """Of the run to train, evaluate or predict with; what is wrong with its flags is told here."""
+    if verb == "evaluate":
+        from trainmark.verbs.evaluate import EvaluateOptions
+
+        return parse(EvaluateOptions, list(words), verb).folder.name
+    if verb == "infer":
+        from trainmark.inference.options import InferOptions
+
+        return parse(InferOptions, list(words), verb).folder.name
+    cfg, of_train = parse_run("train", list(words), TrainOptions)
     if of_train.dry_run:
         raise InputError(
             "--dry-run needs no devices, and so no launch: "
@@ -414,7 +428,7 @@ def _launch(arguments: list[str], started: float) -> int:
     _refuse_cluster(of_train)
     with _cluster(of_train):  # a bad --hardware is told here
         pass
-    return launch.launch(options, cfg.name, flags, command)
+    return cfg.name
 
 
 VERBS: dict[str, Callable[[list[str], float], int | None]] = {

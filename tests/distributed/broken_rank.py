@@ -3,9 +3,10 @@
     python -m tests.distributed.broken_rank HOW launch --on torchrun -j 1x2 train RUN ...
 
 HOW is `input` (an InputError), `crash` (any other exception), `memory` (of its device, used up),
-`kill` (as by `kill -9`) or `stop` (as by `kill -STOP`). The last rank, or with `HOW:0` the first,
-fails before its fifth step, and does not fail again when torchrun restarts it. With `linger` it
-does not fail, but its process takes a while to end.
+`kill` (as by `kill -9`), `kill-unseen` (the same, while the others are busy, so that the launcher's
+SIGTERM reaches them before they miss their partner) or `stop` (as by `kill -STOP`). The last rank,
+or with `HOW:0` the first, fails before its fifth step, and does not fail again when torchrun
+restarts it. With `linger` it does not fail, but its process takes a while to end.
 
 With `--device cuda`, all ranks are ranks of NCCL on one GPU.
 """
@@ -14,6 +15,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from trainmark.errors import InputError
 
 FAILS_AT = 5
 LINGERS_S = 3.0
+BUSY_S = 3.0
 BEAT_S, SILENCE_S = 0.5, 20.0
 """Of tests, which need not wait for as long as jobs do."""
 
@@ -36,8 +40,8 @@ def _fail(how: str) -> None:
         raise ZeroDivisionError("a bug in the last rank")
     if how == "memory":
         torch.empty(2**50, dtype=torch.uint8, device="cuda" if _on_a_gpu() else "cpu")
-    assert how in ("kill", "stop")
-    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+    assert how in ("kill", "kill-unseen", "stop")
+    os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 
 
 def _on_a_gpu() -> bool:
@@ -48,19 +52,19 @@ def _is_broken(rank: str) -> bool:
     return os.environ["RANK"] == (rank or str(int(os.environ["WORLD_SIZE"]) - 1))
 
 
-def _break(how: str) -> None:
+def _before_the_fifth_step(act: Callable[[], None]) -> None:
     from trainmark.run import loop
 
     count = loop.Training._count
 
-    def fail_first(self: loop.Training, *args: Any, **named: Any) -> None:
+    def act_first(self: loop.Training, *args: Any, **named: Any) -> None:
         first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         if first_attempt and self.progress.step == FAILS_AT - 1:
             self._saver.finish()  # else its last checkpoint may be lost, too, or not
-            _fail(how)
+            act()
         count(self, *args, **named)
 
-    loop.Training._count = fail_first  # type: ignore[method-assign]
+    loop.Training._count = act_first  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
@@ -77,7 +81,9 @@ if __name__ == "__main__":
         mesh.local_device = joining.device_of
     kind, _, rank = how.partition(":")
     if _is_broken(rank) and kind != "linger":
-        _break(kind)
+        _before_the_fifth_step(partial(_fail, kind))
+    elif kind == "kill-unseen":
+        _before_the_fifth_step(partial(time.sleep, BUSY_S))
     code = run_rank(cli.main)
     if _is_broken(rank) and kind == "linger":
         time.sleep(LINGERS_S)

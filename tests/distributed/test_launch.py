@@ -39,6 +39,7 @@ def sentences(text: str) -> list[str]:
         ("crash", 1, ": a bug in the last rank", "rank 1 ended with exit code 1"),
         ("memory", 2, ": Out of memory ([enforce fail at", "rank 1 ended with exit code 2"),
         ("kill", 137, "was killed by SIGKILL", None),
+        ("kill-unseen", 137, "was killed by SIGKILL", None),
     ],
 )
 def test_a_dead_rank_stops_the_job_with_its_own_error_first(

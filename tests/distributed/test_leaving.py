@@ -47,8 +47,8 @@ LOST = [
 
 @pytest.mark.parametrize("seen", LOST)
 def test_what_a_rank_sees_of_the_death_of_another(seen: str) -> None:
-    assert launched._is_echo(RuntimeError(seen))
-    assert not launched._is_echo(ValueError(seen))
+    assert launched.is_echo(RuntimeError(seen))
+    assert not launched.is_echo(ValueError(seen))
 
 
 def test_a_rank_that_has_lost_another_says_so_in_a_sentence() -> None:

@@ -27,7 +27,7 @@ HOSTILE = ["$(touch pwned)", "`touch pwned`", "'; touch pwned; '", "<script>pwne
 KNOWN = {
     "importlib.import_module": {
         "cli.py",  # modules by our own names
-        "clicklog/engine/phases.py",  # one module, earlier
+        "clicklog/engine/parse_phase.py",  # one module, earlier
     },
     "subprocess.Popen": {
         "distributed/launch_jobs.py",  # a list of words; `sh -c` gets a text of ours alone
@@ -44,7 +44,6 @@ KNOWN = {
     "torch.load": {"workloads/distilbert/weights.py"},  # weights_only
     "np.load": {  # which unpickles nothing unless it is asked to
         "clickdata/terabyte.py",  # a file of the package
-        "clicklog/engine/vocabulary.py",
         "clicklog/npy_files.py",
         "corpus/samples.py",
         "corpus/sentences.py",

@@ -100,7 +100,7 @@ def _several_machines() -> bool:
 def tell(error: Exception, debug: bool) -> None:
     """Say why this rank ends, unless another one has said so already."""
     store = connect()
-    if _is_echo(error):
+    if is_echo(error):
         cause = _wait_for_cause(store)
         if cause is not None:
             _yield_to(cause)
@@ -146,7 +146,7 @@ def _machine() -> str:
     return os.environ.get("GROUP_RANK", "0")
 
 
-def _is_echo(error: Exception) -> bool:
+def is_echo(error: Exception) -> bool:
     """Whether this is what a rank sees of another one's death: a failed collective."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and re.search(_ECHOES, str(error)) is not None

@@ -5,7 +5,7 @@ import dataclasses
 import io
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,9 +103,10 @@ def first_word(
     return arguments[0], arguments[1:]
 
 
-def split_at(word: str, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before `word`, and those from it on."""
-    place = arguments.index(word) if word in arguments else len(arguments)
+def split_at(words: Collection[str], arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments before the first of these words, and those from it on."""
+    places = (place for place, argument in enumerate(arguments) if argument in words)
+    place = next(places, len(arguments))
     return arguments[:place], arguments[place:]
 
 
