@@ -52,15 +52,15 @@ Row = dict[str, Any]
 def record(target: Path, minutes: float) -> None:
     """Append a line for each pair of processes."""
     ends, coin = time.monotonic() + 60 * minutes, random.Random(SEED)
-    base = Side(name="base", tree=TREE, words=[RUN, *ENDLESS])
+    base = Side(name="base", tree=TREE, words=(RUN, *ENDLESS))
     candidate = dataclasses.replace(base, name="candidate")
     while time.monotonic() < ends:
         starting = time.monotonic()
         with (
             tempfile.TemporaryDirectory() as folder,
-            resident(base, candidate, Path(folder)) as workers,
+            resident(base, candidate, folder=Path(folder)) as (first, second),
         ):
-            turns = train_by_turns(*workers, coin)
+            turns = train_by_turns(first, second, coin)
             blocks = [next(turns)]
             ready = time.monotonic()
             while time.monotonic() < ready + ROUND_S:

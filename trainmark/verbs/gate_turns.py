@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -35,7 +35,7 @@ class Side:
     """`base` or `candidate`."""
     tree: Path
     """Folder whose `trainmark` it runs."""
-    words: Sequence[str]
+    words: tuple[str, ...]
     """Those after `train`."""
 
 
@@ -162,15 +162,14 @@ class Worker:
 
 
 @contextmanager
-def resident(
-    base: Side, candidate: Side, folder: Path, script: Path = WORKER
-) -> Iterator[tuple[Worker, Worker]]:
-    """A process for each side, ready for its first step; both end with the block."""
-    with Worker(base, folder, script) as first:
-        first.get_ready()  # even now, never both at once
-        with Worker(candidate, folder, script) as second:
-            second.get_ready()
-            yield first, second
+def resident(*sides: Side, folder: Path, script: Path = WORKER) -> Iterator[tuple[Worker, ...]]:
+    """A process for each side, ready for its first step; they end with the block."""
+    with ExitStack() as stack:
+        workers = []
+        for side in sides:  # one after the other: even now, never both at once
+            workers.append(stack.enter_context(Worker(side, folder, script)))
+            workers[-1].get_ready()
+        yield tuple(workers)
 
 
 def train_by_turns(base: Worker, candidate: Worker, coin: random.Random) -> Iterator[Block]:
