@@ -176,6 +176,9 @@ class GateOptions:
     """The slow-down that must be found, in percent; one half as large may be found or not."""
     budget: Positive = 900.0
     """Seconds after which it is left undecided; most verdicts take far fewer."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """What times a step: the clock on the wall, or the time that its threads have on CPUs, which
+    other programs disturb less, and which does not see waiting; for runs on a CPU."""
     config: Path | None = None
     """Configuration file between the named run and the flags: TOML, or a result.json."""
 
