@@ -15,6 +15,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,8 @@ def measure(name: str, folder: Path, requests: int) -> list[dict[str, Any]]:
         for batch in BATCHES:
             given = _batches(model, batch)
             systems = {
-                "trainmark": [lambda b=b: predict(b) for b in given],
-                "onnxruntime": [lambda a=_arrays(b): session(a) for b in given],
+                "trainmark": [partial(predict, b) for b in given],
+                "onnxruntime": [partial(session, _arrays(b)) for b in given],
             }
             _check_equal(systems)
             seconds = _in_turns(systems, requests)
