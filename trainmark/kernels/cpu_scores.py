@@ -97,8 +97,8 @@ def scores(
     width = int(after.widths[-1])
     out_BW = np.empty((B, width), np.float32)
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
-    arguments = (*given, tables.addresses, tables.rows, dim)
-    arguments += (before.widths, before.numbers, after.widths, after.numbers, out_BW)
+    layers = (before.widths, before.numbers, after.widths, after.numbers)
+    arguments = (*given, tables.addresses, tables.rows, dim, *layers, out_BW)
     bad = [_scores(*arguments, 0, B)] if B <= ALONE else in_threads(_scores, B, *arguments)
     if (first := min(bad)) < B * F:
         row, feature = divmod(int(first), F)
