@@ -215,14 +215,17 @@ def _free_port() -> int:
 # --- the measurement
 
 
-def measure(folder: Path, rates: list[float], seconds: float, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    folder: Path, rates: list[float], seconds: float, rounds: int, device: str
+) -> list[dict[str, Any]]:
+    """A row for each system, form and rate, and one for the start of each system."""
     run = folder / "run"
     if not (run / "result.json").exists():
         assert trainmark(["train", "dlrm-demo", *TRAINED, "--output", str(run)]) == 0
         assert trainmark(["export", str(run), "--format", "onnx"]) == 0
     ports = {system: _free_port() for system in ("trainmark", "fastapi")}
     forms = _forms(ports)
-    ours = ["trainmark", "serve", str(run), "--values", "prepared", "--device", "cpu"]
+    ours = ["trainmark", "serve", str(run), "--values", "prepared", "--device", device]
     peer = ["benchmarks.serve_peer", str(run / "export-onnx" / "model.onnx")]
     found: dict[tuple[Form, float], list[dict[str, Any]]] = {}
     with _started(ours, ports["trainmark"]) as first:
@@ -235,10 +238,12 @@ def measure(folder: Path, rates: list[float], seconds: float, rounds: int) -> li
                 for form, rate, row in _round(forms, processes, rates, seconds, number):
                     found.setdefault((form, rate), []).append(row)
     rows = [_joined(form, rate, parts) for (form, rate), parts in found.items()]
-    return rows + [
+    cores, devices = len(os.sched_getaffinity(0)), {"trainmark": device, "fastapi": "cpu"}
+    rows += [
         {"system": system, "form": "json", "first_answer_s": round(seconds, 2)}
         for system, seconds in starts.items()
     ]
+    return [row | {"device": devices[row["system"]], "cores": cores} for row in rows]
 
 
 def _round(
@@ -329,10 +334,11 @@ def main() -> None:
     parser.add_argument("--rates", default="100,200,400,600,800,1200,1600,2400,3200,4800")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="of trainmark; its peer has the CPU")
     parser.add_argument("--output", type=Path, help="a folder in the place of results/")
     chosen = parser.parse_args()
     rates = [float(rate) for rate in chosen.rates.split(",")]
-    rows = measure(chosen.folder, rates, chosen.seconds, chosen.rounds)
+    rows = measure(chosen.folder, rates, chosen.seconds, chosen.rounds, chosen.device)
     for within_ms in (10, 25, 50, 100):
         print(within_ms, "ms:", best_rates(rows, within_ms))
     print(write_results("serve_load", rows, folder=chosen.output))

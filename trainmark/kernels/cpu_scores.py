@@ -24,8 +24,8 @@ from torch import Tensor
 from trainmark.kernels.compiled import in_threads
 from trainmark.kernels.interaction_layout import output_width
 
-ALONE = 256
-"""Samples that one thread scores sooner than several share them."""
+ALONE = 1 << 20
+"""Products that one thread has done sooner than several share them."""
 _ZERO = np.float32(0)
 _options: Any = {
     "nogil": True,
@@ -99,7 +99,8 @@ def scores(
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
     layers = (before.widths, before.numbers, after.widths, after.numbers)
     arguments = (*given, tables.addresses, tables.rows, dim, *layers, out_BW)
-    bad = [_scores(*arguments, 0, B)] if B <= ALONE else in_threads(_scores, B, *arguments)
+    products = B * (before.products + F * (F + 1) // 2 * dim + after.products)
+    bad = [_scores(*arguments, 0, B)] if products <= ALONE else in_threads(_scores, B, *arguments)
     if (first := min(bad)) < B * F:
         row, feature = divmod(int(first), F)
         raise IndexError(f"row {row}: table {feature} has no row {ids_BF[row, feature]}")
