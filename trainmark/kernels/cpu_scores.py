@@ -9,6 +9,7 @@ Shapes: B samples, N numbers, F tables, D width of a row, V = F + 1 vectors, W w
 last layers read.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +48,8 @@ class Layers:
     widths: NDArray[np.int64]
     """Inputs of the first, then the outputs of each."""
     numbers: NDArray[np.float32]
-
-    @property
-    def products(self) -> int:
-        """Of a sample."""
-        return int((self.widths[:-1] * self.widths[1:]).sum())
+    products: int
+    """Of a sample."""
 
 
 def pack_layers(layers: Sequence[Layer], inputs: int) -> Layers:
@@ -61,7 +59,8 @@ def pack_layers(layers: Sequence[Layer], inputs: int) -> Layers:
         used = weight.detach()[:, : widths[-1]]
         numbers += [used.t().contiguous().numpy().ravel(), bias.detach().numpy()]
         widths.append(len(bias))
-    return Layers(np.array(widths), np.concatenate(numbers).astype(np.float32))
+    products = sum(a * b for a, b in itertools.pairwise(widths))
+    return Layers(np.array(widths), np.concatenate(numbers).astype(np.float32), products)
 
 
 @dataclass(frozen=True)
