@@ -25,7 +25,7 @@ from torch import Tensor
 from trainmark.kernels.compiled import in_threads
 from trainmark.kernels.interaction_layout import output_width
 
-ALONE = 1 << 20
+ALONE = 1 << 22
 """Products that one thread has done sooner than several share them."""
 _ZERO = np.float32(0)
 _options: Any = {
