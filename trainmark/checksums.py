@@ -28,12 +28,15 @@ class Checksum:
 
     At the speed of memory: enough against files that a crash left short, torn or zeroed, and any
     byte that has changed.
+
+    Args:
+        place: of the first byte in its file, if it is a part of one (`joined`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: int = 0) -> None:
         self.size = 0
         self._sum = 0
-        self._rest = b""
+        self._rest = bytes(place % 8)
 
     def update(self, data: Any) -> None:
         """Add the bytes of an array or buffer."""
@@ -57,6 +60,12 @@ class Checksum:
         """For a JSON record."""
         total = self._sum + int.from_bytes(self._rest, "little")
         return [self.size, f"{total % 2**64:016x}"]
+
+
+def joined(parts: Iterable[list[Any]]) -> list[Any]:
+    """The checksum of a file from those of its parts."""
+    sizes, sums = zip(*parts, strict=True)
+    return [sum(sizes), f"{sum(int(one, 16) for one in sums) % 2**64:016x}"]
 
 
 def matches(path: Path, expected: list[Any]) -> bool:

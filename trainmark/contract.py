@@ -189,6 +189,10 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     ) = None
     """`Trainer.step` for `--check-every`: loss and gradients are computed twice (by
     `training/checking.py`), and by name it says whether their bits differ."""
+    observed: Callable[[TrainerT], Mapping[str, Tensor]] = _none_counted
+    """Of the last step besides its loss, as scalars that stay on the device and are the same on all
+    ranks: `gradient_norm` (of dense parameters, over all ranks, unscaled, before any clipping) and,
+    where there is one, the `loss_scale` that it was computed with."""
     evaluate: Callable[[TrainerT, Data[BatchT]], Metrics] | None = None
     """On all ranks, each sample once. A workload has this or `predict`."""
     predict: Callable[[TrainerT, Data[BatchT]], Predictions] | None = None
@@ -223,6 +227,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
     """A function from a batch in host memory to its samples' scores, there too. From then on the
     trainer can only predict."""
+    predicts_on_ranks: bool = False
+    """Whether ranks predict a batch together: each is given a share, and gets all scores."""
     answers: Callable[[Tensor], Mapping[str, Tensor]] | None = None
     """What a predictor gives, as the columns that `trainmark predict` writes, by name."""
     save_model: Callable[[TrainerT, Path], None] | None = None

@@ -1,5 +1,6 @@
 """A flipped byte is found, whatever file it is in, and the file is named."""
 
+import itertools
 import json
 import random
 import shutil
@@ -16,7 +17,7 @@ from trainmark.errors import InputError
 from trainmark.inference import server
 from trainmark.verbs.verify import verify
 
-UNSEALED = {".lock", "loss.csv", "perf.log", "mlperf.log", "assessment.json"}
+UNSEALED = {".lock", "loss.csv", "curves.csv", "perf.log", "mlperf.log", "assessment.json"}
 """Of a run's folder: logs, which grow while it trains."""
 
 
@@ -158,3 +159,17 @@ def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> Non
     (tmp_path / ".label.bin.bee80089.writing").write_bytes(b"")
     checksums.seal(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checksums.json", "label.bin"]
+
+
+def test_a_file_may_be_summed_in_parts() -> None:
+    data = random.Random(3).randbytes(1000)
+    whole = checksums.Checksum()
+    whole.update(data)
+    for cuts in ([1, 2, 3], [8, 500], [333, 777, 778, 999]):
+        bounds = [0, *cuts, len(data)]
+        parts = []
+        for start, stop in itertools.pairwise(bounds):
+            part = checksums.Checksum(start)
+            part.update(data[start:stop])
+            parts.append(part.value())
+        assert checksums.joined(parts) == whole.value()

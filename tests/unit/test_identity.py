@@ -122,7 +122,7 @@ def test_it_does_not_depend_on_memory_and_threads(tmp_path: Path) -> None:
     write_day(tmp_path / "day_0", lines[:2000])
     write_day(tmp_path / "day_1", lines[2000:])
     found = set()
-    one = Limits(memory=4096, threads=1, piece_bytes=20_000)
+    one = Limits(memory=4096, workers=1, piece_bytes=20_000)
     for number, limits in enumerate([ROOMY, TIGHT, one]):
         data = prepare_criteo(tmp_path / "day_*", tmp_path / str(number), limits)
         found.add(identity.of_dataset(data))

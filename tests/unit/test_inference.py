@@ -347,11 +347,10 @@ def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_several_processes(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(capsys, ["infer", str(finished)], "start it once, without torchrun")
+def test_what_is_launched_is_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("infer", "evaluate"):
+        launch = ["launch", "--on", "torchrun", "-j", "1x2", verb, "run", "--bathces", "3"]
+        refused(capsys, launch, "Unrecognized options: --bathces")
 
 
 @pytest.mark.parametrize("text", ["{", '{"rows": 3}', "[]"])

@@ -12,6 +12,7 @@ from tests.unit.criteo_oracle import Oracle, random_lines
 from tests.unit.test_prepare_criteo import BAD_LINES
 from tests.unit.test_prepare_engine import ROOMY, TIGHT, assert_agrees, files, prepare
 from trainmark.clicklog.arrays import primitives
+from trainmark.clicklog.engine.limits import Limits
 from trainmark.errors import InputError
 
 
@@ -154,3 +155,31 @@ def test_a_file_without_lines_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_bytes(b"x" * (3 << 20))
     with pytest.raises(InputError, match="longer than 1,048,576 bytes"):
         prepare(tmp_path / "day_0", tmp_path / "out", ROOMY)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_log_of_bad_lines_alone_is_refused(
+    fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(primitives, "FAST", fast)
+    for day in range(2):
+        (tmp_path / f"day_{day}").write_text("no\tclicks\n" * 20)
+    with pytest.raises(InputError, match="has 0 rows to train on and 0 in its last day"):
+        prepare(tmp_path / "day_*", tmp_path / "out", bad_rows="skip")
+
+
+def test_bad_lines_have_their_numbers_in_any_piece_of_any_file(tmp_path: Path) -> None:
+    """Where pieces are smaller than a line, some of them have none."""
+    lines = ["\t".join(line) for line in random_lines(random.Random(9), 60)]
+    for number in (1, 30, 59):
+        lines[number] = "bad"
+    for day in range(2):
+        (tmp_path / f"day_{day}").write_text("\n".join(lines))
+        with gzip.open(tmp_path / f"packed_{day}.gz", "wt") as file:
+            file.write("\n".join(lines))
+    wanted = [f"{line}: 1 tab-separated fields, expected 40" for line in (2, 31, 60)]
+    for name, piece_bytes in (("day", 64), ("day", 5000), ("packed", 64), ("packed", 5000)):
+        output = tmp_path / f"{name} {piece_bytes}"
+        limits = Limits(memory=1 << 20, workers=3, piece_bytes=piece_bytes)
+        prepare(tmp_path / f"{name}_*", output, limits, bad_rows="skip")
+        assert [line.partition(":")[2] for line in listed(output)] == wanted * 2

@@ -1,6 +1,7 @@
 """`prepare npy`: what TorchRec writes becomes a dataset, and TorchRec reads what we write."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.unit import criteo_oracle
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog import criteo, npy, npy_files, synthetic
+from trainmark.clicklog.engine.encode_phase import Encoder
 from trainmark.errors import InputError
 
 
@@ -23,11 +26,11 @@ def write_day(folder: Path, day: int, *, dense: Any, sparse: Any, labels: Any) -
 def random_day(
     rows: int, seed: int, dtype: str = "int32", low: int = 0, high: int = 1000, columns: int = 26
 ) -> dict[str, NDArray[Any]]:
-    random = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     return {
-        "dense": random.random((rows, 13), np.float32) * 20,
-        "sparse": random.integers(low, high, (rows, columns)).astype(dtype),
-        "labels": random.integers(0, 2, (rows, 1)).astype(np.int32),
+        "dense": generator.random((rows, 13), np.float32) * 20,
+        "sparse": generator.integers(low, high, (rows, columns)).astype(dtype),
+        "labels": generator.integers(0, 2, (rows, 1)).astype(np.int32),
     }
 
 
@@ -123,7 +126,7 @@ def test_folding_per_column(tmp_path: Path) -> None:
 
 def test_several_ids_per_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npy_files, "BLOCK_ROWS", 7)
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     hotness = (3, 1, 12)
     stored = []
     for number, rows in enumerate((40, 11)):
@@ -131,7 +134,7 @@ def test_several_ids_per_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         write_day(tmp_path / "npy", number, **day)
         (tmp_path / "npy" / f"day_{number}_sparse.npy").unlink()
         ids: Any = {
-            str(i): random.integers(0, 500, (rows, h), np.int32) for i, h in enumerate(hotness)
+            str(i): generator.integers(0, 500, (rows, h), np.int32) for i, h in enumerate(hotness)
         }
         np.savez(tmp_path / "npy" / f"day_{number}_sparse_multi_hot.npz", **ids)
         stored.append(ids)
@@ -212,6 +215,22 @@ def test_prepared_days_come_back(
         for name in ("labels", "numerical"):
             np.testing.assert_array_equal(direct[name], through[name])
         np.testing.assert_array_equal(np.stack(direct["ids"]), np.stack(through["ids"]))
+
+
+def test_a_day_that_torchrec_would_cut_otherwise_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe dlrm tests on the larger half of an odd day, TorchRec's loader on the smaller."""
+    for day in range(2):
+        lines = criteo_oracle.random_lines(random.Random(day), 31)
+        criteo_oracle.write_day(tmp_path / f"day_{day}", lines)
+    flags: dict[str, Any] = {"input": str(tmp_path / "day_*"), "recipe": "dlrm", "to": "npy"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "run", lambda encoder: pytest.fail("columns are written"))
+        with pytest.raises(InputError, match=r"15 rows to validate and 16 to test.*--test-half"):
+            criteo.prepare(criteo.Options(output=tmp_path / "data", **flags))
+    criteo.prepare(criteo.Options(output=tmp_path / "other", test_half="second", **flags))
+    assert (tmp_path / "other" / "npy" / "day_1_dense.npy").exists()
 
 
 # --- TorchRec itself

@@ -288,7 +288,7 @@ def test_the_bytes_do_not_depend_on_memory_threads_or_numba(
     first = prepare(tmp_path, "x,z:standard+bins")
     first.rename(tmp_path / "first")
     monkeypatch.setattr(primitives, "FAST", fast)
-    small = Limits(memory=1 << 20, threads=3, piece_bytes=1 << 10)
+    small = Limits(memory=1 << 20, workers=3, piece_bytes=1 << 10)
     monkeypatch.setattr(Limits, "of", lambda memory: small)
     again = prepare(tmp_path, "x,z:standard+bins")
     assert files_of(again) == files_of(tmp_path / "first")

@@ -19,7 +19,7 @@ from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import parquet_files
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
-from trainmark.clicklog.sources.source import Piece, Position
+from trainmark.clicklog.sources.source import Piece, Position, Room
 from trainmark.errors import InputError
 
 KINDS: tuple[Any, ...] = ("string", "int64", "float64", "uint64", "uint32")
@@ -45,7 +45,7 @@ class ListSource:
     def bytes_per_row(self) -> float:
         return 1.0
 
-    def pieces(self, start: Position, piece_bytes: int) -> Any:
+    def pieces(self, start: Position, piece_bytes: int, room: Room) -> Any:
         for offset in range(start.offset, len(self.rows), self.rows_per_piece):
             rows = self.rows[offset : offset + self.rows_per_piece]
             last = offset + len(rows) == len(self.rows)
@@ -105,7 +105,7 @@ def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch: pytest.Mo
             rules=rules,
             split=SplitRule(holdout="0.4"),
         )
-        engine.prepare(job, Limits(memory=memory, threads=2, piece_bytes=1))
+        engine.prepare(job, Limits(memory=memory, workers=2, piece_bytes=1))
         return job.output
 
     output = run("roomy", 400, 1 << 26)

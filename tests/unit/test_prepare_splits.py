@@ -312,7 +312,7 @@ def test_memory_and_kills_do_not_matter(
     tight = prepare(tmp_path / "tight", TIGHT, **options)
     assert_same_bytes(first, tight)
     killed = tmp_path / "killed"
-    parse, left = CsvSource.parse, [5]
+    parse, left = CsvSource.parse, [2]  # in each process
 
     def stops(source: CsvSource, piece: Any) -> Any:
         left[0] -= 1

@@ -2,6 +2,7 @@
 
 import datetime
 import gzip
+import itertools
 import json
 import os
 import random
@@ -22,7 +23,8 @@ from trainmark.clicklog import csv_data, parquet_data
 from trainmark.clicklog.sources import text_files
 from trainmark.clicklog.sources.column_spec import parse
 from trainmark.clicklog.sources.csv_source import CsvSource
-from trainmark.clicklog.sources.source import Position
+from trainmark.clicklog.sources.rows import ParsedRows
+from trainmark.clicklog.sources.source import Position, Room
 from trainmark.errors import InputError
 
 COLUMNS = (
@@ -348,6 +350,19 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
         assert_rows(output, rows)
 
 
+def parsed(source: CsvSource, piece_bytes: int, folder: Path) -> list[ParsedRows]:
+    """The rows of all pieces."""
+    pieces = source.pieces(Position(), piece_bytes, Room(folder / "unpacked", 1))
+    return [source.parse(piece) for piece in pieces]
+
+
+def bad_lines(blocks: list[ParsedRows]) -> list[tuple[int, str]]:
+    """Bad lines by their numbers in the file; a piece numbers its own."""
+    before = itertools.accumulate((block.lines for block in blocks), initial=0)
+    pairs = zip(before, blocks, strict=False)
+    return [(first + bad.line, bad.reason) for first, block in pairs for bad in block.bad]
+
+
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 40])
 def test_a_quoted_field_without_an_end_swallows_no_lines(piece_bytes: int, tmp_path: Path) -> None:
     good = [f'{n % 2},"v,{n}"' for n in range(20)]
@@ -364,11 +379,11 @@ def test_a_quoted_field_without_an_end_swallows_no_lines(piece_bytes: int, tmp_p
     path = tmp_path / "log.csv"
     path.write_text("\n".join(["label,name", *lines]) + "\n")
     source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
-    blocks = [source.parse(piece) for piece in source.pieces(Position(), piece_bytes)]
+    blocks = parsed(source, piece_bytes, tmp_path)
     assert (len(blocks) > 5) == (piece_bytes == 40)
     names = [name for block in blocks for name in block.categorical[0].to_pylist()]
     assert names == [*(f"v,{n}" for n in range(20)), '5" pipe']
-    found = [(bad.line, bad.reason) for block in blocks for bad in block.bad]
+    found = bad_lines(blocks)
     open_quote = "a quoted field does not end on its line"
     assert found == [
         *((5, open_quote), (12, open_quote), (13, "1 fields, expected 2"), (26, open_quote)),
@@ -383,11 +398,11 @@ def test_blank_lines_are_no_rows(end: str, piece_bytes: int, tmp_path: Path) -> 
     path = tmp_path / "log.csv"
     path.write_bytes(end.join(lines).encode())
     source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
-    blocks = [source.parse(piece) for piece in source.pieces(Position(), piece_bytes)]
+    blocks = parsed(source, piece_bytes, tmp_path)
     assert (len(blocks) > 2) == (piece_bytes == 16)
     names = [name for block in blocks for name in block.categorical[0].to_pylist()]
     assert names == ["a", "b", "c", "d"]
-    found = [(bad.line, bad.reason) for block in blocks for bad in block.bad]
+    found = bad_lines(blocks)
     open_quote = "a quoted field does not end on its line"
     assert found == [(6, "1 fields, expected 2"), (10, open_quote)]
 

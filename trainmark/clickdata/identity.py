@@ -320,7 +320,7 @@ def digest(path: Path) -> str:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=["value", "id"], use_threads=False):
                 _add_values(batch.column("value"), values, lengths)
-                ids.update(batch.column("id").to_numpy())
+                ids.update(_bytes_of(batch.column("id")))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} cannot be read as a vocabulary: {error}.") from None
     whole = hashlib.sha256(values.digest() + lengths.digest() + ids.digest())
@@ -333,7 +333,7 @@ def _add_values(column: Any, values: Any, lengths: Any) -> None:
     import pyarrow as pa
 
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        values.update(np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
+        values.update(_bytes_of(column))
         return
     texts = column.cast(pa.large_binary())
     _, offsets, data = texts.buffers()
@@ -341,3 +341,11 @@ def _add_values(column: Any, values: Any, lengths: Any) -> None:
     lengths.update(np.diff(ends))
     if data is not None:
         values.update(memoryview(data)[ends[0] : ends[-1]])
+
+
+def _bytes_of(numbers: Any) -> memoryview:
+    """Of Arrow's array of numbers, none of them null; `to_numpy` would load pandas for it."""
+    _, data = numbers.buffers()
+    width = numbers.type.bit_width // 8
+    start = numbers.offset * width
+    return memoryview(data or b"")[start : start + len(numbers) * width]

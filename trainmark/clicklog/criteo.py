@@ -81,7 +81,8 @@ def prepare(options: Options) -> dict[str, float]:
     if options.master or options.spark_conf:
         raise InputError("--master and --spark-conf are for --engine spark.")
     job = make_job(options)
-    seconds = engine.prepare(job, Limits.of(options.memory))
+    check = to_npy.check_halves if options.to == "npy" else None
+    seconds = engine.prepare(job, Limits.of(options.memory), check)
     summary.show(job.output, files.read_json(job.output / MANIFEST))
     if options.to == "npy":
         to_npy.write(job.output, days=max(len(job.source.files), 2))

@@ -115,7 +115,8 @@ def prepare(
         raise InputError(
             f"--to npy writes one id per feature. Received a column of lists: {of_lists[0]}."
         )
-    engine.prepare(make_job(options, source, old, of_splits), Limits.of(options.memory))
+    check = to_npy.check_halves if options.to == "npy" else None
+    engine.prepare(make_job(options, source, old, of_splits), Limits.of(options.memory), check)
     summary.show(options.output, files.read_json(options.output / MANIFEST))
     if options.to == "npy":
         to_npy.write(options.output, days=max(len(source.files), 2))

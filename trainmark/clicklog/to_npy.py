@@ -6,6 +6,7 @@ integers, so that those above 2**24 are exact; numbers are float32, which holds 
 `split_binary` exactly.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,11 +33,7 @@ def write(dataset: Path, days: int) -> Path:
     if not files.is_finished(output, MANIFEST, settings):
         splits = {mapping: _Split(dataset, mapping) for mapping in ("train", "validation", "test")}
         rows = {mapping: split.rows for mapping, split in splits.items()}
-        if not rows["test"] <= rows["validation"] <= rows["test"] + 1:
-            raise InputError(
-                f"{dataset} has {rows['validation']:,} rows to validate and {rows['test']:,} to "
-                "test; TorchRec's loader cuts its last day in halves, the first rounded up."
-            )
+        check_halves(rows)
         with files.building(output) as partial:
             train = splits["train"]
             bounds = [train.rows * day // (days - 1) for day in range(days)]
@@ -49,6 +46,16 @@ def write(dataset: Path, days: int) -> Path:
             files.write_json(partial / MANIFEST, {"settings": settings, "rows": rows})
     print(f"TorchRec's day files are in {output}")
     return output
+
+
+def check_halves(rows: Mapping[str, int]) -> None:
+    """Refuse held-out rows that TorchRec's loader would divide otherwise."""
+    if not rows["test"] <= rows["validation"] <= rows["test"] + 1:
+        raise InputError(
+            f"--to npy: there are {rows['validation']:,} rows to validate and {rows['test']:,} to "
+            "test, but TorchRec's loader cuts its last day in halves, the first (rounded up) to "
+            "validate. Leave --to npy out, or give --test-half second."
+        )
 
 
 class _Split:

@@ -44,14 +44,14 @@ class Counter:
 
     Args:
         dtype: uint32 or uint64.
-        low: smaller values are ignored. 0 is not a value.
+        within: the smallest and the largest value to count; others are ignored. 0 is no value.
         limit: how many distinct values may be held.
         keyed: whether to find the smallest key of each value.
     """
 
-    def __init__(self, dtype: Any, low: int, limit: int, keyed: bool) -> None:
+    def __init__(self, dtype: Any, within: tuple[int, int], limit: int, keyed: bool) -> None:
         self.dtype = np.dtype(dtype)
-        self.low, self.high = max(low, 1), int(np.iinfo(dtype).max)
+        self.low, self.high = max(within[0], 1), within[1]
         self.limit = max(limit, 2)
         self.keyed = keyed
 
@@ -64,19 +64,19 @@ class Counter:
         raise NotImplementedError
 
 
-def counter(dtype: Any, low: int, limit: int, keyed: bool) -> Counter:
+def counter(dtype: Any, within: tuple[int, int], limit: int, keyed: bool) -> Counter:
     """The fastest counter there is."""
     kind = HashCounter if primitives.FAST else SortCounter
-    return kind(dtype, low, limit, keyed)
+    return kind(dtype, within, limit, keyed)
 
 
 class HashCounter(Counter):
     """Counts in a hash table that grows up to the limit."""
 
-    def __init__(self, dtype: Any, low: int, limit: int, keyed: bool) -> None:
+    def __init__(self, dtype: Any, within: tuple[int, int], limit: int, keyed: bool) -> None:
         from trainmark.clicklog.arrays import kernels
 
-        super().__init__(dtype, low, limit, keyed)
+        super().__init__(dtype, within, limit, keyed)
         self._kernels = kernels
         self._large: dict[int, int] = {}
         self._since_check = 0
@@ -95,28 +95,20 @@ class HashCounter(Counter):
         place = 0
         while place < len(values):
             # Values above `high` are forgotten already and must not come back.
-            low = self.dtype.type(self.low)
-            if counts is None and self.high == np.iinfo(self.dtype).max:
+            within = self.dtype.type(self.low), self.dtype.type(self.high)
+            held = (self._size, self._room)
+            if counts is None:
                 one = self.dtype.type(1)
                 self._size, place = self._kernels.count(
-                    self._table, self._size, self._room, values, low, one, place
+                    self._table, *held, values, within, one, place
                 )
             else:
-                values, counts, keys = self._without_forgotten(values[place:], counts, keys, place)
+                found = (values, counts.astype(self.dtype, copy=False), keys)
                 self._size, place = self._kernels.count_known(
-                    *(self._table, self._firsts, self._size, self._room),
-                    *((values, counts, keys), low, 0),
+                    self._table, self._firsts, *held, found, within, place
                 )
             if place < len(values):
                 self._make_room()
-
-    def _without_forgotten(
-        self, values: Array, counts: Array | None, keys: Array, place: int
-    ) -> tuple[Array, Array, Array]:
-        known = values <= self.dtype.type(self.high)
-        weights = np.ones(len(values), self.dtype) if counts is None else counts[place:]
-        keys = keys[place:][known] if len(keys) else NO_KEYS
-        return values[known], weights[known].astype(self.dtype, copy=False), keys
 
     def _make_room(self) -> None:
         table, firsts = self._table, self._firsts
@@ -168,8 +160,8 @@ class HashCounter(Counter):
 class SortCounter(Counter):
     """Counts in sorted arrays, for machines without numba."""
 
-    def __init__(self, dtype: Any, low: int, limit: int, keyed: bool) -> None:
-        super().__init__(dtype, low, limit, keyed)
+    def __init__(self, dtype: Any, within: tuple[int, int], limit: int, keyed: bool) -> None:
+        super().__init__(dtype, within, limit, keyed)
         self._held = Counts(np.empty(0, dtype), np.empty(0, np.int64), NO_KEYS)
 
     def add(self, values: Array, counts: Array | None = None, keys: Array = NO_KEYS) -> None:

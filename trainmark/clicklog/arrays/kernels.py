@@ -36,21 +36,23 @@ def _slot_of(table: Any, value: Any, mask: Any) -> Any:
 
 
 @_compiled
-def count(table: Any, size: int, limit: int, values: Any, low: Any, one: Any, place: int) -> Any:
-    """Count the values from `low` on, from `place` on, until the table is full.
+def count(table: Any, size: int, limit: int, values: Any, within: Any, one: Any, place: int) -> Any:
+    """Count values, from `place` on, until the table is full.
 
     Args:
         table: counts.
         size: how many values it holds; `limit`: how many it may hold.
+        within: the smallest and the largest value to count.
         one: 1, of the type of the values.
 
     Returns:
         The new size, and the place up to which `values` are counted.
     """
+    low, high = within
     mask = np.uint64(len(table) - 1)
     while place < len(values):
         value = values[place]
-        if value >= low:
+        if low <= value <= high:
             slot = _slot_of(table, value, mask)
             if table[slot, 1] == 0:
                 if size >= limit:
@@ -64,7 +66,7 @@ def count(table: Any, size: int, limit: int, values: Any, low: Any, one: Any, pl
 
 @_compiled
 def count_known(
-    table: Any, firsts: Any, size: int, limit: int, found: Any, low: Any, place: int
+    table: Any, firsts: Any, size: int, limit: int, found: Any, within: Any, place: int
 ) -> Any:
     """Like `count`, for values that are already counted and have first appeared somewhere.
 
@@ -73,11 +75,12 @@ def count_known(
         found: values, their counts (of the same type), their keys (int64; empty if not wanted).
     """
     values, counts, keys = found
+    low, high = within
     mask = np.uint64(len(table) - 1)
     keyed = len(keys) > 0
     while place < len(values):
         value = values[place]
-        if value >= low:
+        if low <= value <= high:
             slot = _slot_of(table, value, mask)
             if table[slot, 1] == 0:
                 if size >= limit:
@@ -203,27 +206,40 @@ def join(source: Any, starts: Any, sizes: Any, out: Any) -> None:
 
 @_compiled
 def group(
-    origin: Any, first_row: int, key_bits: int, bits: int, keys: Any, order: Any, bounds: Any
+    origin: Any, first_row: int, key_bits: int, bits: int, buckets: Any, order: Any, bounds: Any
 ) -> None:
-    """Keys of rows, and the rows in order of the first `bits` of their keys; see shuffle.py."""
+    """The buckets of rows, and the rows in order of these; see shuffle.py."""
     shift = np.uint64(key_bits - bits)
     dropped = np.uint64(64 - key_bits)
     golden = np.uint64(GOLDEN)
     x = np.uint64(origin) + np.uint64(first_row) * golden
-    for row in range(len(keys)):
+    for row in range(len(buckets)):
         x += golden
         y = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         y = (y ^ (y >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        y = (y ^ (y >> np.uint64(31))) >> dropped
-        keys[row] = y
-        bounds[(y >> shift) + np.uint64(1)] += 1
+        y = (y ^ (y >> np.uint64(31))) >> dropped >> shift
+        buckets[row] = y
+        bounds[y + np.uint64(1)] += 1
     for bucket in range(len(bounds) - 1):
         bounds[bucket + 1] += bounds[bucket]
     ends = bounds[:-1].copy()
-    for row in range(len(keys)):
-        bucket = keys[row] >> shift
+    for row in range(len(buckets)):
+        bucket = buckets[row]
         order[ends[bucket]] = row
         ends[bucket] += 1
+
+
+@_compiled
+def keys_of(origin: Any, first_row: int, key_bits: int, rows: Any, keys: Any) -> None:
+    """Keys of rows, which are counted from `first_row`; see shuffle.py."""
+    dropped = np.uint64(64 - key_bits)
+    golden = np.uint64(GOLDEN)
+    start = np.uint64(origin) + (np.uint64(first_row) + np.uint64(1)) * golden
+    for place in range(len(rows)):
+        x = start + np.uint64(rows[place]) * golden
+        y = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        y = (y ^ (y >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        keys[place] = (y ^ (y >> np.uint64(31))) >> dropped
 
 
 @_compiled

@@ -5,6 +5,7 @@ Both give the same bytes.
 
 import importlib.util
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,28 @@ class IdLookup:
             _kernels().insert(self.table, values, ids.view(np.uint32))
         else:
             self.values, self.ids = values, ids
+
+    def write(self, path: Path) -> None:
+        """Into a file that several processes may map."""
+        arrays = [self.table] if FAST else [self.values, self.ids.astype(self.values.dtype)]
+        with path.open("wb") as file:
+            for array in arrays:
+                array.tofile(file)
+
+    @classmethod
+    def read(cls, path: Path, dtype: Any) -> "IdLookup":
+        """What was written, mapped into memory."""
+        lookup = cls.__new__(cls)
+        # Writable, though nobody writes: compiled loops tell constant arrays from others.
+        words = (
+            np.asarray(np.memmap(path, dtype, "c")) if path.stat().st_size else np.empty(0, dtype)
+        )
+        if FAST:
+            lookup.table = words.reshape(-1, 2)
+        else:
+            lookup.values, ids = words.reshape(2, -1)
+            lookup.ids = ids.astype(np.int32)
+        return lookup
 
     def __call__(self, values: Array, ids: Array) -> None:
         """Set `ids`, of any integer type that holds them, where a value is known."""

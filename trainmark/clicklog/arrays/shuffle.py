@@ -28,34 +28,39 @@ def bucket_bits(rows: int) -> int:
 
 def group(
     seed: int, start: int, stop: int, bits: int
-) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """The rows of a block in order of their buckets, and in input order within a bucket.
 
     Returns:
-        The rows' keys [rows], the order, rows relative to `start` [rows], and where each bucket
-        starts in it [2**bits + 1].
+        The order, rows relative to `start` [rows], and where each bucket starts in it
+        [2**bits + 1].
     """
+    order = np.empty(stop - start, np.uint32)
     if primitives.FAST:
         from trainmark.clicklog.arrays import kernels
 
-        in_order = np.empty(stop - start, np.uint64)
-        order = np.empty(stop - start, np.uint32)
+        buckets = np.empty(stop - start, np.uint16)
         bounds = np.zeros((1 << bits) + 1, np.int64)
-        kernels.group(_origin(seed)[0], start, KEY_BITS, bits, in_order, order, bounds)
-        return in_order, order, bounds
-    in_order = keys(seed, start, stop)
+        kernels.group(_origin(seed)[0], start, KEY_BITS, bits, buckets, order, bounds)
+        return order, bounds
+    in_order = keys(seed, start, np.arange(stop - start))
     buckets = (in_order >> np.uint64(KEY_BITS - bits)).astype(np.uint16)
     # A stable sort of 16-bit numbers is a radix sort.
-    order = np.argsort(buckets, kind="stable").astype(np.uint32)
+    order[:] = np.argsort(buckets, kind="stable")
     sizes = np.bincount(buckets, minlength=1 << bits)
-    return in_order, order, np.concatenate(([0], np.cumsum(sizes)))
+    return order, np.concatenate(([0], np.cumsum(sizes)))
 
 
-def keys(seed: int, start: int, stop: int) -> NDArray[np.uint64]:
-    """Keys of the rows `start` to `stop`: SplitMix64, started at a place that the seed decides."""
-    rows = np.arange(start, stop, dtype=np.uint64)
-    mixed = _mix(_origin(seed) + (rows + np.uint64(1)) * np.uint64(GOLDEN))
-    return mixed >> np.uint64(64 - KEY_BITS)
+def keys(seed: int, start: int, rows: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Keys of rows, counted from `start`: SplitMix64, started at a place that the seed decides."""
+    if primitives.FAST:
+        from trainmark.clicklog.arrays import kernels
+
+        found = np.empty(len(rows), np.uint64)
+        kernels.keys_of(_origin(seed)[0], start, KEY_BITS, rows, found)
+        return found
+    numbers = rows.astype(np.uint64) + np.uint64(start + 1)
+    return _mix(_origin(seed) + numbers * np.uint64(GOLDEN)) >> np.uint64(64 - KEY_BITS)
 
 
 def hashed(seed: int, stream: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -7,9 +7,11 @@ kept.py            columns of raw files that are carried along as they are
 work.py            the work folder: what is done already
 vocabulary.py      ids of categorical values; vocabulary_files.py: where they are kept
 numbers.py         numerical columns: fitted to training rows, counted, transformed
+columns.py         the columns of the dataset, each with what it is made of
 arrange.py         columns in the order of the dataset; fields.py: what each column writes
 splits.py          which rows train, test, validate; division.py: where these are no ranges
 split_binary.py    the files of a dataset
 summary.py         prepare.json, and the tables on the terminal
-limits.py          memory and threads that a run may use
+limits.py          memory and processes that a run may use
+workers.py         these processes
 """

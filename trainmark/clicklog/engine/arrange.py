@@ -1,13 +1,14 @@
 """Writes a column of the store in the order of a dataset: training rows shuffled, others as read.
 
 The order of the training rows is found once (`write_order`) and then applied to every column,
-as many buckets at a time as memory allows.
+as many buckets at a time as memory allows; several processes share the buckets.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,19 +34,28 @@ class Part:
         return self.stop - self.start
 
 
-class Field(Protocol):
+class Field:
     """One or more columns, from the store to a file."""
 
     dtype: Any
     """Of the file."""
     row_bytes: int
     """Memory that a row takes while it is read."""
+    count = 0
+    """Of the finished rows, those with what is worth knowing: a click, a rare value, ..."""
 
     def read(self, parts: Sequence[Part]) -> Array:
         """Rows of the parts, one part after the other."""
+        raise NotImplementedError
 
     def finish(self, rows: Array) -> Array:
         """The rows as they are written, after counting what is to be counted."""
+        return rows
+
+    def take_count(self) -> int:
+        """What was counted since this was last asked."""
+        count, self.count = self.count, 0
+        return count
 
 
 @dataclass(frozen=True)
@@ -70,19 +80,24 @@ class TrainRows:
         some = [number for number, r in enumerate(store.records) if not rows.has_none(r)]
         self.records = [store.records[number] for number in some]
         self._bounds = store.bounds[some]
-        self._bucket_rows = np.diff(self._bounds.sum(axis=0, dtype=np.int64))
-        self._order_bounds: list[int] = []
+        self._starts = self._bounds.sum(axis=0, dtype=np.int64)
+        self.all_buckets = Buckets(0, len(self._starts) - 1)
+        self.sizes: list[int] = []
+        """Training rows of each bucket, when their order is found."""
 
-    def groups(self, rows: int) -> Iterator[Buckets]:
+    def groups(self, rows: int, within: Buckets | None = None) -> Iterator[Buckets]:
         """Buckets in groups of about `rows` rows or fewer, at least one bucket each."""
-        start = 0
-        total = 0
-        for bucket, size in enumerate(self._bucket_rows.tolist()):
-            if bucket > start and total + size > rows:
+        within = within or self.all_buckets
+        start = within.start
+        for bucket in range(start + 1, within.stop):
+            if self._starts[bucket + 1] - self._starts[start] > rows:
                 yield Buckets(start, bucket)
-                start, total = bucket, 0
-            total += size
-        yield Buckets(start, len(self._bucket_rows))
+                start = bucket
+        yield Buckets(start, within.stop)
+
+    def shares(self, count: int) -> list[Buckets]:
+        """All buckets in about so many groups."""
+        return list(self.groups(-(-int(self._starts[-1]) // count)))
 
     def parts(self, buckets: Buckets) -> list[Part]:
         """Where the rows of these buckets are."""
@@ -102,13 +117,13 @@ class TrainRows:
 
     def find_order(self, buckets: Buckets) -> Iterator[Array]:
         """The order of each bucket's training rows, as places among all its rows."""
-        keys, trains = [], []
+        seed, keys, trains = self.store.seed, [], []
         for part in self.parts(buckets):
-            all_keys, order = self.store.keys_and_order(part.record)
-            rows = order[part.start : part.stop]
-            keys.append(all_keys[rows])
-            whole = self.rows.has_all(part.record)
-            trains.append(np.ones(len(rows), bool) if whole else self.rows.mask(part.record)[rows])
+            record = part.record
+            rows = self.store.order(record, part.start, part.stop)
+            keys.append(shuffle.keys(seed, record.first_row, rows))
+            whole = self.rows.has_all(record)
+            trains.append(np.ones(len(rows), bool) if whole else self.rows.mask(record)[rows])
         joined_keys = self.joined(np.concatenate(keys), buckets)
         if all(train.all() for train in trains):
             for _, bucket_keys in joined_keys:
@@ -121,29 +136,32 @@ class TrainRows:
             places = np.flatnonzero(train).astype(np.uint64)
             yield shuffle.order_of(bucket_keys[train], places, self.store.bits)
 
-    def write_order(self, memory: int) -> None:
-        """Find the order of all rows, unless that is done; bucket by bucket in one file."""
-        if self._order_bounds:
-            return
-        self._order_bounds = [0]
-        with self.path.open("wb") as file:
-            for buckets in self.groups(memory // 32):
-                for order in self.find_order(buckets):
+    def write_order(self, share: Buckets, memory: int) -> list[int]:
+        """Find the order of some buckets; how many training rows each of them has."""
+        sizes = []
+        with self.path.open("r+b") as file:
+            for buckets in self.groups(memory // 32, share):
+                for bucket, order in enumerate(self.find_order(buckets), buckets.start):
+                    file.seek(4 * int(self._starts[bucket]))
                     file.write(order.data)
-                    self._order_bounds.append(self._order_bounds[-1] + len(order))
+                    sizes.append(len(order))
+        return sizes
 
     def order(self, bucket: int) -> Array:
-        start, stop = self._order_bounds[bucket : bucket + 2]
-        return np.fromfile(self.path, np.uint32, stop - start, offset=4 * start)
+        start = int(self._starts[bucket])
+        return np.fromfile(self.path, np.uint32, self.sizes[bucket], offset=4 * start)
 
 
-def in_training_order(rows: TrainRows, field: Field, most_rows: int) -> Iterator[Array]:
+def in_training_order(
+    rows: TrainRows, field: Field, most_rows: int, share: Buckets | None = None
+) -> Iterator[Array]:
     """A field of the training rows, bucket by bucket; each is valid until the next.
 
     Args:
         most_rows: how many are read at a time, or one bucket.
+        share: which buckets; all, if none are given.
     """
-    for buckets in rows.groups(most_rows):
+    for buckets in rows.groups(most_rows, share):
         read = field.read(rows.parts(buckets))
         for bucket, joined in rows.joined(read, buckets):
             order = rows.order(bucket)
@@ -153,13 +171,19 @@ def in_training_order(rows: TrainRows, field: Field, most_rows: int) -> Iterator
         del read
 
 
-def write_train(rows: TrainRows, field: Field, path: Path, memory: int) -> Checksum:
-    """Write a field of the training rows, shuffled."""
-    check = Checksum()
-    with path.open("wb") as file:
-        for bucket_rows in in_training_order(rows, field, memory // field.row_bytes):
-            _write(file, check, field.finish(bucket_rows))
-    return check
+def write_train(rows: TrainRows, field: Field, path: Path, memory: int, share: Buckets) -> Checksum:
+    """Write a field of the training rows of some buckets, shuffled, into a file that is there."""
+    place = sum(rows.sizes[: share.start])
+    check: Checksum | None = None
+    with path.open("r+b") as file:
+        for bucket_rows in in_training_order(rows, field, memory // field.row_bytes, share):
+            out = np.ascontiguousarray(field.finish(bucket_rows))
+            if check is None:
+                file.seek(place * out[:0].itemsize * math.prod(out.shape[1:]))
+                check = Checksum(file.tell())
+            check.update(out)
+            file.write(out.data)
+    return check or Checksum()
 
 
 def write_in_order(store: Store, rows: RowSet, field: Field, path: Path, memory: int) -> Checksum:
@@ -172,9 +196,11 @@ def write_in_order(store: Store, rows: RowSet, field: Field, path: Path, memory:
             for record in batch:
                 start, end = end, end + record.rows
                 out = np.empty((record.rows, *read.shape[1:]), field.dtype)
-                out[store.keys_and_order(record)[1]] = read[start:end]
+                out[store.order(record)] = read[start:end]
                 wanted = out if rows.has_all(record) else out[rows.mask(record)]
-                _write(file, check, field.finish(wanted))
+                finished = np.ascontiguousarray(field.finish(wanted))
+                check.update(finished)
+                file.write(finished.data)
             del read
     return check
 
@@ -190,9 +216,3 @@ def _batches(store: Store, rows: RowSet, most_rows: int) -> Iterator[list[BlockR
         batch.append(record)
     if batch:
         yield batch
-
-
-def _write(file: Any, check: Checksum, rows: Array) -> None:
-    rows = np.ascontiguousarray(rows)
-    check.update(rows)
-    file.write(rows.data)

@@ -72,7 +72,7 @@ class ColumnReader:
         numbers = self.numbers(record, 0, record.rows)
         if whole and not keyed:
             return numbers, None, NO_KEYS
-        order = self.store.keys_and_order(record)[1]
+        order = self.store.order(record)
         within = rows.mask(record)[order]
         keys = record.first_row + order[within].astype(np.int64) if keyed else NO_KEYS
         return numbers[within], None, keys
@@ -90,7 +90,7 @@ class ColumnReader:
             elif rows.has_all(record):
                 here = record.columns[self.column].zeros
             else:
-                order = self.store.keys_and_order(record)[1]
+                order = self.store.order(record)
                 places = self.store.zeros(record, self.column)
                 here = int(np.count_nonzero(rows.mask(record)[order[places]]))
             count += here
@@ -116,7 +116,7 @@ class ColumnReader:
             numbers = self.store.dictionary(record, self.column)[0][numbers]
         nothing = numbers == 0
         nothing[self.store.zeros(record, self.column)] = False
-        order = self.store.keys_and_order(record)[1]
+        order = self.store.order(record)
         return int(np.count_nonzero(nothing & rows.mask(record)[order]))
 
     # --- numbers as users know them

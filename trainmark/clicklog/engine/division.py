@@ -116,7 +116,7 @@ def _keys(rule: SplitRule, store: Store) -> Callable[[BlockRecord], Keys]:
     def of_column(record: BlockRecord) -> Keys:
         found = reader.numbers(record, 0, record.rows)
         in_order = np.empty(record.rows, np.uint64)
-        in_order[store.keys_and_order(record)[1]] = found
+        in_order[store.order(record)] = found
         return in_order
 
     def of_groups(record: BlockRecord) -> Keys:
@@ -135,7 +135,7 @@ def _thinning(rule: SplitRule, store: Store) -> Callable[[BlockRecord], NDArray[
 
     def left_out(record: BlockRecord) -> NDArray[np.bool_]:
         labels = np.empty(record.rows, np.uint8)
-        labels[store.keys_and_order(record)[1]] = store.labels(record, 0, record.rows)
+        labels[store.order(record)] = store.labels(record, 0, record.rows)
         rows = np.arange(record.first_row, record.first_row + record.rows, dtype=np.uint64)
         drawn = shuffle.hashed(store.seed, shuffle.NEGATIVES, rows)
         found: NDArray[np.bool_] = (labels == 0) & (drawn >= np.uint64(int(rate * 2**64)))

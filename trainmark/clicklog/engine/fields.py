@@ -8,7 +8,7 @@ import numpy as np
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Array, IdLookup, Scratch
-from trainmark.clicklog.engine.arrange import Part
+from trainmark.clicklog.engine.arrange import Field, Part
 from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.vocabulary import UNKNOWN, SpecialIds, Vocabulary
@@ -16,7 +16,7 @@ from trainmark.clicklog.engine.vocabulary import UNKNOWN, SpecialIds, Vocabulary
 _scratch = Scratch()
 
 
-class LabelField:
+class LabelField(Field):
     """One byte per row; counts clicks."""
 
     dtype = np.dtype(np.uint8)
@@ -24,7 +24,6 @@ class LabelField:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.clicks = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
         return np.concatenate(
@@ -32,11 +31,11 @@ class LabelField:
         )
 
     def finish(self, rows: Array) -> Array:
-        self.clicks += int(rows.sum())
+        self.count += int(rows.sum())
         return rows
 
 
-class NumericalField:
+class NumericalField(Field):
     """All numerical columns, row by row; the bits of float16."""
 
     dtype = np.dtype("<u2")
@@ -54,11 +53,8 @@ class NumericalField:
             out[start:end] = self._store.numerical(part.record, part.start, part.stop)
         return out
 
-    def finish(self, rows: Array) -> Array:
-        return rows
 
-
-class CategoricalField:
+class CategoricalField(Field):
     """The ids of a column; counts the rows that have the rare one.
 
     Args:
@@ -80,7 +76,6 @@ class CategoricalField:
         self.dtype = np.dtype(feature_spec.dtype_for(cardinality)).newbyteorder("<")
         self._reader, self._vocabulary = reader, vocabulary
         self._special = special
-        self.rare = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
         ids = _scratch.array("ids", sum(part.rows for part in parts), self.dtype)
@@ -121,12 +116,12 @@ class CategoricalField:
         unknown = rows == UNKNOWN
         count = int(np.count_nonzero(unknown))
         if count:
-            self.rare += count
+            self.count += count
             rows[unknown] = self._special.rare
         return rows
 
 
-class BagField:
+class BagField(Field):
     """The ids of a column of lists; counts the rare ones.
 
     Args:
@@ -148,7 +143,6 @@ class BagField:
         self._fields = [CategoricalField(r, vocabulary, cardinality, none) for r in readers]
         self._rare_id = special.rare
         self.dtype, self.row_bytes = self._fields[0].dtype, 12 * len(readers)
-        self.rare = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
         ids = np.empty((sum(part.rows for part in parts), len(self._fields)), self.dtype)
@@ -158,7 +152,7 @@ class BagField:
 
     def finish(self, rows: Array) -> Array:
         unknown, missing = rows == UNKNOWN, rows == self.MISSING
-        self.rare += int(np.count_nonzero(unknown))
+        self.count += int(np.count_nonzero(unknown))
         rows[unknown] = self._rare_id
         rows[missing] = self.NONE
         return rows

@@ -1,4 +1,4 @@
-"""Memory and threads of a preparation. They never change the result."""
+"""Memory and processes of a preparation. They never change the result."""
 
 import os
 import re
@@ -10,7 +10,10 @@ from trainmark.errors import InputError
 
 LIBRARY_BYTES = 256 << 20
 """What Python and its libraries take when all are loaded."""
+WORKER_BYTES = 24 << 20
+"""What a process takes besides what it shares with the one that it was forked from."""
 MIN_DATA_BYTES = 64 << 20
+MIN_WORKER_DATA_BYTES = 24 << 20
 MAX_PIECE_BYTES = 32 << 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -20,14 +23,15 @@ class Limits:
     """Bounds for one run."""
 
     memory: int
-    """Bytes for the data of all threads together."""
-    threads: int
+    """Bytes for the data of all processes together."""
+    workers: int
+    """Processes that share the work."""
     piece_bytes: int
     """Input that is parsed at a time."""
 
     @classmethod
     def of(cls, memory: str | None) -> "Limits":
-        """Limits that keep this process within `memory`; None: a quarter of the machine."""
+        """Limits that keep a run within `memory`; None: a quarter of the machine."""
         total = num_bytes(memory) if memory else psutil.virtual_memory().total // 4
         used = max(psutil.Process().memory_info().rss, LIBRARY_BYTES)
         available = total - used
@@ -36,8 +40,11 @@ class Limits:
             raise InputError(
                 f"--memory is {total >> 20} MiB; at least {needed >> 20} MiB are needed."
             )
-        threads = len(os.sched_getaffinity(0))
-        return cls(available, threads, min(available // (8 * threads), MAX_PIECE_BYTES))
+        most = available // (WORKER_BYTES + MIN_WORKER_DATA_BYTES)
+        workers = max(min(len(os.sched_getaffinity(0)), most), 1)
+        if workers > 1:
+            available -= workers * WORKER_BYTES
+        return cls(available, workers, min(available // (8 * workers), MAX_PIECE_BYTES))
 
 
 def num_bytes(text: str) -> int:

@@ -18,7 +18,7 @@ from trainmark.clicklog.arrays import number_choice, number_transforms
 from trainmark.clicklog.arrays.number_transforms import Losses
 from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.engine import vocabulary_files
-from trainmark.clicklog.engine.arrange import Part, TrainRows, in_training_order
+from trainmark.clicklog.engine.arrange import Field, Part, TrainRows, in_training_order
 from trainmark.clicklog.engine.column_reader import arrow_array, numpy_array
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import BlockRecord, Store, describe_numbers
@@ -222,7 +222,7 @@ def _in_splits(store: Store, rows: RowSet, number: int, record: BlockRecord) -> 
     numbers = store.number(record, number, 0, record.rows)
     if rows.has_all(record):
         return numbers
-    return numbers[rows.mask(record)[store.keys_and_order(record)[1]]]
+    return numbers[rows.mask(record)[store.order(record)]]
 
 
 def _scan(
@@ -277,7 +277,7 @@ def read_bins(path: Path) -> Array:
 # --- fields
 
 
-class _RawField:
+class _RawField(Field):
     """A column as it was read."""
 
     dtype = np.dtype(np.uint64)  # the bits of float64
@@ -290,11 +290,8 @@ class _RawField:
         read = [self._store.number(p.record, self._number, p.start, p.stop) for p in parts]
         return np.concatenate(read).view(self.dtype)
 
-    def finish(self, rows: Array) -> Array:
-        return rows
 
-
-class NumbersField:
+class NumbersField(Field):
     """All numerical features, row by row: of each column its number, then its indicator."""
 
     def __init__(self, store: Store, numbers: FittedNumbers) -> None:
@@ -323,9 +320,6 @@ class NumbersField:
                 out[:, feature] = number_transforms.narrowed(values, self._type)
                 feature += 1
 
-    def finish(self, rows: Array) -> Array:
-        return rows
-
 
 def features_of(reading: NumberReading, parameters: Mapping[str, Any], numbers: Array) -> list[Any]:
     """The numerical features of a column's numbers, NaN where missing."""
@@ -337,7 +331,7 @@ def features_of(reading: NumberReading, parameters: Mapping[str, Any], numbers: 
     return found
 
 
-class BinField:
+class BinField(Field):
     """The bins of a column, as ids; counts the rows that have none."""
 
     row_bytes = 48
@@ -345,7 +339,6 @@ class BinField:
     def __init__(self, store: Store, number: int, lower_ends: Array) -> None:
         self.dtype = np.dtype(feature_spec.dtype_for(len(lower_ends) + 1)).newbyteorder("<")
         self._store, self._number, self._lower_ends = store, number, lower_ends
-        self.missing = 0
 
     def read(self, parts: Sequence[Part]) -> Array:
         ids = _scratch.array("bins", sum(part.rows for part in parts), self.dtype)
@@ -357,5 +350,5 @@ class BinField:
         return ids
 
     def finish(self, rows: Array) -> Array:
-        self.missing += int(np.count_nonzero(rows == 0))
+        self.count += int(np.count_nonzero(rows == 0))
         return rows

@@ -1,14 +1,19 @@
 """Phase 1: every input file, once, into the store."""
 
+import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.store import BlockRecord
 from trainmark.clicklog.engine.work import Work
-from trainmark.clicklog.sources.source import BadRows, Piece, Position, Source
+from trainmark.clicklog.engine.workers import Call, Workers
+from trainmark.clicklog.sources.rows import BadRow
+from trainmark.clicklog.sources.source import BadRows, Piece, Position, Room, Source, stop_at
 from trainmark.errors import InputError
 
 
@@ -46,14 +51,54 @@ def bad_rows_path(work: Work, index: int) -> Path:
     return work.blocks / f"{index:06d}.bad"
 
 
-class Parser:
-    """Parses what is left of the input, in several threads.
+@dataclass(frozen=True)
+class _Parsed:
+    """What is to be known of a piece before it can be written."""
 
-    A thread takes the next piece, parses it, waits until the number of its first row is known,
-    which is when all earlier pieces are parsed, and writes the block.
+    rows: int
+    lines: int
+    bad: BadRow | None
+    """The first one, its line counted within the piece."""
+
+
+class _Blocks:
+    """Makes blocks of pieces, one after the other, in a process of its own."""
+
+    def __init__(self, source: Source, work: Work, seed: int, bits: int) -> None:
+        self._source, self._work, self._seed, self._bits = source, work, seed, bits
+
+    def parse(self, piece: Piece) -> _Parsed:
+        self._rows = block = self._source.parse(piece)
+        return _Parsed(len(block), block.lines, next(iter(block.bad), None))
+
+    def write(self, place: dict[str, Any], first_line: int) -> BlockRecord:
+        """Write what was parsed last.
+
+        Args:
+            place: index, first_row and stop of the block's record.
+        """
+        block = self._rows
+        if block.bad:
+            lines = "".join(f"{_in_file(bad, first_line)}\n" for bad in block.bad)
+            bad_rows_path(self._work, place["index"]).write_text(lines)
+        return store.write(
+            self._work.blocks, block, self._source.schema, self._seed, self._bits, place
+        )
+
+
+def _in_file(bad: BadRow, first_line: int) -> BadRow:
+    return replace(bad, line=first_line - 1 + bad.line)
+
+
+class Parser:
+    """Parses what is left of the input, in several processes.
+
+    Each takes the next piece, parses it, waits until the number of its first row is known, which is
+    when all earlier pieces are parsed, and writes the block.
 
     Args:
-        advance: called with the bytes of each finished piece.
+        done: blocks of an earlier run.
+        workers: how many processes.
     """
 
     def __init__(
@@ -66,30 +111,40 @@ class Parser:
         bits: int,
         bad_rows: BadRows,
         piece_bytes: int,
-        advance: Callable[[int], None],
+        workers: int,
     ) -> None:
         self.source, self.work, self.records = source, work, list(done)
-        self._seed, self._bits, self._bad_rows = seed, bits, bad_rows
-        self._advance = advance
+        self._bad_rows, self._count = bad_rows, workers
+        self._workers = Workers(_Blocks(source, work, seed, bits), workers)
         start = done[-1].stop if done else Position()
-        self._pieces: Iterator[Piece] = source.pieces(start, piece_bytes)
+        room = Room(work.folder / "unpacked", workers)
+        self._pieces = source.pieces(start, piece_bytes, room)
         self._lock = threading.Lock()
         self._taken = len(done)
         self._turn = threading.Condition()
         self._numbered = len(done)
         self._rows = done[-1].first_row + done[-1].rows if done else 0
+        self._line = start.line
         self._errors: dict[int, BaseException] = {}
 
-    def run(self, threads: int) -> list[BlockRecord]:
-        """All blocks, in order. The error of the earliest piece that has one is raised."""
-        with ThreadPoolExecutor(threads) as pool:
-            for future in [pool.submit(self._work) for _ in range(threads)]:
+    def run(self, advance: Callable[[int], None]) -> list[BlockRecord]:
+        """All blocks, in order. The error of the earliest piece that has one is raised.
+
+        Args:
+            advance: called with the bytes of each finished piece.
+        """
+        with self._workers, ThreadPoolExecutor(self._count) as pool:
+            futures = [pool.submit(self._work, call, advance) for call in self._workers.calls]
+            # Needed soon, and loading it costs a quarter of a second.
+            importlib.import_module("pyarrow.parquet")
+            for future in futures:
                 future.result()
+        self._pieces.close()
         if self._errors:
             raise self._errors[min(self._errors)]
         return sorted(self.records, key=lambda record: record.index)
 
-    def _work(self) -> None:
+    def _work(self, worker: Call, advance: Callable[[int], None]) -> None:
         while True:
             index = -1
             try:
@@ -101,40 +156,34 @@ class Parser:
                     self._taken += 1
                 if piece is None:
                     return
-                self._handle(index, piece)
+                self._handle(index, piece, worker)
+                advance(piece.num_bytes)
             except BaseException as error:
                 with self._turn:
                     self._errors[index] = error
                     self._turn.notify_all()
                 return
 
-    def _handle(self, index: int, piece: Piece) -> None:
-        block = self.source.parse(piece)
-        first_row = self._first_row(index, len(block))
-        if first_row is None:
-            return
-        place = {"index": index, "first_row": first_row, "stop": piece.stop}
-        if block.bad:
-            lines = "".join(f"{bad}\n" for bad in block.bad)
-            bad_rows_path(self.work, index).write_text(lines)
-        record = store.write(
-            self.work.blocks, block, self.source.schema, self._seed, self._bits, place
-        )
-        self.work.block_log.append(record.to_json() | {"bad_rows": self._bad_rows})
-        self.records.append(record)
-        self._advance(piece.num_bytes)
-
-    def _first_row(self, index: int, rows: int) -> int | None:
-        """Number of the block's first row; None if an earlier piece failed."""
+    def _handle(self, index: int, piece: Piece, worker: Call) -> None:
+        parsed: _Parsed = worker("parse", piece)
         with self._turn:
             self._turn.wait_for(lambda: self._numbered == index or self._errors)
-            if self._numbered != index:
-                return None
-            first_row = self._rows
-            self._rows += rows
+            if self._numbered != index:  # an earlier piece failed
+                return
+            first_row, first_line = self._rows, self._line if piece.start.offset else 1
+            if parsed.bad and self._bad_rows == "stop":
+                stop_at(_in_file(parsed.bad, first_line))
+            self._rows += parsed.rows
+            self._line = first_line + parsed.lines
             self._numbered += 1
             self._turn.notify_all()
-            return first_row
+        stop = piece.stop
+        if stop.offset:
+            stop = replace(stop, line=first_line + parsed.lines)
+        place = {"index": index, "first_row": first_row, "stop": stop}
+        record: BlockRecord = worker("write", place, first_line)
+        self.work.block_log.append(record.to_json() | {"bad_rows": self._bad_rows})
+        self.records.append(record)
 
 
 def rows_per_file(records: Sequence[BlockRecord], num_files: int) -> list[int]:

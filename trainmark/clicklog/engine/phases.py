@@ -1,18 +1,17 @@
 """The embedded engine: runs the phases that the package's docstring describes."""
 
-import importlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from trainmark import checksums, files, progress
 from trainmark.clicklog.arrays import shuffle
 from trainmark.clicklog.engine import kept, numbers, parse_phase, split_binary, summary
+from trainmark.clicklog.engine.columns import numerical_features
 from trainmark.clicklog.engine.division import Division, divide
-from trainmark.clicklog.engine.encode_phase import Encoder, numerical_features
+from trainmark.clicklog.engine.encode_phase import Encoder
 from trainmark.clicklog.engine.job import VOCABULARY, Job
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.numbers import FittedNumbers
@@ -23,10 +22,18 @@ from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 
 BAD_ROWS = "bad_rows.txt"
+STORE = 2
+"""Version of what store.py writes."""
 
 
-def prepare(job: Job, limits: Limits) -> dict[str, float]:
+RowsCheck = Callable[[Mapping[str, int]], None]
+
+
+def prepare(job: Job, limits: Limits, check_rows: RowsCheck | None = None) -> dict[str, float]:
     """Write the dataset, unless the folder already holds it.
+
+    Args:
+        check_rows: called with the rows of each split as soon as they are known; may refuse them.
 
     Returns:
         Seconds of each phase that ran.
@@ -37,7 +44,7 @@ def prepare(job: Job, limits: Limits) -> dict[str, float]:
         work.remove()  # which a crash may have left
         return {}
     with work.opened():
-        return EmbeddedEngine(job, limits, work).run()
+        return EmbeddedEngine(job, limits, work).run(check_rows)
 
 
 def _newer_input(job: Job) -> str:
@@ -56,7 +63,7 @@ class EmbeddedEngine:
         self.job, self.limits, self.work = job, limits, work
         self.seconds: dict[str, float] = {}
 
-    def run(self) -> dict[str, float]:
+    def run(self, check_rows: RowsCheck | None) -> dict[str, float]:
         with self._phase("parse"):
             store, rows_per_file = self._parse()
         try:
@@ -65,6 +72,8 @@ class EmbeddedEngine:
         except InputError:
             self.work.remove()  # nothing can come of it
             raise
+        if check_rows is not None:
+            check_rows({split.name: split.rows for split in division.splits})
         with self._phase("encode"):
             fitted, columns = Encoder(self.job, self.limits, self.work, store, division).run()
         with self._phase("finish"):
@@ -85,29 +94,26 @@ class EmbeddedEngine:
         rows = int(sum(sizes) / source.bytes_per_row())
         # Another way with bad rows may go on with the blocks that have none.
         settings = {key: value for key, value in job.settings.items() if key != "bad_rows"}
-        if source.schema.numbers:
-            settings["stored_numbers"] = "float64"  # an earlier version stored them transformed
+        settings["store"] = STORE  # another version cannot go on with its blocks
         facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)}, source.files)
         self._check_disk(rows)
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
-        with progress.bytes_bar("Reading", sum(sizes)) as advance:
+        whole = sum(sizes)
+        parser = parse_phase.Parser(
+            source,
+            self.work,
+            done,
+            seed=job.seed,
+            bits=facts["bits"],
+            bad_rows=job.bad_rows,
+            piece_bytes=self.limits.piece_bytes,
+            workers=min(self.limits.workers, -(-whole // self.limits.piece_bytes) or 1),
+        )
+        with progress.bytes_bar("Reading", whole) as advance:
             if done:
                 stop = done[-1].stop
                 advance(sum(sizes[: stop.file]) + stop.offset)
-            parser = parse_phase.Parser(
-                source,
-                self.work,
-                done,
-                seed=job.seed,
-                bits=facts["bits"],
-                bad_rows=job.bad_rows,
-                piece_bytes=self.limits.piece_bytes,
-                advance=advance,
-            )
-            with ThreadPoolExecutor(1) as aside:
-                # Needed soon, and loading it costs a quarter of a second.
-                aside.submit(importlib.import_module, "pyarrow.parquet")
-                records = parser.run(self.limits.threads)
+            records = parser.run(advance)
         for places in source.schema.vocabularies():
             if source.schema.stored[places[0]].kind == "string":
                 from trainmark.clicklog.arrays import strings
@@ -130,7 +136,7 @@ class EmbeddedEngine:
         )
         ids = len(schema.stored) - len(schema.helpers)
         out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * ids
-        needed = rows * (row_bytes + out_bytes + 4)
+        needed = rows * (row_bytes + out_bytes + 8)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
         progress.say(

@@ -3,6 +3,7 @@
 Within a block the rows are grouped by bucket (shuffle.py). The file holds, in this order:
 
     bucket sizes   uint32 [2**bits]
+    order          uint32 [rows], the row (from the block's first one) at each place
     labels         uint8 [rows]
     numerical      float16 [rows, columns]; where they are yet to be transformed (`Schema.numbers`),
                    float64 [rows] of one column after the other, NaN where missing
@@ -18,12 +19,10 @@ record (a line in blocks.jsonl) says where things are, and what the file's check
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainmark import checksums
 from trainmark.clicklog.arrays import primitives, shuffle
@@ -111,8 +110,8 @@ def write(
         record: index, first_row and stop of the block's `BlockRecord`.
     """
     first = record["first_row"]
-    _, order, bounds = shuffle.group(seed, first, first + len(block), bits)
-    parts: list[Array] = [np.diff(bounds).astype(np.uint32)]
+    order, bounds = shuffle.group(seed, first, first + len(block), bits)
+    parts: list[Array] = [np.diff(bounds).astype(np.uint32), order]
     parts += [_taken("labels", block.labels.view(np.uint8), order)]
     if schema.numbers:
         parts += _number_columns(block, order)
@@ -271,6 +270,7 @@ class Store:
     ) -> None:
         self.folder, self.schema, self.records = folder, schema, list(records)
         self.seed, self.bits = seed, bits
+        self._descriptors = _Descriptors()
         self.rows = sum(record.rows for record in self.records)
         self.bounds = np.zeros((len(self.records), (1 << bits) + 1), np.uint32)
         """[blocks, buckets + 1]: the places where each bucket of a block starts, and its end."""
@@ -279,25 +279,32 @@ class Store:
 
     def _read(self, record: BlockRecord, offset: int, count: int, dtype: Any) -> Array:
         out = np.empty(count, dtype)
-        with path_of(self.folder, record.index).open("rb", buffering=0) as file:
-            if os.preadv(file.fileno(), [out.view(np.uint8).data], offset) != out.nbytes:
-                raise OSError(f"{file.name} is shorter than it was when it was written")
+        path = path_of(self.folder, record.index)
+        if os.preadv(self._descriptors.of(path), [out.view(np.uint8).data], offset) != out.nbytes:
+            raise OSError(f"{path} is shorter than it was when it was written")
         return out
+
+    def order(self, record: BlockRecord, start: int = 0, stop: int | None = None) -> Array:
+        """The rows, from the block's first one, at the places `start` to `stop` of a block."""
+        count = (record.rows if stop is None else stop) - start
+        return self._read(record, (4 << self.bits) + 4 * start, count, np.uint32)
 
     def labels(self, record: BlockRecord, start: int, stop: int) -> Array:
         """Labels of the places `start` to `stop` of a block."""
-        offset = 4 << self.bits
-        return self._read(record, offset + start, stop - start, np.uint8)
+        return self._read(record, self._labels_at(record) + start, stop - start, np.uint8)
+
+    def _labels_at(self, record: BlockRecord) -> int:
+        return (4 << self.bits) + 4 * record.rows
 
     def numerical(self, record: BlockRecord, start: int, stop: int) -> Array:
         """Bits of the float16 numbers [rows, columns] of these places."""
         width = self.schema.num_numerical
-        offset = (4 << self.bits) + record.rows + start * 2 * width
+        offset = self._labels_at(record) + record.rows + start * 2 * width
         return self._read(record, offset, (stop - start) * width, np.uint16).reshape(-1, width)
 
     def number(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
         """A column of `Schema.numbers` of these places; NaN where missing."""
-        offset = (4 << self.bits) + record.rows + 8 * (column * record.rows + start)
+        offset = self._labels_at(record) + record.rows + 8 * (column * record.rows + start)
         return self._read(record, offset, stop - start, np.float64)
 
     def zeros(self, record: BlockRecord, column: int) -> Array:
@@ -324,13 +331,22 @@ class Store:
             dtype = np.dtype(f"u{stored.width}")
         return self._read(record, offset + start * stored.width, stop - start, dtype)
 
-    def keys_and_order(self, record: BlockRecord) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """Keys of a block's rows, and the row (from the block's first one) at each place."""
-        return _keys_and_order(self.seed, record.first_row, record.rows, self.bits)
 
+class _Descriptors:
+    """Of files that were read lately: opening one takes as long as reading what is wanted."""
 
-@lru_cache(maxsize=4)
-def _keys_and_order(
-    seed: int, first_row: int, rows: int, bits: int
-) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    return shuffle.group(seed, first_row, first_row + rows, bits)[:2]
+    MOST = 512
+
+    def __init__(self) -> None:
+        self._open: dict[Path, int] = {}
+
+    def of(self, path: Path) -> int:
+        if path not in self._open:
+            if len(self._open) >= self.MOST:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[path] = os.open(path, os.O_RDONLY)
+        return self._open[path]
+
+    def __del__(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)

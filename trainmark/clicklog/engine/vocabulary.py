@@ -5,7 +5,8 @@ values if it is one; the missing value is not.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,44 +68,108 @@ class Rules:
         return cardinality
 
 
-def build(
+@dataclass(frozen=True)
+class Spilled:
+    """Counts of a range of values in a file: plain arrays, one behind the other."""
+
+    path: Path
+    dtype: str
+    kept: int
+    distinct: int
+    keyed: bool
+
+    @classmethod
+    def write(cls, counts: Counts, path: Path) -> "Spilled":
+        with path.open("wb") as file:
+            for array in (counts.values, counts.counts, counts.firsts):
+                array.tofile(file)
+        kind, keyed = counts.values.dtype.str, len(counts.firsts) > 0
+        return cls(path, kind, len(counts), counts.distinct, keyed)
+
+    def read(self) -> Counts:
+        with self.path.open("rb") as file:
+            values = np.fromfile(file, self.dtype, self.kept)
+            counts = np.fromfile(file, np.int64, self.kept)
+            firsts = np.fromfile(file, np.int64, self.kept * self.keyed)
+        return Counts(values, counts, firsts, self.distinct)
+
+
+def ranges(reader: ColumnReader, rows: RowSet, count: int) -> list[tuple[int, int]]:
+    """All values in so many ranges, or fewer, of about as many values each.
+
+    Judged by one block: they decide nothing but which process counts what.
+    """
+    last = int(np.iinfo(reader.dtype).max)
+    record = next(reader.records(rows), None)
+    if count == 1 or record is None:
+        return [(1, last)]
+    seen = np.unique(reader.numbers(record, 0, record.rows))
+    places = [len(seen) * number // count for number in range(1, count)]
+    bounds = [*sorted({1, *seen[places].tolist()} - {0}), last + 1]
+    return [(low, after - 1) for low, after in pairwise(bounds)]
+
+
+def count(
     readers: Sequence[ColumnReader],
     rules: Rules,
     rows: RowSet,
     memory: int,
-    path: Path,
+    spill: Path,
+    within: tuple[int, int],
     old: Path | None = None,
-) -> Sizes:
-    """Count a column's values and write its vocabulary.
+) -> list[Spilled]:
+    """Count a column's values of a range into files: one, if memory suffices.
 
     Args:
         readers: of the column; of one of lists, of every place in them.
         rows: those that count.
         memory: bytes that may be used, roughly.
-        path: the file to write. Parts that do not fit in memory wait beside it.
-        old: a vocabulary to extend: its values keep their ids, and new ones follow.
+        spill: name for these files, to which a number is added.
+        old: a vocabulary whose values need not be counted.
     """
     reader = readers[0]
     limit = memory // BYTES_PER_ENTRY[reader.dtype.itemsize]
     keyed = rules.recipe.order == "appearance"
     known = Vocabulary(old, reader, memory // 4) if old else None
-    parts = _Parts(path)
-    zero = _count_zeros(readers, rules, rows)
-    low = 1
-    while True:
-        counter = counting.counter(reader.dtype, low, limit, keyed)
+    found = []
+    low, high = within
+    while low <= high:
+        counter = counting.counter(reader.dtype, (low, high), limit, keyed)
         for one in readers:
             for record in one.records(rows):
                 counter.add(*one.occurrences(record, rows, keyed))
         counts = counter.result(rules.threshold)
-        parts.add(known.without(counts) if known else counts)
-        if counter.high == np.iinfo(reader.dtype).max:
-            break
+        path = spill.with_name(f"{spill.name}.{low}.counts")
+        found.append(Spilled.write(known.without(counts) if known else counts, path))
         low = counter.high + 1
-    if zero is not None and (known is None or known.zero_id() is None):
-        parts.add_zero(zero, rules.threshold)
+    return found
+
+
+def build(
+    readers: Sequence[ColumnReader],
+    rules: Rules,
+    rows: RowSet,
+    parts: Sequence[Spilled],
+    path: Path,
+    old: Path | None = None,
+) -> Sizes:
+    """Write a column's vocabulary.
+
+    Args:
+        readers, rows: as for `count`.
+        parts: what it has counted, by rising values; the files are removed.
+        path: the file to write.
+        old: a vocabulary to extend: its values keep their ids, and new ones follow.
+    """
+    reader, parts = readers[0], list(parts)
+    zero = _count_zeros(readers, rules, rows)
+    if zero is not None and (old is None or Vocabulary(old, reader, 0).zero_id() is None):
+        enough = zero.counts[0] >= rules.threshold
+        zero = zero if enough else zero.keep(np.zeros(1, bool))
+        zero = replace(zero, distinct=1)
+        parts.insert(0, Spilled.write(zero, path.with_suffix(".zero.counts")))
     first_id = rules.recipe.first_id + (read_sizes(old).kept if old else 0)
-    number = _by_appearance if keyed else _by_count
+    number = _by_appearance if rules.recipe.order == "appearance" else _by_count
 
     def counted() -> Iterator[Entries]:
         for part, ids in number(parts, first_id):
@@ -114,8 +179,11 @@ def build(
     with Writer(path, reader.arrow_type()) as writer:
         for entries in merged(read(old), counted()) if old else counted():
             writer.write(*entries)
-    parts.remove()
-    return read_sizes(path) if old else Sizes(parts.distinct, parts.kept)
+    for part in parts:
+        part.path.unlink()
+    if old:
+        return read_sizes(path)
+    return Sizes(sum(part.distinct for part in parts), sum(part.kept for part in parts))
 
 
 def _count_zeros(readers: Sequence[ColumnReader], rules: Rules, rows: RowSet) -> Counts | None:
@@ -130,54 +198,19 @@ def _count_zeros(readers: Sequence[ColumnReader], rules: Rules, rows: RowSet) ->
     return Counts(np.zeros(1, readers[0].dtype), np.array([count]), firsts, 1)
 
 
-class _Parts:
-    """Counts of ranges of values; on disk if there are several ranges."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._in_memory: list[Counts] = []
-        self._files: list[Path] = []
-        self.distinct = self.kept = 0
-
-    def add(self, part: Counts) -> None:
-        self.distinct += part.distinct
-        self.kept += len(part)
-        if self._in_memory and len(self._in_memory[-1]):
-            self._spill(self._in_memory.pop())
-        self._in_memory = [part]
-
-    def add_zero(self, zero: Counts, threshold: int) -> None:
-        self.distinct += 1
-        if zero.counts[0] >= threshold:
-            self.kept += 1
-            self._spill(zero, first=True)
-
-    def _spill(self, part: Counts, first: bool = False) -> None:
-        path = self._path.with_suffix(f".{len(self._files)}.npz")
-        np.savez(path, values=part.values, counts=part.counts, firsts=part.firsts)
-        self._files.insert(0 if first else len(self._files), path)
-
-    def __iter__(self) -> Iterator[Counts]:
-        """By rising values."""
-        for path in self._files:
-            with np.load(path) as arrays:
-                yield Counts(arrays["values"], arrays["counts"], arrays["firsts"])
-        yield from self._in_memory
-
-    def remove(self) -> None:
-        for path in self._files:
-            path.unlink()
-        self._in_memory = []
+def _read(parts: Sequence[Spilled]) -> Iterator[Counts]:
+    """By rising values."""
+    return (part.read() for part in parts)
 
 
 Numbered = Iterator[tuple[Counts, NDArray[np.int64]]]
 
 
-def _by_count(parts: _Parts, first_id: int) -> Numbered:
+def _by_count(parts: Sequence[Spilled], first_id: int) -> Numbered:
     """Ids by falling count, then by rising value."""
     small = np.zeros(LARGE_COUNT, np.int64)
     large: list[tuple[int, int]] = []
-    for part in parts:
+    for part in _read(parts):
         is_large = part.counts >= LARGE_COUNT
         small += np.bincount(part.counts[~is_large], minlength=LARGE_COUNT)
         pairs = zip(part.counts[is_large].tolist(), part.values[is_large].tolist(), strict=True)
@@ -185,7 +218,7 @@ def _by_count(parts: _Parts, first_id: int) -> Numbered:
     large_ids = {value: first_id + rank for rank, (_, value) in enumerate(sorted(large))}
     # The first id of each count: behind those of all larger counts.
     next_id = first_id + len(large) + np.cumsum(small[::-1])[::-1] - small
-    for part in parts:
+    for part in _read(parts):
         is_large = part.counts >= LARGE_COUNT
         ids = np.empty(len(part), np.int64)
         ids[~is_large] = primitives.number_in_turn(part.counts[~is_large], next_id)
@@ -193,20 +226,20 @@ def _by_count(parts: _Parts, first_id: int) -> Numbered:
         yield part, ids
 
 
-def _by_appearance(parts: _Parts, first_id: int) -> Numbered:
+def _by_appearance(parts: Sequence[Spilled], first_id: int) -> Numbered:
     """Ids by first appearance: its rank among all first appearances."""
-    rows = 1 + max((int(part.firsts.max()) for part in parts if len(part)), default=0)
+    rows = 1 + max((int(part.firsts.max()) for part in _read(parts) if len(part)), default=0)
     # How many values appear first before each window of rows.
     before = np.zeros(rows // WINDOW_ROWS + 2, np.int64)
-    for part in parts:
+    for part in _read(parts):
         before[1:] += np.bincount(part.firsts // WINDOW_ROWS, minlength=len(before) - 1)
     before = first_id + np.cumsum(before)
-    for part in parts:
+    for part in _read(parts):
         ids = np.empty(len(part), np.int64)
         for window in np.unique(part.firsts // WINDOW_ROWS).tolist():
             start = window * WINDOW_ROWS
             appears = np.zeros(min(WINDOW_ROWS, rows - start), np.int64)
-            for other in parts:
+            for other in _read(parts):
                 appears[_within(other.firsts, start) - start] = 1
             ranks = np.cumsum(appears, out=appears) - 1
             inside = (part.firsts >= start) & (part.firsts < start + WINDOW_ROWS)
@@ -237,12 +270,30 @@ class Vocabulary:
         path: its file.
         reader: the column to map.
         memory: bytes that lookup tables may take.
+        tables: name for files of these tables, to which a number is added, where several processes
+            shall share them: they are made by `share`.
     """
 
-    def __init__(self, path: Path, reader: Numbering, memory: int) -> None:
-        self._path, self._reader = path, reader
+    def __init__(
+        self, path: Path, reader: Numbering, memory: int, tables: Path | None = None
+    ) -> None:
+        self._path, self._reader, self._tables = path, reader, tables
         self._limit = max(memory // (6 * reader.dtype.itemsize), 16)
         self._only: IdLookup | None = None
+
+    def share(self) -> None:
+        """Make the files of its tables."""
+        for number, lookup in enumerate(self._made()):
+            lookup.write(self._table(number))
+
+    def _table(self, number: int) -> Path:
+        return Path(f"{self._tables}.{number}.table")
+
+    def remove_shared(self) -> None:
+        number = 0
+        while (path := self._table(number)).exists():
+            path.unlink()
+            number += 1
 
     def zero_id(self) -> int | None:
         """The id of the number 0, if it has one. No string has the number 0."""
@@ -261,6 +312,15 @@ class Vocabulary:
 
     def lookups(self) -> Iterator[IdLookup]:
         """One after the other: tables that know all values together."""
+        if self._tables is None:
+            yield from self._made()
+            return
+        number = 0
+        while (path := self._table(number)).exists():
+            yield IdLookup.read(path, self._reader.dtype)
+            number += 1
+
+    def _made(self) -> Iterator[IdLookup]:
         if self._only is not None:
             yield self._only
             return

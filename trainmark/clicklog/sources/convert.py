@@ -15,7 +15,7 @@ from trainmark.clicklog.sources.arrow_columns import Mask, cast, floats, nulls
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.labels import Labels
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Values
-from trainmark.clicklog.sources.source import BadRows, stop_at_bad_row
+from trainmark.clicklog.sources.source import BadRows
 from trainmark.errors import InputError
 
 HOUR_S, DAY_S = 3600, 86_400
@@ -195,13 +195,17 @@ def parsed_rows(
     lines: NDArray[np.int64],
     bad: list[BadRow],
     bad_rows: BadRows,
+    all_lines: int,
 ) -> ParsedRows:
-    """Leave out what cannot be kept, and list what is bad."""
+    """Leave out what cannot be kept, and list what is bad.
+
+    Args:
+        lines: of each row, in the piece; `all_lines`: how many the piece has.
+    """
     bad = bad + [
         BadRow(path, int(lines[row]), reason) for row, reason in converted.problems.items()
     ]
     bad.sort(key=lambda row: row.line)
-    stop_at_bad_row(bad, bad_rows)
     keep = ~converted.unlabelled
     if bad_rows == "skip":
         keep[list(converted.problems)] = False
@@ -213,6 +217,7 @@ def parsed_rows(
         converted.categorical,
         tuple(bad),
         converted.other_labels,
+        lines=all_lines,
         kept=converted.kept,
     )
 

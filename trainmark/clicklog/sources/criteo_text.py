@@ -5,7 +5,7 @@ Both take a piece at a time. `criteo_format.parse_line` decides on lines that th
 
 import dataclasses
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ from trainmark.clicklog.sources.source import (
     BadRows,
     Piece,
     Position,
+    Room,
     names_and_sizes,
-    stop_at_bad_row,
 )
 from trainmark.errors import raise_all
 
@@ -133,16 +133,16 @@ class CriteoSource:
     def bytes_per_row(self) -> float:
         return text_files.bytes_per_line(self.files)
 
-    def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
-        return text_files.pieces(self.files, start, piece_bytes)
+    def pieces(self, start: Position, piece_bytes: int, room: Room) -> Generator[Piece]:
+        return text_files.pieces(self.files, start, piece_bytes, room)
 
     def parse(self, piece: Piece) -> ParsedRows:
         parser = self._parse_compiled if primitives.FAST else self._parse_with_arrow
-        text = piece.raw
+        text = text_files.read(piece.raw)
         if self._without_label[piece.start.file]:
             text = _with_labels(text)
         parsed, odd_lines = parser(text)
-        bad, kept = self._judge(piece, odd_lines)
+        bad, kept = self._judge(piece.start, text, odd_lines)
         if kept:
             parsed = self._with_lines(parsed, kept)
         categorical = [
@@ -155,6 +155,7 @@ class CriteoSource:
             categorical,
             bad,
             numbers=parsed.facts,
+            lines=text.lines,
             kept=_label_table(parsed.labels) if self._keep else None,
         )
 
@@ -241,25 +242,22 @@ class CriteoSource:
     # --- odd lines
 
     def _judge(
-        self, piece: Piece, odd_lines: Sequence["OddLine"]
+        self, start: Position, text: text_files.Text, odd_lines: Sequence["OddLine"]
     ) -> tuple[list[BadRow], list[tuple[int, Line]]]:
         """What is really bad about lines that a fast parser did not take, and what to keep."""
-        path = str(self.files[piece.start.file])
+        path = str(self.files[start.file])
         bad: list[BadRow] = []
         kept: list[tuple[int, Line]] = []
         for odd in odd_lines:
             row = parse_line(odd.text, self.recipe)
             if row.problem:
-                bad.append(BadRow(path, piece.start.line + odd.line, row.problem))
+                bad.append(BadRow(path, 1 + odd.line, row.problem))
             if not row.problem or (self.bad_rows == "keep" and row.label is not None):
                 kept.append((odd.before, row))
-        text = piece.raw
-        next_line = piece.start.line + text.lines
         if text.damage:
-            bad.append(BadRow(path, next_line, text.damage))
-        elif next_line == 1:
+            bad.append(BadRow(path, 1 + text.lines, text.damage))
+        elif not start.offset and not text.lines:
             bad.append(BadRow(path, 1, "the file is empty"))
-        stop_at_bad_row(bad, self.bad_rows)
         return bad, kept
 
 
@@ -323,6 +321,8 @@ def _facts(rows: int, missing: int, low: int, high: int, small: int) -> NumberFa
 
 def _insert(parsed: CriteoColumns, rows: Sequence[tuple[int, Line]]) -> CriteoColumns:
     """Put rows in before those with the given numbers."""
+    if not rows:
+        return parsed
     places = np.array([place for place, _ in rows])
     labels = [row.label or 0 for _, row in rows]
     numerical = [row.numerical for _, row in rows]

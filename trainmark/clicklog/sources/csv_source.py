@@ -1,6 +1,6 @@
 """CSV files with any columns, as a source."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trainmark.clicklog.sources.csv_header import (
 )
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
-from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
+from trainmark.clicklog.sources.source import BadRows, Piece, Position, Room, names_and_sizes
 from trainmark.errors import InputError
 
 
@@ -166,12 +166,12 @@ class CsvSource:
             ),
         )
 
-    def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
-        return text_files.pieces(self.files, start, piece_bytes)
+    def pieces(self, start: Position, piece_bytes: int, room: Room) -> Generator[Piece]:
+        return text_files.pieces(self.files, start, piece_bytes, room)
 
     def parse(self, piece: Piece) -> ParsedRows:
-        text = bytes(piece.raw)
-        line = piece.start.line
+        whole = text_files.read(piece.raw)
+        text, line = bytes(whole), 1
         if self._header and piece.start.offset == 0:
             text = text[text.find(b"\n") + 1 :] if b"\n" in text else b""
             line += 1
@@ -186,9 +186,9 @@ class CsvSource:
             converted = replace(converted, kept=kept)
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]
-        if piece.raw.damage:
-            bad.append(BadRow(path, piece.start.line + piece.raw.lines, piece.raw.damage))
-        return parsed_rows(converted, path, lines, bad, self.bad_rows)
+        if whole.damage:
+            bad.append(BadRow(path, 1 + whole.lines, whole.damage))
+        return parsed_rows(converted, path, lines, bad, self.bad_rows, whole.lines)
 
     def _without_blanks(self, column: pa.Array) -> pa.Array:
         """Values without the blanks around them; some then stand for a missing one."""

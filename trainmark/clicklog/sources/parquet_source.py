@@ -1,6 +1,6 @@
 """Parquet files with any columns, as a source."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,18 @@ from trainmark.clicklog.sources.convert import Converted, convert, parsed_rows, 
 from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
-from trainmark.clicklog.sources.source import BadRows, Piece, Position, names_and_sizes
+from trainmark.clicklog.sources.source import (
+    BadRows,
+    Piece,
+    Position,
+    Room,
+    names_and_sizes,
+    starts,
+)
+from trainmark.clicklog.sources.unpack import Unpacker
 from trainmark.errors import InputError, raise_all
 
+FILES_AT_A_TIME = 2
 LIST_ROWS = 65_536
 """Rows at a time, where the longest list of a column is looked for."""
 
@@ -106,14 +115,20 @@ class ParquetSource:
         rows: int = sum(open_parquet(path).metadata.num_rows for path in self.files)
         return sum(self.sizes()) / max(rows, 1)
 
-    def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
+    def pieces(self, start: Position, piece_bytes: int, room: Room) -> Generator[Piece]:
         # In memory a row takes about this much, whatever it takes in the file.
         batch_rows = max(piece_bytes // (16 * max(len(self.uses), 1)), 1)
-        for number in range(start.file, len(self.files)):
-            first = start.offset if number == start.file else 0
-            yield from self._pieces_of(number, first, batch_rows)
+        places = starts(self.files, start)
 
-    def _pieces_of(self, number: int, first: int, batch_rows: int) -> Iterator[Piece]:
+        def unpack(place: Position) -> Iterator[Piece]:
+            return self._pieces_of(place.file, place.offset, batch_rows, room.folder)
+
+        # Arrow's own threads share the columns of a file.
+        with Unpacker(places, unpack, replace(room, threads=FILES_AT_A_TIME)) as unpacker:
+            for place in places:
+                yield from unpacker.pieces(place)
+
+    def _pieces_of(self, number: int, first: int, batch_rows: int, folder: Path) -> Iterator[Piece]:
         file = open_parquet(self.files[number])
         total, size = file.metadata.num_rows, self.files[number].stat().st_size
         row = 0
@@ -133,23 +148,29 @@ class ParquetSource:
                 continue
             batch = batch.slice(max(first - begin, 0))
             begin = max(begin, first)
-            ended = row == total
-            stop = Position(number + 1) if ended else Position(number, row, row + 1)
+            stop = Position(number + 1) if row == total else Position(number, row)
             num_bytes = size * row // total - size * begin // total
-            yield Piece(Position(number, begin, begin + 1), stop, batch, num_bytes)
+            path = folder / f"{number}.{begin}.arrow"
+            with pa.ipc.new_file(path, batch.schema) as unpacked:
+                unpacked.write_batch(batch)
+            disk_bytes = path.stat().st_size
+            yield Piece(Position(number, begin), stop, path, num_bytes, disk_bytes)
         if total == 0:
             yield Piece(Position(number), Position(number + 1), None, size)
 
     def parse(self, piece: Piece) -> ParsedRows:
-        path = str(self.files[piece.start.file])
+        path = self.files[piece.start.file]
         if piece.raw is None:
-            bad = [BadRow(path, 1, "the file is empty")]
-            empty = open_parquet(Path(path)).schema_arrow.empty_table()
-            return parsed_rows(
-                self._converted(empty), path, np.empty(0, np.int64), bad, self.bad_rows
-            )
-        lines = np.arange(piece.raw.num_rows) + piece.start.line
-        return parsed_rows(self._converted(piece.raw), path, lines, [], self.bad_rows)
+            bad = [BadRow(str(path), 1, "the file is empty")]
+            rows = open_parquet(path).schema_arrow.empty_table()
+        else:
+            bad = []
+            with pa.memory_map(str(piece.raw)) as file:
+                rows = pa.ipc.open_file(file).get_batch(0)
+            piece.raw.unlink()
+        lines = np.arange(1, rows.num_rows + 1)
+        converted = self._converted(rows)
+        return parsed_rows(converted, str(path), lines, bad, self.bad_rows, len(lines))
 
     def _converted(self, rows: pa.Table | pa.RecordBatch) -> Converted:
         converted = convert([rows.column(use.column) for use in self.uses], self.uses)

@@ -77,7 +77,7 @@ class BadRow:
 
     file: str
     line: int
-    """From 1."""
+    """From 1: in the piece that it was parsed with, or in its file."""
     reason: str
 
     def __str__(self) -> str:
@@ -135,6 +135,8 @@ class ParsedRows:
     """Of a label that has to have two values: those that are no clicks."""
     numbers: Sequence[NumberFacts] = ()
     """Of each column of `Schema.transformed`."""
+    lines: int = 0
+    """Of the input, that these rows are from: blank and bad ones included."""
     kept: Any = None
     """An Arrow table of columns to carry along as they are; None where none were asked for."""
 

@@ -2,10 +2,10 @@
 
 import glob
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Schema
 from trainmark.errors import InputError, no_file_matches, raise_all
@@ -22,22 +22,32 @@ class Position:
     file: int = 0
     """Index into `Source.files`."""
     offset: int = 0
-    """In the unit of the source: a byte of the decompressed text, a row group, ..."""
+    """In the unit of the source: a byte of the decompressed text, a row, ... A line belongs to the
+    piece in which it starts."""
     line: int = 1
-    """Number of the line (or row) there, for messages."""
+    """Number of the line (or row) there, for messages. Known when all before it are parsed."""
+
+
+def starts(files: Sequence[Path], start: Position) -> list[Position]:
+    """Where the files that are left begin, if reading goes on at `start`."""
+    if start.file >= len(files):
+        return []
+    return [start, *(Position(number) for number in range(start.file + 1, len(files)))]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Raw input of one block, read but not parsed."""
+    """The input of one block, which is yet to be read."""
 
     start: Position
     stop: Position
     """Where the next piece starts. `stop.file` is beyond `start.file` at the end of a file."""
     raw: Any
-    """For the source's own `parse`."""
+    """For the source's own `parse`, which may run in another process."""
     num_bytes: int
     """How much input this is, for progress, in the unit of `Source.sizes`."""
+    disk_bytes: int = 0
+    """Of a piece that was unpacked (unpack.py): what it takes until it is parsed."""
 
 
 class Source(Protocol):
@@ -62,24 +72,29 @@ class Source(Protocol):
     def bytes_per_row(self) -> float:
         """Roughly, in the unit of `sizes`: for the disk estimate."""
 
-    def pieces(self, start: Position, piece_bytes: int) -> Iterator[Piece]:
-        """Read on from `start`. Called in one thread at a time; may block on input."""
+    def pieces(self, start: Position, piece_bytes: int, room: "Room") -> Generator[Piece]:
+        """The pieces from `start` on, in order. May block on input that has to be unpacked."""
 
     def parse(self, piece: Piece) -> ParsedRows:
-        """Parse a piece. Called in several threads; should release the GIL.
-
-        Raises:
-            InputError: naming file, line and reason, if bad rows are to stop the run.
-        """
+        """Read and parse a piece. Called in several processes."""
 
 
-def stop_at_bad_row(bad: Sequence[BadRow], bad_rows: BadRows) -> None:
-    """Raise the first bad row, unless bad rows are to be skipped or kept."""
-    if bad and bad_rows == "stop":
-        raise InputError(
-            f"{bad[0]}. With --bad-rows skip such lines are left out and listed, "
-            "with --bad-rows keep their bad fields count as missing."
-        )
+@dataclass(frozen=True)
+class Room:
+    """For input that can only be read from its start on (unpack.py)."""
+
+    folder: Path
+    """Which is empty, or yet to be made."""
+    threads: int
+    """How many files are unpacked at a time."""
+
+
+def stop_at(bad: BadRow) -> NoReturn:
+    """Raise a bad row."""
+    raise InputError(
+        f"{bad}. With --bad-rows skip such lines are left out and listed, "
+        "with --bad-rows keep their bad fields count as missing."
+    )
 
 
 # --- input files

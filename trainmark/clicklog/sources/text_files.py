@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,18 @@ import numpy as np
 
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Scratch
-from trainmark.clicklog.sources.source import Piece, Position
+from trainmark.clicklog.sources.source import Piece, Position, Room, starts
+from trainmark.clicklog.sources.unpack import Unpacker
 from trainmark.errors import InputError, raise_all
 
 PADDING = 16
 """Zero bytes behind the text of a piece, so that parsers may look ahead."""
 MAX_LINE_BYTES = 1 << 20
 DECOMPRESS_BYTES = 1 << 16
+REST_BYTES = 1 << 16
+"""What is read at a time of a line that goes on behind a piece."""
+PACKED = (".gz", ".zst")
+NEWLINE = ord("\n")
 SAMPLE_BYTES = 1 << 20
 
 _scratch = Scratch()
@@ -25,10 +30,7 @@ _scratch = Scratch()
 
 @dataclass(frozen=True)
 class Text:
-    """The raw part of a `Piece`: `length` bytes of `buffer`, which zeros follow.
-
-    The buffer belongs to the thread that read the piece, until it reads the next.
-    """
+    """Lines: `length` bytes of `buffer`, which zeros follow."""
 
     buffer: Any
     length: int
@@ -65,7 +67,7 @@ def _format_problem(path: Path) -> str | None:
     for sign, (suffix, words) in FORMATS.items():
         if start.startswith(sign):
             return None if suffix == path.suffix else f"{path} is {words}."
-    if start and path.suffix in (".gz", ".zst"):
+    if start and path.suffix in PACKED:
         return f"{path} is not compressed, though its name ends in {path.suffix}: give it another."
     return None
 
@@ -129,40 +131,121 @@ def _damage(error: Exception) -> str:
     return f"the compressed data is damaged from here on ({error})"
 
 
-def pieces(paths: Sequence[Path], start: Position, piece_bytes: int) -> Iterator[Piece]:
-    """Pieces of about `piece_bytes` from `start` on. Each ends with a line, or with its file."""
-    for number in range(start.file, len(paths)):
-        begin = start if number == start.file else Position(file=number)
-        yield from _pieces_of(paths[number], begin, piece_bytes)
+# --- pieces
 
 
-def _pieces_of(path: Path, position: Position, piece_bytes: int) -> Iterator[Piece]:
+@dataclass(frozen=True)
+class TextRange:
+    """The raw part of a `Piece`: the lines that start from byte `begin` to before `end`."""
+
+    path: Path
+    begin: int
+    end: int
+    unpacked: bool = False
+    """Whether it is a file of our own, to be removed when it is read."""
+    damage: str | None = None
+    """Why the rest of the archive that it is from cannot be unpacked."""
+
+
+def pieces(
+    paths: Sequence[Path], start: Position, piece_bytes: int, room: Room
+) -> Generator[Piece]:
+    """Pieces of about `piece_bytes` from `start` on, of plain files and of packed ones."""
+    places = starts(paths, start)
+    packed = [place for place in places if is_packed(paths[place.file])]
+
+    def unpack(place: Position) -> Iterator[Piece]:
+        return _unpacked(paths[place.file], place, piece_bytes, room.folder)
+
+    with Unpacker(packed, unpack, room) as unpacker:
+        for place in places:
+            if place in packed:
+                yield from unpacker.pieces(place)
+            else:
+                yield from _plain_pieces(paths[place.file], place, piece_bytes)
+
+
+def is_packed(path: Path) -> bool:
+    return path.suffix in PACKED
+
+
+def _plain_pieces(path: Path, start: Position, piece_bytes: int) -> Iterator[Piece]:
+    size = path.stat().st_size
+    for begin in range(start.offset, max(size, 1), piece_bytes):
+        end = min(begin + piece_bytes, size)
+        stop = Position(start.file + 1) if end == size else Position(start.file, end)
+        place = Position(start.file, begin)
+        yield Piece(place, stop, TextRange(path, begin, end), end - begin)
+
+
+def read(where: TextRange) -> Text:
+    """The text of a piece, which is good until the next one is read in this thread."""
+    begin = max(where.begin - 1, 0)  # whether a line starts at `begin`, the byte before it says
+    with TextFile(where.path) as file:
+        file.skip(begin)
+        buffer = _scratch.array("text", where.end - begin + MAX_LINE_BYTES + PADDING, "u1")
+        filled = file.read_into(buffer[: where.end - begin])
+        while filled and buffer[filled - 1] != NEWLINE:  # the last line goes on
+            more = file.read_into(buffer[filled : filled + REST_BYTES])
+            found = _newline(buffer[filled : filled + more])
+            filled += more if found is None else found + 1
+            if found is not None or not more:
+                break
+            if filled + REST_BYTES > len(buffer) - PADDING:
+                raise _too_long(where.path)
+    if where.unpacked:
+        where.path.unlink()
+    first = 0
+    if where.begin:
+        found = _newline(buffer[: where.end - begin])
+        first = filled if found is None else found + 1
+    buffer[filled : filled + PADDING] = 0
+    text = buffer[first:]
+    return Text(text, filled - first, count_lines(text[: filled - first]), where.damage)
+
+
+def _too_long(path: Path) -> InputError:
+    return InputError(
+        f"{path} has a line that is longer than {MAX_LINE_BYTES:,} bytes. Is this a click log?"
+    )
+
+
+def _newline(text: Any) -> int | None:
+    """Where the first line ends."""
+    for start in range(0, len(text), REST_BYTES):
+        found: int = text[start : start + REST_BYTES].tobytes().find(b"\n")
+        if found >= 0:
+            return start + found
+    return None
+
+
+def _unpacked(path: Path, position: Position, piece_bytes: int, folder: Path) -> Iterator[Piece]:
     with TextFile(path) as file:
         file.skip(position.offset)
         read = file.bytes_read() if position.offset else 0
         carried = b""
         ended = False
         while not ended:
-            text, carried, ended = _next_text(file, position, piece_bytes, carried)
-            if ended:
-                stop = Position(file=position.file + 1)
-            else:
-                stop = Position(
-                    position.file, position.offset + text.length, position.line + text.lines
-                )
+            text, carried, ended = _next_text(file, piece_bytes, carried)
+            to = folder / f"{position.file}.{position.offset}"
+            text.buffer[: text.length].tofile(to)
+            stop = (
+                Position(position.file + 1)
+                if ended
+                else Position(position.file, position.offset + text.length)
+            )
             before, read = read, file.bytes_read()
-            yield Piece(position, stop, text, read - before)
+            raw = TextRange(to, 0, text.length, unpacked=True, damage=text.damage)
+            yield Piece(position, stop, raw, read - before, disk_bytes=text.length)
             position = stop
 
 
-def _next_text(
-    file: TextFile, position: Position, piece_bytes: int, carried: bytes
-) -> tuple[Text, bytes, bool]:
+def _next_text(file: TextFile, piece_bytes: int, carried: bytes) -> tuple[Text, bytes, bool]:
     """Text up to the last line end that fits, what follows it, and whether the file is done."""
     wanted = piece_bytes
     while True:
         wanted = max(wanted, len(carried) + 1)
-        buffer = _scratch.array("text", wanted + PADDING, "u1")
+        buffer = _scratch.array("text", wanted, "u1")
         buffer[: len(carried)] = np.frombuffer(carried, "u1")
         filled = len(carried) + file.read_into(buffer[len(carried) : wanted])
         ended = filled < wanted
@@ -171,14 +254,10 @@ def _next_text(
         if end or ended:
             break
         if filled > MAX_LINE_BYTES:
-            raise InputError(
-                f"{file.path}:{position.line}: the line is longer than {MAX_LINE_BYTES:,} bytes. "
-                "Is this a click log?"
-            )
+            raise _too_long(file.path)
         carried, wanted = bytes(buffer[:filled]), 2 * wanted
     rest = bytes(buffer[end:filled])
-    buffer[end : end + PADDING] = 0
-    return Text(buffer, end, count_lines(buffer[:end]), file.damage), rest, ended
+    return Text(buffer, end, 0, file.damage), rest, ended
 
 
 def _after_last_newline(buffer: Any, filled: int) -> int:

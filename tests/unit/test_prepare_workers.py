@@ -1,0 +1,77 @@
+"""Processes that share the work: what they answer, and how they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from trainmark.clicklog.engine.workers import Workers
+from trainmark.errors import InputError
+
+
+class Served:
+    def __init__(self) -> None:
+        self.known = 7
+
+    def add(self, number: int) -> tuple[int, int]:
+        self.known += number
+        return number + 1, os.getpid()
+
+    def refuse(self, number: int) -> None:
+        if number == 2:
+            raise InputError("2 is refused.")
+
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_results_come_in_order_and_this_process_keeps_what_it_knew(count: int) -> None:
+    served = Served()
+    with Workers(served, count) as workers:
+        found = workers.each(0, "add", [(number,) for number in range(40)])
+        assert [result for result, _ in found] == list(range(1, 41))
+        processes = {process for _, process in found}
+        assert processes == {os.getpid()} if count == 1 else os.getpid() not in processes
+        children = psutil.Process().children()
+        assert len([child for child in children if child.pid in processes]) <= count
+    assert served.known == (7 if count > 1 else 7 + sum(range(40)))
+    assert not any(psutil.pid_exists(child.pid) for child in children)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_errors_are_those_of_the_method(count: int) -> None:
+    with Workers(Served(), count) as workers:
+        with pytest.raises(InputError, match=r"^2 is refused\.$"):
+            workers.each(0, "refuse", [(number,) for number in range(4)])
+        assert workers.each(0, "refuse", [(1,)]) == [None]
+
+
+def test_a_process_that_was_killed_is_told() -> None:
+    with Workers(Served(), 2) as workers, pytest.raises(RuntimeError, match="was it killed"):
+        workers.each(0, "end", [()])
+
+
+def test_none_outlives_the_process_that_started_it() -> None:
+    script = (
+        "import os, signal, time\n"
+        "from tests.unit.test_prepare_workers import Served\n"
+        "from trainmark.clicklog.engine.workers import Workers\n"
+        "workers = Workers(Served(), 3)\n"
+        "found = workers.each(0, 'add', [(n,) for n in range(30)])\n"
+        "print(*{process for _, process in found}, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=False)
+    assert run.returncode == -signal.SIGKILL
+    left = [int(word) for word in run.stdout.split()]
+    assert left
+    for _ in range(500):
+        if not any(map(psutil.pid_exists, left)):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{left} are still there")

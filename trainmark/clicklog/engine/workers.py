@@ -1,0 +1,164 @@
+"""Processes that share the work of a phase.
+
+They are forked: each has a copy of all that this process knew, so nothing but the names of methods,
+small arguments and small results goes between them; rows go through files. Threads would share one
+interpreter's lock, and one list of memory pages, which 16 of them spend most of their time on.
+"""
+
+import ctypes
+import itertools
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from queue import PriorityQueue
+from types import TracebackType
+from typing import Any
+
+from trainmark.errors import InputError
+
+Call = Callable[..., Any]
+"""Runs a method, given by its name, with arguments."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Workers:
+    """Processes that run methods of an object, each of a copy of its own. A single worker is no
+    process: its methods run in a thread of this one.
+
+    Args:
+        served: the object.
+        count: how many.
+    """
+
+    def __init__(self, served: Any, count: int) -> None:
+        self._processes: list[Any] = []
+        self.calls: list[Call] = [lambda method, *given: getattr(served, method)(*given)]
+        """One for each worker, for those who need the same one again; one at a time."""
+        if count > 1:
+            self.calls = [self._forked(served) for _ in range(count)]
+        self._waiting: PriorityQueue[_Task] = PriorityQueue()
+        self._numbers = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+
+    def _forked(self, served: Any) -> Call:
+        context = get_context("fork")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(served, theirs, os.getpid()), daemon=True)
+        with warnings.catch_warnings():
+            # Of threads that a fork does not copy: nothing that they do is needed there.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        self._processes.append(process)
+
+        def call(method: str, *given: Any) -> Any:
+            try:
+                ours.send((method, given))
+                done, result = ours.recv()
+            except (EOFError, OSError):
+                raise RuntimeError(
+                    "A process that shared the work has ended: was it killed, for its memory?"
+                ) from None
+            if not done:
+                raise result
+            return result
+
+        return call
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+        for process in self._processes:
+            process.join()
+
+    def stop(self) -> None:
+        """End the processes: all that was asked of them is done, or nobody wants it any longer."""
+        self._stopped = True
+        for process in self._processes:
+            process.kill()
+        for _ in self._threads:
+            self._waiting.put(_Task(-1, next(self._numbers), None))
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Stop after an error, so that others who wait for results get one, too."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    def each(self, turn: int, method: str, arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """The results of one call for each tuple of arguments, in their order.
+
+        Args:
+            turn: calls of a smaller one go before others that wait.
+        """
+        if not self._threads:
+            self._threads = [threading.Thread(target=self._run, args=[c]) for c in self.calls]
+            for thread in self._threads:
+                thread.start()
+        tasks = [_Task(turn, next(self._numbers), (method, given)) for given in arguments]
+        for task in tasks:
+            self._waiting.put(task)
+        return [task.result.result() for task in tasks]
+
+    def _run(self, worker: Call) -> None:
+        while (task := self._waiting.get()).call is not None:
+            try:
+                if self._stopped:
+                    raise RuntimeError("The work was stopped.")
+                task.result.set_result(worker(task.call[0], *task.call[1]))
+            except BaseException as error:
+                task.result.set_exception(error)
+
+
+@dataclass(order=True)
+class _Task:
+    turn: int
+    number: int
+    call: tuple[str, tuple[Any, ...]] | None = field(compare=False)
+    """Method and arguments; None: there is nothing left to do."""
+    result: "Future[Any]" = field(compare=False, default_factory=Future)
+
+
+def _serve(served: Any, calls: Connection, parent: int) -> None:
+    """What a process does until it is killed, or its parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent will end it
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    while os.getppid() == parent:
+        try:
+            method, arguments = calls.recv()
+        except EOFError:
+            return
+        try:
+            reply = (True, getattr(served, method)(*arguments))
+        except BaseException as error:
+            if not isinstance(error, InputError):  # a sentence for people
+                error.add_note("".join(traceback.format_tb(error.__traceback__)))
+            reply = (False, error)
+        try:
+            calls.send(reply)
+        except Exception as error:  # an error that cannot be sent
+            calls.send((False, RuntimeError(f"{reply[1]!r} ({error})")))
