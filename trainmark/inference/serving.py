@@ -121,6 +121,9 @@ def _load(
             values=options.values,
         )
     )
+    scorer.score(
+        [scorer.read(scorer.example)]
+    )  # what is compiled at first use, no client waits for
     if path := found.checkpoint:
         scorer.facts["checkpoint"] = f"{path.name}, {run_folder.role(path)}"
     return scorer
