@@ -30,7 +30,7 @@ NUMBERS = "numbers"
 SHARE_ROWS = 1 << 22
 """Rows of a column that are worth a process of their own."""
 DICTIONARY_SHARES = 4
-"""The most that share a column with large dictionaries, all of which each has to look up."""
+"""The most that share a column with dictionaries, all of which each has to look up."""
 
 Each = Callable[[str, Iterable[tuple[Any, ...]]], list[Any]]
 """Calls a method of the encoder with each of some arguments."""
@@ -132,7 +132,9 @@ class Encoder:
         """Make all files of a column; their checksums, and what is worth knowing of it."""
         column = self._columns[name]
         shares = self._shares(column)
-        parts = each("count", [(name, within) for within in column.ranges(shares)])
+        # Each has to read all numbers, so fewer count than write.
+        ranges = column.ranges(-(-shares // 2))
+        parts = each("count", [(name, within) for within in ranges])
         counted = list(itertools.chain.from_iterable(parts))
         [built] = each("build", [(name, counted, shares > 1)])
         of_splits = [
