@@ -18,6 +18,7 @@ from trainmark.clicklog.engine.numbers import FittedNumbers
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.work import Work
+from trainmark.clicklog.engine.workers import Workers
 from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 
@@ -114,13 +115,19 @@ class EmbeddedEngine:
                 stop = done[-1].stop
                 advance(sum(sizes[: stop.file]) + stop.offset)
             records = parser.run(advance)
-        for places in source.schema.vocabularies():
-            if source.schema.stored[places[0]].kind == "string":
-                from trainmark.clicklog.arrays import strings
-
-                strings.intern(self.work.blocks, [record.index for record in records], places)
+        self._number_strings([record.index for record in records])
         store = Store(self.work.blocks, source.schema, records, job.seed, facts["bits"])
         return store, parse_phase.rows_per_file(records, len(sizes))
+
+    def _number_strings(self, blocks: Sequence[int]) -> None:
+        """Number the strings of each column through all blocks."""
+        schema = self.job.source.schema
+        columns = [p for p in schema.vocabularies() if schema.stored[p[0]].kind == "string"]
+        if columns:
+            from trainmark.clicklog.arrays import strings  # pyarrow
+
+            with Workers(strings, min(self.limits.workers, len(columns), len(blocks))) as workers:
+                workers.each(0, "intern", [(self.work.blocks, blocks, of) for of in columns])
 
     def _check_disk(self, rows: int) -> None:
         """Say how much disk the run needs, and stop now if that is not there."""

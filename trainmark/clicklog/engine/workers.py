@@ -8,6 +8,7 @@ interpreter's lock, and one list of memory pages, which 16 of them spend most of
 import ctypes
 import itertools
 import os
+import resource
 import signal
 import sys
 import threading
@@ -145,6 +146,8 @@ class _Task:
 def _serve(served: Any, calls: Connection, parent: int) -> None:
     """What a process does until it is killed, or its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent will end it
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a column has a file in every block
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     while os.getppid() == parent:
