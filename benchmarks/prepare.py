@@ -158,7 +158,7 @@ def child_parse(arguments: argparse.Namespace) -> dict[str, float]:
 
 CSV_COLUMNS = "label=1 numerical=2-14:log categorical=15-40"
 PARQUET_COLUMNS = "label=label numerical=I*:log categorical=C*"
-TOKENS_MB = 8
+TEXTS, TEXT_MB = 16, 2
 
 
 def child_csv(arguments: argparse.Namespace) -> dict[str, float]:
@@ -409,10 +409,10 @@ def corpus(folder: Path) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet)
     tokenizer.train_from_iterator([text], trainer)
     tokenizer.save(str(output / "tokenizer.json"))
-    for number in range(8):
+    for number in range(TEXTS):
         lines = [" ".join(rng.choices(words, weights, k=100)) for _ in range(100)]
         block = "\n".join(lines) + "\n"
-        (output / f"{number}.txt").write_text(block * (TOKENS_MB * 1_000_000 // len(block)))
+        (output / f"{number}.txt").write_text(block * (TEXT_MB * 1_000_000 // len(block)))
     return output
 
 
