@@ -26,7 +26,8 @@ class Need:
 
 
 EXTRAS = (
-    "fastapi|mlperf_logging|numba|onnx|onnxruntime|optuna|pyspark|tokenizers|torchx|transformers"
+    "fastapi|mlperf_logging|numba|onnx|onnxruntime|optuna|prometheus_client|pyspark|starlette|"
+    "tokenizers|torchx|transformers|tritonclient|uvicorn"
 )
 KERNELS = (
     "tests/distributed/test_interactions.py::test_by_the_kernels",

@@ -16,7 +16,15 @@ from pathlib import Path
 from trainmark import __version__
 from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory, unknown
-from trainmark.verbs.flags import first_line, first_word, parse, parse_run, split_at, without_flags
+from trainmark.verbs.flags import (
+    first_line,
+    first_word,
+    parse,
+    parse_run,
+    split_at,
+    take_words,
+    without_flags,
+)
 from trainmark.verbs.options import (
     AlignOptions,
     BoardOptions,
@@ -24,6 +32,7 @@ from trainmark.verbs.options import (
     CheckOptions,
     CompareOptions,
     ExportOptions,
+    GateOptions,
     Nothing,
     PlanOptions,
     PublishedOptions,
@@ -327,6 +336,20 @@ def _replay(arguments: list[str], started: float) -> int | None:
     return _dispatch(words, started) if options.run else None
 
 
+def _gate(arguments: list[str], started: float) -> int:
+    """Whether a step takes longer than at another commit or with other flags; for CI."""
+    flags, words = take_words(arguments, ("--base-flags", "--candidate-flags"))
+    cfg, options = parse_run("gate", words, GateOptions)
+    from trainmark.verbs.gate import Asked, gate
+
+    base, candidate = (
+        Asked(commit=commit, flags=flags.get(f"--{name}-flags", ""))
+        for name, commit in (("base", options.base), ("candidate", options.candidate))
+    )
+    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget"))
+    return gate(cfg, shared, base, candidate, options.slower_by / 100, options.budget)
+
+
 def _sweep(arguments: list[str], started: float) -> None:
     """Runs that differ in some fields, as a grid or a search: the best, and what mattered."""
     from trainmark.progress import SafeConsole
@@ -372,15 +395,29 @@ def _launch(arguments: list[str], started: float) -> int:
         return launch.logs(parse(LogOptions, rest, "launch logs"))
     if asked == "stop":
         return launch.stop(parse(JobOptions, rest, "launch stop"))
-    flags, command = split_at("train", arguments)
+    flags, command = split_at(("train", "evaluate", "infer"), arguments)
     if not command and not {"-h", "--help"} & set(flags):
         raise InputError(
             "'trainmark launch' needs its flags, then what to launch, such as: "
-            "launch --on torchrun -j 1x2 train RUN; or status, logs or stop and a HANDLE. "
+            "launch --on torchrun -j 1x2 train RUN, or evaluate or infer and a FOLDER; or status, "
+            "logs or stop and a HANDLE. "
             f"Received: {' '.join(arguments) or 'nothing'}."
         )
     options = parse(LaunchOptions, flags, "launch")
-    cfg, of_train = parse_run("train", command[1:], TrainOptions)
+    return launch.launch(options, _name_of_launched(*command), flags, command)
+
+
+def _name_of_launched(verb: str, *words: str) -> str:
+    """Of the run to train, evaluate or predict with; what is wrong with its flags is told here."""
+    if verb == "evaluate":
+        from trainmark.verbs.evaluate import EvaluateOptions
+
+        return parse(EvaluateOptions, list(words), verb).folder.name
+    if verb == "infer":
+        from trainmark.inference.options import InferOptions
+
+        return parse(InferOptions, list(words), verb).folder.name
+    cfg, of_train = parse_run("train", list(words), TrainOptions)
     if of_train.dry_run:
         raise InputError(
             "--dry-run needs no devices, and so no launch: "
@@ -390,7 +427,7 @@ def _launch(arguments: list[str], started: float) -> int:
     _refuse_cluster(of_train)
     with _cluster(of_train):  # a bad --hardware is told here
         pass
-    return launch.launch(options, cfg.name, flags, command)
+    return cfg.name
 
 
 VERBS: dict[str, Callable[[list[str], float], int | None]] = {
@@ -412,6 +449,7 @@ VERBS: dict[str, Callable[[list[str], float], int | None]] = {
     "verify": _verify,
     "replay": _replay,
     "align": _align,
+    "gate": _gate,
     "sweep": _sweep,
     "suite": _suite,
     "launch": _launch,

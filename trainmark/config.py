@@ -102,7 +102,7 @@ class Run:
     profile: str | None = None
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
-    """Also write TensorBoard events (needs the `plots` extra)."""
+    """Also write the curves as TensorBoard's events (needs the `plots` extra)."""
     dllogger: bool = False
     """Also write the lines of NVIDIA's dllogger, into OUTPUT/dllogger.json."""
     submission: str | None = None

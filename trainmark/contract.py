@@ -8,7 +8,7 @@ training loop calls. Both are plain functions, gathered; optional ones have thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
@@ -18,6 +18,7 @@ from trainmark.metrics.binary import Importance
 
 if TYPE_CHECKING:  # torch is not loaded for `trainmark list`
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from trainmark.distributed.mesh import Mesh
@@ -188,6 +189,10 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     ) = None
     """`Trainer.step` for `--check-every`: loss and gradients are computed twice (by
     `training/checking.py`), and by name it says whether their bits differ."""
+    observed: Callable[[TrainerT], Mapping[str, Tensor]] = _none_counted
+    """Of the last step besides its loss, as scalars that stay on the device and are the same on all
+    ranks: `gradient_norm` (of dense parameters, over all ranks, unscaled, before any clipping) and,
+    where there is one, the `loss_scale` that it was computed with."""
     evaluate: Callable[[TrainerT, Data[BatchT]], Metrics] | None = None
     """On all ranks, each sample once. A workload has this or `predict`."""
     predict: Callable[[TrainerT, Data[BatchT]], Predictions] | None = None
@@ -222,6 +227,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
     """A function from a batch in host memory to its samples' scores, there too. From then on the
     trainer can only predict."""
+    predicts_on_ranks: bool = False
+    """Whether ranks predict a batch together: each is given a share, and gets all scores."""
     answers: Callable[[Tensor], Mapping[str, Tensor]] | None = None
     """What a predictor gives, as the columns that `trainmark predict` writes, by name."""
     save_model: Callable[[TrainerT, Path], None] | None = None
@@ -251,8 +258,19 @@ class Served(Generic[RunT]):
     """What requests hold."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """A tensor of requests or answers, in the words of the KServe v2 protocol."""
+
+    name: str
+    datatype: str
+    """FP32, INT64, BYTES and so on."""
+    shape: tuple[int, ...]
+    """-1 stands for the rows of a request."""
+
+
 class Scorer(Protocol):
-    """A model, loaded. `read` and `score` are called in one thread at a time."""
+    """A model, loaded. `read...` and `score` are called in one thread at a time."""
 
     facts: dict[str, Any]
     """What `GET /model` tells."""
@@ -260,8 +278,15 @@ class Scorer(Protocol):
     """What the list of scores is called."""
     example: dict[str, Any]
     """A body that `read` takes."""
+    output: TensorSpec
+    """What `score` gives."""
 
-    def read(self, body: dict[str, Any]) -> list[Any]:
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """What `read_tensors` takes."""
+        ...
+
+    def read(self, body: dict[str, Any]) -> Sized:
         """The rows of a request.
 
         Raises:
@@ -269,8 +294,12 @@ class Scorer(Protocol):
         """
         ...
 
-    def score(self, rows: list[Any]) -> list[Any]:
-        """A score for each row; the rows may be those of several requests. Raises as `read`."""
+    def read_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> Sized:
+        """The same of tensors, whose types and shapes are those of `inputs`."""
+        ...
+
+    def score(self, requests: Sequence[Sized]) -> NDArray[Any]:
+        """A score for each row of several requests, in their order. Raises as `read`."""
         ...
 
 

@@ -16,7 +16,7 @@ from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.bag_engines import LocalBagEngine
+from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -32,6 +32,7 @@ NATIVE: list[tuple[str, str, dict[str, Any]]] = [
     ("mixture_host", "adam", {}),
     ("data_parallel", "adam", {}),
     ("column_wise", "sgd", {"regular": True}),
+    ("formats", "rowwise_adagrad", MICRO | dlrm_ranks.stored("int8")),
 ]
 TORCHREC: list[tuple[str, str, dict[str, Any]]] = [
     ("auto", "adagrad", {}),
@@ -65,7 +66,9 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
             place = tuple(
                 slice(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)
             )
-            torch.testing.assert_close(box.tensor, tensor[place], rtol=1e-5, atol=1e-5, msg=name)
+            # The order of additions may lift a code over the middle between two.
+            near = 1e-5 if box.tensor.is_floating_point() else 1
+            torch.testing.assert_close(box.tensor, tensor[place], rtol=1e-5, atol=near, msg=name)
 
 
 def step(built: DlrmTrainer, batch: Any, lr: float) -> float:
@@ -93,7 +96,7 @@ def on_ranks(rank: int, folder: Path, engine: str, device_kind: str = "cpu") -> 
             cfg = dlrm_ranks.placed(2, optimizer, kind, folder, data=data, device=device, **changes)
         assert cfg.model.hotness == HOTNESS
         alone = one_process(cfg, changes, device)
-        assert isinstance(alone.model.tables, LocalBagEngine)
+        assert isinstance(alone.model.tables, LocalBagEngine | FusedBagEngine)
         built = dlrm_ranks.trainer(cfg, mesh)
         check(built, alone, f"{engine} {kind} {optimizer} {changes}")
         if kind == "mixture" and not changes:

@@ -33,6 +33,7 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
         samples += batch.samples
     found = evaluate(ours, build_data(cfg, "validation", mesh.dp_rank, mesh.dp_size))
     norms = {name: float(t.norm()) for name, t in ours.weights().items()}
+    norms |= {name: float(value) for name, value in ours.observed().items()}
     return {"losses": losses, "samples": samples, "metrics": found, "norms": norms}
 
 

@@ -47,7 +47,7 @@ from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding, TableFormat
 from trainmark.workloads.dlrm.sharding import plan_devices
-from trainmark.workloads.dlrm.step import DlrmTrainer
+from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor
 
 CPU = torch.device("cpu")
 TABLE_ROWS = (50, 7, 300, 1, 129, 31)
@@ -59,18 +59,39 @@ LONG_STEPS = 300
 LONG_OPTIMIZERS = {1: ("sgd",), 2: ("sgd", "adam"), 4: ("rowwise_adagrad",)}
 """By ranks; a step of four ranks on one GPU takes long."""
 SAVED_AT = 4
+SCORES = 40
+"""Of a request that are compared: samples that every group has in its first one."""
 KINDS = (
     "table_wise", "column_wise", "row_wise", "data_parallel", "mixture",
     "table_wise_host", "row_wise_host", "column_wise_host", "mixture_host",
 )  # fmt: skip
-RESHARDED = {
-    "table_wise": ("rowwise_adagrad", "table_wise"),
-    "row_wise": ("rowwise_adagrad", "row_wise"),
-    "column_wise": ("rowwise_adagrad", "column_wise"),
-    "mixture, Adam": ("adam", "mixture_host"),
-    "table_wise, Adam": ("adam", "table_wise"),
+MIXTURES = {
+    "mixture": (
+        "row_wise", "table_wise", "column_wise", "data_parallel", "row_wise", "column_wise",
+    ),
+    "formats": (
+        "row_wise", "column_wise", "table_wise", "data_parallel", "row_wise", "table_wise",
+    ),
+}  # fmt: skip
+"""Ways of each table; the second one's large tables need not be fp32."""
+
+
+def stored(precision: Any, **other: Any) -> dict[str, Any]:
+    """Large tables in another format, rounded in a way that does not depend on their place."""
+    chosen = {"fp32_up_to_rows": 7, "table_rounding": "nearest", **other}
+    return {"table_format": TableFormat(table_precision=precision, **chosen)}
+
+
+RESHARDED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "table_wise": ("rowwise_adagrad", "table_wise", {}),
+    "row_wise": ("rowwise_adagrad", "row_wise", {}),
+    "column_wise": ("rowwise_adagrad", "column_wise", {}),
+    "mixture, Adam": ("adam", "mixture_host", {}),
+    "table_wise, Adam": ("adam", "table_wise", {}),
+    "row_wise, int8": ("adagrad", "row_wise", stored("int8")),
+    "formats, int8": ("adagrad", "formats", stored("int8")),
 }
-"""What checkpoints are written from and loaded into: (optimiser, placement)."""
+"""What checkpoints are written from and loaded into: (optimiser, placement, other changes)."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +113,10 @@ WITH_A_GPU = (Group(1, "cuda"), Group(2, "cuda"), Group(4, "cuda"), Group(2))
 
 
 def placement(kind: str, world: int, table_rows: tuple[int, ...] = TABLE_ROWS) -> Placement:
-    """All tables in one way, or (`mixture`) each in another."""
-    kinds = ("row_wise", "table_wise", "column_wise", "data_parallel", "row_wise", "column_wise")
-    tables = []
+    """All tables in one way, or each in another."""
+    plain, tables = kind.removesuffix("_host"), []
     for table, rows in enumerate(table_rows):
-        chosen = kinds[table] if kind.startswith("mixture") else kind.removesuffix("_host")
+        chosen = MIXTURES[plain][table] if plain in MIXTURES else plain
         memory: Memory = "device"
         if kind.endswith("_host") and chosen != "data_parallel":
             memory = "host"
@@ -211,15 +231,20 @@ def steps(built: DlrmTrainer, of: list[ClickBatch]) -> list[float]:
 
 
 def train(built: DlrmTrainer) -> dict[str, Any]:
-    """A whole run: losses, samples of all ranks, metrics, and bytes that this rank sent."""
+    """A whole run: losses, samples of all ranks, metrics, bytes that this rank sent, and scores of
+    the first samples of a request. Afterwards the trainer can only predict."""
     of = batches(built)
     held_out = build_data(built.cfg, "test", built.mesh.dp_rank, built.mesh.dp_size)
-    return {
+    found = {
         "losses": steps(built, of),
         "samples": built.mesh.sum_over_dp([sum(batch.samples for batch in of)])[0],
         "metrics": evaluated(workloads.load("dlrm"), built, held_out)[0],
         "sent": dict(built.model.tables.sent_bytes),
     }
+    request = next(iter(held_out))
+    scores = build_predictor(built)(request)
+    assert len(scores) == request.global_samples
+    return found | {"scores": scores[:SCORES].tolist()}
 
 
 def tensors(built: DlrmTrainer) -> dict[str, Any]:
@@ -255,6 +280,10 @@ def cases(
         ("mixture", "rowwise_adagrad", micro_batches | {"interaction": "dcn"}),
         ("mixture_host", "sgd", {"interaction": "cat"}),
         ("data_parallel", "sgd", {"interaction": "projection", "regular": True}),
+        ("formats", "rowwise_adagrad", stored("bf16") | {"regular": True}),
+        ("formats", "adagrad", stored("int8", state_precision="bf16") | micro_batches),
+        ("formats", "sgd", stored("fp8") | LOW_PRECISION),
+        ("row_wise", "sgd", stored("fp16")),
     ]
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 
@@ -277,19 +306,34 @@ def _equality(mesh: Mesh, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _formats(mesh: Mesh, folder: Path) -> dict[str, str]:
-    """What becomes of tables that are not fp32, in every placement, by every optimiser."""
-    found = {}
+def _formats(mesh: Mesh, folder: Path) -> dict[str, Any]:
+    """What becomes of tables that are not fp32, in every placement, by every optimiser: losses, or
+    why not."""
+    found: dict[str, Any] = {}
     for kind, optimizer, precision in itertools.product(KINDS, OPTIMIZERS, FORMATS):
-        stored = TableFormat(table_precision=precision, fp32_up_to_rows=5)  # type: ignore[arg-type]
+        changes = stored(precision) | {"device": mesh.device}
         try:
-            cfg = placed(
-                mesh.world_size, optimizer, kind, folder, device=mesh.device, table_format=stored
-            )
-            found[f"{kind}, {optimizer}, {precision}"] = str(train(trainer(cfg, mesh))["losses"])
+            cfg = placed(mesh.world_size, optimizer, kind, folder, **changes)
+            built = trainer(cfg, mesh)
         except InputError as refusal:
-            found[f"{kind}, {optimizer}, {precision}"] = f"refused: {refusal}"
+            found[f"{kind}, {optimizer}, {precision}"] = str(refusal)
+        else:
+            found[f"{kind}, {optimizer}, {precision}"] = steps(built, batches(built))
     return found
+
+
+def _continued(mesh: Mesh, folder: Path) -> list[list[float]]:
+    """Losses of a run that rounds by chance, and of one that goes on from its checkpoint."""
+    changes = stored("int8", table_rounding="stochastic") | {"device": mesh.device}
+    cfg = placed(mesh.world_size, "adagrad", "formats", folder, **changes)
+    whole, again = trainer(cfg, mesh), trainer(cfg, mesh)
+    steps(whole, batches(whole)[:SAVED_AT])
+    root = folder / f"continued-{mesh.device.type}x{mesh.world_size}"
+    path = checkpoints.save(root, SAVED_AT, tensors(whole), {}, keep=1)
+    mesh.barrier()
+    checkpoints.load(path, tensors(again), exact=True)
+    again.load_state_dict({})
+    return [steps(built, batches(built, SAVED_AT)) for built in (whole, again)]
 
 
 def long_run(world: int, optimizer: str, device: torch.device, **changes: Any) -> DlrmRun:
@@ -314,7 +358,7 @@ def _long(mesh: Mesh, folder: Path) -> dict[str, list[float]]:
 
 def _save(mesh: Mesh, group: Group, folder: Path) -> None:
     for kind in RESHARDED:
-        built = trainer(placed(mesh.world_size, *RESHARDED[kind], folder, device=mesh.device), mesh)
+        built = _resharded(kind, mesh, folder)
         steps(built, batches(built)[:SAVED_AT])
         path = checkpoints.save(
             folder / f"saved-{kind}-{group}", SAVED_AT, tensors(built), {}, keep=1
@@ -326,17 +370,14 @@ def _save(mesh: Mesh, group: Group, folder: Path) -> None:
 
 def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) -> dict[str, float]:
     """Load what every group and every sharding saved; the loss of the step after it."""
-    built = {
-        kind: trainer(placed(mesh.world_size, *way, folder, device=mesh.device), mesh)
-        for kind, way in RESHARDED.items()
-    }
+    built = {kind: _resharded(kind, mesh, folder) for kind in RESHARDED}
     found = {}
     for begun_by, source in itertools.product(groups, RESHARDED):
         saved = folder / f"saved-{source}-{begun_by}"
         _wait_for(saved / "done")
         for kind, target in built.items():
-            if RESHARDED[kind][0] != RESHARDED[source][0]:
-                continue  # another optimiser has other state
+            if RESHARDED[kind][::2] != RESHARDED[source][::2]:
+                continue  # another optimiser has other state, and another format other tables
             name = f"{source} on {begun_by} -> {kind} on {group}"
             path = checkpoints.latest(saved)
             assert path is not None
@@ -345,6 +386,12 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
             _check_bits(path, tensors(target), name)
             (found[name],) = steps(target, batches(target, SAVED_AT)[:1])
     return found
+
+
+def _resharded(kind: str, mesh: Mesh, folder: Path) -> DlrmTrainer:
+    optimizer, way, changes = RESHARDED[kind]
+    cfg = placed(mesh.world_size, optimizer, way, folder, device=mesh.device, **changes)
+    return trainer(cfg, mesh)
 
 
 def _check_bits(path: Path, loaded: dict[str, Any], name: str) -> None:
@@ -455,6 +502,7 @@ def main(rank: int, group: Group, groups: tuple[Group, ...], folder: Path) -> No
     found |= {
         "equality": _equality(mesh, folder),
         "skips": _skips(mesh, folder),
+        "continued": _continued(mesh, folder),
         "reshard": _reshard(mesh, group, groups, folder),
     }
     (folder / f"{group}-{rank}.json").write_text(json.dumps(found))

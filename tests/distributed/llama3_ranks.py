@@ -138,7 +138,8 @@ def train(
     save_to: Path | None = None,
     stop: int = STEPS,
 ) -> list[float]:
-    """Losses of the steps, after the last one also of held-out data; saves after `SAVED_AT`."""
+    """Losses of the steps; after the last one also of held-out data, and the norm of its gradient.
+    Saves after `SAVED_AT`."""
     workload = workloads.load("llama3")
     trainer = build_trainer(cfg, workload, mesh)
     data = workload.build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
@@ -169,6 +170,7 @@ def train(
     held_out_loss = evaluated(workload, trainer, held_out)[0]["loss"]
     assert held_out_loss is not None
     losses.append(held_out_loss)
+    losses.append(workload.observed(trainer)["gradient_norm"].item())
     return losses
 
 

@@ -1,5 +1,6 @@
 """DLRM on 1, 2 and 4 ranks, with tables sharded in every way, trains like one process."""
 
+import csv
 import json
 import os
 import subprocess
@@ -103,6 +104,10 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     for evaluation in expected["evaluations"][1:]:
         found = evaluated["splits"][evaluation["split"]]
         assert found == pytest.approx(evaluation["metrics"], rel=1e-5)
+    torchrun("infer", str(tmp_path / "alone"), "--batches", "2,64", "--steps", "3")
+    answered = json.loads((tmp_path / "alone" / "inference.json").read_text())
+    assert answered["case"] == "cpux1x2"
+    assert [(row["batch"], row["samples"]) for row in answered["rows"]] == [(2, 6), (64, 192)]
     by_one = evaluate(tmp_path / "alone", device="cpu", importance_rows=500)["importance"]
     drops = {column["column"]: column["drop"] for column in evaluated["importance"]}
     assert len(drops) == 16
@@ -122,7 +127,11 @@ def torchrun(*arguments: str) -> None:
 
 
 def _curve(output: Path) -> list[float]:
-    rows = (output / "loss.csv").read_text().splitlines()[1:]
-    losses = [float(row.split(",")[2]) for row in rows]
-    assert len(losses) == 8
-    return losses
+    """Losses, then norms of dense gradients."""
+    found = [
+        float(row[column])
+        for name, column in (("loss.csv", "loss"), ("curves.csv", "gradient_norm"))
+        for row in csv.DictReader((output / name).read_text().splitlines())
+    ]
+    assert len(found) == 2 * 8
+    return found

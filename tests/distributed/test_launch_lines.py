@@ -128,7 +128,8 @@ def test_a_torchx_application() -> None:
     ("words", "parts"),
     [
         ([], ["needs its flags, then what to launch"]),
-        (["evaluate", "DIR"], ["needs its flags, then what to launch", "Received: evaluate DIR"]),
+        (["predict", "DIR"], ["needs its flags, then what to launch", "Received: predict DIR"]),
+        (["evaluate", "DIR"], ["Missing from trainmark launch: --on"]),
         (["--on", "kubernetes", "-j", "1x1", *RUN], ["'kubernetes'", "torchrun", "slurm"]),
         (["--on", "torchrun", *RUN], ["-j NODESxDEVICES", "(Machines and devices of each"]),
         (["-j", "1x1", *RUN], ["launch: --on {torchrun,torchx,slurm} (torchrun: this machine"]),

@@ -24,7 +24,8 @@ def _help() -> dict[str, list[list[str]]]:
     """What to type before `--help` to see all flags of a verb (of all workloads, all kinds)."""
     words = {verb: [[verb]] for verb in cli.VERBS if verb != "prepare"}
     words |= {
-        verb: [[verb, run] for run in RUN.values()] for verb in ("show", "plan", "train", "sweep")
+        verb: [[verb, run] for run in RUN.values()]
+        for verb in ("show", "plan", "train", "sweep", "gate")
     }
     words["launch"] = [["launch"], ["launch", "logs"]]
     return words | {f"prepare {kind}": [["prepare", kind]] for kind in cli.PREPARATIONS}
@@ -91,6 +92,7 @@ def parses(words: Sequence[str]) -> int:
             "trainmark.verbs.board.write",
             "trainmark.verbs.board.serve",
             "trainmark.verbs.suite.suite",
+            "trainmark.verbs.gate.gate",
             "trainmark.verbs.sweep.sweep",
             "trainmark.verbs.sweep.dry_runs",
             "trainmark.run.alignment.sentence",

@@ -32,12 +32,14 @@ KNOWN = {
     "subprocess.Popen": {
         "distributed/launch_jobs.py",  # a list of words; `sh -c` gets a text of ours alone
         "verbs/attempt.py",  # a list of words
+        "verbs/gate_turns.py",  # a list of words
     },
     "subprocess.run": {
         "clicklog/spark/session.py",
         "distributed/launch_slurm.py",
         "hardware/devices.py",
         "hardware/environment.py",
+        "verbs/gate.py",  # git, whose options end before what was given
     },
     "torch.load": {"workloads/distilbert/weights.py"},  # weights_only
     "np.load": {  # which unpickles nothing unless it is asked to

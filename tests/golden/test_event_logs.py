@@ -19,6 +19,7 @@ from tests.unit.results import make_result
 from trainmark import workloads
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
+from trainmark.run.curves import Step, Stretch
 from trainmark.run.result import Evaluation, Quality, Result, Throughput
 from trainmark.run.runlog import RunLog
 
@@ -51,7 +52,8 @@ def logged(folder: Path, results: list[Result], **changes: Any) -> None:
             step=0, total_steps=264, samples=0, train_samples=67349, eval_samples=872
         )
         log.evaluated(replace(evaluation(accuracy=0.5), seconds=1.25), 0)
-        log.looked([(264, 67584, 0.25)], 5e-5)
+        step = Step(step=264, samples=67584, loss=0.25, lr=5e-5)
+        log.looked([step], Stretch(time_s=1.0, samples_per_s=None, power_w=None))
         log.evaluated(evaluation(accuracy=0.915), 264)
         log.training_ends()
     for result in results:

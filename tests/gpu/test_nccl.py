@@ -65,8 +65,17 @@ def test_dlrm_in_every_placement(tmp_path: Path) -> None:
             check_growth(f"{group}, {optimizer}", losses, alone[optimizer])
         formats = found[group]["formats"]
         assert len(formats) == 9 * 4 * 4
-        for name, outcome in formats.items():  # until tables of other formats are exchanged
-            assert "are fp32 in this version" in outcome, (name, outcome)
+        for name, outcome in formats.items():
+            kind, optimizer, precision = name.split(", ")
+            whole_rows = ["table_wise", "row_wise", *["data_parallel"] * (group.world == 1)]
+            if optimizer == "adam":
+                assert "Adam needs fp32 tables" in outcome, (name, outcome)
+            elif kind in whole_rows:
+                changes = dlrm_ranks.stored(precision)
+                near = sharded.one_process("cuda", optimizer, **changes)["losses"]
+                assert outcome == pytest.approx(near, rel=sharded.LOW_PRECISION_TOLERANCE), name
+            else:
+                assert "such tables lie whole on one device" in outcome, (name, outcome)
 
 
 def test_several_ids_per_feature(tmp_path: Path) -> None:

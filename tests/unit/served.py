@@ -1,24 +1,35 @@
 """Models that tests serve, and how they ask them."""
 
 import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi")
-from fastapi.testclient import TestClient
+for needed in ("starlette", "uvicorn", "prometheus_client"):
+    pytest.importorskip(needed)
+from starlette.testclient import TestClient
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from trainmark.cli import main
-from trainmark.inference import server, serving
+from trainmark.inference import serving
 from trainmark.inference.options import ServeOptions
+from trainmark.inference.server.limits import Limits
+from trainmark.inference.server.metrics import Metrics
+from trainmark.inference.server.models import Models, Source
+from trainmark.inference.server.web import build_app
 
 NETWORK = (
     *("--model.embedding-dim", "8", "--model.bottom-mlp", "16", "8", "--model.top-mlp", "16", "1"),
     *("--global-batch", "64", "--device", "cpu", "--warmup-clock", "2", "--evals-per-epoch", "1"),
 )
 LINES = random_lines(random.Random(1), 600)
+DEFAULT = Limits()
 TEST_LINES = LINES[400:500]
 """The first half of the last day."""
 
@@ -41,5 +52,44 @@ def train_on_clicks(folder: Path) -> Path:
 
 
 def served(folder: Path, **options: Any) -> TestClient:
-    scorer = serving.load(ServeOptions(folder=folder, device="cpu", **options))
-    return TestClient(server.build_app(scorer), raise_server_exceptions=False)
+    chosen = options_for(folder, **options)
+    return client_of(*serving.sources(chosen), limits=chosen.limits)
+
+
+def options_for(*folders: Path | str, **options: Any) -> ServeOptions:
+    return ServeOptions(folders=tuple(map(str, folders)), device="cpu", **options)
+
+
+def source_of(scorer: Any, name: str = "doubler") -> Source:
+    """A scorer that is there already, as if it were loaded."""
+    return Source(name=name, newest=lambda: 1, load=lambda newest: scorer)
+
+
+def client_of(*sources: Source, limits: Limits = DEFAULT) -> TestClient:
+    return TestClient(app_of(*sources, limits=limits), raise_server_exceptions=False)
+
+
+def app_of(*sources: Source, limits: Limits = DEFAULT, api_keys: tuple[bytes, ...] = ()) -> Any:
+    metrics = Metrics()
+    models = Models(sources, limits, metrics)
+    models.load()
+    return build_app(models, limits, metrics, api_keys)
+
+
+@contextmanager
+def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """A server in a process of its own, its address, and the lines that it said before."""
+    command = [sys.executable, "-m", "trainmark", "serve", *words, "--port", "0"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, "--device", "cpu"], text=True, **pipes) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            lines: list[str] = []
+            while not lines or "(Ctrl-C stops it)" not in lines[-1]:
+                lines.append(running.stdout.readline())
+                assert lines[-1], running.stderr.read()
+            (url,) = re.findall(r"(https?://\S+) \(", lines[-1])
+            yield running, url, lines
+        finally:
+            running.kill()

@@ -17,7 +17,7 @@ from trainmark.errors import InputError
 from trainmark.inference import server
 from trainmark.verbs.verify import verify
 
-UNSEALED = {".lock", "loss.csv", "perf.log", "mlperf.log", "assessment.json"}
+UNSEALED = {".lock", "loss.csv", "curves.csv", "perf.log", "mlperf.log", "assessment.json"}
 """Of a run's folder: logs, which grow while it trains."""
 
 

@@ -71,6 +71,19 @@ def test_one_session(time: Time) -> None:
     assert (totals.steps, totals.steps_warmup, totals.steps_partial) == (5, 2, 1)
 
 
+def test_seconds_between_looks_are_those_of_steps(time: Time) -> None:
+    clocks = Clocks(time.now, warmup_steps=1)
+    time.passes(3)
+    clocks.train_starts()
+    step(clocks, time, 5)
+    assert clocks.looked() == 5  # the first, too
+    with clocks.pause("evaluation"):
+        time.passes(7)
+    step(clocks, time, 1)
+    step(clocks, time, 1)
+    assert clocks.looked() == 2
+
+
 def test_a_continued_run_adds_up(time: Time) -> None:
     first = Clocks(time.now, warmup_steps=2)
     session(first, time)

@@ -212,7 +212,7 @@ def test_values_do_not_depend_on_what_else_a_store_holds() -> None:
         held = [TablePart(name=n, shape=shape, rows=r, columns=c) for n, r, c in parts]
         store = TableStore(held, held[0].width, Sgd()).to_empty(device=CPU)
         store.init_weights(7)
-        return [rows for _, rows in store.part_weights()]
+        return [rows for _, _, rows in store.part_weights()]
 
     everything = ((0, shape[0]), (0, 6))
     one, two = values(("one", *everything), ("two", *everything))

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = {"Dockerfile": {"torch", "torchx"}, "docker/spark.Dockerfile": {"pyspark", "pyarrow"}}
+FILES = {
+    "Dockerfile": {"torch", "torchx"},
+    "docker/serve.Dockerfile": {"torch", "uvicorn", "grpcio"},
+    "docker/spark.Dockerfile": {"pyspark", "pyarrow"},
+}
 """Each file, and what its labels must name at least."""
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -119,13 +119,13 @@ def test_plan_counts_the_optimisers_state(
 def test_plan_does_not_name_the_format_that_did_not_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nor more devices or host memory, which have fp32 tables only, without saying so."""
+    """Nor host memory, which has fp32 tables only, for tables that are not."""
     command = ["plan", *XLARGE, "--cluster", "h200x1x1", "--optimizer.name", "adagrad"]
     assert main([*command, "--table-precision", "int8"]) == 2
     said = last_line(capsys.readouterr().err)
     assert "Device 0 needs 533.2 GiB" in said
     assert "--table-precision" not in said
-    assert "In fp32 it would fit 7 such devices, or these with --host-tables" in said
+    assert said.endswith("It would fit 5 such devices.")
     assert main(["plan", *XLARGE, "--cluster", "h200x1x1", "--table-precision", "bf16"]) == 2
     assert re.search(INT8, last_line(capsys.readouterr().err))
 
@@ -135,8 +135,17 @@ def test_the_widest_format_that_fits_is_named(capsys: pytest.CaptureFixture[str]
     assert "With --table-precision bf16 it would fit (46.2 GiB)." in capsys.readouterr().err
 
 
-def test_several_devices_are_offered_no_format() -> None:
-    """Theirs are fp32; and tables that stay fp32 anyway are offered none, on any number."""
+def test_several_devices_are_named_a_format_too(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", *XLARGE, "--cluster", "a100-80gx1x2"]
+    assert main(command) == 2
+    found = re.search(INT8, last_line(capsys.readouterr().err))
+    assert found
+    assert main([*command, *found[1].split()]) == 0
+    fullest = max(map(float, re.findall(r"(\d+\.\d\d)/80", capsys.readouterr().out)))
+    assert fullest == pytest.approx(float(found[2]), rel=0.05)
+
+
+def test_tables_that_stay_fp32_anyway_are_offered_no_format() -> None:
     rows = Model(table_rows=(90_000,) * 2000, embedding_dim=512, bottom_mlp=(512,))  # 343 GiB
     for count in (1, 2):
         cluster = Cluster.parse(f"a100-80gx1x{count}")

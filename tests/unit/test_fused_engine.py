@@ -195,13 +195,22 @@ def test_a_run_with_8_bit_tables_resumes_exactly(tmp_path: Path) -> None:
 
 
 def test_what_formats_cannot_do_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--table-precision int8 --optimizer.name adam --fp32-tables 26 --cluster h200x1x8"
-    command = f"train dlrm-xlarge --data synthetic --dry-run {flags}"
-    assert main(command.split()) == 2
+    command = "train dlrm-xlarge --data synthetic --dry-run --cluster h200x1x8 --table-precision"
+    assert main(f"{command} int8 --optimizer.name adam --fp32-tables 26".split()) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "Adam needs fp32 tables" in said
-    assert "are fp32 in this version" in said
     assert "table 26 does not exist" in said
+    for flags in (
+        "--host-tables 0",
+        "--column-slice-threshold 1e9",
+        "--placement round_robin --data-parallel-threshold 1e9",
+    ):
+        assert main(f"{command} bf16 {flags}".split()) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert (
+            "is stored in bf16: such tables lie whole on one device, or are split by rows" in said
+        )
+        assert "--fp32-tables" in said
 
 
 def test_fp8_needs_hardware_that_knows_it(capsys: pytest.CaptureFixture[str]) -> None:

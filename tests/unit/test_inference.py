@@ -227,7 +227,8 @@ def test_scores_are_those_of_the_evaluation(flags: tuple[str, ...], tmp_path: Pa
         scores = torch.cat([predict(batch) for batch in batches])
         odd = dataclasses.replace(model.cfg, eval_batch=37)
         by_odd_batches = torch.cat([predict(batch) for batch in build_data(odd, "test", 0, 1)])
-    assert binary_metrics(scores, labels) == expected
+    # A CPU's one pass over fp32 adds up in another order than the evaluation.
+    assert binary_metrics(scores, labels) == pytest.approx(expected, rel=1e-5)
     rough = "bf16" in flags
     torch.testing.assert_close(by_odd_batches, scores, rtol=0, atol=2e-2 if rough else 1e-5)
 
@@ -346,11 +347,10 @@ def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_several_processes(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(capsys, ["infer", str(finished)], "start it once, without torchrun")
+def test_what_is_launched_is_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("infer", "evaluate"):
+        launch = ["launch", "--on", "torchrun", "-j", "1x2", verb, "run", "--bathces", "3"]
+        refused(capsys, launch, "Unrecognized options: --bathces")
 
 
 @pytest.mark.parametrize("text", ["{", '{"rows": 3}', "[]"])

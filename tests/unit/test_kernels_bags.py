@@ -101,6 +101,15 @@ def test_ids_may_lie_by_their_place_in_the_bag(kernel: str) -> None:
     assert torch.equal(bags.row_of_id, expected)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_ids_may_be_part_of_a_longer_list(kernel: str) -> None:
+    """As those of one store are, of all that a rank is asked for."""
+    rows, ids = stored(40, 8, torch.float32, "cpu"), ids_with_gaps(40)
+    part = torch.cat([ids.new_tensor([1, 2, 3]), ids])[3:]
+    found = pooled(kernel, part, bags_beside_a_vector(), Tables(rows), torch.float32)
+    assert relative_error(found, by_torch(ids, rows.codes)) < 1e-6
+
+
 @interpreted
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_sums_from_any_format_beside_fp32(table_format: str) -> None:

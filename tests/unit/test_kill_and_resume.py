@@ -91,6 +91,9 @@ def test_killed_at_any_moment_of_saving(victims: Victims, tmp_path: Path) -> Non
     assert saved(newest(output)) == saved(newest(tmp_path / "undisturbed"))
     curves = [(tmp_path / name / "loss.csv").read_bytes() for name in ("killed", "undisturbed")]
     assert curves[0] == curves[1]
+    observed = [_observed(tmp_path / name) for name in ("killed", "undisturbed")]
+    assert observed[0] == observed[1]
+    assert [row[0] for row in observed[0]] == [str(step) for step in range(1, 17)]
     found, expected = result(output), result(tmp_path / "undisturbed")
     for key in ("samples", "loss", "config"):
         assert found[key] == expected[key]
@@ -100,6 +103,13 @@ def test_killed_at_any_moment_of_saving(victims: Victims, tmp_path: Path) -> Non
     assert found["steps"]["all"] == expected["steps"]["all"] == 16
     for path in checkpoints.all_checkpoints(output / "checkpoints"):
         checkpoints.verify(path)
+
+
+def _observed(output: Path) -> list[list[str]]:
+    """The rows of curves.csv without times."""
+    rows = [line.split(",") for line in (output / "curves.csv").read_text().splitlines()]
+    assert {len(row) for row in rows} == {9}
+    return [row[:6] for row in rows[1:]]
 
 
 @pytest.mark.parametrize(

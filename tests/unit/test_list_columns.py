@@ -152,7 +152,7 @@ def test_from_lists_to_a_served_model(
     rows = [
         dict(zip(names, row, strict=True)) for row in zip(*(new[n] for n in names), strict=True)
     ]
-    scores = scorer.score(scorer.read({"rows": rows}))
+    scores = scorer.score([scorer.read({"rows": rows})])
     said = json.loads((run / "evaluation.json").read_text())["splits"]["input"]
     assert roc_auc_score(new["clicked"], scores) == pytest.approx(said["auc"], abs=1e-6)
     assert said["auc"] > 0.7
@@ -162,7 +162,7 @@ def test_from_lists_to_a_served_model(
 def check_requests(scorer: Any) -> None:
     def score(**changes: Any) -> float:
         row = {"age": 40, "tags": ["war"], "seen": [3], "city": "c1"} | changes
-        return float(scorer.score(scorer.read({"rows": [row]}))[0])
+        return float(scorer.score([scorer.read({"rows": [row]})])[0])
 
     (most_frequent,) = scorer.example["rows"][0]["tags"]
     assert most_frequent in WORDS

@@ -101,8 +101,9 @@ def test_large_models_are_written_in_shards(
         assert torch.equal(weights[name.removeprefix("model.")], weight)
 
 
-def transformers_curve(model: Any, cfg: runs.LlamaRun, steps: int) -> list[float]:
-    """The same batches through transformers' model and PyTorch's AdamW."""
+def transformers_curve(model: Any, cfg: runs.LlamaRun, steps: int) -> list[tuple[float, float]]:
+    """The same batches through transformers' model and PyTorch's AdamW: losses, and norms of the
+    gradients."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     rule = cfg.optimizer
@@ -112,7 +113,7 @@ def transformers_curve(model: Any, cfg: runs.LlamaRun, steps: int) -> list[float
         betas=(rule.beta1, rule.beta2),
         eps=rule.eps,
     )  # fmt: skip
-    losses = []
+    found = []
     for step, batch in enumerate(LLAMA3.build_data(cfg, "train", 0, 1)):
         if step == steps:
             break
@@ -120,13 +121,13 @@ def transformers_curve(model: Any, cfg: runs.LlamaRun, steps: int) -> list[float
         logits = model(tokens[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip)
         for group in optimizer.param_groups:
             group["lr"] = cfg.lr * cfg.schedule.factor(step)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+        found.append((loss.item(), norm.item()))
+    return found
 
 
 def test_training_follows_transformers(tmp_path: Path) -> None:
@@ -134,11 +135,12 @@ def test_training_follows_transformers(tmp_path: Path) -> None:
     cfg = config(max_steps=15, schedule=schedule)
     trainer = saved(tmp_path, cfg)
     theirs = transformers_curve(hugging_face(tmp_path), cfg, 15)
-    ours = [
-        trainer.step(trainer.prepare(batch), cfg.lr * cfg.schedule.factor(step))[0].item()
-        for step, batch in enumerate(LLAMA3.build_data(cfg, "train", 0, 1))
-    ]
-    assert ours == pytest.approx(theirs, abs=1e-4)
+    losses, norms = zip(*theirs, strict=True)
+    for step, batch in enumerate(LLAMA3.build_data(cfg, "train", 0, 1)):
+        loss, _ = trainer.step(trainer.prepare(batch), cfg.lr * cfg.schedule.factor(step))
+        assert loss.item() == pytest.approx(losses[step], abs=1e-4)
+        norm = LLAMA3.observed(trainer)["gradient_norm"]
+        assert norm.item() == pytest.approx(norms[step], rel=1e-3)
 
 
 def test_export_of_a_run_loads_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

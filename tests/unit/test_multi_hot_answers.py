@@ -61,19 +61,19 @@ def check_answers(run: Path, numerical: Any, ids: Any, expected: list[float]) ->
     bags_of_rows = [row.split([4, 1, 9]) for row in ids]
     rows = [[[i for i in bag.tolist() if i >= 0] for bag in row] for row in bags_of_rows]
     body = {"numerical": numerical.tolist(), "categorical": rows}
-    found = scorer.score(scorer.read(body))
+    found = scorer.score([scorer.read(body)])
     assert found == pytest.approx(expected, rel=1e-4)
     assert scorer.facts["expects"]["cat_0.bin"] == "a list of at most 4 whole numbers from 0 to 49"
-    assert scorer.score(scorer.read(scorer.example))
+    assert scorer.score([scorer.read(scorer.example)])
     one = {"numerical": [[1, 1, 1]], "categorical": [[[3], 2, [1, 1]]]}
     same = {"numerical": [[1, 1, 1]], "categorical": [[3, [2], [1, 1]]]}
-    assert scorer.score(scorer.read(one)) == scorer.score(scorer.read(same))
+    assert scorer.score([scorer.read(one)]) == scorer.score([scorer.read(same)])
     for wrong in ([1, 2, 3, 4, 5], [50], ["a"], [[1]], None, 1.5):
         body = {"numerical": [[1, 1, 1]], "categorical": [[wrong, 2, [1]]]}
         with pytest.raises(
             Exception, match=r"Row 0: cat_0.bin is .*, expected a list of at most 4"
         ):
-            scorer.score(scorer.read(body))
+            scorer.score([scorer.read(body)])
 
 
 def test_torchrecs_multi_hot_files_are_trained_on(tmp_path: Path) -> None:

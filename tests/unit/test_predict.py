@@ -287,11 +287,12 @@ def test_an_export_needs_nothing_else(
     predict(target, tmp_path / "t.parquet", "--keep", "user", inputs=log)
     assert (tmp_path / "t.parquet").read_bytes() == (tmp_path / "s.parquet").read_bytes()
 
-    scorer = serving.load(ServeOptions(folder=target, device="cpu"))
+    (source,) = serving.sources(ServeOptions(folders=(str(target),), device="cpu"))
+    scorer = source.load(source.newest())
     assert scorer.facts["values"] == "raw"
     rows = [dict(zip(NAMES[1:], row.split(",")[1:], strict=True)) for row in ROWS[:40]]
     np.testing.assert_allclose(
-        scorer.score(scorer.read({"rows": rows})), expected(run)[:40], atol=1e-6
+        scorer.score([scorer.read({"rows": rows})]), expected(run)[:40], atol=1e-6
     )
 
     words = [*words[:6], "--output", str(tmp_path / "u.parquet")]

@@ -14,6 +14,7 @@ from trainmark import workloads
 from trainmark.cli import main
 from trainmark.report.alignment_page import read_curve
 from trainmark.run import result as results
+from trainmark.run.curves import Step, Stretch
 from trainmark.run.result import Evaluation
 from trainmark.run.runlog import RunLog
 
@@ -160,23 +161,20 @@ def test_mlperf_log(finished: Path) -> None:
     assert read_curve(finished / "mlperf.log") == {step: losses[step] for step in (3, 6, STEPS)}
 
 
-def test_the_live_rate_is_that_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
+def test_what_is_said_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with RunLog(tmp_path, config(), workloads.load("dlrm"), started=0.0) as log:
         monkeypatch.setattr(log, "say", said.append)
         log.training_starts(step=0, total_steps=9, samples=0, train_samples=900, eval_samples=100)
-        for step in (1, 2, 3):
-            now += 2.0
-            log.looked([(step, 100 * step, 0.5)], lr=0.1)
-            now += 30.0
-            log.checkpointed(tmp_path)
-            undefined: dict[str, float | None] = {"auc": None}
-            log.evaluated(Evaluation(at_sample=0, split="t", metrics=undefined, seconds=30.0), step)
-    assert said[1] == "t after 0 samples: auc undefined"
-    assert [line.split("  ")[2] for line in said if "step" in line] == [
-        *("-", "50 samples/s", "50 samples/s"),
+        step = Step(step=1000, samples=100_000, loss=0.5, lr=0.1)
+        for rate in (5000.4, None):
+            log.looked([step], Stretch(time_s=1.0, samples_per_s=rate, power_w=None))
+        undefined: dict[str, float | None] = {"auc": None}
+        log.evaluated(Evaluation(at_sample=0, split="t", metrics=undefined, seconds=30.0), 1)
+    assert said == [
+        "step 1,000  loss 0.50000  5,000 samples/s  lr 0.1",
+        "step 1,000  loss 0.50000  -  lr 0.1",
+        "t after 0 samples: auc undefined",
     ]
 
 

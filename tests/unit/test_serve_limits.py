@@ -1,21 +1,25 @@
 """What a server does with clients that are slow, silent, gone, or too many at once."""
 
 import asyncio
+import gzip
+import importlib
+import inspect
 import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-pytest.importorskip("fastapi")
-import uvicorn
+from tests.unit.served import app_of, client_of, source_of
+from trainmark.inference.server import batching, bodies, own_form, process
+from trainmark.inference.server.limits import Limits
 
-from tests.unit.served import TestClient
-from trainmark.inference import server
+uvicorn = pytest.importorskip("uvicorn")
 
 WAIT_S = 60
 
@@ -34,20 +38,20 @@ class Doubler:
         numbers: list[Any] = body["numbers"]
         return numbers
 
-    def score(self, rows: list[Any]) -> list[Any]:
+    def score(self, requests: Sequence[Any]) -> Any:
+        rows = [row for request in requests for row in request]
         self.calls.append(rows)
-        return [2 * row for row in rows]
+        return np.array([2 * row for row in rows])
 
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """A server that loses its patience quickly."""
-    monkeypatch.setattr(server, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(server, "BODY_S", 0.2)
+    monkeypatch.setattr(process, "PATIENCE_S", 0.2)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        server.build_app(Doubler()),
-        http=server.ImpatientProtocol,
+        app_of(source_of(Doubler()), limits=Limits(seconds=0.2)),
+        http=process.ImpatientProtocol,
         lifespan="off",
         log_level="error",
     )
@@ -81,30 +85,31 @@ def test_a_body_that_does_not_come_is_not_waited_for(address: tuple[str, int]) -
 
 
 def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = TestClient(server.build_app(Doubler()))
+    client = client_of(source_of(Doubler()))
     body = json.dumps({"numbers": [1, 2, 3]})
-    monkeypatch.setattr(server, "MAX_HELD_BYTES", len(body))
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", len(body))
     for _ in range(3):  # what was answered is held no longer
         assert client.post("/score", content=body).json() == {"doubled": [2, 4, 6]}
-    monkeypatch.setattr(server, "MAX_HELD_BYTES", len(body) - 1)
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", len(body) - 1)
     answer = client.post("/score", content=body)
     assert answer.status_code == 503
     assert "again in a moment" in answer.json()["detail"]
 
 
+def numbers(*given: int, has_left: bool = False) -> batching.Question:
+    return own_form.question(json.dumps({"numbers": given}).encode(), lambda: has_left)
+
+
+def queue_of(scorer: Any, limits: Limits) -> batching.Queue:
+    return batching.Queue(lambda: batching.Loaded(scorer), limits)
+
+
 def test_requests_whose_clients_have_left_are_not_scored() -> None:
     scorer = Doubler()
 
-    def request(gone: bool) -> Any:
-        async def is_disconnected() -> bool:
-            return gone
-
-        return SimpleNamespace(is_disconnected=is_disconnected)
-
     async def ask() -> list[Any]:
-        queue = server.Queue(scorer)
-        bodies = [json.dumps({"numbers": [n]}).encode() for n in range(3)]
-        asked = [queue.score(b, request(gone=n == 1)) for n, b in enumerate(bodies)]
+        queue = queue_of(scorer, Limits())
+        asked = [queue.answer(numbers(n, has_left=n == 1)) for n in range(3)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     first, left, last = asyncio.run(ask())
@@ -113,27 +118,76 @@ def test_requests_whose_clients_have_left_are_not_scored() -> None:
     assert [row for call in scorer.calls for row in call] == [0, 2]
 
 
-def test_all_clients_are_asked_at_once_whether_they_have_left() -> None:
-    """One after the other, each question waits for a pass of the event loop, with all its work."""
-    clients = 50
+def test_a_client_that_closes_its_connection_has_left(address: tuple[str, int]) -> None:
+    """By uvicorn's own knowledge, which costs no question to the event loop."""
+    connection = SimpleNamespace(disconnected=False)
+    connection.receive = type(connection).__init__.__get__(connection)
+    has_left = bodies.has_left(SimpleNamespace(receive=connection.receive))  # type: ignore[arg-type]
+    assert not has_left()
+    connection.disconnected = True
+    assert has_left()
+    for name in ("h11_impl", "httptools_impl"):
+        protocol = importlib.import_module(f"uvicorn.protocols.http.{name}")
+        assert "disconnected" in inspect.getsource(protocol.RequestResponseCycle.__init__)
+
+
+class Stuck(Doubler):
+    """Answers when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on, self.working = threading.Event(), threading.Event()
+
+    def score(self, requests: Sequence[Any]) -> Any:
+        self.working.set()
+        assert self.go_on.wait(WAIT_S)
+        return super().score(requests)
+
+
+def test_more_requests_than_may_wait_are_sent_away() -> None:
+    scorer = Stuck()
 
     async def ask() -> list[Any]:
-        queue, all_asked = server.Queue(Doubler()), asyncio.Barrier(clients)
+        queue = queue_of(scorer, Limits(waiting=2))
+        first = asyncio.create_task(queue.answer(numbers(0)))
+        await asyncio.to_thread(scorer.working.wait, WAIT_S)
+        others = [asyncio.create_task(queue.answer(numbers(n))) for n in range(1, 5)]
+        await asyncio.sleep(0)
+        scorer.go_on.set()
+        return await asyncio.gather(first, *others, return_exceptions=True)
 
-        async def is_disconnected() -> bool:
-            await all_asked.wait()
-            return False
+    *answered, third, fourth = asyncio.run(ask())
+    assert [json.loads(answer)["doubled"] for answer in answered] == [[0], [2], [4]]
+    assert [third.status, fourth.status] == [429, 429]
 
-        request: Any = SimpleNamespace(is_disconnected=is_disconnected)
-        asked = [
-            queue.score(json.dumps({"numbers": [n]}).encode(), request) for n in range(clients)
-        ]
-        async with asyncio.timeout(WAIT_S):
-            return await asyncio.gather(*asked)
 
-    assert [json.loads(answer)["doubled"][0] for answer in asyncio.run(ask())] == [
-        2 * n for n in range(clients)
-    ]
+def test_an_answer_that_takes_too_long_is_given_up() -> None:
+    scorer = Stuck()
+
+    async def ask() -> list[Any]:
+        queue = queue_of(scorer, Limits(seconds=0.05))
+        asked = [asyncio.create_task(queue.answer(numbers(n))) for n in range(3)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        scorer.go_on.set()
+        return found
+
+    found = asyncio.run(ask())
+    assert [error.status for error in found] == [504] * 3
+    assert "longer than 0.05 s" in str(found[0])
+
+
+def test_statuses_over_http() -> None:
+    client = client_of(source_of(Doubler()), limits=Limits(rows=2))
+    assert client.post("/score", json={"numbers": [1, 2, 3]}).status_code == 413
+    packed = gzip.compress(json.dumps({"numbers": [4]}).encode())
+    answer = client.post("/score", content=packed, headers={"Content-Encoding": "gzip"})
+    assert answer.json() == {"doubled": [8]}
+    bomb = gzip.compress(bytes(40 << 20))
+    answer = client.post("/score", content=bomb, headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 413
+    for encoding in ("gzip", "br"):
+        answer = client.post("/score", content=b"xyz", headers={"Content-Encoding": encoding})
+        assert answer.status_code == 422
 
 
 def test_a_client_that_leaves_in_its_body_is_no_error() -> None:
@@ -147,13 +201,13 @@ def test_a_client_that_leaves_in_its_body_is_no_error() -> None:
         "type": "http", "method": "POST", "path": "/score", "raw_path": b"/score",
         "query_string": b"", "headers": [(b"content-length", b"9")], "http_version": "1.1",
     }  # fmt: skip
-    app: Any = server.build_app(Doubler())
+    app = app_of(source_of(Doubler()))
     asyncio.run(app(scope, receive, send))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_breaks_off_nothing(number: int) -> None:
-    running = server.PatientServer(uvicorn.Config(server.build_app(Doubler())))
+    running = process.PatientServer(uvicorn.Config(app_of(source_of(Doubler()))))
     for _ in range(2):
         running.handle_exit(number, None)
     assert running.should_exit

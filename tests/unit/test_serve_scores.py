@@ -121,7 +121,6 @@ def test_what_it_tells(clicks: Path) -> None:
     assert list(model["table_rows"])[25] == "C26"
     (score,) = scores(client, client.get("/example").json())
     assert 0 < score < 1
-    assert "/score" in client.get("/openapi.json").json()["paths"]
 
 
 def test_data_without_vocabularies(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def train(
 
 
 def check_equal(ours: ShardedEngine, theirs: LocalEngine) -> None:
-    for part, rows in [
+    for part, _, rows in [
         *(found for store in ours.stores for found in store.part_weights()),
         *ours.replicas.part_weights(),
     ]:

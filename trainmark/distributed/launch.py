@@ -1,6 +1,7 @@
 """`trainmark launch`: builds the command or the batch script, prints it, runs it, follows its log.
 
-The same `train RUN` runs on a laptop and on a cluster; only the launch line differs.
+The same `train RUN` runs on a laptop and on a cluster; only the launch line differs. So do
+`evaluate` and `infer`.
 """
 
 import shlex
@@ -25,8 +26,8 @@ def launch(options: LaunchOptions, name: str, flags: list[str], command: list[st
     Args:
         options: parsed from `flags`.
         name: of the run, for the job.
-        flags: the words between `launch` and `train`.
-        command: `train` and the words after it.
+        flags: the words between `launch` and the command.
+        command: `train`, `evaluate` or `infer`, and the words after it.
     """
     shape = Shape.parse(options.shape)
     raise_all(_misplaced(options, shape))

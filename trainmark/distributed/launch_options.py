@@ -17,7 +17,10 @@ Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """Start a run on many devices: trainmark launch [FLAGS] train RUN [FLAGS OF train]."""
+    """Start a run on many devices: trainmark launch [FLAGS] train RUN [FLAGS OF train].
+
+    Or let them evaluate a run, or predict: launch [FLAGS] evaluate|infer FOLDER [FLAGS].
+    """
 
     on: Literal["torchrun", "torchx", "slurm"]
     """torchrun: this machine, or several that run the same line; torchx: TorchX; slurm: a batch

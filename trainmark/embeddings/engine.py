@@ -283,7 +283,8 @@ class LocalEngine(nn.Module):
         return held_bytes(self)
 
     def table_weights(self) -> dict[str, Tensor]:
-        return {f"{part.name}.weight": rows for part, rows in self.store.part_weights()}
+        weights = self.store.part_weights()
+        return {f"{part.name}.{kind}": rows for part, kind, rows in weights}
 
     def table_state(self) -> dict[str, Tensor]:
         state = {f"{part.name}.{kind}": rows for part, kind, rows in self.store.part_state()}

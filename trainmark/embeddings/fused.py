@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.engine import Interaction, held_bytes, side_by_side
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
-from trainmark.embeddings.tables.format_store import FormatStore
+from trainmark.embeddings.tables.format_store import LARGEST_INT32, Formats, FormatStore
 from trainmark.embeddings.tables.row_update import Settings
 from trainmark.embeddings.tables.store import TableBytes, table_names, whole_table
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -24,10 +24,7 @@ from trainmark.kernels.gather_rows import gather_rows
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, sort_rows_of_two
 from trainmark.kernels.table_formats import Tables
-from trainmark.training.seeding import stream_seed
 from trainmark.training.transfer import used_here
-
-LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -85,16 +82,23 @@ class FusedEngine(nn.Module):
         self._features = [
             [i for i, used in enumerate(table_formats) if used == kind] for kind in kinds
         ]
+        formats = Formats(of_tables=table_formats, state_dtype=state_dtype, seed=seed)
         self.stores = nn.ModuleList(
-            FormatStore([parts[i] for i in features], dim, rule, kind, state_dtype)
-            for kind, features in zip(kinds, self._features, strict=True)
+            FormatStore(
+                [parts[i] for i in features],
+                dim,
+                rule,
+                kind,
+                state_dtype,
+                formats.rounding(number, len(kinds)),
+            )
+            for number, (kind, features) in enumerate(zip(kinds, self._features, strict=True))
         )
         # Counts steps: rounding draws other bits in each, and the same after a resumption.
         self.register_buffer(
             "updates", torch.empty((), dtype=torch.int32, device="meta"), persistent=False
         )
-        self._rounds = any(kind != "fp32" for kind in kinds)
-        self._key = None if seed is None else stream_seed(seed, "rounding") % LARGEST_INT32
+        self._rounds = formats.rounds
         self._constants: _Constants | None = None
         self._looked_up: list[Any] = []
         self._gradient_rows: dict[int, Tensor] = {}
@@ -190,17 +194,12 @@ class FusedEngine(nn.Module):
         self.forget()
         if not looked_up:
             return
-        scalars = Settings(lr=lr, gate=gate, unscale=unscale).scalars
+        settings = Settings(lr=lr, gate=gate, unscale=unscale, updates=self.updates)
         grads = joined(grads_of_micros)
         prepared = looked_up[0] if len(looked_up) == 1 else self._joined(looked_up)
-        for number, (store, batch) in enumerate(zip(self._stores(), prepared.batches, strict=True)):
-            store.update(batch, grads, scalars, self._rounding_key(number))
+        for store, batch in zip(self._stores(), prepared.batches, strict=True):
+            store.update(batch, grads, settings)
         self.updates += 1
-
-    def _rounding_key(self, store: int) -> Tensor | None:
-        if self._key is None:
-            return None
-        return self.updates * len(self.stores) + (self._key + store)
 
     def _joined(self, looked_up: list[PreparedIds]) -> PreparedIds:
         """The lookups of several micro-batches as one."""
@@ -222,10 +221,18 @@ class FusedEngine(nn.Module):
         """Nothing: there is no copy to fill."""
 
     def table_weights(self) -> dict[str, Tensor]:
-        return dict(named for store in self._stores() for named in store.part_weights())
+        return {
+            f"{part.name}.{kind}": rows
+            for store in self._stores()
+            for part, kind, rows in store.part_weights()
+        }
 
     def table_state(self) -> dict[str, Tensor]:
-        state = dict(named for store in self._stores() for named in store.part_state())
+        state = {
+            f"{part.name}.{kind}": rows
+            for store in self._stores()
+            for part, kind, rows in store.part_state()
+        }
         return state | ({"tables.updates": self.updates} if self._rounds else {})
 
     def device_bytes(self) -> TableBytes:

@@ -20,8 +20,9 @@ interaction reads each piece from where it lies, and leaves its gradient in the 
 is sent back. Where it cannot (a CPU without numba; slices on a GPU), one `index_select` puts rows
 in the order of samples and features, and its inverse serves the gradients.
 
-Updates are those of one process, but for the order of additions. Row-wise Adagrad needs the mean
-over all columns of a row: `squares.py`.
+Tables that are not fp32 lie in stores of their own, and their rows travel like all others. Updates
+are those of one process, but for the order of additions and, below 32 bits, the bits of rounding.
+Row-wise Adagrad needs the mean over all columns of a row: `squares.py`.
 """
 
 from collections import Counter
@@ -38,9 +39,10 @@ from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.routes import Routes
 from trainmark.embeddings.exchange.row_exchange import RequestedRows, RowExchange
 from trainmark.embeddings.exchange.squares import ColumnSquares
-from trainmark.embeddings.exchange.stores import Replicas, make_store, stored_bytes
+from trainmark.embeddings.exchange.stores import Replicas, Store, make_stores, stored_bytes
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
+from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
 from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes
@@ -53,6 +55,8 @@ from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
 
 INT32_ROWS = 2**31
+_Sliced = TableStore | WorkingSet
+"""What may have some columns of rows: of fp32 alone."""
 
 
 class ShardedEngine(nn.Module):
@@ -66,8 +70,12 @@ class ShardedEngine(nn.Module):
         mesh: this rank's place among all.
         dtype: in which rows and gradients travel, the compute dtype.
         hotness: ids of each feature, which are added up; None: one of each.
+        formats: how tables are stored; None: in fp32. Others have all columns of a row in one
+            place, in a device's memory, and are not replicated.
         force_exchange: talk to oneself through a process group where there is nobody else.
     """
+
+    updates: Tensor | None
 
     def __init__(
         self,
@@ -79,17 +87,22 @@ class ShardedEngine(nn.Module):
         dtype: torch.dtype,
         *,
         hotness: Sequence[int] | None = None,
+        formats: Formats | None = None,
         force_exchange: bool = False,
     ) -> None:
         super().__init__()
-        self.routes = Routes(placement, table_rows, dim, hotness)
+        self._formats = formats or Formats(of_tables=["fp32"] * len(table_rows))
+        self.routes = Routes(placement, table_rows, dim, hotness, self._formats.of_tables)
         self._vectors = self.routes.vectors()
         self.mesh, self.dtype, self.rule = mesh, dtype, rule
         self._rank, self._force = mesh.dp_rank, force_exchange
         self._mine = self.routes.stores[self._rank]
-        self.stores = [make_store(store, rule, mesh.device) for store in self._mine]
+        self.stores = self._stores_of(self._rank)
         self._modules_of_stores = nn.ModuleList(self.stores)
         self.replicas = Replicas(self.routes.replicas, rule, has_bags=self.routes.has_bags)
+        # Counts steps: rounding draws other bits in each, and the same after a resumption.
+        count = torch.empty((), dtype=torch.int32, device="meta") if self._formats.rounds else None
+        self.register_buffer("updates", count, persistent=False)
         kinds = ("ids", "counts", "rows", "gradients", "squares", "replicas")
         self.sent_bytes: Counter[str] = Counter(dict.fromkeys(kinds, 0))
         self._ids_type = torch.int32 if self.routes.max_rows < INT32_ROWS else torch.int64
@@ -351,7 +364,7 @@ class ShardedEngine(nn.Module):
         if gate.device.type == "cpu" and not gate:  # here asking costs nothing
             self.replicas.forget()
             return
-        settings = Settings(lr=lr, gate=gate, unscale=unscale)
+        settings = Settings(lr=lr, gate=gate, unscale=unscale, updates=self.updates)
         summed = self._sum_replicas()
         for index in [i for i in range(len(self.stores)) if i not in self._sliced]:
             requested, grads = self._collected(index, looked_up)
@@ -363,6 +376,8 @@ class ShardedEngine(nn.Module):
             if summed is not None:
                 summed.wait()
             self.replicas.apply_sum(settings)
+        if self.updates is not None:
+            self.updates += 1
 
     def _update_slices(
         self, squares: ColumnSquares, looked_up: list[RowExchange], settings: Settings
@@ -373,12 +388,12 @@ class ShardedEngine(nn.Module):
             requested, grads = self._collected(index, looked_up)
             rows, grads = summed_rows(requested.plan, grads, settings)
             holders[index], summed[index] = requested.holder, (rows, grads)
-            in_store[index] = (requested.holder.in_store(rows), grads)
+            in_store[index] = (cast(_Sliced, requested.holder).in_store(rows), grads)
             repeat = isinstance(requested.plan, SortedRows)
         means, sent_bytes = squares.means(self._connect().rows, in_store, repeat=repeat)
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in summed.items():
-            holders[index].update_summed(rows, grads, means[index], settings)
+            cast(_Sliced, holders[index]).update_summed(rows, grads, means[index], settings)
             self._updated(index, holders[index])
 
     def _collected(self, index: int, looked_up: list[RowExchange]) -> tuple[RequestedRows, Tensor]:
@@ -407,7 +422,7 @@ class ShardedEngine(nn.Module):
             before += sum(s.bags.num_rows for s in segments if s.bags is not None)
         return joined(found)
 
-    def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
+    def _updated(self, index: int, holder: Store | WorkingSet) -> None:
         if isinstance(holder, WorkingSet):
             cast(HostStore, self.stores[index]).write_back(holder)
 
@@ -437,17 +452,23 @@ class ShardedEngine(nn.Module):
     def create_state(self) -> None:
         for store in self._all_stores():
             store.create_state()
+        if self.updates is not None:
+            self.updates.zero_()
 
-    def _all_stores(self) -> list[TableStore]:
+    def _stores_of(self, device: int) -> list[Store]:
+        return make_stores(self.routes.stores, device, self.rule, self._formats, self.mesh.device)
+
+    def _all_stores(self) -> list[Store]:
         return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
 
     def table_weights(self) -> dict[str, Any]:
         of_parts = [
-            (part, f"{part.name}.weight", rows)
+            (part, f"{part.name}.{kind}", rows)
             for store in self.stores
-            for part, rows in store.part_weights()
+            for part, kind, rows in store.part_weights()
         ]
-        whole = {f"{part.name}.weight": rows for part, rows in self.replicas.part_weights()}
+        replicas = self.replicas.part_weights()
+        whole = {f"{part.name}.{kind}": rows for part, kind, rows in replicas}
         return {**table_boxes(of_parts), **whole}
 
     def table_state(self) -> dict[str, Any]:
@@ -458,7 +479,8 @@ class ShardedEngine(nn.Module):
         ]
         whole = {f"{part.name}.{kind}": rows for part, kind, rows in self.replicas.part_state()}
         scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
-        return {**table_boxes(of_parts), **whole, **scalars}
+        updates = {} if self.updates is None else {"tables.updates": self.updates}
+        return {**table_boxes(of_parts), **whole, **scalars, **updates}
 
     def _all_scalars(self) -> dict[str, Tensor]:
         """The state that all rows share, of any one store: all have the same."""
@@ -470,10 +492,9 @@ class ShardedEngine(nn.Module):
                 store.scalar_state()[kind].copy_(loaded)
 
     def device_bytes(self) -> TableBytes:
-        devices = [
-            [store for store in stores if store.memory == "device"] for stores in self.routes.stores
-        ]
+        replicas = Replicas(self.routes.replicas, self.rule)
         of_devices = [
-            stored_bytes([*stores, self.routes.replicas], self.rule) for stores in devices
+            stored_bytes([*(s for s in stores if not isinstance(s, HostStore)), replicas])
+            for stores in map(self._stores_of, range(self.routes.devices))
         ]
         return max(of_devices, key=lambda found: found.total)

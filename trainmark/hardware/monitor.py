@@ -42,11 +42,14 @@ class Monitor:
         self._opened = ExitStack()
         self._lock = threading.Lock()
         self._integral = _Integral()
+        self._latest: tuple[float, float | None] | None = None  # time and joules of the last sample
+        self._asked: tuple[float, float | None] | None = None  # those of the last call
 
     def __enter__(self) -> Self:
         self._nvml = self._opened.enter_context(nvml_device(self._device))
         on_cpu = self._device.type == "cpu"
         self._counter = cpu_counter() if on_cpu else gpu_counter(self._nvml)
+        self._counts = self._counter.source is not None
         self._thread.start()
         return self
 
@@ -62,6 +65,18 @@ class Monitor:
         """What the device (of CPUs: the machine) has used since the start, by its own counter."""
         with self._lock:
             return self._counter.joules()
+
+    def power_w(self) -> float | None:
+        """The mean power between two samples: the latest, and the one that was it at the last call.
+
+        By the energy counter or, without one, by sampled power. None where there is neither, or no
+        later sample.
+        """
+        before, self._asked = self._asked, self._latest
+        if before is None or self._asked is None or before == self._asked:
+            return None
+        (then, used), (now, more) = before, self._asked
+        return None if used is None or more is None else (more - used) / (now - then)
 
     def summary(self) -> dict[str, Any]:
         """Means and maxima; null where a quantity cannot be read, with the first reason.
@@ -108,7 +123,6 @@ class Monitor:
 
     def _sample(self, queries: dict[str, Callable[[], float]]) -> None:
         self._samples += 1
-        self.joules()  # a register of a CPU starts anew after some minutes, and must be seen before
         for quantity, query in queries.items():
             try:
                 value = query()
@@ -117,6 +131,8 @@ class Monitor:
                     self._integral.add(time.perf_counter(), value)
             except Exception as error:
                 self._reason = self._reason or f"{quantity}: {error}"
+        counted = self.joules()  # a register of a CPU starts anew after minutes: see it before
+        self._latest = (time.perf_counter(), counted if self._counts else self._integral.joules)
 
 
 class _Series:

@@ -12,18 +12,18 @@ from itertools import cycle, islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from trainmark import metrics, workloads
 from trainmark.config import filled
 from trainmark.contract import AnyWorkload
-from trainmark.distributed.mesh import launched_ranks
+from trainmark.distributed.mesh import launched_ranks, of_all_ranks
 from trainmark.errors import InputError
-from trainmark.hardware import devices
-from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
 from trainmark.inference.figures import Inference, Row
 from trainmark.inference.options import InferOptions
 from trainmark.run import runner
+from trainmark.run.memory import this_cluster
 from trainmark.run.runner import Loaded
 
 DROPPED = 10  # requests of each size, as published: they pay for compilation and cold caches
@@ -36,8 +36,6 @@ def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
     sizes = None if options.batches is None else parse_batches(options.batches)
     if options.steps < 1:
         raise InputError(f"--steps must be at least 1. Received: {options.steps}.")
-    if launched_ranks() > 1:
-        raise InputError("infer measures one device: start it once, without torchrun.")
     began = datetime.now(UTC)
     requests: dict[int, list[Any]] = {}
 
@@ -53,6 +51,8 @@ def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
         precision=options.precision,
         check=check,
     ) as model:
+        if not model.mesh.is_main:
+            say = _silence
         predict = filled(model.workload.build_predictor)(model.trainer)
         rows = [
             _measure(predict, size, batches, options.steps, say)
@@ -72,7 +72,15 @@ def parse_batches(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, words)))
 
 
+def _silence(words: str) -> None:
+    """Rank 0 speaks for all."""
+
+
 def _check_predicts(cfg: Any, workload: AnyWorkload) -> None:
+    if launched_ranks() > 1 and not workload.predicts_on_ranks:
+        raise InputError(
+            f"infer measures {cfg.workload} on one device: start it once, without launch."
+        )
     if workload.build_predictor is None:
         raise InputError(
             f"{cfg.name} has no latency to measure: {cfg.workload} gives no scores for samples. "
@@ -88,21 +96,33 @@ def _requests(
 ) -> dict[int, list[Any]]:
     """Different full batches of each size: `count` of them, or as many as there are."""
     wanted = sizes or workloads.definition(cfg).inference_batches
-    found = {size: _batches(cfg, workload, size, count) for size in wanted}
-    for size, (first, *_) in found.items():
-        if sizes and first.samples < size:
+    full, ranks = {}, launched_ranks()
+    for size in wanted:
+        if size % ranks:
+            if sizes:
+                raise InputError(
+                    f"--batches {size}: {ranks} ranks predict equal shares of a request. Give a "
+                    f"multiple of {ranks}."
+                )
+            continue
+        batches = _batches(cfg, workload, size, count)
+        of_ranks = of_all_ranks([batch.samples for batch in batches])
+        samples = [sum(shares) for shares in zip(*of_ranks, strict=True)]
+        if sizes and samples[0] < size:
             raise InputError(
                 f"--batches {size}: the {_split(cfg, workload)} split of {cfg.data} has "
-                f"{first.samples:,} samples. Give smaller ones, or more --data."
+                f"{samples[0]:,} samples. Give smaller ones, or more --data."
             )
-    full = {size: [b for b in batches if b.samples == size] for size, batches in found.items()}
+        full[size] = [b for b, held in zip(batches, samples, strict=True) if held == size]
     return {size: batches for size, batches in full.items() if batches}
 
 
 def _batches(cfg: Any, workload: AnyWorkload, size: int, count: int) -> list[Any]:
-    data = workload.build_data(
-        dataclasses.replace(cfg, eval_batch=size), _split(cfg, workload), 0, 1
-    )
+    """This rank's share of each."""
+    ranks = launched_ranks()
+    rank, share = dist.get_rank() if ranks > 1 else 0, size // ranks
+    sized = dataclasses.replace(cfg, eval_batch=share)
+    data = workload.build_data(sized, _split(cfg, workload), rank, ranks)
     most = max(1, min(count, MAX_SAMPLES // size))
     return list(islice(data, most))
 
@@ -128,8 +148,7 @@ def _measure(
         if expected_s > WORTH_TELLING_S:
             say(f"batch {size:,}: {steps:,} requests take about {expected_s:,.0f} s")
         seconds_of(predict, islice(requests, DROPPED - 2))
-        timed = list(islice(requests, steps))
-        return row(size, seconds_of(predict, timed), sum(batch.samples for batch in timed))
+        return row(size, seconds_of(predict, islice(requests, steps)), steps * size)
     except torch.OutOfMemoryError as error:
         sentence = str(error).splitlines()[0]
         raise InputError(f"Out of memory at batch {size:,} ({sentence}).") from None
@@ -169,7 +188,7 @@ def _inference(model: Loaded, rows: list[Row], began: datetime) -> Inference:
         samples=model.samples,
         data=cfg.data,
         split=_split(cfg, model.workload),
-        case=str(Cluster(devices.identify(device).key, 1, 1)),
+        case=str(this_cluster(model.mesh)),
         precision=cfg.precision,
         threads=torch.get_num_threads(),
         dropped=DROPPED,

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from trainmark.bounds import Positive
 from trainmark.config import Precision
 from trainmark.contract import BadRows
+from trainmark.inference.server.limits import Limits
 
 Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|last|step-N")]
 
@@ -65,17 +67,30 @@ class PredictOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Score rows over HTTP: clicks, or sentences."""
+    """Answer over HTTP and gRPC: scores of clicks, or of sentences."""
 
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Output folder of a run, or a folder of trainmark export (safetensors)."""
+    folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Output folders of runs, or of trainmark export (safetensors); NAME=DIR gives a model another
+    name than its run's."""
     checkpoint: Checkpoint = None
     """Which one of a run's; default: the best if the run had --patience, else the last."""
+    reload_every: Positive | None = None
+    """Look so often, in seconds, whether there is a newer checkpoint or export, and go over to it
+    without a pause. Default: what was loaded first is served to the end."""
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
     ask then."""
     port: int = 8000
     """Port to listen at; 0 takes a free one."""
+    grpc_port: int | None = None
+    """Port for gRPC (8001 is usual); 0 takes a free one. Default: no gRPC."""
+    api_key: Path | None = None
+    """File with keys, one a line. Requests must bring one: Authorization: Bearer KEY."""
+    tls_certificate: Path | None = None
+    """PEM file with the certificate and its chain: HTTPS, and gRPC over TLS."""
+    tls_key: Path | None = None
+    """PEM file with the certificate's private key."""
+    limits: Limits = Limits()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to score."""
     values: Literal["auto", "raw", "prepared"] = "auto"

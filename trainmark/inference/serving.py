@@ -1,55 +1,126 @@
-"""`trainmark serve`: finds out what a folder holds, has it loaded, and serves it."""
+"""`trainmark serve`: finds out what folders hold, has them loaded, and serves them."""
 
+import re
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainmark import checksums, workloads
-from trainmark.config import Run
+from trainmark.config import Run, filled
 from trainmark.contract import Definition, Scorer, Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.inference.options import ServeOptions
 from trainmark.run import run_folder
 
-PACKAGES = ("fastapi", "uvicorn")
+if TYPE_CHECKING:  # it needs the extra
+    from trainmark.inference.server.models import Source
+
+PACKAGES = ("uvicorn", "starlette", "prometheus_client")
+NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def serve(options: ServeOptions) -> None:
     """Serve until the process is told to stop."""
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+    needed = PACKAGES if options.grpc_port is None else (*PACKAGES, "grpc")
+    if missing := [name for name in needed if find_spec(name) is None]:
         raise InputError(f"serve needs {' and '.join(missing)}: pip install 'trainmark[serve]'.")
-    from trainmark.inference import server
+    from trainmark.inference.server import keys, process
 
-    server.serve(load(options), options.host, options.port)
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        raise InputError("--tls-certificate and --tls-key belong together: give both.")
+    listening = process.Listening(
+        host=options.host,
+        port=options.port,
+        grpc_port=options.grpc_port,
+        api_keys=keys.read_keys(options.api_key) if options.api_key else (),
+        certificate=options.tls_certificate,
+        private_key=options.tls_key,
+    )
+    process.serve(sources(options), listening, options.limits, options.reload_every)
 
 
-def load(options: ServeOptions) -> Scorer:
-    """The model in a folder: a checkpoint of a run, or what `trainmark export` wrote."""
-    workload, run = identify(options.folder)
-    if options.checkpoint and run is None:
-        raise InputError(
-            f"--checkpoint chooses among those of a run; {options.folder} is an exported model."
+def sources(options: ServeOptions) -> "list[Source]":
+    """The models that are to be served, each under its name."""
+    from trainmark.inference.server.models import Source
+
+    found: dict[str, Source] = {}
+    for word in options.folders:
+        given, _, path = ("", "", word) if Path(word).is_dir() else word.partition("=")
+        folder = Path(path or word)
+        workload, run = identify(folder)
+        _check_scores(folder, workload, run, options.checkpoint)
+        name = given or (run.name if run else folder.resolve().name)
+        if not NAME.fullmatch(name):
+            raise InputError(
+                f"A model cannot be called {name!r}: a name has letters, digits and _.- only. "
+                "Give NAME=DIR."
+            )
+        if name in found:
+            raise InputError(f"Two models are called {name}. Give one another name: NAME=DIR.")
+        found[name] = Source(
+            name=name,
+            newest=partial(_newest, folder, run, options),
+            load=partial(_load, folder, workload, run, options),
         )
+    if not found:
+        raise InputError("serve needs a folder: that of a run, or one that trainmark export wrote.")
+    return list(found.values())
+
+
+def _check_scores(
+    folder: Path, workload: Definition[Any], run: Run | None, checkpoint: str | None
+) -> None:
     if workload.load_scorer is None:
         raise InputError(
-            f"{options.folder} holds a {workload.name} model, which is no model to score rows "
+            f"{folder} holds a {workload.name} model, which is no model to score rows "
             "with; trainmark export makes a folder of it that text generation servers load."
         )
-    path = run_folder.find_checkpoint(options.folder, options.checkpoint) if run else None
+    if run is None and checkpoint:
+        raise InputError(
+            f"--checkpoint chooses among those of a run; {folder} is an exported model."
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is in a folder now."""
+
+    checkpoint: Path | None
+    """None of an export."""
+    written: tuple[int, int]
+    """Changes with what was written."""
+
+
+def _newest(folder: Path, run: Run | None, options: ServeOptions) -> Found:
+    path = run_folder.find_checkpoint(folder, options.checkpoint) if run else None
+    seen = (path or folder / "config.json").stat()
+    return Found(path, (seen.st_ino, seen.st_mtime_ns))
+
+
+def _load(
+    folder: Path,
+    workload: Definition[Any],
+    run: Run | None,
+    options: ServeOptions,
+    found: Found,
+) -> Scorer:
+    """The model in a folder: a checkpoint of a run, or what `trainmark export` wrote."""
     if run is None:
-        checksums.check(options.folder)
-    scorer = workload.load_scorer(
+        checksums.check(folder)
+    scorer = filled(workload.load_scorer)(
         Served(
-            folder=options.folder,
+            folder=folder,
             run=run,
-            checkpoint=path,
+            checkpoint=found.checkpoint,
             device=device(options.device),
             data=options.data,
             values=options.values,
         )
     )
-    if path:
+    if path := found.checkpoint:
         scorer.facts["checkpoint"] = f"{path.name}, {run_folder.role(path)}"
     return scorer
 

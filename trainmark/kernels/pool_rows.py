@@ -72,7 +72,8 @@ class Bags:
 def ids_of(block: BagBlock, listed: Tensor) -> Tensor:
     """[bags, hotness] what a list has for the ids of a block."""
     steps = (block.bag_step, block.id_step)
-    return listed.as_strided((block.bags, block.hotness), steps, block.first_id)
+    first = listed.storage_offset() + block.first_id  # the list may be part of a longer one
+    return listed.as_strided((block.bags, block.hotness), steps, first)
 
 
 # --- plain torch

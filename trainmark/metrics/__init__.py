@@ -4,6 +4,7 @@ Here are speed, targets and losses.
 
 ranking.py   how well scores order two classes: AUC, its error, PR-AUC, AUC within groups
 binary.py    all that is told of predictions of yes or no, with intervals; paired differences
+slowdown.py  whether steps take longer, from two processes that took turns
 
 No torch at the top: `metrics` is read by verbs that must answer at once.
 """

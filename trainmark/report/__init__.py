@@ -1,6 +1,7 @@
 """Results for people: the HTML page, the comparison of two runs, the published tables.
 
-html.py             the page; sections.py: its parts; charts.py and markup.py: SVG and HTML
+html.py             the page; sections.py and training.py: its parts; charts.py and markup.py: SVG
+                    and HTML
 assessments.py      how good predictions are, as tables; predictions.py: on the page
 forecasts.py        what was predicted beside what was measured
 tables.py           the published form; published.py: rows of published systems;
@@ -32,7 +33,7 @@ from trainmark.report.sections import Run
 from trainmark.report.tables import metrics_table
 from trainmark.run import alignment, result
 from trainmark.run.assessment import read_evaluation
-from trainmark.run.curves import read_loss
+from trainmark.run.curves import CURVES, read_curves, read_loss
 
 FILE_NAME = "report.html"
 
@@ -158,6 +159,7 @@ def _load(folders: Sequence[Path]) -> list[Run]:
             label=one.run if names[one.run] == 1 else f"{one.run} ({_called(_home(folder))})",
             result=one,
             loss=read_loss(_home(folder) / one.loss.curve),
+            curves=read_curves(_home(folder) / CURVES.name),
             colour=index,
             inference=figures.read(_home(folder)),
             evaluated=read_evaluation(_home(folder)),

@@ -19,17 +19,16 @@ from trainmark.report.sections import (
     differences,
     environment,
     inference_sections,
-    loss_charts,
     metric_name,
     pairs,
     published_sections,
-    quality_charts,
     section,
     several_table,
     table,
     time_split,
 )
 from trainmark.report.tables import NOT_APPLICABLE, mfu, quality, result_grid
+from trainmark.report.training import learning_section, training_sections
 from trainmark.run.result import Result
 
 
@@ -77,7 +76,8 @@ def _one_run(run: Run) -> Markup:
         _warnings(run.result.warnings),
         _notes(run.result),
         section("Result", table(result_grid([run.result])), _reading_help(run.result)),
-        section("Learning", tag("div", loss_charts([run]), quality_charts([run]), class_="pair")),
+        learning_section([run]),
+        *training_sections([run]),
         *prediction_sections(run),
         section("Time", time_split([run])),
         *forecast_sections([run]),
@@ -97,7 +97,8 @@ def _several_runs(runs: Sequence[Run]) -> Markup:
         ),
         _warnings([f"{run.label}: {text}" for run in runs for text in run.result.warnings]),
         section("Results", several_table(runs), _reading_help(results[0])),
-        section("Learning", tag("div", loss_charts(runs), quality_charts(runs), class_="pair")),
+        learning_section(runs),
+        *training_sections(runs),
         *map(_titled, histograms(results)),
         *predictions_of_several(runs),
         section("Time", time_split(runs)),

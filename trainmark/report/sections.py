@@ -1,14 +1,13 @@
-"""The parts of `report.html` below its headline: tables, curves, time, device, configuration."""
+"""The parts of `report.html` below its headline: tables, time, device, configuration."""
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainmark.formatting import DASH, human, joules, percent, readable_size, with_unit
 from trainmark.inference.figures import Inference
 from trainmark.report import published
-from trainmark.report.charts import COLOURS, Level, Series, line_chart, stacked_bar
+from trainmark.report.charts import COLOURS, stacked_bar
 from trainmark.report.fields import different_fields, flatten
 from trainmark.report.markup import Child, Markup, join, tag
 from trainmark.report.tables import (
@@ -20,7 +19,7 @@ from trainmark.report.tables import (
     result_grid,
 )
 from trainmark.run.assessment import Evaluated
-from trainmark.run.curves import Curve, thin
+from trainmark.run.curves import Curve
 from trainmark.run.result import Energy, Result
 
 
@@ -32,6 +31,8 @@ class Run:
     """The run's name, made unique among the runs of a page."""
     result: Result
     loss: Curve
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    """What else was recorded of its steps, by column of curves.csv; older runs have none."""
     colour: int = 0
     inference: Inference | None = None
     """What `trainmark infer` has measured since."""
@@ -114,82 +115,6 @@ def _published_section(name: str, ours: Sequence[published.Row]) -> Markup:
         table(published_grid([*ours, *rows]), highlighted=len(ours)),
         *remarks,
     )
-
-
-# --- curves
-
-
-def loss_charts(runs: Sequence[Run]) -> Markup:
-    """One chart for each workload: another one's losses and samples have another scale."""
-    names = dict.fromkeys(run.result.workload for run in runs)
-    groups = [[run for run in runs if run.result.workload == name] for name in names]
-    return join(*map(_loss_chart, groups))
-
-
-def _loss_chart(runs: Sequence[Run]) -> Markup:
-    series = [Series(run.label, run.loss, run.colour) for run in runs]
-    left_out = sum(run.loss.not_finite for run in runs)
-    warning = f"{left_out:,} loss values are not finite and are not drawn."
-    return tag(
-        "div",
-        line_chart(series, "samples", "training loss"),
-        tag("p", warning, class_="help") if left_out else None,
-    )
-
-
-def quality_charts(runs: Sequence[Run]) -> Markup:
-    """One chart for each metric that the runs are judged by."""
-    names = dict.fromkeys(metric_name(run.result) for run in runs)
-    groups = [[run for run in runs if metric_name(run.result) == name] for name in names]
-    return join(*map(_quality_chart, groups))
-
-
-def _quality_chart(runs: Sequence[Run]) -> Markup:
-    alone = len(runs) == 1
-    series = [series for run in runs for series in _quality_series(run, others=alone)]
-    return tag("div", line_chart(series, "samples", metric_name(runs[0].result), _levels(runs)))
-
-
-def _quality_series(run: Run, others: bool) -> list[Series]:
-    """The split that the target is about; the others too, dashed, where one run is alone."""
-    result = run.result
-    splits = list(dict.fromkeys([result.quality.split, *(e.split for e in result.evaluations)]))
-    return [
-        Series(
-            split if others else run.label,
-            _quality_curve(result, split),
-            colour=run.colour if i == 0 else run.colour + i,
-            dashed=i > 0,
-            dots=True,
-        )
-        for i, split in enumerate(splits if others else splits[:1])
-    ]
-
-
-def _quality_curve(result: Result, split: str) -> Curve:
-    metric = result.quality.metric
-    return thin(
-        [
-            (float(evaluation.at_sample), _nan_for_none(evaluation.metrics.get(metric)))
-            for evaluation in result.evaluations
-            if evaluation.split == split
-        ]
-    )
-
-
-def _nan_for_none(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _levels(runs: Sequence[Run]) -> list[Level]:
-    """Targets and best possible values, each once."""
-    targets = {run.result.quality.target for run in runs}
-    best = {run.result.quality.best_possible for run in runs}
-    return [
-        Level(label, y, style)
-        for label, style, values in (("target", "target", targets), ("best possible", "best", best))
-        for y in sorted(value for value in values if value is not None)
-    ]
 
 
 # --- time

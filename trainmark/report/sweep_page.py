@@ -13,9 +13,10 @@ from trainmark.formatting import duration
 from trainmark.report.charts import Bar, Series, Tick, bar_chart, line_chart
 from trainmark.report.html import document
 from trainmark.report.markup import Markup, join, tag
-from trainmark.report.sections import Run, loss_charts, quality_charts, section
+from trainmark.report.sections import Run, section
 from trainmark.report.sections import table as html_table
 from trainmark.report.tables import NOT_APPLICABLE, Grid
+from trainmark.report.training import loss_charts, quality_charts
 from trainmark.run.curves import Curve, Point, read_loss
 from trainmark.run.result import Result
 

@@ -1,7 +1,8 @@
 """One run: the training loop, its clocks, its folder, its result.
 
 runner.py       from a configuration to a finished run, or to a loaded model
-loop.py         THE training loop; feed.py prepares its batches ahead; profiler.py traces steps
+loop.py         THE training loop; feed.py prepares its batches ahead; unread.py keeps what steps
+                leave on the device; profiler.py traces steps
 checks.py       what ends a run whose device does not give the same bits twice
 patience.py     best, not last: the split that is watched, and its best evaluation
 clocks.py       whole, train and core time; the sample counter
@@ -9,11 +10,11 @@ start.py        what a new run takes from another: weights, optimiser state
 memory.py       what a run needs of a device, and whether it is there
 forecast.py     what it should take, written down before the first step
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop
-runlog.py       progress and loss.csv while it runs; eventlogs.py: log lines of published systems;
+runlog.py       progress and logs while it runs; eventlogs.py: log lines of published systems;
                 mlperf.py: a run as MLPerf's checker wants it told
 evaluation.py   `trainmark evaluate`; assessment.py: how good predictions are, and their scores
 outcome.py      from a finished training to its result; result.py: result.json;
                 energy.py: what it used, and its price
 warnings.py     what makes a result one not to trust
-curves.py       loss curves from files; alignment.py: whether two of them agree
+curves.py       loss.csv and curves.csv; alignment.py: whether two losses agree
 """

@@ -16,8 +16,7 @@ from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.metrics import mean_relative_error
 from trainmark.run import result
-from trainmark.run.curves import loss_rows
-from trainmark.run.runlog import HEADER, LOSS_FILE
+from trainmark.run.curves import LOSS, loss_rows
 from trainmark.validation import parse
 
 SCHEMA = "trainmark.alignment/1"
@@ -64,7 +63,7 @@ def align(folder: Path, reference: Path) -> Alignment:
 
 def known(folder: Path) -> result.Aligned | None:
     """What `align` found out about the curve that the run in `folder` has now."""
-    path, curve = folder / FILE_NAME, folder / LOSS_FILE
+    path, curve = folder / FILE_NAME, folder / LOSS.name
     if not path.is_file() or not curve.is_file():
         return None
     try:
@@ -80,7 +79,7 @@ def verdict(found: Alignment) -> result.Aligned:
 
 
 def curve_file(path: Path) -> Path:
-    return path / LOSS_FILE if path.is_dir() else path
+    return path / LOSS.name if path.is_dir() else path
 
 
 def _digest(path: Path) -> str:
@@ -117,8 +116,8 @@ def read_curve(path: Path) -> dict[int, float]:
     if not file.is_file():
         raise InputError(f"{file} does not exist: expected a loss curve.")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    if lines and lines[0].strip() == ",".join(HEADER):
-        curve = {step: loss for step, _, loss in loss_rows(lines[1:], file)}
+    if lines and lines[0].strip() == LOSS.header:
+        curve = {step: loss for step, _, loss in loss_rows(LOSS.rows(file), file)}
     elif any(line.lstrip().startswith(":::MLLOG") for line in lines):
         curve = dict(_from_mllog(lines))
     else:
@@ -126,7 +125,7 @@ def read_curve(path: Path) -> dict[int, float]:
         curve = {int(match[1]): float(match[2]) for match in matches if match}
     if not curve:
         raise InputError(
-            f"{file} has no loss: expected a {LOSS_FILE}, a Megatron log ('iteration 1/ 300 | ... "
+            f"{file} has no loss: expected a {LOSS.name}, a Megatron log ('iteration 1/ 300 | ... "
             "lm loss: ...') or an MLPerf log (':::MLLOG' with train_loss)."
         )
     return curve

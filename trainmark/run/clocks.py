@@ -81,7 +81,7 @@ class Clocks:
         self._warmup_left = warmup_steps
         self._training = False  # between the first batch and the last step
         self._paused = 0.0
-        self._last_look: tuple[float | None, int] = (None, 0)  # time without pauses, tokens
+        self._last_look = (started, 0, True)  # time without pauses, tokens, in warm-up
         self._pauses_since_step: list[tuple[str, float]] = []
         self._synchronize = synchronize
         self._joules = joules
@@ -94,6 +94,7 @@ class Clocks:
         """The first batch is about to be asked for."""
         self._train_started = time.perf_counter()
         self._training = True
+        self._last_look = (self._train_started, self.totals.tokens, True)
         self.totals.init = self._earlier.init + self._train_started - self._started
         if self._warmup_left == 0:
             self._end_warmup()
@@ -114,18 +115,20 @@ class Clocks:
             if self._warmup_left == 0:
                 self._end_warmup()
 
-    def looked(self) -> None:
-        """The losses so far were read: the device is done with all steps up to here."""
+    def looked(self) -> float:
+        """The losses so far were read: the device is done with all steps up to here.
+
+        Returns the seconds since the last look, without pauses.
+        """
         now, tokens = time.perf_counter() - self._paused, self.totals.tokens
-        then, before = self._last_look
-        self._last_look = (now, tokens)
-        # A stretch that began in the warm-up does not count.
-        if then is None or self.in_warmup or tokens == before:
-            self._last_look = (None if self.in_warmup else now, tokens)
-            return
-        rate, totals = (tokens - before) / (now - then), self.totals
-        totals.slowest_tokens_s = min(totals.slowest_tokens_s or rate, rate)
-        totals.fastest_tokens_s = max(totals.fastest_tokens_s, rate)
+        then, before, began_in_warmup = self._last_look
+        self._last_look = (now, tokens, self.in_warmup)
+        # In the spread, a stretch that began in the warm-up does not count.
+        if tokens > before and not began_in_warmup:
+            rate, totals = (tokens - before) / (now - then), self.totals
+            totals.slowest_tokens_s = min(totals.slowest_tokens_s or rate, rate)
+            totals.fastest_tokens_s = max(totals.fastest_tokens_s, rate)
+        return now - then
 
     @property
     def in_warmup(self) -> bool:

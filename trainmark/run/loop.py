@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from trainmark.errors import InputError
 from trainmark.run.assessment import evaluated
 from trainmark.run.checks import can_check, check
 from trainmark.run.clocks import Clocks
+from trainmark.run.curves import Step, Stretch
 from trainmark.run.feed import Feed
 from trainmark.run.memory import has_room_for_copies
 from trainmark.run.patience import Watch, best_after, watched_split
@@ -37,6 +39,7 @@ from trainmark.run.runlog import RunLog, SilentLog
 from trainmark.run.signals import StopRequest
 from trainmark.run.start import Start
 from trainmark.run.start import load as load_start
+from trainmark.run.unread import Unread
 from trainmark.validation import parse
 
 
@@ -82,6 +85,7 @@ class Training:
         start: what to begin with, if not with random weights.
         watch: what may end the run early.
         joules: what this rank's device has used so far, where it counts that.
+        power_w: the mean power of this rank's device since the last call, where it is known.
         host_bytes_left: host memory of this machine that nothing is planned for; weights are copied
             to it, if they fit, and saved from there while training goes on.
     """
@@ -97,12 +101,13 @@ class Training:
         start: Start | None = None,
         watch: Watch | None = None,
         joules: Callable[[], float | None] = lambda: None,
+        power_w: Callable[[], float | None] = lambda: None,
         host_bytes_left: int = 0,
     ) -> None:
         can_check(cfg, workload)
         self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
         self.start, self._watch = start, watch
-        self._host_bytes_left = host_bytes_left
+        self._host_bytes_left, self._power_w = host_bytes_left, power_w
         self.saves_stand_still = False
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device), joules)
         self.progress = Progress()
@@ -113,7 +118,8 @@ class Training:
         splits = (*workload.held_out_splits(cfg), cfg.quality_split)
         self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
         self._predictions: dict[str, tuple[int, Predictions]] = {}
-        self._pending: list[_Pending] = []
+        self._unread = Unread(mesh.device)
+        self._samples_looked_at = 0
         self._interval = Interval.parse(cfg.checkpoint_every)
         self._saved_at = time.perf_counter()
 
@@ -122,11 +128,12 @@ class Training:
         cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
         self._saver = self._build_saver()
         with self.log, StopRequest() as stop, self._saver:
+            self._samples_looked_at = self._global_samples()
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
             self.log.training_starts(
                 step=progress.step,
                 total_steps=total_steps,
-                samples=self._global_samples(),
+                samples=self._samples_looked_at,
                 train_samples=self.data.samples,
                 eval_samples=self._held_out[cfg.quality_split].samples,
             )
@@ -274,60 +281,60 @@ class Training:
         self.progress.step += 1
         self._unsaved = True
         self.clocks.step_done(samples=batch.samples, tokens=batch.tokens, partial=batch.partial)
-        # Scalars stay on a device until the next look: reading one would make the host wait. On a
-        # CPU they are read at once: kept, each would split the block of memory that the next
-        # step's largest gradient needs, and the process would grow by that gradient every step.
-        read = self.mesh.device.type == "cpu"
-        self._pending.append(
-            _Pending(
-                step=self.progress.step,
-                position=batch.position,
-                lr=lr,
-                loss=loss.item() if read else loss,
-                skipped=skipped.item() if read else skipped,
-                differ=differ,
-            )
+        self._unread.add(
+            {"loss": loss, "skipped": skipped, **self.workload.observed(self.trainer)},
+            differ,
+            step=self.progress.step,
+            samples=batch.position,
+            lr=lr,
         )
 
     def _look(self) -> None:
         """Read the losses since the last look; stop at one that is not finite, and where a checked
         step was computed in two ways."""
-        if not self._pending:
+        read = self._unread.read()
+        if not read:
             return
-        losses = torch.stack([torch.as_tensor(p.loss).float() for p in self._pending]).tolist()
-        skips = torch.stack([torch.as_tensor(p.skipped) for p in self._pending]).tolist()
         self.feed.collect_waits()
-        self.clocks.looked()
-        pending, self._pending = self._pending, []
-        for at in pending:
-            if at.differ:
-                check(at.step, at.differ, self.trainer, self.mesh, self._last_checkpoint)
+        seconds = self.clocks.looked()
+        for at, differ in read:
+            if differ:
+                check(at.step, differ, self.trainer, self.mesh, self._last_checkpoint)
         if self._saver.is_done and not self._saver.has_failed:
             self._wait_for_save()
-        rows: list[tuple[int, int, float]] = []
-        for at, loss, skipped in zip(pending, losses, skips, strict=True):
-            if not math.isfinite(loss) or (skipped and self.cfg.precision != "fp16"):
-                self._note(rows, at.lr)
-                raise self._not_finite(at, loss)
-            self.progress.skipped += bool(skipped)
-            rows.append((at.step, at.position, loss))
-        self._note(rows, pending[-1].lr)
+        steps = [at for at, _ in read]
+        good = list(takewhile(self._is_good, steps))
+        self.progress.skipped += sum(at.skipped for at in good)
+        if len(good) < len(steps):
+            self._note(good, None)
+            raise self._not_finite(steps[len(good)])
+        self._note(good, seconds)
 
-    def _note(self, rows: list[tuple[int, int, float]], lr: float) -> None:
-        """Keep the losses of good steps, as (step, global samples so far, loss)."""
-        if not rows:
+    def _is_good(self, at: Step) -> bool:
+        """In fp16 a gradient may overflow: the step is skipped, and the next has another scale."""
+        return math.isfinite(at.loss) and (not at.skipped or self.cfg.precision == "fp16")
+
+    def _note(self, steps: list[Step], seconds: float | None) -> None:
+        """Keep what is known of good steps, and how long they took."""
+        if not steps:
             return
-        self.progress.last_loss = rows[-1][2]
+        self.progress.last_loss = steps[-1].loss
         if self.progress.first_loss is None:
-            self.progress.first_loss = rows[0][2]
-        self.log.looked(rows, lr)
+            self.progress.first_loss = steps[0].loss
+        before, self._samples_looked_at = self._samples_looked_at, steps[-1].samples
+        stretch = Stretch(
+            time_s=self.clocks.e2e_so_far,
+            samples_per_s=metrics.throughput(self._samples_looked_at - before, seconds or 0.0),
+            power_w=self._power_w(),
+        )
+        self.log.looked(steps, stretch)
 
-    def _not_finite(self, at: "_Pending", loss: float) -> InputError:
-        what = "gradient" if math.isfinite(loss) else "loss"
+    def _not_finite(self, at: Step) -> InputError:
+        what = "gradient" if math.isfinite(at.loss) else "loss"
         return InputError(
-            f"The {what} of step {at.step} is not finite (loss {loss}); the step was not applied "
-            f"and the run stops. Its samples: {self.data.describe(at.position)}. Check these "
-            f"rows, or lower lr (now {at.lr:g}); {self._last_checkpoint()}."
+            f"The {what} of step {at.step} is not finite (loss {at.loss}); the step was not "
+            f"applied and the run stops. Its samples: {self.data.describe(at.samples)}. Check "
+            f"these rows, or lower lr (now {at.lr:g}); {self._last_checkpoint()}."
         )
 
     def _last_checkpoint(self) -> str:
@@ -473,7 +480,6 @@ class Training:
             best=best.step if best else None,
         )
         self._saved_at, self._unsaved = time.perf_counter(), False
-        self.log.pause_ends()
         return path
 
     def _wait_for_save(self) -> None:
@@ -496,19 +502,6 @@ class Training:
 
     def _trainer_state(self) -> dict[str, Tensor]:
         return {f"trainer.{name}": tensor for name, tensor in self.trainer.state_dict().items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pending:
-    """A step whose loss has not been read yet."""
-
-    step: int
-    position: int
-    lr: float
-    loss: Tensor | float
-    skipped: Tensor | float
-    differ: dict[str, Tensor]
-    """Of a checked step, by name, whether bits differ."""
 
 
 def build_trainer(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> Trainer[Any, Any]:

@@ -1,7 +1,6 @@
-"""What a run writes while it trains: the loss curve, event logs, and a line for the person."""
+"""What a run writes while it trains: its curves, event logs, and a line for the person."""
 
-import csv
-import re
+import dataclasses
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from trainmark.config import Run, to_plain
 from trainmark.contract import AnyWorkload
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
 from trainmark.progress import SafeConsole
 from trainmark.run import mlperf
+from trainmark.run.curves import CurveWriter, Step, Stretch
 from trainmark.run.eventlogs import (
     DlLog,
     PerfLog,
@@ -25,9 +24,7 @@ from trainmark.run.eventlogs import (
 from trainmark.run.mlperf import MlperfLog
 from trainmark.run.result import Evaluation, Result
 
-LOSS_FILE = "loss.csv"
 DLLOGGER_FILE = "dllogger.json"
-HEADER = ["step", "samples", "loss"]
 
 
 class RunLog:
@@ -51,10 +48,6 @@ class RunLog:
             self._dllogger = DlLog(self._append_to(DLLOGGER_FILE), self._started_s)
             self._dllogger.describe()
             self._dllogger.log("PARAMETER", to_plain(self._cfg))
-        self._board = None
-        if self._board_type:
-            self._board = self._board_type(log_dir=str(self._folder / "tensorboard"))
-            self._stack.callback(self._board.close)
         self._perf.event("INIT_START", at_s=self._started_s)
         self._mlperf.init_starts(self._started_s)
         return self
@@ -71,34 +64,31 @@ class RunLog:
         self, *, step: int, total_steps: int, samples: int, train_samples: int, eval_samples: int
     ) -> None:
         """After `step` steps and `samples` samples; the others are of a whole split."""
-        self._cut_curve(step)
-        self._curve_file = self._append_to(LOSS_FILE)
-        self._curve = csv.writer(self._curve_file, lineterminator="\n")
+        self._curves = CurveWriter(self._folder, step)
+        self._stack.callback(self._curves.close)
+        self._board = self._board_after(step)
         self._progress, self._task = self._start_progress(step, total_steps)
         self._perf.event("INIT_END", "Finish initialization")
         self._perf.event("TRAIN_START")
         self._mlperf.training_starts(samples, train_samples, eval_samples)
-        self._last_look = (time.perf_counter(), 0)
 
-    def looked(self, rows: list[tuple[int, int, float]], lr: float) -> None:
-        """Steps since the last look, as (step, global samples so far, loss)."""
-        self._curve.writerows((step, samples, repr(loss)) for step, samples, loss in rows)
-        self._curve_file.flush()
-        step, samples, loss = rows[-1]
-        self._mlperf.looked(step, samples, loss)
-        speed = self._speed(samples)
-        self._progress.update(self._task, completed=step, loss=f"{loss:.5f}", speed=speed)
+    def looked(self, steps: list[Step], stretch: Stretch) -> None:
+        """The steps since the last look, and what they took."""
+        self._curves.add(steps, stretch)
+        last = steps[-1]
+        self._mlperf.looked(last.step, last.samples, last.loss)
+        rate, loss = stretch.samples_per_s, f"{last.loss:.5f}"
+        speed = "-" if rate is None else f"{rate:,.0f} samples/s"
+        self._progress.update(self._task, completed=last.step, loss=loss, speed=speed)
         if not self._console.is_terminal:
-            self.say(f"step {step:,}  loss {loss:.5f}  {speed}  lr {lr:.6g}")
+            self.say(f"step {last.step:,}  loss {loss}  {speed}  lr {last.lr:.6g}")
         if self._dllogger:
-            self._dllogger.log(step, {"loss": loss, "learning_rate": lr, "samples": samples})
+            told = {"loss": last.loss, "learning_rate": last.lr, "samples": last.samples}
+            self._dllogger.log(last.step, told)
         if self._board:
-            self._board.add_scalar("lr", lr, step)
-            for at, _, value in rows:
-                self._board.add_scalar("loss", value, at)
+            self._draw(steps, stretch)
 
     def evaluated(self, evaluation: Evaluation, step: int) -> None:
-        self.pause_ends()
         numbers = {k: v for k, v in evaluation.metrics.items() if v is not None}
         text = [f"{name} {value:.5f}" for name, value in numbers.items()]
         text += [f"{name} undefined" for name, value in evaluation.metrics.items() if value is None]
@@ -119,10 +109,6 @@ class RunLog:
     def checkpointed(self, path: Path) -> None:
         """It is on disk."""
         self._perf.event("CHECKPOINT", {"path": str(path)})
-
-    def pause_ends(self) -> None:
-        """Pauses do not count towards samples per second."""
-        self._last_look = (time.perf_counter(), self._last_look[1])
 
     def training_ends(self) -> None:
         self._progress.stop()
@@ -148,14 +134,28 @@ class RunLog:
         file = open(self._folder / name, "a", newline="", encoding="utf-8")  # noqa: SIM115
         return self._stack.enter_context(file)
 
-    def _cut_curve(self, step: int) -> None:
-        """Start the loss curve, or forget what came after the checkpoint that is continued."""
-        path = self._folder / LOSS_FILE
-        text = path.read_text(encoding="utf-8") if path.exists() and step else ""
-        # Whole lines only: the last one may have been cut by whatever ended the run.
-        lines = re.findall(r"^(\d+),(\d+,\S+)\n", text, re.MULTILINE)
-        kept = [f"{at},{rest}" for at, rest in lines if int(at) <= step]
-        write_atomically(path, "\n".join([",".join(HEADER), *kept]) + "\n")
+    def _board_after(self, step: int) -> Any:
+        """TensorBoard's writer, if it is wanted; what came after `step` is not shown any more."""
+        if self._board_type is None:
+            return None
+        folder = str(self._folder / "tensorboard")
+        board = self._board_type(log_dir=folder, purge_step=step + 1 if step else None)
+        self._stack.callback(board.close)
+        return board
+
+    def _draw(self, steps: list[Step], stretch: Stretch) -> None:
+        """On TensorBoard: of each step what varies, of the last one what hardly does."""
+        for at in steps:
+            self._board.add_scalar("loss", at.loss, at.step)
+            if at.gradient_norm is not None:
+                self._board.add_scalar("gradient_norm", at.gradient_norm, at.step)
+            if at.skipped:
+                self._board.add_scalar("skipped", 1, at.step)
+        last = steps[-1]
+        others = {"lr": last.lr, "loss_scale": last.loss_scale} | dataclasses.asdict(stretch)
+        for name, value in others.items():
+            if value is not None:
+                self._board.add_scalar(name, value, last.step)
 
     def _start_progress(self, step: int, total_steps: int) -> tuple[Progress, TaskID]:
         progress = Progress(
@@ -173,12 +173,6 @@ class RunLog:
         progress.start()
         self._stack.callback(progress.stop)
         return progress, task
-
-    def _speed(self, samples: int) -> str:
-        now = time.perf_counter()
-        then, before = self._last_look
-        self._last_look = (now, samples)
-        return f"{(samples - before) / (now - then):,.0f} samples/s" if before else "-"
 
 
 class SilentLog:

@@ -106,6 +106,7 @@ def _train_one(
             start=begin,
             watch=watch,
             joules=monitor.joules if _counts_energy(mesh) else lambda: 0.0,
+            power_w=monitor.power_w,
             host_bytes_left=host_bytes_left,
         )
         training.set_up()

@@ -6,8 +6,6 @@ import time
 from types import FrameType
 from typing import Any
 
-from trainmark.distributed.launched import is_echo
-
 SAME_REQUEST_S = 5.0
 
 
@@ -40,8 +38,12 @@ class StopRequest:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End by the signal where it came because another rank had died: the sender tells why."""
         self._restore()
-        if self.requested and isinstance(error, Exception) and is_echo(error):
-            signal.raise_signal(self.signal_number)
+        if self.requested and isinstance(error, Exception):
+            # Here, because who waits for signals may not need torch.
+            from trainmark.distributed.launched import is_echo
+
+            if is_echo(error):
+                signal.raise_signal(self.signal_number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:

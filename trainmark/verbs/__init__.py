@@ -10,6 +10,8 @@ calibrate.py        the rates of this machine, for plan
 board.py            the page of many runs, written or served
 export.py           a checkpoint in the layout of other software
 verify.py           whether every byte is as it was written; replay.py: a result's command again
+gate.py             whether a step takes longer than it did; gate_turns.py: two processes that
+                    train by turns; gate_worker.py: what each of them runs
 suite.py            a list of cases; suite_cases.py reads and checks it
 sweep.py            many runs that differ in some fields; sweep_space.py: which; sweep_search.py: by
                     Optuna; sweep_trials.py: what a sweep remembers

@@ -88,7 +88,7 @@ def attempt(words: list[str], devices: int, log: Path) -> Outcome:
         return Outcome(DONE)
     if ended.returncode in (130, 143):
         raise _stopped()
-    reason = _reason(ended.stdout) or f"{_end(ended.returncode)}, see {log}"
+    reason = last_sentence(ended.stdout) or f"{how_it_ended(ended.returncode)}, see {log}"
     return _outcome(reason, printed=ended.stdout)
 
 
@@ -97,7 +97,7 @@ def _outcome(reason: str, printed: str = "") -> Outcome:
     return Outcome(OUT_OF_MEMORY if full else FAILED, reason)
 
 
-def _reason(printed: str) -> str | None:
+def last_sentence(printed: str) -> str | None:
     """The sentence that a run ended with; problems that it lists follow it, a line each."""
     lines = printed.splitlines()
     # The first: what a launcher says after it is not the cause.
@@ -112,7 +112,7 @@ def _reason(printed: str) -> str | None:
     return "\n".join(reason)
 
 
-def _end(code: int) -> str:
+def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     hint = " (Linux does so when memory runs out)" if code == -signal.SIGKILL else ""

@@ -5,7 +5,7 @@ import dataclasses
 import io
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,9 +103,10 @@ def first_word(
     return arguments[0], arguments[1:]
 
 
-def split_at(word: str, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before `word`, and those from it on."""
-    place = arguments.index(word) if word in arguments else len(arguments)
+def split_at(words: Collection[str], arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments before the first of these words, and those from it on."""
+    places = (place for place, argument in enumerate(arguments) if argument in words)
+    place = next(places, len(arguments))
     return arguments[:place], arguments[place:]
 
 
@@ -114,10 +115,26 @@ def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
     kept, skip = [], False
     for argument in arguments:
         if argument.startswith("--"):
-            skip = argument.partition("=")[0] in names
+            skip = argument.partition("=")[0].replace("_", "-") in names
         if not skip:
             kept.append(argument)
     return kept
+
+
+def take_words(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """Values that are flags themselves, by the names of theirs; and the other arguments."""
+    taken, rest, words = {}, [], iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in names:
+            rest.append(word)
+        elif equals:
+            taken[name] = value
+        elif (following := next(words, None)) is not None:
+            taken[name] = following
+        else:
+            raise InputError(f"{name} needs flags as one word, such as {name} '--precision fp32'.")
+    return taken, rest
 
 
 def number_lists(kind: type[Any], prefix: str = "--") -> frozenset[str]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from trainmark.bounds import Positive
 from trainmark.config import TrainOptions
 from trainmark.inference.options import Checkpoint
 
@@ -155,6 +156,27 @@ class ReplayOptions:
     """Run the command, instead of printing it alone."""
     output: Path | None = None
     """Folder for the new run; default: that of the old one, with -again behind its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """What to compare; the flags of `train` that configure a run hold for both sides. Exit code 0:
+    not slower; 1: slower; 2: it could not be compared; 3: undecided within the budget."""
+
+    base: str | None = None
+    """Commit to compare with: a branch, a tag or a hash. Default: this tree."""
+    candidate: str | None = None
+    """Commit that may be slower. Default: this tree, with what is not committed."""
+    base_flags: str = ""
+    """Flags of the base alone, as one word: '--precision fp32'."""
+    candidate_flags: str = ""
+    """Flags of the candidate alone."""
+    slower_by: Positive = 3.0
+    """The slow-down that must be found, in percent; one half as large may be found or not."""
+    budget: Positive = 900.0
+    """Seconds after which it is left undecided; most verdicts take far fewer."""
+    config: Path | None = None
+    """Configuration file between the named run and the flags: TOML, or a result.json."""
 
 
 @dataclass(frozen=True, kw_only=True)

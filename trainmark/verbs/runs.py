@@ -148,11 +148,14 @@ def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> No
 
 def infer(options: InferOptions) -> None:
     """Time a run's checkpoint, print the table, and keep it in the run's folder."""
+    from trainmark.distributed.mesh import is_main_process
     from trainmark.inference import figures, latency
     from trainmark.report.tables import grid_table, inference_grid
     from trainmark.run.run_folder import role
 
     found = latency.measure(options, say=SafeConsole(stderr=True).print)
+    if not is_main_process():
+        return
     console = SafeConsole()
     chosen = f"{found.checkpoint} ({role(Path(found.checkpoint))})"
     console.print(chosen, markup=False, highlight=False, soft_wrap=True)

@@ -33,11 +33,13 @@ EVERY_DEVICE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class StoreParts:
-    """Parts of tables that one device keeps in one store: of one width, in one kind of memory."""
+    """Parts of tables that one device keeps in one store: of one width and format, in one kind of
+    memory."""
 
     device: int
     memory: Memory
     width: int
+    table_format: str
     cut: bool
     """Whether the parts are row-wise: some rows of their tables lie elsewhere."""
     parts: tuple[TablePart, ...]
@@ -74,6 +76,7 @@ class Routes:
         table_rows: rows of each table; categorical feature i looks up table i.
         dim: width of a row.
         hotness: ids of each feature; None: one of each, never -1.
+        table_formats: how each table is stored; None: all in fp32.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Routes:
         table_rows: Sequence[int],
         dim: int,
         hotness: Sequence[int] | None = None,
+        table_formats: Sequence[str] | None = None,
     ) -> None:
         self.devices, self.table_rows, self.dim = placement.devices, list(table_rows), dim
         self.num_features = len(table_rows)
@@ -90,13 +94,14 @@ class Routes:
         widths = {t.table: max(shard.columns[1] for shard in t.shards) for t in placement.tables}
         self.widths = [widths[table] for table in range(len(table_rows))]
         """Of each table's rows."""
-        found = _parts(placement, self.table_rows, self.widths)
+        formats = table_formats or ["fp32"] * len(table_rows)
+        found = _parts(placement, self.table_rows, self.widths, formats)
         self.stores = [
             [_store(key, found[key]) for key in sorted(found) if key.device == device]
             for device in range(placement.devices)
         ]
         """Of each device, those of whole rows first."""
-        on_all = _Key(device=EVERY_DEVICE, cut=False, memory="device", width=dim)
+        on_all = _Key(EVERY_DEVICE, cut=False, memory="device", width=dim, table_format="fp32")
         self.replicas = _store(on_all, found.get(on_all, []))
         """The tables that lie whole on every device."""
         self.unit = math.gcd(
@@ -229,10 +234,14 @@ class _Key(NamedTuple):
     cut: bool
     memory: Memory
     width: int
+    table_format: str
 
 
 def _parts(
-    placement: Placement, table_rows: Sequence[int], widths: Sequence[int]
+    placement: Placement,
+    table_rows: Sequence[int],
+    widths: Sequence[int],
+    table_formats: Sequence[str],
 ) -> dict[_Key, list[tuple[int, TablePart]]]:
     """Every part with its table, by store."""
     names = table_names(len(table_rows))
@@ -246,6 +255,7 @@ def _parts(
                 cut=shard.num_rows < rows,
                 memory=table.memory,
                 width=shard.num_columns,
+                table_format=table_formats[table.table],
             )
             part = TablePart(
                 name=names[table.table],

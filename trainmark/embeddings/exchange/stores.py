@@ -5,13 +5,16 @@ dense buffer; one all-reduce makes them those of the global batch, and each rank
 update to the same rows.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainmark.config import filled
 from trainmark.embeddings.exchange.routes import StoreParts
+from trainmark.embeddings.tables.format_store import Formats, FormatStore
 from trainmark.embeddings.tables.host import HostStore
 from trainmark.embeddings.tables.row_update import PlacedRows, Plan, Settings
 from trainmark.embeddings.tables.store import TableBytes, TableStore
@@ -19,21 +22,46 @@ from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
 from trainmark.kernels.table_formats import Rows
 
-
-def make_store(parts: StoreParts, rule: UpdateRule, device: torch.device) -> TableStore:
-    if parts.memory == "host":
-        return HostStore(parts.parts, parts.width, rule, device)
-    return TableStore(parts.parts, parts.width, rule)
+Store = TableStore | FormatStore
 
 
-def stored_bytes(stores: list[StoreParts], rule: UpdateRule) -> TableBytes:
-    """What stores take, without allocating them."""
+def make_stores(
+    all_stores: Sequence[Sequence[StoreParts]],
+    device: int,
+    rule: UpdateRule,
+    formats: Formats,
+    computes_on: torch.device,
+) -> list[Store]:
+    """The stores of one device, of those of all."""
+    before, count = sum(map(len, all_stores[:device])), sum(map(len, all_stores))
+    stores: list[Store] = []
+    for number, parts in enumerate(all_stores[device], start=before):
+        if parts.memory == "host":
+            stores.append(HostStore(parts.parts, parts.width, rule, computes_on))
+        elif parts.table_format == "fp32":
+            stores.append(TableStore(parts.parts, parts.width, rule))
+        else:
+            stores.append(
+                FormatStore(
+                    parts.parts,
+                    parts.width,
+                    filled(rule.kernel),
+                    parts.table_format,
+                    formats.state_dtype,
+                    formats.rounding(number, count),
+                )
+            )
+    return stores
+
+
+def stored_bytes(stores: Iterable[Store]) -> TableBytes:
+    """What stores take of a device, whether or not they are allocated."""
     weights = optimizer = 0
-    for parts in stores:
-        store = TableStore(parts.parts, parts.width, rule)
+    for store in stores:
         store.create_state()
-        weights += store.weight.nbytes
-        optimizer += sum(tensor.nbytes for tensor in store.optimizer_state.values())
+        weights += sum(rows.nbytes for _, _, rows in store.part_weights())
+        optimizer += sum(rows.nbytes for _, _, rows in store.part_state())
+        optimizer += sum(scalar.nbytes for scalar in store.scalar_state().values())
     return TableBytes(weights=weights, optimizer=optimizer)
 
 

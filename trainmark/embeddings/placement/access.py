@@ -20,9 +20,28 @@ HEAD_ROWS = 4096
 TAIL_BINS = 1024
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredRow:
+    """Bytes of a table's rows."""
+
+    weight: int = 4
+    """Of each weight,"""
+    scale: int = 0
+    """and of each row besides."""
+    state: int | None = None
+    """Of an optimiser's state that is as wide as a row, for each weight; None: fp32."""
+
+    @property
+    def is_fp32(self) -> bool:
+        return self.weight == 4
+
+
 @dataclass(frozen=True, eq=False)
 class AccessProfile:
-    """The share of lookups in consecutive ranges of rows; within a range, rows are equal."""
+    """The share of lookups in consecutive ranges of rows; within a range, rows are equal.
+
+    And what the rows are, as far as a placement must know it.
+    """
 
     edges: NDArray[np.int64]
     """Where the ranges begin, and the table's end."""
@@ -30,6 +49,7 @@ class AccessProfile:
     """Of all lookups, for each range; they add up to 1."""
     hotness: int = 1
     """Lookups of a sample."""
+    stored: StoredRow = StoredRow()
 
     @property
     def rows(self) -> int:

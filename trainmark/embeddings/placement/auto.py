@@ -105,7 +105,8 @@ def _replicated(cutter: Cutter) -> list[frozenset[int]]:
     Besides those for which it is cheaper, all and none: without any exchange, or without any
     reduction, a step is shorter by its latency.
     """
-    tables = frozenset(range(len(cutter.profiles))) - set(cutter.options.host_tables)
+    in_fp32 = [t for t, profile in enumerate(cutter.profiles) if profile.stored.is_fp32]
+    tables = frozenset(in_fp32) - set(cutter.options.host_tables)
     threshold = cutter.options.data_parallel_threshold
     if threshold is not None:
         rows = [profile.rows for profile in cutter.profiles]

@@ -52,7 +52,6 @@ class TableStep:
     element_bytes: int
     """Of a row on its way: the compute precision."""
     optimizer: str
-    weight_bytes: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,59 +115,61 @@ class TableCosts:
         distinct = profile.distinct(shard.rows, step.batch * profile.hotness)
         is_whole = shard.num_rows == profile.rows
         rows = step.batch if is_whole else lookups
-        stored, state = self._stored(shard)
-        gather = lookups * self._access(columns) + rows * columns * step.element_bytes
+        stored, state = self._stored(profile, shard)
+        row = columns * profile.stored.weight
+        gather = lookups * max(MIN_ACCESS, row) + rows * columns * step.element_bytes
         state_moved = 2 * distinct * state / max(shard.num_rows, 1)
         update = lookups * (columns * step.element_bytes + MIN_ACCESS)
-        update += 2 * distinct * self._access(columns) + state_moved
+        update += 2 * distinct * max(MIN_ACCESS, row) + state_moved
         on_host = memory == "host"
-        prefetched = distinct * columns * step.weight_bytes if on_host else 0.0
+        prefetched = distinct * row if on_host else 0.0
         host_s = prefetched / self.machine.host_link
         return Load(
             weights=0 if on_host else stored,
             state=0 if on_host else state,
             host=stored + state if on_host else 0,
             buffers=round(self._on_their_way(rows, columns) + prefetched),
-            gather_s=self._gather_s(gather, columns) + host_s,
-            update_s=self._update_s(update, columns) + host_s,
+            gather_s=self._gather_s(gather, row) + host_s,
+            update_s=self._update_s(update, row) + host_s,
             sent=rows * columns * step.element_bytes * (1 - 1 / self.machine.devices),
         )
 
     def replica(self, profile: AccessProfile, shard: Shard) -> Load:
         """A whole table on every device, looked up for the device's own samples."""
         step, columns = self.step, shard.num_columns
-        stored, state = self._stored(shard)
+        stored, state = self._stored(profile, shard)
+        row = columns * profile.stored.weight
         lookups = self._local * profile.hotness
-        gather = lookups * self._access(columns) + self._local * columns * step.element_bytes
+        gather = lookups * max(MIN_ACCESS, row) + self._local * columns * step.element_bytes
         # The dense gradient is filled, reduced and applied: as cheap as the table is small.
         update = lookups * columns * step.element_bytes + 4 * stored + 2 * state
         return Load(
             weights=stored,
             state=state,
             buffers=shard.elements * 4,  # the dense gradient
-            gather_s=self._gather_s(gather, columns),
-            update_s=self._update_s(update, columns),
+            gather_s=self._gather_s(gather, row),
+            update_s=self._update_s(update, row),
             reduced=shard.elements * 4 * (self.machine.devices > 1),
         )
 
-    def _gather_s(self, size: float, columns: int) -> float:
-        return size / self.machine.gathering(columns * self.step.weight_bytes, GATHER_EFFICIENCY)
+    def _gather_s(self, size: float, row: int) -> float:
+        return size / self.machine.gathering(row, GATHER_EFFICIENCY)
 
-    def _update_s(self, size: float, columns: int) -> float:
-        return size / self.machine.updating(columns * self.step.weight_bytes, UPDATE_EFFICIENCY)
+    def _update_s(self, size: float, row: int) -> float:
+        return size / self.machine.updating(row, UPDATE_EFFICIENCY)
 
-    def _stored(self, shard: Shard) -> tuple[int, int]:
-        per_element, per_row = STATE_BYTES[self.step.optimizer]
-        weights = shard.elements * self.step.weight_bytes
+    def _stored(self, profile: AccessProfile, shard: Shard) -> tuple[int, int]:
+        """Bytes of the weights, and of the optimiser's state."""
+        stored, (per_element, per_row) = profile.stored, STATE_BYTES[self.step.optimizer]
+        if per_element and stored.state is not None:
+            per_element = stored.state
+        weights = shard.elements * stored.weight + shard.num_rows * stored.scale
         return weights, shard.elements * per_element + shard.num_rows * per_row
 
     def _on_their_way(self, lookups: float, columns: int) -> float:
         """Bytes of the rows that are sent, and of the gradients that come back."""
         exchanged = self.machine.devices > 1
         return 2 * lookups * columns * self.step.element_bytes * exchanged
-
-    def _access(self, columns: int) -> int:
-        return max(MIN_ACCESS, columns * self.step.weight_bytes)
 
     # --- one device
 

@@ -79,11 +79,12 @@ class Cutter:
         return min(ways, key=lambda pieces: (not merit(pieces)[0], *merit(pieces)[1:]))
 
     def _ways(self, table: int) -> list[float | None]:
-        """Weights of the lookups in a cut by rows; None: by columns."""
+        """Weights of the lookups in a cut by rows; None: by columns, of fp32 tables."""
         if self.forced_slices(table) > 1:
             return [None]
-        rows_are_equal = len(self.profiles[table].shares) == 1
-        return [*LOOKUP_WEIGHTS[: 1 if rows_are_equal else None], None]
+        profile = self.profiles[table]
+        by_rows = LOOKUP_WEIGHTS[: 1 if len(profile.shares) == 1 else None]
+        return [*by_rows, *([None] if profile.stored.is_fp32 else [])]
 
     def _fewest(
         self, table: int, way: float | None, small: Callable[[list[Piece]], bool]

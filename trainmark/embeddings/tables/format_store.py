@@ -3,14 +3,56 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from trainmark.embeddings.tables.row_update import Plan, Settings, plan_sorted
 from trainmark.embeddings.tables.store import INIT_BLOCK_ROWS, TablePart, init_part
+from trainmark.embeddings.tables.update import State
+from trainmark.kernels.gather_rows import gather_rows_into
+from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
-from trainmark.kernels.table_formats import FORMATS, Rows, encode, new_rows
+from trainmark.kernels.table_formats import FORMATS, Rows, Tables, encode, new_rows
+from trainmark.training.seeding import stream_seed
+
+LARGEST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formats:
+    """How the tables of a model are stored."""
+
+    of_tables: Sequence[str]
+    """Of each; see `table_formats`."""
+    state_dtype: torch.dtype = torch.float32
+    """Of the optimiser's state of tables that are not fp32."""
+    seed: int | None = None
+    """Of stochastic rounding; None: to nearest."""
+
+    @property
+    def rounds(self) -> bool:
+        return any(kind != "fp32" for kind in self.of_tables)
+
+    def rounding(self, store: int, stores: int) -> "Rounding | None":
+        """Of one of a model's stores."""
+        if self.seed is None:
+            return None
+        return Rounding(stream_seed(self.seed, "rounding") % LARGEST_INT32 + store, stores)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The random bits that a store rounds with: in each update others, and other than a model's
+    other stores."""
+
+    key: int
+    stores: int
+    """Of the model."""
+
+    def bits_of(self, updates: Tensor) -> Tensor:
+        return updates * self.stores + self.key
 
 
 class FormatStore(nn.Module):
@@ -22,6 +64,7 @@ class FormatStore(nn.Module):
         rule: how rows are updated.
         table_format: of the rows; see `table_formats`.
         state_dtype: of the rows' optimiser state; that of fp32 rows is fp32.
+        rounding: by chance; None: to nearest.
     """
 
     codes: Tensor
@@ -35,8 +78,10 @@ class FormatStore(nn.Module):
         rule: Rule,
         table_format: str,
         state_dtype: torch.dtype = torch.float32,
+        rounding: Rounding | None = None,
     ) -> None:
         super().__init__()
+        self._rounding = rounding
         self._state_dtype = torch.float32 if table_format == "fp32" else state_dtype
         self.parts, self.rule = list(parts), rule
         self.starts = list(itertools.accumulate((p.num_rows for p in parts), initial=0))
@@ -50,9 +95,26 @@ class FormatStore(nn.Module):
     def rows(self) -> Rows:
         return Rows(self.codes, self.scales)
 
-    def update(self, batch: SortedRows, grads: Tensor, scalars: Tensor, key: Tensor | None) -> None:
+    def gather_into(self, ids: Tensor, rows: Tensor) -> None:
+        """Write the rows to a contiguous [n, width] tensor, in its type."""
+        gather_rows_into(rows, ids, Tables(self.rows))
+
+    def pool_into(self, ids: Tensor, bags: Bags, rows: Tensor) -> None:
+        """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
+        pool_rows(ids, bags, Tables(self.rows), rows)
+
+    def plan_update(self, ids: Tensor, places: Tensor | None = None) -> SortedRows:
+        """What an update of the rows `ids` needs; ahead of the step."""
+        return plan_sorted(ids, places)
+
+    def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
         """Apply the rule; see `update_rows`."""
-        update_rows(self.rows, self.state, batch, grads, self.rule, scalars, key)
+        if not isinstance(plan, SortedRows):
+            raise TypeError("Rows of any format are updated in order: `plan_update` sorts them.")
+        rounding, updates = self._rounding, settings.updates
+        key = None if rounding is None or updates is None else rounding.bits_of(updates)
+        grads = grads.contiguous()
+        update_rows(self.rows, self.state, plan, grads, self.rule, settings.scalars, key)
 
     # --- state
 
@@ -89,20 +151,24 @@ class FormatStore(nn.Module):
             dtype = self._state_dtype if len(shape) > 1 else torch.float32
             self.state = torch.zeros(shape, dtype=dtype, device=self.codes.device)
 
-    def part_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Each part's rows by name: weights, or codes and scales."""
+    def part_weights(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+        """Each part with its rows: weights, or codes and scales."""
         if self.scales is None:
-            yield from self._named("weight", self.codes)
+            yield from self._of_parts("weight", self.codes)
         else:
-            yield from self._named("codes", self.codes)
-            yield from self._named("scales", self.scales)
+            yield from self._of_parts("codes", self.codes)
+            yield from self._of_parts("scales", self.scales)
 
-    def part_state(self) -> Iterator[tuple[str, Tensor]]:
-        """Each part's optimiser state by name."""
+    def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+        """Each part with its optimiser state."""
         if self.state is not None:
-            yield from self._named("sum", self.state)
+            yield from self._of_parts("sum", self.state)
 
-    def _named(self, kind: str, tensor: Tensor) -> Iterator[tuple[str, Any]]:
+    def scalar_state(self) -> State:
+        """None: who updates all stores counts the updates."""
+        return {}
+
+    def _of_parts(self, kind: str, tensor: Tensor) -> Iterator[tuple[TablePart, str, Tensor]]:
         bounds = itertools.pairwise(self.starts)
         for part, (first, last) in zip(self.parts, bounds, strict=True):
-            yield f"{part.name}.{kind}", tensor[first:last]
+            yield part, kind, tensor[first:last]

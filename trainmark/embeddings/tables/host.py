@@ -260,7 +260,7 @@ class HostStore(TableStore):
         self.weight = torch.empty(self.weight.shape)
         use_huge_pages(self.weight)
         map_to_gpu(self.weight, self._device, owner=self)
-        for part, weight in super().part_weights():
+        for part, _, weight in super().part_weights():
             init_part(part, weight, seed, bound=bound, draw_on=self._device)
 
     def create_state(self) -> None:
@@ -271,7 +271,7 @@ class HostStore(TableStore):
             else:
                 map_to_gpu(tensor, self._device, owner=self)
 
-    def part_weights(self) -> Iterator[tuple[TablePart, Tensor]]:
+    def part_weights(self) -> Iterator[tuple[TablePart, str, Tensor]]:
         self.flush()
         return super().part_weights()
 

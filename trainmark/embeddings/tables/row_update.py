@@ -44,6 +44,8 @@ class Settings:
     """1, or 0: nothing may change."""
     unscale: Tensor | None = None
     """What to multiply gradients by, where the loss was scaled."""
+    updates: Tensor | None = None
+    """How many there were before, on the device: rounding draws other bits in each."""
 
     @cached_property
     def scalars(self) -> Tensor:
@@ -63,13 +65,20 @@ def plan_update(rule: UpdateRule, ids: Tensor, places: Tensor | None = None) -> 
         ids: rows of the store; with `places`, -1 for none.
         places: where each one's gradient is, if not in the same place.
     """
-    if places is None:
-        return sort_rows(ids[:, None]) if has_kernel(rule, ids) else ids
     if has_kernel(rule, ids):
-        in_order = sort_rows(ids[:, None])
-        return SortedRows(in_order.rows_N, places[in_order.places_N], of_bags=True)
+        return plan_sorted(ids, places)
+    if places is None:
+        return ids
     there = ids >= 0
     return PlacedRows(ids[there], places[there])
+
+
+def plan_sorted(ids: Tensor, places: Tensor | None) -> SortedRows:
+    """The same for the kernels."""
+    in_order = sort_rows(ids[:, None])
+    if places is None:
+        return in_order
+    return SortedRows(in_order.rows_N, places[in_order.places_N], of_bags=True)
 
 
 def has_kernel(rule: UpdateRule, ids: Tensor) -> bool:

@@ -136,9 +136,10 @@ class TableStore(nn.Module):
         """Allocate the optimiser's state for all rows."""
         self.optimizer_state = self.rule.new_state(self.weight)
 
-    def part_weights(self) -> Iterator[tuple[TablePart, Tensor]]:
+    def part_weights(self) -> Iterator[tuple[TablePart, str, Tensor]]:
         """Each part with its rows."""
-        return zip(self.parts, self._split(self.weight), strict=True)
+        for part, rows in zip(self.parts, self._split(self.weight), strict=True):
+            yield part, "weight", rows
 
     def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
         """Each part with each kind of the optimiser's state that has rows."""

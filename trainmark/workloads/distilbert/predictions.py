@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,6 @@ def _rows_to_score(part: Part, bad_rows: BadRows) -> list[int]:
 
 
 def _answers(scorer: serving.SentenceScorer, sentences: list[str]) -> dict[str, np.ndarray]:
-    found = scorer.score(sentences) if sentences else []
-    probabilities = torch.tensor(found).reshape(-1, scorer.facts["classes"])
+    found: Any = scorer.score([sentences]) if sentences else []
+    probabilities = torch.as_tensor(found).reshape(-1, scorer.facts["classes"])
     return {name: column.numpy() for name, column in class_columns(probabilities).items()}

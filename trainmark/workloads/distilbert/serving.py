@@ -1,17 +1,20 @@
 """A trained sentence classifier for `trainmark serve`: sentences in, class probabilities out."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
 from trainmark.config import filled
-from trainmark.contract import MODEL_FOLDER, Served
+from trainmark.contract import MODEL_FOLDER, Served, TensorSpec
 from trainmark.corpus import sst2
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
@@ -117,8 +120,12 @@ class SentenceScorer:
             "classes": cfg.model.labels,
         }
         self.example = {"sentences": ["a gripping film", "not worth the time"]}
+        self.inputs = [TensorSpec(name="sentences", datatype="BYTES", shape=(-1,))]
+        self.output = TensorSpec(
+            name="probabilities", datatype="FP32", shape=(-1, cfg.model.labels)
+        )
 
-    def read(self, body: dict[str, Any]) -> list[Any]:
+    def read(self, body: dict[str, Any]) -> list[str]:
         sentences = body.get("sentences")
         if body.keys() != {"sentences"} or not isinstance(sentences, list):
             received = ", ".join(map(repr, body)) or "nothing"
@@ -128,15 +135,20 @@ class SentenceScorer:
                 raise InputError(f"Sentence {number} is {text!r:.60}, expected a text.")
         return sentences
 
+    def read_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> list[str]:
+        texts = [text.decode(errors="replace") for text in tensors["sentences"].tolist()]
+        return self.read({"sentences": texts})
+
     @torch.inference_mode()
-    def score(self, rows: list[Any]) -> list[list[float]]:
+    def score(self, requests: Sequence[Any]) -> NDArray[np.float32]:
+        rows = list(chain.from_iterable(requests))
         sentences = sst2.tokenise(self._tokenizer, rows, [0] * len(rows))
         order = np.argsort(sentences.lengths, kind="stable")
         found = np.empty((len(rows), self._cfg.model.labels), np.float32)
         for start in range(0, len(rows), TOGETHER):
             group = order[start : start + TOGETHER]
             found[group] = self._probabilities(sentences, group).cpu().numpy()
-        return found.tolist()
+        return found
 
     def _probabilities(self, sentences: Sentences, group: Any) -> Tensor:
         longest = int(sentences.lengths[group].max())

@@ -17,9 +17,9 @@ from trainmark.metrics import classification_metrics
 from trainmark.training.checking import Fingerprints, computed_twice, fingerprints
 from trainmark.training.optimizers import (
     LossScale,
-    all_finite,
     create_moments,
     gated_step,
+    gradient_norm,
     optimizer_tensors,
 )
 from trainmark.training.precision import compute_dtype
@@ -55,6 +55,7 @@ class SentenceTrainer:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._gradients = FlatGradients(model.parameters(), mesh)
         self._optimizer = _make_optimizer(model, cfg)
+        self._observed: dict[str, Tensor] = {}
         self._loss_scale = (
             LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
         )
@@ -128,6 +129,10 @@ class SentenceTrainer:
         gated_step(self._optimizer, lr, gate)
         return loss, gate == 0
 
+    def observed(self) -> dict[str, Tensor]:
+        """Of the last step: the norm of its gradient, and the loss scale where there is one."""
+        return self._observed
+
     def _seed_dropout(self, position: int) -> None:
         """Dropout is a function of (seed, position, rank): a continued run drops the same."""
         torch.manual_seed(stream_seed(self.cfg.seed, "dropout", position, self.mesh.dp_rank))
@@ -145,8 +150,10 @@ class SentenceTrainer:
 
     def _finish_gradients(self) -> Tensor:
         """Undo the loss scale. Returns the gate: 1 if loss and gradients are finite, else 0."""
-        gate = all_finite([self._gradients.buffer])
+        norm, gate = gradient_norm([self._gradients.gradients], [self._gradients.extra])
+        self._observed = {"gradient_norm": norm}
         if self._loss_scale is not None:
+            self._observed = self._loss_scale.observed(norm)
             self._gradients.buffer.mul_(1 / self._loss_scale.scale)
             self._loss_scale.update(gate)
         return gate

@@ -24,6 +24,7 @@ DISTILBERT = Workload[
     build_data=build_data,
     build_trainer=build_trainer,
     checked_step=SentenceTrainer.checked_step,
+    observed=SentenceTrainer.observed,
     evaluate=evaluate,
     held_out_splits=held_out_splits,
     metric=METRIC,

@@ -12,10 +12,12 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     sharding.py           which device holds which part of which table
     prediction.py         how long a step should take; plan.py: what `trainmark plan` tells of it
     slots.py              places on a GPU where CUDA graphs find their batches; mlperf.py: its rules
+    fast_prediction.py    predictions in one pass on a CPU; where CUDA graphs for them belong
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust
     raw_files.py          files for `trainmark evaluate --input` and `predict`, encoded;
                           exported_files.py: scored by an exported model
-    prepared_values.py    requests to `trainmark serve` that hold ids, not raw values
+    requests.py           rows of requests to `trainmark serve`, and their scores;
+                          prepared_values.py: those that hold ids, not raw values
 """

@@ -227,11 +227,6 @@ def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
             f"fp8 tables need a GPU that knows fp8 numbers, such as an H100. {received} on "
             f"{cluster}. Use int8."
         )
-    if cluster.world > 1 or cfg.sharding.host_tables or cfg.sharding.force_exchange:
-        problems.append(
-            "Tables that are exchanged between devices, or with the host, are fp32 in this "
-            f"version. {received} on {cluster}."
-        )
     if cfg.sharding.engine == "torchrec":
         problems.append(f"TorchRec's tables are fp32 here. {received}.")
     if cfg.optimizer.name == "adam":

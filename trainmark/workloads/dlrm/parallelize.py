@@ -16,6 +16,7 @@ from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
+from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.table_formats import FORMATS
@@ -53,6 +54,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             mesh,
             dtype,
             hotness=hotness(cfg.model) if has_bags(cfg.model) else None,
+            formats=_formats(cfg),
             force_exchange=cfg.sharding.force_exchange,
         )
     elif in_other_formats(cfg) or (on_gpu and _has_kernels(cfg)):
@@ -79,19 +81,27 @@ def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
     kernel = table_rule(cfg).kernel
     if kernel is None:  # `resolve` and `_has_kernels` ask first
         raise TypeError(f"No kernel updates tables by {cfg.optimizer.name}.")
-    seed = cfg.seed if cfg.table_format.table_rounding == "stochastic" else None
-    tables = (cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim)
-    state_dtype = FORMATS[cfg.table_format.state_precision]
+    formats = _formats(cfg)
+    tables = (cfg.model.table_rows, formats.of_tables, cfg.model.embedding_dim)
     if not has_bags(cfg.model):
-        return FusedEngine(*tables, kernel, seed, dtype, state_dtype=state_dtype)
+        return FusedEngine(*tables, kernel, formats.seed, dtype, state_dtype=formats.state_dtype)
     return FusedBagEngine(
         *tables,
         kernel,
-        seed,
+        formats.seed,
         dtype,
         hotness=hotness(cfg.model),
         varies=cfg.model.varies,
-        state_dtype=state_dtype,
+        state_dtype=formats.state_dtype,
+    )
+
+
+def _formats(cfg: DlrmRun) -> Formats:
+    chosen = cfg.table_format
+    return Formats(
+        of_tables=table_formats(cfg),
+        state_dtype=FORMATS[chosen.state_precision],
+        seed=cfg.seed if chosen.table_rounding == "stochastic" else None,
     )
 
 

@@ -32,11 +32,27 @@ class PreparedValues:
             for name, rows in zip(categorical, table_rows, strict=True)
         }
         self._table_rows, self._hotness = np.array(table_rows), hotness
+        self._tables = np.repeat(np.arange(len(table_rows)), hotness or 1)
+        """That of each id of a row."""
         if hotness is not None:
             self.expects = dict(self.expects) | {
                 name: f"a list of at most {most} whole numbers from 0 to {rows - 1}"
                 for name, rows, most in zip(categorical, table_rows, hotness, strict=True)
             }
+
+    @property
+    def width(self) -> int:
+        """Ids of a row, of all features."""
+        return len(self._tables)
+
+    def checked(self, numbers: NDArray[Any], ids: NDArray[np.int64]) -> Encoded:
+        """Arrays as the model takes them, with -1 for an id that a list does not have."""
+        self._check(np.isfinite(numbers), numbers, self.numerical)
+        least = 0 if self._hotness is None else -1
+        names = [self.categorical[table] for table in self._tables]
+        good = (ids >= least) & (ids < self._table_rows[self._tables])
+        self._check(good, ids, names)
+        return numbers, ids
 
     def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
         numbers = self._numbers(numerical, self.numerical, kinds="iuf")
@@ -78,11 +94,14 @@ class PreparedValues:
             self._check(np.array(good), rows, names)
         return array
 
-    def _check(self, good: NDArray[np.bool_], rows: Rows, names: Sequence[str]) -> None:
+    def _check(self, good: NDArray[np.bool_], rows: Any, names: Sequence[str]) -> None:
         if not good.all():
             row, column = divmod(int(np.argmin(good)), len(names))
             name = names[column]
-            raise refusal(row, name, rows[row][column], self.expects[name])
+            received = rows[row][column]
+            if isinstance(received, np.generic):
+                received = received.item()
+            raise refusal(row, name, received, self.expects[name])
 
     def example(self) -> tuple[list[Any], list[Any]]:
         ids = [0] * len(self.categorical)

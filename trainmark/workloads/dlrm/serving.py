@@ -1,6 +1,5 @@
-"""A trained DLRM for `trainmark serve`: rows of features in, click probabilities out."""
+"""A trained DLRM, loaded for `trainmark serve`: its weights, and what encodes its features."""
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,16 @@ from trainmark.clicklog.preparation import FOLDER
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import filled
 from trainmark.contract import Served
-from trainmark.errors import InputError, unknown
+from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
 from trainmark.workloads.dlrm import export, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
+from trainmark.workloads.dlrm.requests import ClickScorer
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 
 
-def load(served: Served[DlrmRun]) -> "ClickScorer":
+def load(served: Served[DlrmRun]) -> ClickScorer:
     """The model of a run or of an export, and what encodes its features."""
     facts: dict[str, Any] = {"name": served.folder.name, "workload": "dlrm", "step": None}
     if served.run is None:
@@ -125,120 +125,3 @@ def _check_same_tables(data: Path, config: dict[str, Any]) -> None:
             f"and tables of {found[1]} rows, the model {config['numerical_features']} and "
             f"{config['table_rows']}."
         )
-
-
-# --- requests
-
-
-class ClickScorer:
-    """Scores rows of features; see `contract.Scorer`.
-
-    Args:
-        model: on `device`.
-        values: encodes a row's values.
-        facts: what is known of the model.
-        device: as PyTorch names it.
-    """
-
-    answer = "scores"
-
-    def __init__(
-        self, model: standalone.Dlrm, values: RawValues, facts: dict[str, Any], device: str
-    ) -> None:
-        self._model, self._values, self._device = model, values, device
-        self._names = [*values.numerical, *values.categorical]
-        prepared = isinstance(values, PreparedValues)
-        self.facts = facts | {
-            "values": "prepared" if prepared else "raw",
-            "requests": "Rows of prepared values: numbers and ids, as in the dataset."
-            if prepared
-            else "Rows of raw values, as in the log that was prepared.",
-            "numerical": list(values.numerical),
-            "categorical": list(values.categorical),
-            "expects": dict(values.expects),
-            "table_rows": dict(zip(values.tables, model.config["table_rows"], strict=True)),
-            "embedding_dim": model.config["embedding_dim"],
-        }
-        numerical, categorical = values.example()
-        self.example = {"rows": [dict(zip(self._names, numerical + categorical, strict=True))]}
-
-    def score(self, rows: list[Any]) -> list[float]:
-        numerical, categorical = zip(*rows, strict=True)
-        numbers, ids = self._values.encode(numerical, categorical)
-        clicks = self._model(
-            torch.from_numpy(numbers).to(self._device), torch.from_numpy(ids).to(self._device)
-        )
-        scores: list[float] = clicks.cpu().tolist()
-        return scores
-
-    def read(self, body: dict[str, Any]) -> list[Any]:
-        """Each row as its numerical values and its categorical ones, in order."""
-        if body.keys() == {"rows"}:
-            return self._records(body["rows"])
-        names = {"numerical": self._values.numerical, "categorical": self._values.categorical}
-        lacks_ids = "categorical" not in body and names["categorical"]
-        if not body or not body.keys() <= names.keys() or lacks_ids:
-            received = ", ".join(map(repr, body)) or "nothing"
-            raise InputError(
-                f"The body has {received}; expected 'rows', or 'numerical' and 'categorical'."
-            )
-        given = {key: self._matrix(body[key], key, names[key]) for key in names if key in body}
-        rows = max(map(len, given.values()))
-        numerical, categorical = (
-            given[key] if key in given else self._matrix([[]] * rows, key, names[key])
-            for key in names
-        )
-        if len(numerical) != len(categorical):
-            raise InputError(
-                f"'numerical' has {len(numerical)} rows and 'categorical' has {len(categorical)}, "
-                "expected as many."
-            )
-        return list(zip(numerical, categorical, strict=True))
-
-    def _matrix(self, rows: Any, key: str, names: Sequence[str]) -> list[list[Any]]:
-        if not isinstance(rows, list):
-            raise InputError(f"{key!r} is {_kind(rows)}, expected a list of rows.")
-        for number, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != len(names):
-                found = f"{len(row)} values" if isinstance(row, list) else _kind(row)
-                raise InputError(
-                    f"Row {number}: {key!r} has {found}, expected a list of {len(names)}"
-                    f"{_listing(names)}."
-                )
-        return rows
-
-    def _records(self, rows: Any) -> list[Any]:
-        if not isinstance(rows, list):
-            raise InputError(f"'rows' is {_kind(rows)}, expected a list of objects.")
-        split = len(self._values.numerical)
-        found = []
-        for number, row in enumerate(rows):
-            try:
-                values = [row[name] for name in self._names]
-            except (KeyError, TypeError, IndexError):
-                raise self._bad_record(number, row) from None
-            if len(row) != len(self._names):
-                raise self._bad_record(number, row)
-            found.append((values[:split], values[split:]))
-        return found
-
-    def _bad_record(self, number: int, row: Any) -> InputError:
-        if not isinstance(row, dict):
-            return InputError(f"Row {number} is {_kind(row)}, expected an object of features.")
-        missing = [name for name in self._names if name not in row]
-        if missing:
-            return InputError(
-                f"Row {number} has no {missing[0]!r}, expected all {len(self._names)} features; "
-                "null stands for a missing value."
-            )
-        surplus = next(name for name in row if name not in self._names)
-        return InputError(f"Row {number}: {unknown('feature', surplus, self._names)}")
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else f"a {type(value).__name__}"
-
-
-def _listing(names: Iterable[str]) -> str:
-    shown = ", ".join(names)
-    return f" ({shown})" if shown and len(shown) <= 200 else ""

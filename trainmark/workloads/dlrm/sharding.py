@@ -13,7 +13,7 @@ from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.auto import DoesNotFitError, auto
 from trainmark.embeddings.placement.costs import STATE_BYTES, Load, TableCosts, TableStep
 from trainmark.embeddings.placement.cutting import Options
-from trainmark.embeddings.placement.placement import Placement, TablePlacement
+from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.placement.strategies import by_strategy, whole_tables
 from trainmark.errors import InputError, raise_all
 from trainmark.formatting import GIB, readable_size
@@ -22,18 +22,15 @@ from trainmark.hardware.machine import machine
 from trainmark.hardware.memory import MemoryPlan, what_fits
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
 from trainmark.workloads.dlrm.resolve import resolve
-from trainmark.workloads.dlrm.runs import DlrmRun, TableFormat, has_power_law, is_generated
+from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law, is_generated
 from trainmark.workloads.dlrm.sizes import (
-    WEIGHT_BYTES,
     dense_parameters,
     dense_tensors,
     has_narrow_tables,
     hotness,
-    in_other_formats,
     smaller,
-    table_bytes,
+    stored_rows,
     table_formats,
-    table_state_bytes,
     widths,
 )
 
@@ -42,7 +39,7 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     """The placement of a resolved run's tables over `devices`, the same on every rank."""
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
-        return placements.read(Path(sharding.placement), rows, dim, devices)
+        return _in_formats(cfg, placements.read(Path(sharding.placement), rows, dim, devices))
     if has_narrow_tables(cfg.model):
         return whole_tables(
             "memory_optimized" if sharding.placement == "auto" else sharding.placement,
@@ -51,9 +48,7 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
             devices,
             sharding.host_tables,
         )
-    if in_other_formats(cfg):  # on one device: `resolve` has seen to it
-        placed = _on_the_only_device(cfg)
-    elif sharding.placement == "auto":
+    if sharding.placement == "auto":
         placed = _auto(cfg, devices)
     else:
         placed = by_strategy(
@@ -65,24 +60,21 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
             data_parallel_threshold=sharding.data_parallel_threshold or 0,
             host_tables=sharding.host_tables,
         )
-    return placements.checked(placed, rows, dim, devices)
+    return _in_formats(cfg, placements.checked(placed, rows, dim, devices))
 
 
-def _on_the_only_device(cfg: DlrmRun) -> Placement:
-    return Placement(
-        devices=1,
-        tables=tuple(
-            TablePlacement(
-                table=table,
-                sharding="table_wise",
-                shards=placements.whole_everywhere(rows, cfg.model.embedding_dim, 1),
-                reason=f"the only device; stored in {kind}",
+def _in_formats(cfg: DlrmRun, placement: Placement) -> Placement:
+    """The placement, if it suits how the tables are stored."""
+    for table, kind in zip(placement.tables, table_formats(cfg), strict=True):
+        whole_rows = all(shard.num_columns == cfg.model.embedding_dim for shard in table.shards)
+        on_many = table.sharding == "data_parallel" and placement.devices > 1
+        if kind != "fp32" and (on_many or not whole_rows or table.memory == "host"):
+            raise InputError(
+                f"Table {table.table} is stored in {kind}: such tables lie whole on one device, or "
+                f"are split by rows. Received: {table.sharding} in {table.memory} memory. Place it "
+                f"otherwise, or keep it fp32 by --fp32-tables {table.table}."
             )
-            for table, (rows, kind) in enumerate(
-                zip(cfg.model.table_rows, table_formats(cfg), strict=True)
-            )
-        ),
-    )
+    return placement
 
 
 @lru_cache(maxsize=4)  # a run asks several times: to build, to check its memory, to report
@@ -116,7 +108,6 @@ def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:
         dim=cfg.model.embedding_dim,
         element_bytes=4 if cfg.precision in ("fp32", "tf32") else 2,
         optimizer=cfg.optimizer.name,
-        weight_bytes=WEIGHT_BYTES[cfg.table_format.table_precision],
     )
     return TableCosts(machine(cluster(cfg, devices), cfg.sharding.network_gb_s), step)
 
@@ -130,13 +121,14 @@ def room(cfg: DlrmRun, costs: TableCosts) -> float:
 @lru_cache(maxsize=4)
 def profiles(cfg: DlrmRun) -> list[AccessProfile]:
     """How often the rows of each table are looked up, as far as it is known."""
-    return _with_hotness(cfg, _shares(cfg))
+    return _of_tables(cfg, _shares(cfg))
 
 
-def _with_hotness(cfg: DlrmRun, shares: list[AccessProfile]) -> list[AccessProfile]:
+def _of_tables(cfg: DlrmRun, shares: list[AccessProfile]) -> list[AccessProfile]:
+    """With what else is known of each table."""
     return [
-        dataclasses.replace(profile, hotness=count)
-        for profile, count in zip(shares, hotness(cfg.model), strict=True)
+        dataclasses.replace(profile, hotness=count, stored=stored)
+        for profile, count, stored in zip(shares, hotness(cfg.model), stored_rows(cfg), strict=True)
     ]
 
 
@@ -160,7 +152,7 @@ def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
     """One device holds all rows, whichever are looked up: counts would be read for nothing."""
     if devices > 1:
         return profiles(cfg)
-    return _with_hotness(cfg, [access.uniform(count) for count in cfg.model.table_rows])
+    return _of_tables(cfg, [access.uniform(count) for count in cfg.model.table_rows])
 
 
 def counted(cfg: DlrmRun) -> bool:
@@ -184,12 +176,11 @@ def _vocabulary(folder: Path, table: int) -> Path:
 def plan_devices(cfg: DlrmRun) -> list[MemoryPlan]:
     """Bytes on every device of the run's cluster: exact, except for the activations."""
     dense = _dense(cfg)
-    stored = table_bytes(cfg) if in_other_formats(cfg) else None  # all of it on the one device
     return [
         MemoryPlan(
-            weights=dense.weights + (load.weights if stored is None else stored),
+            weights=dense.weights + load.weights,
             gradients=dense.gradients,
-            optimizer=dense.optimizer + (load.state if stored is None else table_state_bytes(cfg)),
+            optimizer=dense.optimizer + load.state,
             activations=dense.activations + load.buffers,
         )
         for load in _loads(cfg)
@@ -238,44 +229,45 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
             f"{start}: MLPs and activations alone need {readable_size(_dense(cfg).total)} of a "
             "device. Use a smaller micro_batch."
         )
-    # Only fp32 tables may be spread over devices, or lie in host memory.
-    in_fp32 = dataclasses.replace(cfg, table_format=TableFormat())
-    costs = table_costs(in_fp32, devices)
-    needed, saved = _needed_and_saved_by_host(in_fp32, costs)
+    needed, saved = _needed_and_saved_by_host(cfg, costs)
     if needed <= each * devices and cfg.sharding.placement != "auto":
         return f"{start} by {cfg.sharding.placement}. Use --placement auto."
-    dense, narrow = _dense(cfg).total, in_other_formats(cfg)
-    own = _fullest(cfg).total - dense if narrow else needed
     return (
-        f"{start}: its tables need {readable_size(own)}, and have {devices} x "
-        f"{readable_size(each)}. "
-        f"{'In fp32 it' if narrow else 'It'} would fit {math.ceil(needed / each)} such "
+        f"{start}: its tables need {readable_size(needed)}, and have {devices} x "
+        f"{readable_size(each)}. It would fit {math.ceil(needed / each)} such "
         f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}."
-        f"{what_fits(smaller(cfg), _fullest, dense + each)}"
+        f"{what_fits(smaller(cfg), _fullest, _dense(cfg).total + each)}"
     )
 
 
 def _fullest(cfg: DlrmRun) -> MemoryPlan:
-    """Of the devices that the run was resolved for. A format that they cannot have is refused."""
+    """Of the devices that the run was resolved for; of several, all are taken to be equally full.
+
+    A format that they cannot have is refused.
+    """
     resolved, problems = resolve(cfg, cluster(cfg))
     raise_all(problems)
-    return max(plan_devices(resolved), key=lambda plan: plan.total)
+    devices = cluster(cfg).world
+    if devices == 1:
+        return plan_devices(resolved)[0]
+    dense = _dense(resolved)
+    needed, _ = _needed_and_saved_by_host(resolved, table_costs(resolved, devices))
+    return dataclasses.replace(dense, weights=dense.weights + math.ceil(needed / devices))
 
 
 def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dict[int, int]]:
-    """Bytes that all tables take on devices; and what each would not if it were in host memory."""
+    """Bytes that all tables take on devices; and what each would not if it were in host memory,
+    where only fp32 tables may be."""
     needed, saved = 0, {}
-    for table, (rows, width) in enumerate(
-        zip(cfg.model.table_rows, widths(cfg.model), strict=True)
-    ):
+    tables = zip(cfg.model.table_rows, widths(cfg.model), stored_rows(cfg), strict=True)
+    for table, (rows, width, stored) in enumerate(tables):
         (whole,) = placements.whole_everywhere(rows, width, 1)
-        profile = access.uniform(rows)
+        profile = dataclasses.replace(access.uniform(rows), stored=stored)
         on_host = costs.shard(profile, whole, "host").memory
-        if table in cfg.sharding.host_tables:
-            needed += on_host
-        else:
-            here = costs.shard(profile, whole).memory
-            needed, saved[table] = needed + here, here - on_host
+        here = costs.shard(profile, whole).memory
+        needed += on_host if table in cfg.sharding.host_tables else here
+        if table not in cfg.sharding.host_tables and stored.is_fp32:
+            saved[table] = here - on_host
     return needed, saved
 
 

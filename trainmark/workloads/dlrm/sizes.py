@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainmark.embeddings.placement.costs import STATE_BYTES
+from trainmark.embeddings.placement.access import StoredRow
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
@@ -157,24 +157,21 @@ def table_formats(cfg: DlrmRun) -> list[str]:
     ]
 
 
+def stored_rows(cfg: DlrmRun) -> list[StoredRow]:
+    """Bytes of each table's rows."""
+    state = WEIGHT_BYTES[cfg.table_format.state_precision]
+    return [
+        StoredRow()
+        if kind == "fp32"
+        else StoredRow(weight=WEIGHT_BYTES[kind], scale=SCALE_BYTES.get(kind, 0), state=state)
+        for kind in table_formats(cfg)
+    ]
+
+
 def table_bytes(cfg: DlrmRun) -> int:
     """Bytes of all tables as they are stored, without the optimiser's state."""
-    tables = zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
-    return sum(
-        rows * (width * WEIGHT_BYTES[kind] + SCALE_BYTES.get(kind, 0))
-        for rows, width, kind in tables
-    )
-
-
-def table_state_bytes(cfg: DlrmRun) -> int:
-    """Of the optimiser, for tables as they are stored."""
-    per_element, per_row = STATE_BYTES[cfg.optimizer.name]
-    is_narrow = cfg.table_format.state_precision == "bf16"
-    tables = zip(cfg.model.table_rows, widths(cfg.model), table_formats(cfg), strict=True)
-    return sum(
-        rows * (width * (2 if is_narrow and kind != "fp32" else per_element) + per_row)
-        for rows, width, kind in tables
-    )
+    tables = zip(cfg.model.table_rows, widths(cfg.model), stored_rows(cfg), strict=True)
+    return sum(rows * (width * stored.weight + stored.scale) for rows, width, stored in tables)
 
 
 def in_other_formats(cfg: DlrmRun) -> bool:

@@ -24,14 +24,15 @@ from trainmark.training.checking import (
 )
 from trainmark.training.optimizers import (
     LossScale,
-    all_finite,
     decay_weights,
     gated_step,
+    gradient_norm,
     make_optimizer,
     optimizer_tensors,
 )
 from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
+from trainmark.workloads.dlrm import fast_prediction
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.multi_hot import MoreIds
@@ -94,10 +95,13 @@ class DlrmTrainer:
         behind_tables = [*model.interaction.parameters(), *model.top.parameters()]
         self._top = FlatGradients(behind_tables, mesh, extra=0)
         self._bottom = FlatGradients(model.bottom.parameters(), mesh, extra=2)
-        # What a CUDA graph is told, and what it tells: the loss, and whether the step was skipped.
+        # What a CUDA graph is told, and what it tells: the loss, whether the step was skipped, and
+        # what is observed.
         self._lr = torch.zeros((), device=mesh.device)
         self._samples_before = torch.zeros((), dtype=torch.int64, device=mesh.device)
-        self._outcome = torch.zeros(2, device=mesh.device)
+        self._observed = ["gradient_norm", *(["loss_scale"] if self._loss_scale else [])]
+        self._outcome = torch.zeros(2 + len(self._observed), device=mesh.device)
+        self._last_step = self._outcome
         self._compared: list[str] = []
         self._differ: Tensor | None = None
         """Of a checked step, whether the bits differ of each that is compared."""
@@ -188,8 +192,13 @@ class DlrmTrainer:
             wait_for(prepared.lookups_ready)
             self._train(prepared.micro_batches, prepared.global_samples, lr, checked=checked)
         self._steps += 1
-        loss, skipped = self._outcome.clone().unbind()
-        return loss, skipped
+        self._last_step = self._outcome.clone()
+        return self._last_step[0], self._last_step[1]
+
+    def observed(self) -> dict[str, Tensor]:
+        """Of the last step: the norm of the dense gradient, and the loss scale where there is
+        one."""
+        return dict(zip(self._observed, self._last_step[2:].unbind(), strict=True))
 
     def checked_step(
         self, prepared: Prepared, lr: float
@@ -215,7 +224,7 @@ class DlrmTrainer:
     ) -> None:
         """The whole step: nothing in it makes the host wait for a GPU."""
 
-        def compute() -> Tensor:
+        def compute() -> tuple[Tensor, Tensor]:
             begin(self._top)
             begin(self._bottom)
             for index, micro in enumerate(micros, 1):
@@ -224,14 +233,20 @@ class DlrmTrainer:
                 self._add_gradients(micro, global_samples)
             return self._finish_gradients()
 
-        gate = self._computed_twice(compute, micros) if checked else compute()
+        norm, gate = self._computed_twice(compute, micros) if checked else compute()
+        observed = [norm]
+        if self._loss_scale is not None:
+            observed = list(self._loss_scale.observed(norm).values())
         self._update(lr, gate)
-        torch.stack([self._bottom.loss, 1 - gate], out=self._outcome)
+        torch.stack([self._bottom.loss, 1 - gate, *observed], out=self._outcome)
 
-    def _computed_twice(self, compute: Callable[[], Tensor], micros: list[MicroBatch]) -> Tensor:
+    def _computed_twice(
+        self, compute: Callable[[], tuple[Tensor, Tensor]], micros: list[MicroBatch]
+    ) -> tuple[Tensor, Tensor]:
         tables = self.model.tables
 
-        def described(gate: Tensor) -> Fingerprints:
+        def described(computed: tuple[Tensor, Tensor]) -> Fingerprints:
+            _, gate = computed
             named = fingerprints({"the loss": self._bottom.loss, "the gate": gate})
             gradients = {name: p.grad for p, name in self._names.items() if p.grad is not None}
             named |= fingerprints(gradients, "the gradient of ")
@@ -245,12 +260,12 @@ class DlrmTrainer:
             named |= fingerprints({k: t for k, t in state.items() if t.device.type == here})
             return named | _of_rows("the table rows", rows)
 
-        gate, differ = computed_twice(compute, described, tables.forget, weights)
+        computed, differ = computed_twice(compute, described, tables.forget, weights)
         if self._differ is None:
             self._differ = torch.zeros(len(differ), dtype=torch.bool, device=self.mesh.device)
         self._compared = list(differ)
         torch.stack(list(differ.values()), out=self._differ)
-        return gate
+        return computed
 
     def _add_gradients(self, micro: MicroBatch, global_samples: int) -> None:
         """Add a micro-batch's gradients and loss to those of the step."""
@@ -292,17 +307,18 @@ class DlrmTrainer:
         if self._in_last_micro_batch:
             self._top.start()
 
-    def _finish_gradients(self) -> Tensor:
-        """Add up over the ranks. Returns the gate: 1 if loss and gradients are finite, else 0.
+    def _finish_gradients(self) -> tuple[Tensor, Tensor]:
+        """Add up over the ranks. Returns the norm of the dense gradient, which is scaled as the
+        loss is, and the gate: 1 if loss and gradients are finite, else 0.
 
-        The gate is the same on all ranks, because it is computed from sums over all of them.
+        Both are the same on all ranks, because they are computed from sums over all of them.
         """
         of_rows, _ = self._bottom.extra
         for gradient in self.model.tables.gradients():
             of_rows.add_(gradient.sum(dtype=torch.float32))
         self._bottom.reduce()
         self._top.wait()
-        return all_finite([*self._dense_gradients(), self._bottom.extra])
+        return gradient_norm(self._dense_gradients(), [self._bottom.extra])
 
     def _dense_gradients(self) -> list[Tensor]:
         return self._top.tensors() + self._bottom.tensors()
@@ -417,13 +433,20 @@ def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrain
 
 
 def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
-    """[B] click logits, in host memory, of a batch there that goes through the model at once."""
+    """[B] click logits, in host memory, of a batch there that goes through the model at once.
+
+    On ranks, of the whole batch, of which each has a share.
+    """
     precision = trainer.cfg.precision
     if precision != "fp8":  # whose codes are made of fp32 weights
         trainer.model.cast_dense(compute_dtype(precision))
+    if trainer.mesh.dp_size == 1 and (faster := fast_prediction.of_trainer(trainer)):
+        return faster
 
     def predict(batch: ClickBatch) -> Tensor:
-        return trainer.predict(trainer.prepare_to_predict(batch, batch.samples)).cpu()
+        shares = rank_shares(batch.global_samples, trainer.mesh.dp_size)
+        logits = trainer.predict(trainer.prepare_to_predict(batch, max(shares)))
+        return trainer.mesh.gather_over_dp(logits, shares).cpu()
 
     return predict
 

@@ -19,6 +19,7 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     build_data=build_data,
     build_trainer=build_trainer,
     checked_step=DlrmTrainer.checked_step,
+    observed=DlrmTrainer.observed,
     predict=predict,
     groups=groups,
     importance=importance,
@@ -34,5 +35,6 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     device_bytes=DlrmTrainer.device_bytes,
     sent_bytes_per_step=DlrmTrainer.sent_bytes_per_step,
     build_predictor=build_predictor,
+    predicts_on_ranks=True,
     answers=lambda logits: {"score": logits.float().sigmoid()},
 )

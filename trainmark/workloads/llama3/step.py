@@ -24,7 +24,7 @@ from trainmark.training.checking import (
     fingerprints,
     in_fixed_order,
 )
-from trainmark.training.optimizers import LossScale
+from trainmark.training.optimizers import LossScale, norms
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.llama3.data import TokenBatch
 from trainmark.workloads.llama3.flops import gradients_beside_activations
@@ -77,6 +77,7 @@ class LlamaTrainer:
         self._copies = torch.tensor(copies, device=mesh.device)
         self._sums = _GradientSums(self._parameters) if self._sums_in_fp32 else None
         self._weights_may_have_changed = False
+        self._observed: dict[str, Tensor] = {}
         on_device = mesh.device.type != "meta"
         piped = on_device and mesh.axes.get("pp", 1) > 1
         self._pipeline = Pipeline(parts, mesh, cfg) if piped else None
@@ -181,6 +182,9 @@ class LlamaTrainer:
         gradients = self._gradients()
         inverse = 1 / self._scale()
         norm = self._norm(gradients) * inverse
+        self._observed = {"gradient_norm": norm}
+        if self._loss_scale is not None:
+            self._observed["loss_scale"] = self._loss_scale.scale.clone()
         gate = torch.isfinite(loss + norm).float()
         clip = self.cfg.optimizer.clip
         factor = torch.ones_like(norm) if clip == 0 else (clip / (norm + 1e-6)).clamp(max=1.0)
@@ -189,6 +193,11 @@ class LlamaTrainer:
             self._loss_scale.update(gate)
         self._forget()
         return gate
+
+    def observed(self) -> dict[str, Tensor]:
+        """Of the last step: the norm of its gradient before it was clipped, and the loss scale
+        where there is one."""
+        return self._observed
 
     def _forget(self) -> None:
         """The gradients: the next backward passes add to none."""
@@ -212,8 +221,7 @@ class LlamaTrainer:
     def _norm(self, gradients: dict[str, Tensor]) -> Tensor:
         """The norm of the whole gradient, over all ranks, each element once."""
         parts = [local(gradient) for gradient in gradients.values()]
-        norms = torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float32))
-        total = (norms.square() / self._copies).sum()
+        total = (norms(parts).square() / self._copies).sum()
         if self.mesh.device_mesh is not None:
             dist.all_reduce(total)
         return total.sqrt()

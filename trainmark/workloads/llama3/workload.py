@@ -18,6 +18,7 @@ LLAMA3 = Workload[LlamaRun, Llama, nn.Module, TokenBatch, LlamaTrainer](
     build_data=build_data,
     build_trainer=build_trainer,
     checked_step=LlamaTrainer.checked_step,
+    observed=LlamaTrainer.observed,
     evaluate=evaluate,
     held_out_splits=held_out_splits,
     metric=METRIC,

@@ -1,0 +1,155 @@
+"""What the norm of the gradient costs: steps with it, with the earlier check alone, with neither.
+
+    python benchmarks/gradient_norm.py               # on a GPU
+    python benchmarks/gradient_norm.py --small       # on a CPU
+
+The variants take turns in one process, on the same batches; on a GPU, whose graphs keep what they
+were captured with, each has a trainer of its own. Their costs are medians, over all turns, of a
+turn's time against that of the one without anything.
+
+    norm      as trainmark trains: the norm, from which it also knows that gradients are finite
+    finite    sums of absolute values, which tell that alone
+    neither   nothing looks at the gradients
+
+Llama-3 clips by the norm, so it has no `finite`. A last row is the time to write curves.csv.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import write_results
+from trainmark import workloads
+from trainmark.distributed.mesh import single
+from trainmark.hardware.devices import Cluster, identify
+from trainmark.run.curves import CurveWriter, Step, Stretch
+from trainmark.run.loop import build_trainer, synchronizer
+
+
+def finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Without a norm."""
+    sums = torch._foreach_norm([*gradients, *others], ord=1, dtype=torch.float32)
+    return torch.zeros_like(sums[0]), torch.isfinite(torch.stack(sums).sum()).float()
+
+
+def neither(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """A gate that is always open."""
+    return torch.zeros_like(others[0].sum()), torch.ones_like(others[0].sum())
+
+
+PLACES: dict[str, tuple[str, list[Callable[..., Any]]]] = {
+    "dlrm": ("trainmark.workloads.dlrm.step.gradient_norm", [finite, neither]),
+    "distilbert": ("trainmark.workloads.distilbert.step.gradient_norm", [finite, neither]),
+    "llama3": (
+        "trainmark.workloads.llama3.step.LlamaTrainer._norm",
+        [lambda trainer, gradients: torch.ones((), device=trainer.mesh.device)],
+    ),
+}
+"""Of each workload: what computes the norm, and what stands in for it."""
+Runs = dict[str, dict[str, Any]]
+GPU_RUNS: Runs = {
+    "dlrm-small": {"data": "synthetic"},
+    "distilbert-sst2": {"data": "synthetic", "compile": False},
+    "llama3-1b": {"data": "synthetic", "compile": False},
+}
+CPU_RUNS: Runs = {"dlrm-demo": {}, "distilbert-demo": {}, "llama3-demo": {}}
+
+
+def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -> dict[str, Any]:
+    """One row: seconds of a step by variant, and the costs of norm and check."""
+    cluster = Cluster(identify(device).key, 1, 1)
+    named = dataclasses.replace(workloads.named_run(run), device=device.type, **changes)
+    cfg = workloads.resolve(named, cluster)
+    place, stand_ins = PLACES[cfg.workload]
+    names = ["norm", "finite", "neither"] if len(stand_ins) == 2 else ["norm", "neither"]
+    build = functools.partial(build_trainer, cfg, workloads.load(cfg.workload), single(device))
+    shared = build() if device.type == "cpu" else None
+    steps = {
+        name: _stepper(cfg, shared or build(), place, stand_in)
+        for name, stand_in in zip(names, [None, *stand_ins], strict=True)
+    }
+    of_step: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(-2, turns):
+        for name in random.sample(names, len(names)):
+            seconds = steps[name]()
+            if turn >= 0:
+                of_step[name].append(seconds)
+    row: dict[str, Any] = {"system": "trainmark", "run": run, "turns": turns}
+    row["step_ms"] = {name: 1e3 * statistics.median(all_) for name, all_ in of_step.items()}
+    for name in names[:-1]:
+        pairs = zip(of_step[name], of_step["neither"], strict=True)
+        row[f"cost_of_{name}"] = statistics.median(a / b - 1 for a, b in pairs)
+    return row
+
+
+def _stepper(cfg: Any, trainer: Any, place: str, stand_in: Any) -> Callable[[], float]:
+    """What makes some steps, and returns the seconds of one."""
+    workload, device = workloads.load(cfg.workload), trainer.mesh.device
+    wait = synchronizer(device)
+    found = itertools.cycle(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
+    on_cpu = device.type == "cpu"
+    # On a CPU one thread's own time, which others on the machine hardly change.
+    count, now = (1, time.process_time) if on_cpu else (20, time.perf_counter)
+
+    def steps() -> float:
+        with mock.patch(place, stand_in) if stand_in else nullcontext():
+            wait()
+            began = now()
+            for batch in itertools.islice(found, count):
+                prepared = trainer.prepare(batch)
+                if prepared.ready is not None:
+                    prepared.ready.wait()
+                trainer.step(prepared, 1e-4)
+            wait()
+            seconds = now() - began
+        return seconds / count
+
+    return steps
+
+
+def writing(steps: int = 100, looks: int = 200) -> dict[str, Any]:
+    """The host's time to write both curves, of one step."""
+    made = [
+        Step(step=i, samples=65536 * i, loss=0.12345678 + i, lr=24.0 / 7, gradient_norm=1.2 / 7)
+        for i in range(10**6, 10**6 + steps)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        writer, taken = CurveWriter(Path(folder), 0), []
+        for _ in range(looks):
+            began = time.perf_counter()
+            writer.add(made, Stretch(time_s=1.0, samples_per_s=2.0, power_w=3.0))
+            taken.append(time.perf_counter() - began)
+        writer.close()
+    return {"system": "trainmark", "run": "writing", "us": 1e6 * statistics.median(taken) / steps}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--results", type=Path, help="write the results here instead")
+    options = parser.parse_args()
+    device = torch.device("cpu") if options.small else torch.device("cuda", 0)
+    chosen = CPU_RUNS if options.small else GPU_RUNS
+    torch.set_num_threads(1)
+    rows = []
+    for run, changes in chosen.items():
+        rows.append(costs(run, changes, device, options.turns))
+        print(rows[-1], flush=True)
+    rows.append(writing())
+    print(rows[-1], flush=True)
+    name = "gradient_norm_cpu" if options.small else "gradient_norm_h200"
+    write_results(name, rows, device, folder=options.results)

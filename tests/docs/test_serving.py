@@ -1,0 +1,110 @@
+"""The page on serving ends with a deployed model: its commands run, those of the image, too."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.commands import ROOT
+from tests.docs.test_readme import blocks, commands
+from tests.unit.served import train_on_clicks
+from tests.unit.test_dockerfiles import instructions
+from trainmark.cli import main
+
+pytest.importorskip("tritonclient.http")
+PAGE, IMAGE, WAIT_S = "docs/serving.md", "docker/serve.Dockerfile", 120
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `models` of the page, with the export that its first command writes."""
+    folder = tmp_path_factory.mktemp("page")
+    run = train_on_clicks(folder) / "run"
+    (first,) = [words for words in commands(PAGE) if words[:2] == ["trainmark", "export"]]
+    paths = {"build/demo/run": str(run), "models/clicks": str(folder / "models" / "clicks")}
+    assert main([paths.get(word, word) for word in first[1:]]) == 0
+    return folder / "models"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def container(models: Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """What `docker run` starts: the image's entry point and command, with the folder mounted."""
+    told = dict(instructions(IMAGE))
+    words = json.loads(told["ENTRYPOINT"]) + json.loads(told["CMD"])
+    ports = {"8000": str(_free_port()), "8001": str(_free_port())}
+    assert set(told["EXPOSE"].split()) == set(ports)
+    words = [ports.get(word, word).replace("/models", str(models)) for word in words]
+    assert words[0] == "trainmark"
+    line = [sys.executable, "-m", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(line, cwd=models, env=environment) as running:
+        try:
+            yield running, ports
+        finally:
+            running.kill()
+
+
+def test_the_container_serves_what_the_page_says(models: Path, tmp_path: Path) -> None:
+    with container(models) as (running, ports):
+        healthy = json.loads(dict(instructions(IMAGE))["HEALTHCHECK"].partition("CMD ")[2])
+        probe = [word.replace(":8000", f":{ports['8000']}") for word in healthy]
+        end = time.monotonic() + WAIT_S
+        while subprocess.run([sys.executable, *probe[1:]], capture_output=True).returncode:
+            assert running.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+        def here(text: str) -> str:
+            return re.sub(r"localhost:(800[01])", lambda m: f"127.0.0.1:{ports[m[1]]}", text)
+
+        asked = [words for words in commands(PAGE) if words[0] == "curl"]
+        assert len(asked) == 5
+        answers = []
+        for words in asked:
+            target = tmp_path / words[words.index(">") + 1] if ">" in words else None
+            words = [here(word) for word in words if word != ">" and word != "row.json"]
+            words = [*words, "--fail", "--max-time", "60"]
+            done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
+            answers.append(done.stdout)
+            if target:
+                target.write_bytes(done.stdout)
+        assert json.loads(answers[1])["name"] == "clicks"
+        (score,) = json.loads(answers[3])["scores"]
+        assert 0 < score < 1
+        (code,) = blocks(PAGE, "python")
+        for protocol, port in (("http", "8000"), ("grpc", "8001")):
+            text = code.replace("tritonclient.http", f"tritonclient.{protocol}")
+            text = here(text.replace('Client("localhost:8000")', f'Client("localhost:{port}")'))
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=True)
+            assert re.fullmatch(rb"\[0\.\d+\]\n", done.stdout)
+        running.terminate()  # as `docker stop` does
+        assert running.wait(WAIT_S) == 0
+
+
+def test_the_image_is_built_and_run_as_the_page_says() -> None:
+    """Names, ports and the mounted folder agree between the page and the file."""
+    build, run, stop = (words for words in commands(PAGE) if words[0] == "docker")
+    assert build[build.index("-f") + 1] == IMAGE
+    assert build[build.index("-t") + 1] == run[-1]
+    assert stop[-1] == run[run.index("--name") + 1]
+    published = {run[i + 1].split(":")[1] for i, word in enumerate(run) if word == "-p"}
+    assert published == set(dict(instructions(IMAGE))["EXPOSE"].split())
+    assert ":/models:ro" in run[run.index("-v") + 1]
+    usage = (ROOT / IMAGE).read_text().splitlines()[1]
+    assert shlex.split(usage.lstrip("# ")) == build

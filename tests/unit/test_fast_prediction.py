@@ -1,0 +1,112 @@
+"""Predictions in one pass are those of plain torch, layer by layer."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainmark.kernels.compiled import INSTALLED
+from trainmark.workloads.dlrm import fast_prediction, standalone
+
+if not INSTALLED:
+    pytest.skip("needs numba (extra `fast`)", allow_module_level=True)
+
+
+def model(
+    bottom: tuple[int, ...], top: tuple[int, ...], *, numbers: int = 5, **more: Any
+) -> standalone.Dlrm:
+    """An exported model with random weights."""
+    random = torch.Generator().manual_seed(len(bottom) + top[0])
+    rows, dim = [7, 3, 1, 90], bottom[-1]
+    width = -(-(dim + 10) // 8) * 8  # 5 vectors have 10 products, and zeros fill up
+    config = {"table_rows": rows, "bottom_mlp": bottom, "top_mlp": top, "logit_offset": -0.5} | more
+    tensors = {
+        f"tables.{i}.weight": torch.randn(n, dim, generator=random) for i, n in enumerate(rows)
+    }
+    for name, widths in (("bottom", (numbers, *bottom)), ("top", (width, *top))):
+        for layer, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+            scale = max(inputs, 1) ** -0.5
+            tensors[f"{name}.{2 * layer}.weight"] = scale * torch.randn(
+                outputs, inputs, generator=random
+            )
+            tensors[f"{name}.{2 * layer}.bias"] = torch.randn(outputs, generator=random)
+    return standalone.Dlrm(config, tensors)
+
+
+def inputs(samples: int, numbers: int = 5) -> tuple[Any, Any]:
+    random = np.random.default_rng(samples)
+    ids = np.stack([random.integers(0, rows, samples) for rows in (7, 3, 1, 90)], 1)
+    return random.standard_normal((samples, numbers)).astype(np.float32), ids
+
+
+def expected(plain: standalone.Dlrm, numbers: Any, ids: Any) -> Any:
+    """By the exported model's own code."""
+    return torch.logit(plain(torch.from_numpy(numbers), torch.from_numpy(ids)).double()).numpy()
+
+
+@pytest.mark.parametrize("samples", [1, 2, 64, 300, 1000])
+@pytest.mark.parametrize(
+    ("bottom", "top", "numbers"),
+    [((16,), (1,), 5), ((33, 8), (17, 5, 1), 5), ((8,), (9, 1), 0), ((128, 64), (256, 64, 1), 5)],
+)
+def test_logits(bottom: tuple[int, ...], top: tuple[int, ...], numbers: int, samples: int) -> None:
+    plain = model(bottom, top, numbers=numbers)
+    logits = fast_prediction.of_exported(plain)
+    assert logits is not None
+    given = inputs(samples, numbers)
+    found = logits(*given)
+    assert found.shape == (samples,)
+    reference = model(bottom, top, numbers=numbers)
+    np.testing.assert_allclose(found, expected(reference, *given), rtol=1e-4, atol=1e-4)
+
+
+def test_gemms_and_one_pass_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, given = model((128, 64), (256, 64, 1)), inputs(300)
+    logits = fast_prediction.of_exported(plain)
+    assert logits is not None
+    found = {}
+    for many in (0, 1 << 40):
+        monkeypatch.setattr(fast_prediction, "MANY_PRODUCTS", many)
+        found[many] = logits(*given)
+    np.testing.assert_allclose(found[0], found[1 << 40], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("row", "feature", "value"), [(0, 0, 7), (299, 3, 90), (4, 2, -1)])
+def test_an_id_without_a_row_is_no_memory_of_others(row: int, feature: int, value: int) -> None:
+    logits = fast_prediction.of_exported(model((16,), (1,)))
+    assert logits is not None
+    numbers, ids = inputs(300)
+    ids[row, feature] = value
+    with pytest.raises(IndexError, match=f"row {row}: table {feature} has no row {value}"):
+        logits(numbers, ids)
+
+
+def test_what_takes_another_way() -> None:
+    assert fast_prediction.of_exported(model((16,), (1,), interaction="cat")) is None
+    assert fast_prediction.of_exported(model((16,), (1,), pooling="sum")) is None
+    narrow = model((16,), (1,))
+    narrow.tables_0_weight = narrow.tables_0_weight[:, :8].contiguous()
+    assert fast_prediction.of_exported(narrow) is None
+    half = model((16,), (1,))
+    half.tables_0_weight = half.tables_0_weight.half()
+    assert fast_prediction.of_exported(half) is None
+
+
+def test_a_runs_predictor_takes_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`infer`'s scores are those of the trainer's own way, which evaluates."""
+    from trainmark.config import filled
+    from trainmark.run import runner
+
+    with runner.loaded(finished, device="cpu") as loaded:
+        data = loaded.workload.build_data(loaded.cfg, "test", 0, 1)
+        batches = list(data)
+        predict = filled(loaded.workload.build_predictor)(loaded.trainer)
+        assert predict.__module__ == fast_prediction.__name__
+        monkeypatch.setattr(fast_prediction, "of_trainer", lambda trainer: None)
+        plain = filled(loaded.workload.build_predictor)(loaded.trainer)
+        assert batches
+        for batch in batches:
+            torch.testing.assert_close(predict(batch), plain(batch), rtol=1e-5, atol=1e-5)

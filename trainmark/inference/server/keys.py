@@ -1,0 +1,33 @@
+"""Who may ask: a file with keys, one a line, of which a request has to bring one."""
+
+import hmac
+from pathlib import Path
+
+from trainmark.errors import InputError
+from trainmark.inference.server.limits import BadKeyError
+
+SHORTEST = 16
+"""Characters of a key: fewer could be guessed."""
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys of a file; several, so that a new one can be handed out before the old one ends."""
+    try:
+        lines = path.read_bytes().split()
+    except OSError as error:
+        raise InputError(f"--api-key {path} cannot be read: {error.strerror}.") from None
+    if not lines or min(map(len, lines)) < SHORTEST:
+        raise InputError(
+            f"--api-key {path}: expected one key a line, each of at least {SHORTEST} characters."
+        )
+    return tuple(lines)
+
+
+def check(keys: tuple[bytes, ...], authorization: bytes | None) -> None:
+    """Refuse a request whose header is not `Authorization: Bearer KEY`."""
+    if not keys:
+        return
+    given = (authorization or b"").removeprefix(b"Bearer ")
+    # All are compared, each in a time that tells nothing of it.
+    if not any([hmac.compare_digest(key, given) for key in keys]):  # noqa: C419
+        raise BadKeyError("Send the header 'Authorization: Bearer KEY' with one of the keys.")

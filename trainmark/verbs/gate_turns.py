@@ -1,0 +1,190 @@
+"""Two resident processes that train by turns: never both at once, in an order that chance chose."""
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from trainmark.errors import InputError
+from trainmark.metrics.slowdown import block_difference
+from trainmark.verbs import attempt
+
+WORKER = Path(__file__).with_name("gate_worker.py")
+WARMUP_STEPS = 10
+"""That each process trains before, twice: the first ones may compile, the others say how long a
+step takes."""
+TURN_S = 0.1
+"""About how long a turn takes; of steps that take longer, it is one."""
+NO_ANSWER_S = 1800.0
+"""After so long a process counts as hung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What one of the two processes trains."""
+
+    name: str
+    """`base` or `candidate`."""
+    tree: Path
+    """Folder whose `trainmark` it runs."""
+    words: Sequence[str]
+    """Those after `train`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a process says of the steps that it trained."""
+
+    seconds: list[float]
+    """Of each."""
+    samples: int
+    """Of all together."""
+
+
+class Worker:
+    """A process that, while entered, trains when it is its turn. In between it is stopped with all
+    its threads: what it reads ahead takes time from its own turns, and none from the other's."""
+
+    def __init__(self, side: Side, folder: Path, script: Path = WORKER) -> None:
+        self.side = side
+        self._log = folder / f"{side.name}.log"
+        self._output = folder / side.name
+        self._script = script
+
+    def __enter__(self) -> Self:
+        side = self.side
+        tokens, self._tokens = os.pipe()
+        self._answers, answers = os.pipe()
+        self._received = b""
+        path = os.pathsep.join(filter(None, [str(side.tree), os.environ.get("PYTHONPATH")]))
+        words = [*side.words, "--output", str(self._output)]
+        own = [str(side.tree), str(tokens), str(answers)]
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", str(self._script), *own, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONPATH": path},
+                    pass_fds=(tokens, answers),
+                    process_group=0,  # Ctrl-C is for this process, which ends that one
+                )
+        finally:
+            os.close(tokens)
+            os.close(answers)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._tokens)
+        self._process.kill()
+        self._process.wait()
+        os.close(self._answers)
+
+    def get_ready(self) -> None:
+        """Until its model is built and its first step is about to begin."""
+        self._receive()
+        self._stop()
+
+    def train(self, steps: int) -> Turn:
+        """Its turn."""
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            os.write(self._tokens, f"{steps}\n".encode())
+        except BrokenPipeError:
+            raise self._ended() from None
+        answer = self._receive()
+        self._stop()
+        return Turn(**answer)
+
+    def _stop(self) -> None:
+        """Until none of its threads runs."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\n" not in self._received:
+            readable, _, _ = select.select([self._answers], [], [], NO_ANSWER_S)
+            if not readable:
+                raise InputError(f"The {self.side.name} has not answered for {NO_ANSWER_S:g} s.")
+            received = os.read(self._answers, 65536)
+            if not received:
+                raise self._ended()
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ended(self) -> InputError:
+        code = self._process.wait()
+        printed = self._log.read_text(encoding="utf-8", errors="replace")
+        reason = attempt.last_sentence(printed)
+        if reason is None:
+            reason = f"it {attempt.how_it_ended(code)}. Its last words:\n{printed[-1000:].strip()}"
+        return InputError(f"The {self.side.name} does not train: {reason}")
+
+
+@contextmanager
+def resident(
+    base: Side, candidate: Side, folder: Path, script: Path = WORKER
+) -> Iterator[tuple[Worker, Worker]]:
+    """A process for each side, ready for its first step; both end with the block."""
+    with Worker(base, folder, script) as first:
+        first.get_ready()  # even now, never both at once
+        with Worker(candidate, folder, script) as second:
+            second.get_ready()
+            yield first, second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Four turns: seconds of each side's timed steps."""
+
+    base_s: list[float]
+    candidate_s: list[float]
+
+    @property
+    def difference(self) -> float:
+        return block_difference(self.base_s, self.candidate_s)
+
+
+def train_by_turns(base: Worker, candidate: Worker, coin: random.Random) -> Iterator[Block]:
+    """Warm both up, then train on and on, block by block (see `metrics.slowdown`)."""
+    for worker in (base, candidate):
+        worker.train(WARMUP_STEPS)
+    steps = steps_per_turn([worker.train(WARMUP_STEPS).seconds for worker in (base, candidate)])
+    while True:
+        order = (base, candidate, candidate, base)
+        if coin.random() < 0.5:
+            order = (candidate, base, base, candidate)
+        seconds: dict[Worker, list[float]] = {base: [], candidate: []}
+        samples = {base: 0, candidate: 0}
+        for worker in order:
+            turn = worker.train(steps)
+            # A turn's first step finds the caches full of the other process's data.
+            seconds[worker] += turn.seconds[1:] or turn.seconds
+            samples[worker] += turn.samples
+        _check_samples(samples[base], samples[candidate], 2 * steps)
+        yield Block(base_s=seconds[base], candidate_s=seconds[candidate])
+
+
+def steps_per_turn(seconds: Sequence[Sequence[float]]) -> int:
+    """So many that a turn takes about `TURN_S`, by the quicker steps of both sides."""
+    quick = max(sorted(of_one)[len(of_one) // 4] for of_one in seconds)
+    return max(1, round(TURN_S / quick))
+
+
+def _check_samples(base: int, candidate: int, steps: int) -> None:
+    if base != candidate:
+        raise InputError(
+            f"The sides' steps are not alike: in {steps} steps the base trains {base:,} samples, "
+            f"the candidate {candidate:,}. Give both the same --global-batch and --data."
+        )
