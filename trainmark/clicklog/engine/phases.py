@@ -217,6 +217,7 @@ class EmbeddedEngine:
         files.write_json(dataset / MANIFEST, manifest)
         written = (record["files"] for record in self.work.column_log.read())
         checksums.seal(dataset, files.SIGNED, {n: c for of in written for n, c in of.items()})
+        store.close()
         self.work.publish()
 
     def _extends(

@@ -5,7 +5,8 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,9 @@ class Work:
         self.remove()
 
     def remove(self) -> None:
+        # Several at a time: freeing what a file holds takes as long as writing it does.
+        with suppress(OSError), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(os.unlink, self.blocks.iterdir()))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
