@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -241,6 +242,7 @@ def measure(
     """
     shutil.rmtree(output, ignore_errors=True)
     chosen = sorted(os.sched_getaffinity(0))[:cores]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     child = subprocess.Popen(
         command(kind, raw, output, *more),
@@ -255,8 +257,15 @@ def measure(
     watcher.join()
     if child.returncode:
         raise SystemExit(f"{kind} failed; see above")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     phases = json.loads(text.decode().splitlines()[-1])
-    return {"seconds": seconds, "peak_mb": peak[0] / 1e6, "phase_seconds": phases}
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "peak_mb": peak[0] / 1e6,
+        "phase_seconds": phases,
+    }
 
 
 def _watch(child: subprocess.Popen, peak: list[int]) -> None:
@@ -451,6 +460,8 @@ def scale(arguments: argparse.Namespace) -> None:
                 "mb": round(mb, 1),
                 "seconds": round(found["seconds"], 3),
                 "mb_per_s": round(mb / found["seconds"], 1),
+                "cpu_seconds": round(found["cpu_seconds"], 3),
+                "load": round(os.getloadavg()[0], 1),
                 "peak_mb": round(found["peak_mb"], 1),
                 "output": arguments.stored,
                 "phase_seconds": {n: round(s, 3) for n, s in found["phase_seconds"].items()},
