@@ -29,7 +29,9 @@ NUMBERS = "numbers"
 """Of the record of what becomes of the numerical columns."""
 SHARE_ROWS = 1 << 22
 """Rows of a column that are worth a process of their own."""
-DICTIONARY_SHARES = 4
+MOST_SHARES = 8
+"""Each reads a part of every block; smaller parts take longer to find than to read."""
+DICTIONARY_SHARES = 2
 """The most that share a column with dictionaries, all of which each has to look up."""
 
 Each = Callable[[str, Iterable[tuple[Any, ...]]], list[Any]]
@@ -122,7 +124,7 @@ class Encoder:
     def _shares(self, column: DatasetColumn) -> int:
         """How many processes share a column."""
         records, rows = self.store.records, self.store.rows
-        most = min(self._workers, max(rows // SHARE_ROWS, 1))
+        most = min(self._workers, max(rows // SHARE_ROWS, 1), MOST_SHARES)
         entries = sum(
             record.columns[place].distinct for record in records for place in column.places
         )
