@@ -2,12 +2,12 @@
 
     python benchmarks/gate_cpu.py record HOUR.jsonl         # an hour of two equal sides, by turns
     python benchmarks/gate_cpu.py live TRIALS.jsonl         # gates of a commit that is 3 % slower
-    python benchmarks/gate_cpu.py results HOUR.jsonl TRIALS.jsonl
+    python benchmarks/gate_cpu.py results HOUR.jsonl --trials TRIALS.jsonl
 
 `record` starts a fresh pair of processes every minute and keeps what every block's steps took.
 `results` lets gates begin at random minutes of that hour and go on from there as they would have,
 once with 3 % more for every step of the candidate and once without. `live` gates, in a clone,
-commits whose loop waits after each step for 3 % of its time, and commits that change nothing.
+commits whose loop does something for 3 % longer in each step, and commits that change nothing.
 What else the machine does is part of what is measured: each row has the load.
 """
 
@@ -28,17 +28,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import write_results
-from trainmark.metrics.slowdown import block_difference, compare, median_and_error
+from trainmark.metrics.slowdown import compare, median_and_error
 from trainmark.verbs.gate import ENDLESS, ROUND_BLOCKS, TREE
-from trainmark.verbs.gate_turns import Side, resident, train_by_turns
+from trainmark.verbs.gate_turns import Block, Clock, Side, Turn, resident, train_by_turns
 from trainmark.verbs.options import GateOptions
 
 RUN = "dlrm-demo"
+GATE = (sys.executable, "-P", "-m", "trainmark", "gate", RUN, "--base", "HEAD~1")
 SLOWER_BY = 0.03
 ROUND_S = 60.0
 BUDGET_S = GateOptions().budget
 RESAMPLED = 1000
 SEED = 0
+CLOCKS: tuple[Clock, ...] = ("wall", "cpu")
+CLOCK_NAMES = {"wall": ("perf_counter", "perf_counter"), "cpu": ("process_time", "thread_time")}
+"""What Python calls them: of a step, and of what its main thread does besides."""
 Row = dict[str, Any]
 
 
@@ -48,15 +52,15 @@ Row = dict[str, Any]
 def record(target: Path, minutes: float) -> None:
     """Append a line for each pair of processes."""
     ends, coin = time.monotonic() + 60 * minutes, random.Random(SEED)
-    base = Side(name="base", tree=TREE, words=[RUN, *ENDLESS])
+    base = Side(name="base", tree=TREE, words=(RUN, *ENDLESS))
     candidate = dataclasses.replace(base, name="candidate")
     while time.monotonic() < ends:
         starting = time.monotonic()
         with (
             tempfile.TemporaryDirectory() as folder,
-            resident(base, candidate, Path(folder)) as workers,
+            resident(base, candidate, folder=Path(folder)) as (first, second),
         ):
-            turns = train_by_turns(*workers, coin)
+            turns = train_by_turns(first, second, coin)
             blocks = [next(turns)]
             ready = time.monotonic()
             while time.monotonic() < ready + ROUND_S:
@@ -66,7 +70,7 @@ def record(target: Path, minutes: float) -> None:
             "load": os.getloadavg()[0],
             "setup_s": ready - starting,
             "block_s": measured_s / (len(blocks) - 1),
-            "blocks": [[block.base_s, block.candidate_s] for block in blocks],
+            "blocks": [dataclasses.asdict(block) for block in blocks],
         }
         _append(target, row)
         print(f"load {row['load']:.1f}, {len(blocks)} blocks", flush=True)
@@ -75,7 +79,9 @@ def record(target: Path, minutes: float) -> None:
 # --- gates that begin at random minutes of it
 
 
-def resampled(hour: Sequence[Row], effect: float, rng: np.random.Generator) -> tuple[str, float]:
+def resampled(
+    hour: Sequence[Row], clock: Clock, effect: float, rng: np.random.Generator
+) -> tuple[str, float]:
     """The verdict of one gate, and its seconds. Both sides of the recording were the same program:
     which of them is called the candidate is chosen anew for each pair."""
     rounds: list[list[float]] = []
@@ -86,8 +92,8 @@ def resampled(hour: Sequence[Row], effect: float, rng: np.random.Generator) -> t
         seconds += pair["setup_s"]
         sign = rng.choice([-1, 1])
         rounds.append([])
-        for difference in pair["differences"].split()[:ROUND_BLOCKS]:
-            rounds[-1].append(sign * float(difference) + math.log1p(effect))
+        for difference in differences(pair, clock)[:ROUND_BLOCKS]:
+            rounds[-1].append(sign * difference + math.log1p(effect))
             seconds += pair["block_s"]
             found = compare(rounds, SLOWER_BY)
             verdict = found.verdict if found else "undecided"
@@ -95,10 +101,16 @@ def resampled(hour: Sequence[Row], effect: float, rng: np.random.Generator) -> t
                 return verdict, seconds
 
 
-def resampled_row(hour: Sequence[Row], effect: float, trials: int = RESAMPLED) -> Row:
+def differences(pair: Row, clock: Clock) -> list[float]:
+    """Of its blocks, as they are kept in the results."""
+    return [float(word) for word in pair[clock].split()]
+
+
+def resampled_row(hour: Sequence[Row], clock: Clock, effect: float, trials: int = RESAMPLED) -> Row:
     rng = np.random.default_rng(SEED)
-    found = [resampled(hour, effect, rng) for _ in range(trials)]
-    return {"system": "trainmark", "what": "resampled", "slower_by": effect} | _counts(found)
+    found = [resampled(hour, clock, effect, rng) for _ in range(trials)]
+    row: Row = {"system": "trainmark", "what": "resampled", "clock": clock, "slower_by": effect}
+    return row | {"budget_s": BUDGET_S} | _counts(found)
 
 
 def _counts(found: Sequence[tuple[str, float]]) -> Row:
@@ -108,13 +120,13 @@ def _counts(found: Sequence[tuple[str, float]]) -> Row:
         "median_s": round(float(np.median(seconds)), 1),
         "p90_s": round(float(np.quantile(seconds, 0.9)), 1),
     }
-    return {"trials": len(found), "budget_s": BUDGET_S} | counts | quantiles
+    return {"trials": len(found)} | counts | quantiles
 
 
 # --- live
 
 
-def live(target: Path, trials: int) -> None:
+def live(target: Path, trials: int, clock: Clock) -> None:
     """Gate as CI would, in a clone: a commit that is slower, then one that is not, and so on."""
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
@@ -123,34 +135,36 @@ def live(target: Path, trials: int) -> None:
             slower = trial % 2 == 0
             _git(clone, "checkout", "--quiet", "--detach", "origin/HEAD")
             if slower:
-                _slow_down(clone / "trainmark" / "run")
+                _slow_down(clone / "trainmark" / "run", clock)
             _git(clone, "commit", "--quiet", "--all", "--allow-empty", "--message", "candidate")
             done = subprocess.run(
-                [sys.executable, "-P", "-m", "trainmark", "gate", RUN, "--base", "HEAD~1"],
+                [*GATE, "--clock", clock],
                 env={**os.environ, "PYTHONPATH": str(clone)},
                 stdout=subprocess.PIPE,
                 check=False,
             )
-            row = {"slower_by": SLOWER_BY if slower else 0.0, "exit_code": done.returncode}
+            row = {"slower_by": SLOWER_BY if slower else 0.0, "clock": clock}
+            row |= {"exit_code": done.returncode}
             row |= json.loads(done.stdout) | {"load": os.getloadavg()[0]}
             _append(target, row)
             print(row, flush=True)
 
 
-def _slow_down(folder: Path) -> None:
-    """Wait after each step, for a share of the time that it and its batch took."""
+def _slow_down(folder: Path, clock: Clock) -> None:
+    """Compute after each step, for a share of what it and its batch took by a clock."""
+    of_step, of_more = CLOCK_NAMES[clock]
     _replace(
         folder / "feed.py",
         "        self._waits.begin()\n",
-        "        self.began = time.perf_counter()\n        self._waits.begin()\n",
+        f"        self.began = time.{of_step}()\n        self._waits.begin()\n",
     )
     _replace(
         folder / "loop.py",
         "                profiler.step_done(progress.step)\n",
         "                profiler.step_done(progress.step)\n"
-        "                now = time.perf_counter()\n"
-        f"                ends = now + {SLOWER_BY} * (now - self.feed.began)\n"
-        "                while time.perf_counter() < ends:\n"
+        f"                more = {SLOWER_BY} * (time.{of_step}() - self.feed.began)\n"
+        f"                ends = time.{of_more}() + more\n"
+        f"                while time.{of_more}() < ends:\n"
         "                    pass\n",
     )
 
@@ -169,43 +183,64 @@ def _git(folder: Path, *words: str) -> None:
 # --- results
 
 
-def rows(hour: Path, trials: Path) -> Iterator[Row]:
-    recorded = [_with_differences(pair) for pair in _lines(hour)]
-    medians = [
-        median_and_error(list(map(float, pair["differences"].split())))[0] for pair in recorded
-    ]
-    seconds = [pair["setup_s"] + pair["block_s"] * pair["blocks"] for pair in recorded]
-    yield {
-        "system": "trainmark",
-        "what": "recorded",
-        "run": RUN,
-        "minutes": round(sum(seconds) / 60, 1),
-        "sd_of_medians": round(float(np.std(medians)), 5),
-        "pairs": recorded,
-    }
-    for effect in (SLOWER_BY, 0.0):
-        yield resampled_row(recorded, effect)
+def rows(hours: Sequence[Path], trials: Path) -> Iterator[Row]:
+    recorded = [_in_short(pair) for hour in hours for pair in _lines(hour)]
+    of_clock = {clock: [pair for pair in recorded if pair[clock]] for clock in CLOCKS}
+    for clock, pairs in of_clock.items():
+        for effect in (SLOWER_BY, 0.0):
+            yield resampled_row(pairs, clock, effect)
     gates = list(_lines(trials))
-    for effect in (SLOWER_BY, 0.0):
-        of_it = [gate for gate in gates if gate["slower_by"] == effect]
+    for clock, effect in dict.fromkeys((gate["clock"], gate["slower_by"]) for gate in gates):
+        of_it = [gate for gate in gates if (gate["clock"], gate["slower_by"]) == (clock, effect)]
         counts = _counts([(gate["verdict"], gate["seconds"]) for gate in of_it])
-        yield (
-            {"system": "trainmark", "what": "live", "slower_by": effect}
-            | counts
-            | {"gates": [{k: v for k, v in gate.items() if k != "slower_by"} for gate in of_it]}
-        )
+        row = {"system": "trainmark", "what": "live", "clock": clock, "slower_by": effect} | counts
+        known = ("slowdown", "low", "high", "confidence", "rounds", "blocks", "seconds", "load")
+        yield row | {"gates": [{name: gate.get(name) for name in known} for gate in of_it]}
+    for clock, pairs in of_clock.items():
+        medians = [median_and_error(differences(pair, clock)) for pair in pairs]
+        seconds = [pair["setup_s"] + pair["block_s"] * pair["blocks"] for pair in pairs]
+        yield {
+            "system": "trainmark",
+            "what": "recorded",
+            "run": RUN,
+            "clock": clock,
+            "minutes": round(sum(seconds) / 60, 1),
+            "error_of_a_pair_quartiles": _quantiles([error for _, error in medians]),
+            "median_over_error_sd": round(float(np.std([m / e for m, e in medians])), 3),
+            "load_quartiles": _quantiles([pair["load"] for pair in pairs]),
+        }
+    yield {"system": "trainmark", "what": "pairs", "run": RUN, "pairs": recorded}
 
 
-def _with_differences(pair: Row) -> Row:
-    steps = [step for block in pair["blocks"] for side in block for step in side]
+def _quantiles(values: Sequence[float]) -> list[float]:
+    return [round(float(value), 5) for value in np.quantile(values, [0.25, 0.5, 0.75])]
+
+
+def _in_short(pair: Row) -> Row:
+    """The differences of its blocks by both clocks, as text: a line of the results each."""
+    blocks = [
+        Block(base=_turns(block["base"]), candidate=_turns(block["candidate"]))
+        for block in pair["blocks"]
+    ]
+    steps = [s for block in blocks for turn in block.base + block.candidate for s in turn.wall_s]
+    has_cpu = bool(blocks[0].base[0].cpu_s)
+    by_clock = {
+        clock: " ".join(f"{block.difference(clock):.4f}" for block in blocks)
+        if clock == "wall" or has_cpu
+        else ""
+        for clock in CLOCKS
+    }
     return {
         "load": round(pair["load"], 2),
         "setup_s": round(pair["setup_s"], 2),
         "block_s": round(pair["block_s"], 4),
-        "blocks": len(pair["blocks"]),
-        "step_ms": [round(1e3 * float(q), 2) for q in np.quantile(steps, [0.1, 0.5, 0.9])],
-        "differences": " ".join(f"{block_difference(a, b):.4f}" for a, b in pair["blocks"]),
-    }
+        "blocks": len(blocks),
+        "median_step_ms": round(1e3 * float(np.median(steps)), 2),
+    } | by_clock
+
+
+def _turns(turns: Sequence[Row]) -> list[Turn]:
+    return [Turn(**turn) for turn in turns]
 
 
 def _append(path: Path, row: Row) -> None:
@@ -227,16 +262,17 @@ def main() -> None:
     gates = verbs.add_parser("live")
     gates.add_argument("trials", type=Path)
     gates.add_argument("--count", type=int, default=10)
+    gates.add_argument("--clock", choices=CLOCKS, default="wall")
     results = verbs.add_parser("results")
-    results.add_argument("hour", type=Path)
-    results.add_argument("trials", type=Path)
+    results.add_argument("hours", type=Path, nargs="+")
+    results.add_argument("--trials", type=Path, required=True)
     given = parser.parse_args()
     if given.verb == "record":
         record(given.hour, given.minutes)
     elif given.verb == "live":
-        live(given.trials, given.count)
+        live(given.trials, given.count, given.clock)
     else:
-        print(write_results("gate_cpu", list(rows(given.hour, given.trials))))
+        print(write_results("gate_cpu", list(rows(given.hours, given.trials))))
 
 
 if __name__ == "__main__":

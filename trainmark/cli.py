@@ -346,8 +346,9 @@ def _gate(arguments: list[str], started: float) -> int:
         Asked(commit=commit, flags=flags.get(f"--{name}-flags", ""))
         for name, commit in (("base", options.base), ("candidate", options.candidate))
     )
-    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget"))
-    return gate(cfg, shared, base, candidate, options.slower_by / 100, options.budget)
+    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget", "--clock"))
+    share = options.slower_by / 100
+    return gate(cfg, shared, base, candidate, share, options.budget, options.clock)
 
 
 def _sweep(arguments: list[str], started: float) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from trainmark.verbs.gate_turns import Side, Turn, Worker, resident, train_by_tu
 
 MAIN = """
 import os, random, sys, time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 from trainmark.run.feed import Feed
@@ -82,7 +84,7 @@ def package(tmp_path: Path) -> Path:
 
 def sides(tree: Path, candidate_takes: float = 1.0, *words: str) -> tuple[Side, Side]:
     return tuple(  # type: ignore[return-value]
-        Side(name=name, tree=tree, words=["--name", name, "--takes", str(takes), *more])
+        Side(name=name, tree=tree, words=("--name", name, "--takes", str(takes), *more))
         for name, takes, more in (("base", 1.0, ()), ("candidate", candidate_takes, words))
     )
 
@@ -101,7 +103,7 @@ def measure(tree: Path, candidate_takes: float, *words: str, budget_s: float = 6
 
 def test_both_train_by_turns_and_never_at_once(package: Path, tmp_path: Path) -> None:
     coin = random.Random(1)
-    with resident(*sides(package), tmp_path) as (base, candidate):
+    with resident(*sides(package), folder=tmp_path) as (base, candidate):
         processes = {worker: psutil.Process(worker._process.pid) for worker in (base, candidate)}
         blocks = train_by_turns(base, candidate, coin)
         for _ in range(6):
@@ -128,11 +130,13 @@ def test_a_turns_first_step_is_not_timed() -> None:
             self.quick = quick
 
         def train(self, steps: int) -> Turn:
-            return Turn(seconds=[9.0] + [self.quick] * (steps - 1), samples=steps)
+            seconds = [9.0] + [self.quick] * (steps - 1)
+            return Turn(wall_s=seconds, cpu_s=[7.0] * steps, samples=steps)
 
     found = next(train_by_turns(Stub(0.01), Stub(0.02), random.Random(0)))
-    assert (set(found.base_s), set(found.candidate_s)) == ({0.01}, {0.02})
-    assert found.difference == pytest.approx(0.693, abs=1e-3)
+    assert found.difference("wall") == pytest.approx(0.693, abs=1e-3)
+    assert found.difference("cpu") == 0
+    assert found.base[0].timed("wall") == [0.01] * 4
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.001, 100), (0.03, 3), (0.09, 1), (20.0, 1)])
@@ -170,6 +174,13 @@ def test_what_is_unclear_takes_fresh_processes(
 ) -> None:
     monkeypatch.setattr(gate, "ROUND_BLOCKS", 4)
     told: list[gate.Found] = []
+    first: list[str] = []
+
+    def resident(*sides: Side, **options: Path) -> AbstractContextManager[tuple[Worker, ...]]:
+        first.append(sides[0].name)
+        return gate_turns.resident(*sides, **options)
+
+    monkeypatch.setattr(gate, "resident", resident)
 
     def tell(so_far: gate.Found) -> None:
         told.append(so_far)
@@ -179,6 +190,7 @@ def test_what_is_unclear_takes_fresh_processes(
     with pytest.raises(StopAsyncIteration):
         gate.measure(*sides(package), slower_by=0.03, budget_s=600, tell=tell)
     assert [(so_far.rounds, so_far.blocks) for so_far in told] == [(1, 4), (2, 8)]
+    assert sorted(first) == ["base", "candidate"]  # each was started first once
 
 
 # --- what goes wrong
@@ -191,7 +203,7 @@ def test_a_side_that_ends_is_told(package: Path) -> None:
         measure(package, 1.0, "--fails", "3")
     (package / "trainmark" / "run" / "feed.py").unlink()
     (package / "trainmark" / "__main__.py").write_text("")
-    with pytest.raises(InputError, match=r"too old for gate: it has no trainmark\.run\.feed"):
+    with pytest.raises(InputError, match=r"too old for gate: it has no trainmark/run/feed\.py"):
         measure(package, 1.0)
 
 
@@ -269,13 +281,14 @@ def test_a_commit_is_copied_and_leaves_no_trace(
 
 GATE = """
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 from trainmark.verbs import gate
 from trainmark.verbs.gate_turns import Side
 tree = Path(sys.argv[1])
 names = {"base": "1", "candidate": "1.015"}
-sides = [Side(name=n, tree=tree, words=["--name", n, "--takes", t]) for n, t in names.items()]
+sides = [Side(name=n, tree=tree, words=("--name", n, "--takes", t)) for n, t in names.items()]
 with gate.ends_in_order():
     print("started", flush=True)
     gate.measure(*sides, slower_by=1e-6, budget_s=600)

@@ -79,5 +79,5 @@ def test_csv_and_parquet(bucket: Path, tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_told(bucket: Path, tmp_path: Path) -> None:
     for pattern in ("s3://bucket/day_*", "s3://bucket/day_7"):
-        with pytest.raises(InputError, match="No file matches --input .s3"):
+        with pytest.raises(InputError, match=r"No file matches --input .s3"):
             criteo.make_job(criteo.Options(input=(pattern,), output=tmp_path / "out"))

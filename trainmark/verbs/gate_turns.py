@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from trainmark.errors import InputError
 from trainmark.metrics.slowdown import block_difference
@@ -35,18 +35,47 @@ class Side:
     """`base` or `candidate`."""
     tree: Path
     """Folder whose `trainmark` it runs."""
-    words: Sequence[str]
+    words: tuple[str, ...]
     """Those after `train`."""
+
+
+Clock = Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """What a process says of the steps that it trained."""
 
-    seconds: list[float]
-    """Of each."""
+    wall_s: list[float]
+    """That each took."""
+    cpu_s: list[float]
+    """That each used, of all cores; of a GPU's steps it is empty."""
     samples: int
     """Of all together."""
+
+    def timed(self, clock: Clock) -> list[float]:
+        """Seconds of the steps that count: the first, if there are others, finds the caches full of
+        the other process's data."""
+        seconds = self.wall_s if clock == "wall" else self.cpu_s
+        if not seconds:
+            raise InputError("--clock cpu says nothing of a GPU's steps: leave it out.")
+        return seconds[1:] or seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Four turns, two of each side."""
+
+    base: list[Turn]
+    candidate: list[Turn]
+
+    def difference(self, clock: Clock) -> float:
+        """What it says (see `metrics.slowdown`)."""
+        base_s, candidate_s = (
+            [seconds for turn in turns for seconds in turn.timed(clock)]
+            for turns in (self.base, self.candidate)
+        )
+        return block_difference(base_s, candidate_s)
 
 
 class Worker:
@@ -133,56 +162,40 @@ class Worker:
 
 
 @contextmanager
-def resident(
-    base: Side, candidate: Side, folder: Path, script: Path = WORKER
-) -> Iterator[tuple[Worker, Worker]]:
-    """A process for each side, ready for its first step; both end with the block."""
-    with Worker(base, folder, script) as first:
-        first.get_ready()  # even now, never both at once
-        with Worker(candidate, folder, script) as second:
-            second.get_ready()
-            yield first, second
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Four turns: seconds of each side's timed steps."""
-
-    base_s: list[float]
-    candidate_s: list[float]
-
-    @property
-    def difference(self) -> float:
-        return block_difference(self.base_s, self.candidate_s)
+def resident(*sides: Side, folder: Path, script: Path = WORKER) -> Iterator[tuple[Worker, ...]]:
+    """A process for each side, ready for its first step; they end with the block."""
+    with ExitStack() as stack:
+        workers = []
+        for side in sides:  # one after the other: even now, never both at once
+            workers.append(stack.enter_context(Worker(side, folder, script)))
+            workers[-1].get_ready()
+        yield tuple(workers)
 
 
 def train_by_turns(base: Worker, candidate: Worker, coin: random.Random) -> Iterator[Block]:
-    """Warm both up, then train on and on, block by block (see `metrics.slowdown`)."""
+    """Warm both up, then train on and on."""
     for worker in (base, candidate):
         worker.train(WARMUP_STEPS)
-    steps = steps_per_turn([worker.train(WARMUP_STEPS).seconds for worker in (base, candidate)])
+    steps = steps_per_turn([worker.train(WARMUP_STEPS).wall_s for worker in (base, candidate)])
     while True:
         order = (base, candidate, candidate, base)
         if coin.random() < 0.5:
             order = (candidate, base, base, candidate)
-        seconds: dict[Worker, list[float]] = {base: [], candidate: []}
-        samples = {base: 0, candidate: 0}
+        turns: dict[Worker, list[Turn]] = {base: [], candidate: []}
         for worker in order:
-            turn = worker.train(steps)
-            # A turn's first step finds the caches full of the other process's data.
-            seconds[worker] += turn.seconds[1:] or turn.seconds
-            samples[worker] += turn.samples
-        _check_samples(samples[base], samples[candidate], 2 * steps)
-        yield Block(base_s=seconds[base], candidate_s=seconds[candidate])
+            turns[worker].append(worker.train(steps))
+        block = Block(base=turns[base], candidate=turns[candidate])
+        _check_samples(block, 2 * steps)
+        yield block
 
 
 def steps_per_turn(seconds: Sequence[Sequence[float]]) -> int:
-    """So many that a turn takes about `TURN_S`, by the quicker steps of both sides."""
-    quick = max(sorted(of_one)[len(of_one) // 4] for of_one in seconds)
-    return max(1, round(TURN_S / quick))
+    """So many that a turn takes about `TURN_S` where nothing disturbs it."""
+    return max(1, round(TURN_S / max(map(min, seconds))))
 
 
-def _check_samples(base: int, candidate: int, steps: int) -> None:
+def _check_samples(block: Block, steps: int) -> None:
+    base, candidate = (sum(turn.samples for turn in side) for side in (block.base, block.candidate))
     if base != candidate:
         raise InputError(
             f"The sides' steps are not alike: in {steps} steps the base trains {base:,} samples, "

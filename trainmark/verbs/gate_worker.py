@@ -9,7 +9,8 @@ batch before every step.
 
 TOKENS and ANSWERS are descriptors of pipes. A token is a line with the number of steps to train; an
 answer is a line of JSON: `{"ready": true}` before the first step, then, for each token,
-`{"seconds": [...], "samples": N}`. Where the tokens end, so does this process.
+`{"wall_s": [...], "cpu_s": [...], "samples": N}`, with seconds of each step (on a GPU, no `cpu_s`).
+Where the tokens end, so does this process.
 """
 
 import contextlib
@@ -23,7 +24,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+FEED = "trainmark/run/feed.py"
 PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
+
+
+def _torch_with_accelerator() -> Any:
+    """PyTorch, if this process has begun to use an accelerator. The package's own way to ask
+    (`hardware/backends.py`) may not be there in the commit that is driven."""
+    torch: Any = sys.modules.get("torch")
+    accelerator = torch and torch.accelerator.current_accelerator()
+    if not accelerator:
+        return None
+    module = torch.get_device_module(accelerator)
+    return torch if getattr(module, "is_initialized", bool)() else None
 
 
 class Turns:
@@ -38,8 +51,9 @@ class Turns:
         self._answers = os.fdopen(answers, "w")
         self._steps: int | None = None  # of this turn; None before the first
         self._done = self._timed = 0
-        self._seconds: list[float] = []
-        self._since = 0.0
+        self._wall_s: list[float] = []
+        self._cpu_s: list[float] = []
+        self._since = (0.0, 0.0)
         self.samples = 0
 
     def step_begins(self) -> None:
@@ -50,29 +64,35 @@ class Turns:
             self._step_ended(self._steps)
             if self._done < self._steps:
                 return
-            self._answer(seconds=self._seconds, samples=self.samples)
+            self._answer(wall_s=self._wall_s, cpu_s=self._cpu_s, samples=self.samples)
         token = self._tokens.readline()
         if not token:
             os._exit(0)  # at once: nobody wants what this run has learned
         self._steps = int(token)
         self._done = self._timed = self.samples = 0
-        self._seconds = []
-        self._since = time.perf_counter()
+        self._wall_s, self._cpu_s = [], []
+        self._since = _clocks()
 
     def _step_ended(self, steps: int) -> None:
         self._done += 1
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
+        if torch := _torch_with_accelerator():
             if self._done not in (1, steps):
                 return
-            torch.cuda.synchronize()
-        now, count = time.perf_counter(), self._done - self._timed
-        self._seconds += [(now - self._since) / count] * count
-        self._since, self._timed = now, self._done
+            torch.accelerator.synchronize()
+        (wall, cpu), (now, cpu_now), count = self._since, _clocks(), self._done - self._timed
+        self._wall_s += [(now - wall) / count] * count
+        if not torch:  # of which it says nothing
+            self._cpu_s.append(cpu_now - cpu)
+        self._since, self._timed = (now, cpu_now), self._done
 
     def _answer(self, **fields: Any) -> None:
         self._answers.write(json.dumps(fields) + "\n")
         self._answers.flush()
+
+
+def _clocks() -> tuple[float, float]:
+    """Of the wall, and of the CPU: what all threads of this process have used."""
+    return time.perf_counter(), time.process_time()
 
 
 def take_turns(turns: Turns) -> None:
@@ -112,11 +132,11 @@ def main(tree: str, tokens: str, answers: str, *words: str) -> object:
 
     if Path(trainmark.__file__).resolve().parent.parent != Path(tree).resolve():
         return f"trainmark: expected the package in {tree}, found {trainmark.__file__}."
+    # Not asked by importing it: an installed package would lend the module that is missing here.
+    if not (Path(tree) / FEED).exists():
+        return f"trainmark: this commit is too old for gate: it has no {FEED}."
     trainmark_ends("--version")  # a version sets by itself what must be set before torch is loaded
-    try:
-        take_turns(Turns(int(tokens), int(answers)))
-    except ModuleNotFoundError as error:
-        return f"trainmark: this commit is too old for gate: it has no {error.name}."
+    take_turns(Turns(int(tokens), int(answers)))
     return trainmark_ends("train", *words)
 
 

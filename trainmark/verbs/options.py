@@ -8,6 +8,7 @@ import tyro
 
 from trainmark.bounds import Positive
 from trainmark.config import TrainOptions
+from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.options import Checkpoint
 
 
@@ -53,7 +54,7 @@ class CheckOptions:
 class CalibrateOptions:
     """What to measure, in less than two minutes."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """`auto` takes a GPU if there is one."""
     output: Path = Path("hardware.toml")
     """The file to write; reading from disk is measured in its folder."""
@@ -175,6 +176,9 @@ class GateOptions:
     """The slow-down that must be found, in percent; one half as large may be found or not."""
     budget: Positive = 900.0
     """Seconds after which it is left undecided; most verdicts take far fewer."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """What times a step: the clock on the wall, or the time that its threads have on CPUs, which
+    other programs disturb less, and which does not see waiting; for runs on a CPU."""
     config: Path | None = None
     """Configuration file between the named run and the flags: TOML, or a result.json."""
 
