@@ -12,11 +12,14 @@ its median step, and a ratio is the median over rounds of the ratio within a rou
 a step come from a second pass.
 
     PYTHONPATH=. python benchmarks/dlrm_cpu.py            writes benchmarks/results/dlrm_cpu.json
+    PYTHONPATH=. python benchmarks/dlrm_cpu.py --cores 1 2 4 8 16      dlrm_cpu_cores.json: how both
+                                                          scale, one round of each
 """
 
 import argparse
 import itertools
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -24,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,6 +108,10 @@ SHAPES = {
         about="4 tables of 10 M rows, MLPs of width 128", model=_narrow(4, 10_000_000), steps=48
     ),
 }
+
+SCALED = [
+    (shape, system) for shape in ("embeddings", "full-size") for system in (OURS, PEER_KEEPING)
+]
 
 CASES = [
     ("embeddings", OURS),
@@ -337,14 +345,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
     parser.add_argument("--measure", nargs=2, metavar=("SHAPE", "SYSTEM"), help=argparse.SUPPRESS)
+    parser.add_argument("--cores", type=int, nargs="+", help="measure how the steps scale")
+    parser.add_argument("--results", type=Path, help="another folder for the results")
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(measure(SHAPES[args.measure[0]], args.measure[1])))
+        return
+    if args.cores:
+        rows = [row for cores in args.cores for row in _scaled(cores)]
+        print(write_results("dlrm_cpu_cores", rows, folder=args.results))
         return
     found = _alternate(args.rounds)
     rows = [_row(shape, system, found) for shape, system in CASES]
     _show(rows)
     print(write_results("dlrm_cpu", rows))
+
+
+def _scaled(cores: int) -> Iterator[dict[str, Any]]:
+    """What is to be known of scaling, on some of the machine's cores, with a thread each."""
+    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    for case in SCALED:
+        done = subprocess.run(
+            [sys.executable, __file__, "--measure", *case],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(cores)},
+            preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+        )
+        found = json.loads(done.stdout)
+        print(f"{cores} cores: {' '.join(case)}: {found['step_s'] * 1e3:.1f} ms", flush=True)
+        shape, system = case
+        name = OURS if system == OURS else PEER
+        samples = {"samples_per_s": BATCH / found["step_s"]}
+        yield {"system": name, "shape": shape, "cores": cores} | samples | found
 
 
 def _alternate(rounds: int) -> Measured:

@@ -34,9 +34,10 @@ from torch import Tensor
 from benchmarks.common import write_results
 from trainmark import workloads
 from trainmark.distributed.mesh import single
+from trainmark.hardware.backends import synchronizer
 from trainmark.hardware.devices import Cluster, identify
 from trainmark.run.curves import CurveWriter, Step, Stretch
-from trainmark.run.loop import build_trainer, synchronizer
+from trainmark.run.loop import build_trainer
 
 
 def finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ NETWORKS = {
 TRAINED = ("--synthetic-rows", "40000", "--max-steps", "3", "--device", "cpu")
 BATCHES = (1, 64, 4096)
 DROPPED, DIFFERENT = 10, 16
+Systems = dict[str, list[Callable[[], Any]]]
+"""Of each, requests that are to be made."""
 MOST_S = 60.0
 """Of one size of one network, whatever was asked for."""
 
@@ -59,9 +62,9 @@ def measure(name: str, folder: Path, requests: int) -> list[dict[str, Any]]:
         session = _session(run / "export-onnx" / "model.onnx")
         for batch in BATCHES:
             given = _batches(model, batch)
-            systems = {
-                "trainmark": [lambda b=b: predict(b) for b in given],
-                "onnxruntime": [lambda a=_arrays(b): session(a) for b in given],
+            systems: Systems = {
+                "trainmark": [partial(predict, b) for b in given],
+                "onnxruntime": [partial(session, _arrays(b)) for b in given],
             }
             _check_equal(systems)
             seconds = _in_turns(systems, requests)
@@ -93,12 +96,12 @@ def _arrays(batch: Any) -> dict[str, Any]:
     return {"numerical": batch.numerical.float().numpy(), "categorical": ids}
 
 
-def _check_equal(systems: dict[str, list[Callable[[], Any]]]) -> None:
+def _check_equal(systems: Systems) -> None:
     ours, theirs = (calls[0]() for calls in systems.values())
     np.testing.assert_allclose(torch.sigmoid(ours).numpy(), theirs, atol=1e-5)
 
 
-def _in_turns(systems: dict[str, list[Callable[[], Any]]], requests: int) -> dict[str, list[float]]:
+def _in_turns(systems: Systems, requests: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     end = time.monotonic() + MOST_S
     for number in itertools.count():

@@ -8,14 +8,18 @@ process of its own, whose memory (with its children's) is sampled. About ten min
     PYTHONPATH=. python benchmarks/prepare.py --only embedded-4m   one part: embedded-4m, -40m,
                                                     spark-4m, pandas-4m, parse-4m, killed-4m
     PYTHONPATH=. python benchmarks/prepare.py --folder /big/disk   where the logs go, and stay
+    PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 --kinds criteo csv     how it scales
 
-Results of the parts that ran replace those in benchmarks/results/prepare.json.
+Results of the parts that ran replace those in benchmarks/results/prepare.json; of --cores, those of
+the same kind, cores and rows in prepare_cores.json.
 """
 
 import argparse
 import hashlib
 import json
+import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -24,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from rich.console import Console
@@ -151,11 +155,72 @@ def child_parse(arguments: argparse.Namespace) -> dict[str, float]:
     return {"parse": time.perf_counter() - started}
 
 
+# --- other kinds of input, of the same rows
+
+CSV_COLUMNS = "label=1 numerical=2-14:log categorical=15-40"
+PARQUET_COLUMNS = "label=label numerical=I*:log categorical=C*"
+TEXTS, TEXT_MB = 16, 2
+
+
+def child_csv(arguments: argparse.Namespace) -> dict[str, float]:
+    """The log's own text: tabs, no header, values as strings."""
+    from trainmark.clicklog import csv_data
+
+    csv_data.prepare(
+        csv_data.Options(
+            input=(f"{arguments.input}/day_*",),
+            output=arguments.output,
+            columns=CSV_COLUMNS,
+            delimiter="\t",
+            header=False,
+        )
+    )
+    return {}
+
+
+def child_parquet(arguments: argparse.Namespace) -> dict[str, float]:
+    from trainmark.clicklog import parquet_data
+
+    parquet_data.prepare(
+        parquet_data.Options(
+            input=(f"{arguments.input}/day_*.parquet",),
+            output=arguments.output,
+            columns=PARQUET_COLUMNS,
+        )
+    )
+    return {}
+
+
+def child_npy(arguments: argparse.Namespace) -> dict[str, float]:
+    from trainmark.clicklog import npy
+
+    npy.prepare(npy.Options(input=arguments.input, output=arguments.output))
+    return {}
+
+
+def child_tokens(arguments: argparse.Namespace) -> dict[str, float]:
+    from trainmark.corpus import tokens
+
+    tokens.prepare(
+        tokens.Options(
+            input=f"{arguments.input}/*.txt",
+            tokenizer=arguments.input,
+            output=arguments.output,
+            append_eod=False,
+        )
+    )
+    return {}
+
+
 CHILDREN: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
     "embedded": child_embedded,
     "spark": child_spark,
     "pandas": child_pandas,
     "parse": child_parse,
+    "csv": child_csv,
+    "parquet": child_parquet,
+    "npy": child_npy,
+    "tokens": child_tokens,
 }
 
 
@@ -167,11 +232,23 @@ def command(kind: str, raw: Path, output: Path, *more: str) -> list[str]:
     return [sys.executable, str(Path(__file__).resolve()), "--child", kind, *paths, *more]
 
 
-def measure(kind: str, raw: Path, output: Path, *more: str) -> dict[str, Any]:
-    """Run a child; seconds from start to end, peak memory of its processes, its phases."""
+def measure(
+    kind: str, raw: Path, output: Path, *more: str, cores: int | None = None
+) -> dict[str, Any]:
+    """Run a child; seconds from start to end, peak memory of its processes, its phases.
+
+    Args:
+        cores: how many it may use; all, if not given.
+    """
     shutil.rmtree(output, ignore_errors=True)
+    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
-    child = subprocess.Popen(command(kind, raw, output, *more), stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        command(kind, raw, output, *more),
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+    )
     peak = [0]
     watcher = threading.Thread(target=_watch, args=(child, peak))
     watcher.start()
@@ -180,8 +257,15 @@ def measure(kind: str, raw: Path, output: Path, *more: str) -> dict[str, Any]:
     watcher.join()
     if child.returncode:
         raise SystemExit(f"{kind} failed; see above")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     phases = json.loads(text.decode().splitlines()[-1])
-    return {"seconds": seconds, "peak_mb": peak[0] / 1e6, "phase_seconds": phases}
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "peak_mb": peak[0] / 1e6,
+        "phase_seconds": phases,
+    }
 
 
 def _watch(child: subprocess.Popen, peak: list[int]) -> None:
@@ -190,9 +274,9 @@ def _watch(child: subprocess.Popen, peak: list[int]) -> None:
         total = 0
         try:
             for one in (process, *process.children(recursive=True)):
-                total += one.memory_info().rss
-        except psutil.NoSuchProcess:
-            pass
+                total += one.memory_full_info().pss  # pages that several share count once
+        except psutil.Error:  # one has ended
+            continue
         peak[0] = max(peak[0], total)
         time.sleep(0.02)
 
@@ -284,17 +368,111 @@ def _digest(folder: Path) -> dict[str, str]:
 # --- the whole
 
 
-def generate(size: str, folder: Path) -> Path:
+def generate(rows: int, folder: Path, form: Literal["raw", "npy"] = "raw") -> Path:
     """A log, kept for the next time."""
     from trainmark.clicklog import synthetic
 
-    raw = folder / f"raw-{size}"
+    output = folder / f"{form}-{rows}"
     synthetic.prepare(
         synthetic.Options(
-            output=raw, format="raw", rows=SIZES[size], days=DAYS, cardinalities=CARDINALITIES
+            output=output, format=form, rows=rows, days=DAYS, cardinalities=CARDINALITIES
         )
     )
-    return raw
+    return output
+
+
+def as_parquet(raw: Path) -> Path:
+    """The same log as Parquet files, values as strings."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    output = raw.with_name(raw.name.replace("raw", "parquet"))
+    names = ["label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
+    types = dict.fromkeys(names[:14], pa.int64()) | dict.fromkeys(names[14:], pa.string())
+    output.mkdir(exist_ok=True)
+    for day in raw.glob("day_*"):
+        table = csv.read_csv(
+            day,
+            csv.ReadOptions(column_names=names),
+            csv.ParseOptions(delimiter="\t", quote_char=False),
+            csv.ConvertOptions(column_types=types, strings_can_be_null=True),
+        )
+        pq.write_table(table, output / f"{day.name}.parquet")
+    return output
+
+
+def corpus(folder: Path) -> Path:
+    """Texts of made-up words, and a tokenizer that was trained on them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    output, rng = folder / "corpus", random.Random(0)
+    output.mkdir(exist_ok=True)
+    syllables = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(1, 4))) for _ in range(900)]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(50_000)]
+    weights = [1 / (rank + 10) for rank in range(len(words))]
+    text = " ".join(rng.choices(words, weights, k=200_000))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([text], trainer)
+    tokenizer.save(str(output / "tokenizer.json"))
+    for number in range(TEXTS):
+        lines = [" ".join(rng.choices(words, weights, k=100)) for _ in range(100)]
+        block = "\n".join(lines) + "\n"
+        (output / f"{number}.txt").write_text(block * (TEXT_MB * 1_000_000 // len(block)))
+    return output
+
+
+# --- how it scales
+
+KINDS = ("criteo", "csv", "parquet", "npy", "tokens")
+
+
+def scale(arguments: argparse.Namespace) -> None:
+    """Each kind of input with each number of cores."""
+    path = arguments.results / "prepare_cores.json"
+    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = {_scale_key(row): row for row in earlier}
+    output = (arguments.output_folder or arguments.folder) / "out"
+    for kind in arguments.kinds:
+        size = arguments.rows
+        if kind == "tokens":
+            made = corpus(arguments.folder)
+        elif kind == "npy":
+            made = generate(size, arguments.folder, "npy")
+        else:
+            made = generate(size, arguments.folder)
+            made = as_parquet(made) if kind == "parquet" else made
+        mb = sum(file.stat().st_size for file in made.iterdir() if file.suffix != ".json") / 1e6
+        child = "embedded" if kind == "criteo" else kind
+        if arguments.warm_up:  # compiled loops, of which a first run fills numba's cache
+            measure(child, made, output)
+        for cores in arguments.cores:
+            found = measure(child, made, output, cores=cores)
+            shutil.rmtree(output)
+            row = {
+                "system": "trainmark",
+                "kind": kind,
+                "cores": cores,
+                "rows": 0 if kind == "tokens" else size,
+                "mb": round(mb, 1),
+                "seconds": round(found["seconds"], 3),
+                "mb_per_s": round(mb / found["seconds"], 1),
+                "cpu_seconds": round(found["cpu_seconds"], 3),
+                "load": round(os.getloadavg()[0], 1),
+                "peak_mb": round(found["peak_mb"], 1),
+                "output": arguments.stored,
+                "phase_seconds": {n: round(s, 3) for n, s in found["phase_seconds"].items()},
+            }
+            print(row, flush=True)
+            rows[_scale_key(row)] = row
+            write_results("prepare_cores", list(rows.values()), folder=arguments.results)
+
+
+def _scale_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["kind"], row["rows"], row["cores"], row["output"]
 
 
 def check_disk(parts: list[str], folder: Path) -> None:
@@ -338,9 +516,20 @@ def main() -> None:
     for flag in ("--input", "--output"):
         parser.add_argument(flag, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
+    parser.add_argument("--cores", type=int, nargs="+", help="measure how it scales")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of input")
+    parser.add_argument("--rows", type=int, default=SIZES["4m"], help="of the log, with --cores")
+    parser.add_argument("--output-folder", type=Path, help="another one for what is written")
+    parser.add_argument("--stored", default="memory", help="what that folder is: memory or disk")
+    parser.add_argument("--warm-up", action="store_true", help="run each kind once before")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(CHILDREN[arguments.child](arguments)))
+        return
+    if arguments.cores:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        scale(arguments)
         return
     parts = [part for part in PARTS if part in (arguments.only or PARTS)]
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -349,7 +538,7 @@ def main() -> None:
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = {(row["engine"], row["rows"]): row for row in earlier}
     for part in parts:
-        raw = generate(part.partition("-")[2], arguments.folder)
+        raw = generate(SIZES[part.partition("-")[2]], arguments.folder)
         row = run_part(part, raw, arguments.folder)
         key = (row["engine"], row["rows"])
         if part in SIDE_PARTS:

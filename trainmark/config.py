@@ -17,6 +17,7 @@ import tyro
 from trainmark import checksums
 from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
 from trainmark.errors import InputError, unknown
+from trainmark.hardware.backends import DeviceChoice
 from trainmark.schedule import Schedule
 from trainmark.validation import parse, read_mapping
 
@@ -43,8 +44,8 @@ class Run:
     """Folder of train-ready data (see `trainmark prepare`), or `synthetic`."""
     seed: Seed = 0
     """Seed of initial weights, data order and synthetic data."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; `auto` takes a GPU if there is one."""
+    device: DeviceChoice = "auto"
+    """Where to train; `auto` takes a GPU of NVIDIA or AMD if there is one."""
     precision: Precision = "fp32"
     """Precision of the dense computation; weights and optimiser states stay fp32."""
     loss_scale: Literal["dynamic"] | Positive = "dynamic"

@@ -6,6 +6,7 @@ from trainmark import validation
 from trainmark.config import Interval, Run, parse_profile
 from trainmark.contract import Definition, RunT
 from trainmark.errors import InputError, raise_all
+from trainmark.hardware.backends import has_own_kernels
 from trainmark.hardware.devices import Cluster, lacks
 
 
@@ -32,7 +33,9 @@ def resolve_run(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT
 def _compiles(run: Run, cluster: Cluster) -> bool:
     if run.eager:
         return False
-    return cluster.hardware != "cpu" if run.compile is None else run.compile
+    if run.compile is not None:
+        return run.compile
+    return cluster.hardware != "cpu" and has_own_kernels(run.device)
 
 
 def _common_problems(run: Run, cluster: Cluster) -> list[str]:

@@ -62,7 +62,7 @@ def test_the_variables_of_a_torchrun_line(capsys: pytest.CaptureFixture[str]) ->
 def test_names_and_gpus_of_other_machines_need_not_be_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("trainmark.hardware.backends.here", lambda: None)
     flags = ["--on", "torchrun", "-j", "2x2", "--rendezvous", "node0.invalid", "--numa"]
     line = printed(capsys, *flags)
     assert " --rdzv-endpoint node0.invalid:29500 " in line

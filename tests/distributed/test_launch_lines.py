@@ -55,7 +55,7 @@ def test_torchrun_on_several_machines_meets_at_the_given_place() -> None:
 
 
 def test_numa_is_torchruns_own_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("trainmark.hardware.backends.here", lambda: "cuda")
     words = torchrun.arguments(replace(TORCHRUN, numa=True), Shape(1, 2), RUN)
     assert words[words.index("--numa-binding") + 1] == "node"
     monkeypatch.setattr(torchrun, "_knows", lambda flag: False)  # as an older torchrun

@@ -1,5 +1,6 @@
 """The page on serving ends with a deployed model: its commands run, those of the image, too."""
 
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import serve_load
 from tests.docs.commands import ROOT
 from tests.docs.test_readme import blocks, commands
 from tests.unit.served import train_on_clicks
@@ -108,3 +110,38 @@ def test_the_image_is_built_and_run_as_the_page_says() -> None:
     assert ":/models:ro" in run[run.index("-v") + 1]
     usage = (ROOT / IMAGE).read_text().splitlines()[1]
     assert shlex.split(usage.lstrip("# ")) == build
+
+
+# --- what was measured
+
+
+def _tables(page: str, first: str) -> list[list[str]]:
+    """The cells of the rows below a heading row that begins so."""
+    lines = (ROOT / page).read_text().splitlines()
+    (start,) = [i for i, line in enumerate(lines) if line.startswith(first)]
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
+
+
+def _results(name: str) -> list[dict[str, Any]]:
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+def test_the_rates_are_those_that_were_measured() -> None:
+    rows, found = _results("serve_load"), _tables(PAGE, "| p99 at most")
+    assert len(found) == 3
+    for limit, *cells in found:
+        best = serve_load.best_rates(rows, float(limit.removesuffix(" ms")))
+        columns = [(s, f) for f in ("json", "binary") for s in ("trainmark", "fastapi")]
+        assert cells == [f"{best[key]:.0f}" if key in best else "none" for key in columns]
+
+
+def test_the_latencies_are_those_that_were_measured() -> None:
+    rows, found = _results("inference_cpu"), _tables("docs/inference.md", "| network |")
+    assert len(found) == len({row["run"] for row in rows}) == 3
+    medians = [row["median_ms"] for row in rows]  # ours, then onnxruntime's, of each batch
+    cells = [float(cell) for _, *of_network in found for cell in of_network]
+    for cell, median in zip(cells, medians, strict=True):
+        assert cell == pytest.approx(median, rel=0.05)

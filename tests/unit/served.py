@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-for needed in ("starlette", "uvicorn", "prometheus_client"):
-    pytest.importorskip(needed)
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from tests.unit.criteo_oracle import random_lines, write_day

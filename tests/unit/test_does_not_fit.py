@@ -14,7 +14,7 @@ from trainmark import workloads
 from trainmark.cli import main
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
-from trainmark.hardware import devices
+from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster, Device
 from trainmark.run import memory
 from trainmark.workloads import resolve
@@ -60,7 +60,7 @@ def test_train_on_a_gpu_names_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU is needed to refuse: what is too large is never allocated."""
     gpu = Device(key="h200", name="NVIDIA H200", memory_bytes=140 * GIB)
     monkeypatch.setattr(devices, "identify", lambda device: gpu)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (139 * GIB, 140 * GIB))
+    monkeypatch.setattr(backends, "free_bytes", lambda device: 139 * GIB)
     mesh, workload = single(torch.device("cuda")), workloads.load("dlrm")
     cfg = xlarge()
     with pytest.raises(InputError, match=r"NVIDIA H200 has 139\.0 GiB free") as refusal:

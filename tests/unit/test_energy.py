@@ -11,7 +11,7 @@ import pytest
 from tests.unit.results import make_result
 from trainmark.hardware import monitor as monitors
 from trainmark.hardware.energy import cpu_counter, gpu_counter
-from trainmark.hardware.environment import Nvml
+from trainmark.hardware.nvidia import Nvml
 from trainmark.report.comparison import compare
 from trainmark.report.sections import energy_facts
 from trainmark.run.clocks import Clocks

@@ -87,10 +87,10 @@ def test_an_id_without_a_row_is_no_memory_of_others(row: int, feature: int, valu
 def test_what_takes_another_way() -> None:
     assert fast_prediction.of_exported(model((16,), (1,), interaction="cat")) is None
     assert fast_prediction.of_exported(model((16,), (1,), pooling="sum")) is None
-    narrow = model((16,), (1,))
+    narrow: Any = model((16,), (1,))
     narrow.tables_0_weight = narrow.tables_0_weight[:, :8].contiguous()
     assert fast_prediction.of_exported(narrow) is None
-    half = model((16,), (1,))
+    half: Any = model((16,), (1,))
     half.tables_0_weight = half.tables_0_weight.half()
     assert fast_prediction.of_exported(half) is None
 

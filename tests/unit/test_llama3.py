@@ -372,7 +372,8 @@ def test_real_text_is_learned_like_transformers_learns_it(tmp_path: Path) -> Non
     run = dataclasses.replace(runs.llama3_demo(), data=data, split=split, device="cpu")
     cfg = resolve(run, Cluster("cpu", 1, 1))
     saved(tmp_path / "start", cfg)
-    theirs = transformers_curve(hugging_face(tmp_path / "start"), cfg, 300)
+    curve = transformers_curve(hugging_face(tmp_path / "start"), cfg, 300)
+    theirs = [loss for loss, _ in curve]
     flags = ["--data", data, "--split", split, "--device", "cpu", "--output", str(tmp_path / "r")]
     assert main(["train", "llama3-demo", *flags]) == 0
     found = compare(read_curve(tmp_path / "r"), dict(enumerate(theirs, start=1)), "transformers")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainmark.hardware import monitor
-from trainmark.hardware.environment import Nvml
 from trainmark.hardware.monitor import Monitor
+from trainmark.hardware.nvidia import Nvml
 
 
 def run(device: Any, samples: int) -> dict[str, Any]:
@@ -113,3 +113,33 @@ def test_a_gpu_is_read_through_nvml_and_a_lost_sensor_costs_only_itself(
     assert summary["temperature_c"] == {"max": 61}
     assert summary["reason"] == "power_w: sensor lost"
     assert summary["samples"] > 2
+
+
+def test_power_is_the_mean_between_two_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, joules = iter([10.0, 11.0, 13.0, 14.0]), iter([100.0, 400.0, 800.0, 900.0])
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    watching = Monitor("cpu")
+    watching._counter, watching._counts = SimpleNamespace(joules=lambda: next(joules)), True  # type: ignore[assignment]
+    assert watching.power_w() is None  # nothing was sampled
+    for _ in range(3):
+        watching._sample({})
+    assert watching.power_w() == pytest.approx(700 / 3)
+    assert watching.power_w() is None  # no sample since
+    watching._sample({})
+    assert watching.power_w() == pytest.approx(100)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_without_a_counter_power_is_that_of_the_sensor(
+    sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, watts = 0.0, iter([100.0, 200.0, 300.0, 300.0])
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now))
+    queries = {"power_w": lambda: next(watts)} if sampled else {}
+    watching = Monitor("cpu")
+    watching._counter, watching._counts = SimpleNamespace(joules=lambda: None), False  # type: ignore[assignment]
+    for _ in range(4):
+        watching._sample(queries)
+        found = watching.power_w()
+        now += 1.0
+    assert found == (300.0 if sampled else None)

@@ -18,7 +18,7 @@ from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import csv_data, parquet_data, raw_values
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.encode import encode
-from trainmark.clicklog.engine import encode_phase, numbers
+from trainmark.clicklog.engine import columns, numbers
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.errors import InputError
 
@@ -253,8 +253,8 @@ def test_a_default_for_all_numbers(tmp_path: Path) -> None:
 def test_numbers_alone_are_enough(tmp_path: Path) -> None:
     """Also where they have no bins: then there is no table."""
     write_csv(tmp_path / "log.csv", x=skewed(), z=[i % 7 for i in range(ROWS)])
-    for number, (columns, tables) in enumerate({"x,z": 1, "x": 0, "x:bins,z:bins": 2}.items()):
-        data = prepare(tmp_path, "", columns=f"label=y numerical={columns}")
+    for number, (asked, tables) in enumerate({"x,z": 1, "x": 0, "x:bins,z:bins": 2}.items()):
+        data = prepare(tmp_path, "", columns=f"label=y numerical={asked}")
         assert len(feature_spec.read(data).categorical) == tables
         values = raw_values.open_dataset(data)
         assert values is not None
@@ -300,7 +300,7 @@ def test_a_killed_run_goes_on_with_what_was_fitted(
     write_csv(tmp_path / "log.csv", x=skewed())
     prepare(tmp_path, "x").rename(tmp_path / "first")
     with monkeypatch.context() as patch:
-        patch.setattr(encode_phase, "NumbersField", lambda *args: 1 / 0)
+        patch.setattr(columns, "NumbersField", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(tmp_path, "x")
     fitted: list[int] = []

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -49,6 +50,28 @@ def test_errors_are_those_of_the_method(count: int) -> None:
         with pytest.raises(InputError, match=r"^2 is refused\.$"):
             workers.each(0, "refuse", [(number,) for number in range(4)])
         assert workers.each(0, "refuse", [(1,)]) == [None]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_many_may_ask_and_an_error_lets_none_of_them_wait(count: int) -> None:
+    """Each asks again and again; after the first error all get one, be they asking or waiting."""
+
+    def ask(who: int) -> None:
+        for number in range(20):
+            workers.each(who, "refuse", [(2 if (who, number) == (5, 3) else 1,)] * 3)
+
+    with Workers(Served(), count) as workers, ThreadPoolExecutor(8) as askers:
+        with pytest.raises(InputError, match="2 is refused"), workers.stopping():
+            askers.submit(ask, 5).result()
+        ended = [askers.submit(ask, who) for who in range(8)]
+        assert all(isinstance(one.exception(timeout=60), RuntimeError) for one in ended)
+    with (
+        Workers(Served(), count) as workers,
+        ThreadPoolExecutor(8) as askers,
+        pytest.raises((InputError, RuntimeError)),
+        workers.stopping(),
+    ):
+        list(askers.map(ask, range(8)))
 
 
 def test_a_process_that_was_killed_is_told() -> None:

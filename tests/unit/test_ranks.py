@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.small import config, train
 from trainmark import workloads
 from trainmark.errors import InputError
-from trainmark.hardware import devices
+from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster
 from trainmark.run import runner
 from trainmark.workloads import resolve
@@ -19,15 +19,15 @@ from trainmark.workloads.dlrm.runs import Sharding
 
 def test_a_ranks_current_device_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(backends, "here", lambda: "cuda")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
     monkeypatch.setenv("LOCAL_RANK", "3")
     cfg = dataclasses.replace(workloads.named_run("dlrm-demo"), device="cuda")
     with runner._joined(cfg) as mesh:
         assert mesh.device == torch.device("cuda", 3)
     assert chosen == [mesh.device]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     with pytest.raises(InputError, match="for device 3 of this machine, which has 3"):
         runner._joined(cfg).__enter__()
 

@@ -161,7 +161,8 @@ def test_odd_loss_curves(tmp_path: Path, losses: list[float] | None, lines: int,
     page = parse_page(report.report([folder]))
     assert (len(shapes(page, "line")), len(shapes(page, "dot"))) == (lines, dots)
     not_finite = sum(not math.isfinite(loss) for loss in losses or [])
-    assert (f"{not_finite} values of the training loss are not finite" in words(page)) == (not_finite > 0)
+    told = f"{not_finite} values of the training loss are not finite" in words(page)
+    assert told == (not_finite > 0)
 
 
 def test_a_hundred_thousand_rows_make_a_small_page(tmp_path: Path) -> None:

@@ -1,16 +1,17 @@
 """Owns the way from raw click logs to datasets on disk. Training never imports it.
 
 A *source* (Criteo text, CSV, Parquet) knows how to read rows; one engine does the rest, in bounded
-memory, in phases whose results stay in a work folder beside the output until all is done:
+memory and on all cores (engine.workers), in phases whose results stay in a work folder beside
+the output until all is done:
 
     1 parse    every input file, once, into integer columns on disk: the store
-    2 encode   fit the numbers to training rows; then one column after the other: count values,
-               make the vocabulary, map values to ids, write the training rows in their random
-               order, the others in input order
+    2 encode   fit the numbers to training rows; then every column: count values, make the
+               vocabulary, map values to ids, write the training rows in their random order, the
+               others in input order
     3 finish   feature_spec.yaml, prepare.json, bad_rows.txt; the folder is renamed into place
 
-The rules that make the result the same bytes for any memory, number of threads, compression of the
-input, with or without numba, and however often the run was killed:
+The rules that make the result the same bytes for any memory, number of processes, compression of
+the input, with or without numba, and however often the run was killed:
 
 - Rows are numbered through all files in input order. A split is a range of row numbers: training
   rows first, then the last day, which is halved. With --split-by, --holdout random and
@@ -23,17 +24,17 @@ input, with or without numba, and however often the run was killed:
 - A vocabulary holds the values that occur at least `threshold` times. Ids go by falling count and
   then by rising value (recipe nvidia), or by the row of the first appearance (torchrec, dlrm).
 
-The store (engine.store) is a file per block of consecutive rows. A block holds the labels, the
-numerical columns (Criteo's ready for training, in float16; others as they were read, in float64),
-and each categorical column either as numbers (uint32 or uint64) or, where a block has few distinct
-ones, as codes of 1 or 2 bytes into the block's own dictionary with counts; most columns need no
-second look at their rows to be counted. 0 is the missing value; the rows that really hold the
-number 0 are listed apart. Strings become numbers by interning: every block has a sorted dictionary,
-all dictionaries are merged between phases 1 and 2, and a string's number is its rank, so that ties
-by number are ties by bytes.
+The store (engine.store) is a file per block of consecutive rows. A block holds the order of its
+rows, the labels, the numerical columns (Criteo's ready for training, in float16; others as they
+were read, in float64), and each categorical column either as numbers (uint32 or uint64) or, where a
+block has few distinct ones, as codes of 1 or 2 bytes into the block's own dictionary with counts;
+most columns need no second look at their rows to be counted. 0 is the missing value; the rows that
+really hold the number 0 are listed apart. Strings become numbers by interning: every block has a
+sorted dictionary, all dictionaries are merged between phases 1 and 2, and a string's number is its
+rank, so that ties by number are ties by bytes.
 
 Numbers are fitted (engine.numbers) to the first million training rows in their random order, which
-are the same rows for any memory, number of threads, and however often the run was killed.
+are the same rows for any memory, number of processes, and however often the run was killed.
 
 Counting (arrays.counting) keeps a hash table within its share of the memory. When it is full, the
 upper half of the value range is dropped and left to a further pass over the column, so that each

@@ -24,6 +24,7 @@ from trainmark.clicklog.engine.splits import RANDOM
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.inherit import Inherited
+from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.criteo_format import NAMES
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES, Name, Recipe
@@ -136,7 +137,8 @@ def make_job(
             raise InputError("Give --input, or --train and --test.")
         paths, of_splits = split_options.find_files(options, options.bad_rows)
         source = CriteoSource(paths, recipe, options.bad_rows)
-        metadata = planted.known_auc(files.read_json(paths[0].parent / planted.MANIFEST))
+        if not remote.is_remote(str(paths[0])):
+            metadata = planted.known_auc(files.read_json(paths[0].parent / planted.MANIFEST))
     split = split_options.split_rule(
         options, of_splits, test_half=recipe.test_half, rounds_up=recipe.rounds_up
     )

@@ -15,26 +15,30 @@ Numbers are stored as float16, as everywhere in `split_binary`. Those that are n
 TorchRec took ln(x + 3) of -3 and less) become 0.0, as in NVIDIA's preparation, and are counted.
 """
 
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 
-from trainmark import files
+from trainmark import files, progress
 from trainmark.clicklog import npy_files, per_column
 from trainmark.clicklog.engine import split_binary, summary
 from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.engine.summary import MANIFEST, SCHEMA
+from trainmark.clicklog.engine.workers import Workers
 from trainmark.clicklog.npy_files import Day, NpyRows
 from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
 from trainmark.progress import SafeConsole
 
+STRETCH_ROWS = 1 << 20
+"""What a process reads or writes at a time, where files are mapped."""
 MAX_IDS = 2**31 - 2
 """As many as `split_binary` can number."""
 
@@ -73,37 +77,52 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     hotness = days[0].hotness
     caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
     splits = _split(days, options.test_half)
-    total = sum(day.rows for day in days)
-    with Progress(console=SafeConsole(stderr=True)) as bar:
-        task = bar.add_task("Finding the largest ids", total=2 * total)
+    stretches = list(_stretches(days, splits))
+    workers = min(len(os.sched_getaffinity(0)), len(stretches))
 
-        def watched(split: Split) -> Iterator[NpyRows]:
-            for block in _blocks(days, split):
-                yield block
-                bar.advance(task, len(block))
+    def shared(work: _Reader | _Writer, name: str) -> list[Any]:
+        with Workers(work, workers) as processes, progress.rows_bar(name, _rows(days)) as advance:
 
-        cardinalities = _cardinalities([watched(split) for split in splits], caps, options.input)
-        shape = (cardinalities, days[0].num_numerical)
-        bar.update(task, description="Writing")
-        with files.building(options.output) as partial:
-            writers = [_write(partial, split, watched(split), shape, caps) for split in splits]
-            split_binary.write_specs(partial, *shape, metadata={}, hotness=hotness)
-            files.write_json(
-                partial / MANIFEST,
-                {
-                    "schema": SCHEMA,
-                    "settings": settings,
-                    "rows": {split.name: split.rows for split in splits},
-                    "click_rate": {
-                        split.name: clicks / max(split.rows, 1)
-                        for split, (clicks, _) in zip(splits, writers, strict=True)
-                    },
-                    "not_finite": sum(not_finite for _, not_finite in writers),
-                    "cardinalities": cardinalities,
-                    "hotness": list(hotness),
-                    "seconds": round(time.perf_counter() - started, 3),
+            def done(stretch: Stretch) -> Any:
+                [found] = processes.each(0, "do", [(stretch,)])
+                advance(stretch.stop - stretch.start)
+                return found
+
+            with ThreadPoolExecutor(workers) as pool, processes.stopping():
+                return list(pool.map(done, stretches))
+
+    extremes = shared(_Reader(days), "Finding the largest ids")
+    cardinalities = _cardinalities(extremes, caps, options.input)
+    shape = (cardinalities, days[0].num_numerical)
+    with files.building(options.output) as partial:
+        for split in splits:
+            split_binary.Writer(partial, split.name, *shape).close()
+        found = shared(_Writer(days, partial, shape, caps), "Writing")
+        split_binary.write_specs(partial, *shape, metadata={}, hotness=hotness)
+        counted = list(zip(stretches, found, strict=True))
+        clicks = {
+            split.name: sum(clicks for part, (clicks, _) in counted if part.split == split.name)
+            for split in splits
+        }
+        files.write_json(
+            partial / MANIFEST,
+            {
+                "schema": SCHEMA,
+                "settings": settings,
+                "rows": {split.name: split.rows for split in splits},
+                "click_rate": {
+                    split.name: clicks[split.name] / max(split.rows, 1) for split in splits
                 },
-            )
+                "not_finite": sum(not_finite for _, not_finite in found),
+                "cardinalities": cardinalities,
+                "hotness": list(hotness),
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        )
+
+
+def _rows(days: list[Day]) -> int:
+    return sum(day.rows for day in days)
 
 
 # --- splits
@@ -119,89 +138,123 @@ def _split(days: list[Day], test_half: Literal["first", "second"]) -> list[Split
     return SplitRule(test_half=test_half, rounds_up=True).apply([day.rows for day in days])
 
 
-def _blocks(days: list[Day], split: Split) -> Iterator[NpyRows]:
-    """The split's rows, in order."""
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of a day that are in one split, and the work of one process."""
+
+    day: int
+    """Its place in the list of days."""
+    start: int
+    stop: int
+    split: str
+    row: int
+    """Of the first one, in its split."""
+
+
+def _stretches(days: list[Day], splits: list[Split]) -> Iterator[Stretch]:
     first = 0
-    for day in days:
-        if split.start < first + day.rows and first < split.stop:
-            row = first
-            for block in day.blocks():
-                part = block[max(split.start - row, 0) : max(split.stop - row, 0)]
-                if len(part):
-                    yield part
-                row += len(block)
+    for number, day in enumerate(days):
+        step = STRETCH_ROWS if day.is_mapped else max(day.rows, 1)
+        for split in splits:
+            begin, end = max(split.start - first, 0), min(split.stop - first, day.rows)
+            for start in range(begin, end, step):
+                stop = min(start + step, end)
+                yield Stretch(number, start, stop, split.name, first + start - split.start)
         first += day.rows
+
+
+# --- in a process
+
+
+class _Reader:
+    """Finds the smallest and the largest id of every feature."""
+
+    def __init__(self, days: list[Day]) -> None:
+        self._days = days
+
+    def do(self, stretch: Stretch) -> list[tuple[int, int]]:
+        blocks = self._days[stretch.day].blocks(stretch.start, stretch.stop)
+        of_blocks = [[(int(ids.min()), int(ids.max())) for ids in block.ids] for block in blocks]
+        return _joined(of_blocks)
+
+
+def _joined(extremes: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    of_features = zip(*extremes, strict=True)
+    return [(min(low for low, _ in f), max(high for _, high in f)) for f in map(list, of_features)]
+
+
+class _Writer:
+    """Writes rows to their places; their clicks, and how many numbers were not finite."""
+
+    def __init__(
+        self,
+        days: list[Day],
+        folder: Path,
+        shape: tuple[list[int], int],
+        caps: list[int | None],
+    ) -> None:
+        self._days, self._folder, self._shape, self._caps = days, folder, shape, caps
+
+    def do(self, stretch: Stretch) -> tuple[int, int]:
+        clicks, not_finite, row = 0, 0, stretch.row
+        hotness = self._days[0].hotness
+        with split_binary.Writer(
+            self._folder, stretch.split, *self._shape, first_row=row, hotness=hotness
+        ) as writer:
+            for block in self._days[stretch.day].blocks(stretch.start, stretch.stop):
+                labels = _labels(block, stretch.split, row)
+                numbers, odd = _numbers(block, stretch.split, row)
+                ids = [
+                    column if cap is None else column % np.int64(cap)
+                    for column, cap in zip(block.ids, self._caps, strict=True)
+                ]
+                writer.append(labels, numbers, ids)
+                clicks += int(labels.sum())
+                not_finite += odd
+                row += len(block)
+        return clicks, not_finite
 
 
 # --- ids
 
 
 def _cardinalities(
-    splits: list[Iterator[NpyRows]], caps: list[int | None], source: Path
+    extremes: list[list[tuple[int, int]]], caps: list[int | None], source: Path
 ) -> list[int]:
     """Number of ids of each feature after folding; an `InputError` if that cannot be."""
-    lowest, highest = [0] * len(caps), [-1] * len(caps)
-    for split in splits:
-        for block in split:
-            for number, ids in enumerate(block.ids):
-                lowest[number] = min(lowest[number], int(ids.min()))
-                highest[number] = max(highest[number], int(ids.max()))
+    of_features = _joined(extremes)
     raise_all(
         f"{source}: categorical column {number + 1} has ids from {low} to {high}: hashes, not "
         "rows of a table. Give --max-rows to fold them."
-        for number, (low, high, cap) in enumerate(zip(lowest, highest, caps, strict=True))
+        for number, ((low, high), cap) in enumerate(zip(of_features, caps, strict=True))
         if cap is None and (low < 0 or high >= MAX_IDS)
     )
     return [
         # Folding changes nothing where all ids are below the cap.
         high + 1 if cap is None or (low >= 0 and high < cap) else cap
-        for low, high, cap in zip(lowest, highest, caps, strict=True)
+        for (low, high), cap in zip(of_features, caps, strict=True)
     ]
 
 
-def _write(
-    partial: Path,
-    split: Split,
-    blocks: Iterator[NpyRows],
-    shape: tuple[list[int], int],
-    caps: list[int | None],
-) -> tuple[int, int]:
-    """Write a split; returns its clicks, and how many numbers were not finite."""
-    clicks, not_finite, row = 0, 0, 0
-    with split_binary.Writer(partial, split.name, *shape) as writer:
-        for block in blocks:
-            labels = _labels(block, split, row)
-            numbers, odd = _numbers(block, split, row)
-            ids = [
-                column if cap is None else column % np.int64(cap)
-                for column, cap in zip(block.ids, caps, strict=True)
-            ]
-            writer.append(labels, numbers, ids)
-            clicks += int(labels.sum())
-            not_finite += odd
-            row += len(block)
-    return clicks, not_finite
-
-
-def _labels(block: NpyRows, split: Split, row: int) -> NDArray[np.bool_]:
+def _labels(block: NpyRows, split: str, row: int) -> NDArray[np.bool_]:
     wrong = (block.labels != 0) & (block.labels != 1)
     if wrong.any():
         place = int(np.argmax(wrong))
         raise InputError(
-            f"Row {row + place} of {split.name} has label {int(block.labels[place])}; 0 or 1 is "
+            f"Row {row + place} of {split} has label {int(block.labels[place])}; 0 or 1 is "
             "expected. (TorchRec writes -1 for Kaggle's test file, which has no labels.)"
         )
     return block.labels.astype(np.bool_)
 
 
-def _numbers(block: NpyRows, split: Split, row: int) -> tuple[NDArray[np.float16], int]:
+def _numbers(block: NpyRows, split: str, row: int) -> tuple[NDArray[np.float16], int]:
     finite = np.isfinite(block.dense)
     numbers = np.where(finite, block.dense, np.float32(0))
     large = np.abs(numbers) > np.finfo(np.float16).max
     if large.any():
         place, column = (int(i) for i in np.argwhere(large)[0])
         raise InputError(
-            f"Row {row + place} of {split.name} has {numbers[place, column]} in numerical column "
+            f"Row {row + place} of {split} has {numbers[place, column]} in numerical column "
             f"{column + 1}, too large for float16. TorchRec's files hold logarithms; take them."
         )
     return numbers.astype(np.float16), int(finite.size - finite.sum())

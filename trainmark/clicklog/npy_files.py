@@ -43,9 +43,6 @@ class NpyRows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, rows: slice) -> "NpyRows":
-        return NpyRows(self.dense[rows], self.labels[rows], [column[rows] for column in self.ids])
-
 
 @dataclass(frozen=True)
 class Day:
@@ -60,16 +57,20 @@ class Day:
     sparse: Path
     labels: Path
 
-    def blocks(self) -> Iterator[NpyRows]:
-        """All rows, in order."""
+    @property
+    def is_mapped(self) -> bool:
+        """Whether reading may begin at any row without reading those before it."""
+        return self.sparse.suffix == ".npy"
+
+    def blocks(self, first: int, end: int) -> Iterator[NpyRows]:
+        """The rows from `first` to before `end`, some at a time."""
         dense, labels = _map(self.dense), _map(self.labels)
-        start = 0
         with _ids_of(self.sparse) as ids:
-            while start < self.rows:
-                stop = min(start + BLOCK_ROWS, self.rows)
+            ids.skip(first)
+            for start in range(first, end, BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, end)
                 columns = ids.read(stop - start)
                 yield NpyRows(dense[start:stop], labels[start:stop].reshape(-1), columns)
-                start = stop
 
     def paths(self) -> list[Path]:
         return [self.dense, self.sparse, self.labels]
@@ -180,6 +181,9 @@ class _OneId:
     def __exit__(self, *error: object) -> None:
         pass
 
+    def skip(self, rows: int) -> None:
+        self._next += rows
+
     def read(self, rows: int) -> list[NDArray[np.integer]]:
         """The next rows of every feature."""
         block = self._ids[self._next : self._next + rows]
@@ -232,6 +236,10 @@ class _SeveralIds:
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
+
+    def skip(self, rows: int) -> None:
+        for start in range(0, rows, BLOCK_ROWS):
+            self.read(min(BLOCK_ROWS, rows - start))
 
     def read(self, rows: int) -> list[NDArray[np.integer]]:
         """The next rows of every feature."""

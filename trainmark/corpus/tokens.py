@@ -51,8 +51,8 @@ class Options:
     """Which field of a JSON line is the text."""
     append_eod: bool = True
     """End every document with the tokenizer's end-of-text token."""
-    workers: int = 2
-    """Processes that tokenise."""
+    workers: int | None = None
+    """Processes that tokenise; default as many as there are cores."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def prepare(options: Options) -> None:
     paths = [path for path in paths if path.is_file()]
     if not paths:
         raise no_file_matches(options.input)
-    if options.workers < 1:
+    if options.workers is not None and options.workers < 1:
         raise InputError(f"workers must be at least 1. Received: {options.workers}.")
     tokens = tokenizer.load(options.tokenizer)
     if options.append_eod and tokens.end_of_document is None:
@@ -167,18 +167,19 @@ def _tokenise(paths: list[Path], options: Options, tokens: Tokenizer, parts: Pat
     known = _Work(options.tokenizer, options.json_key, tokens.end_of_document, options.append_eod)
     count = 0
     waiting: list[Future[None]] = []
-    pool = ProcessPoolExecutor(
-        options.workers, get_context("spawn"), initializer=_begin, initargs=(known,)
-    )
+    text_bytes = sum(path.stat().st_size for path in paths)
+    cores = min(len(os.sched_getaffinity(0)), text_bytes // BLOCK_BYTES + 1)
+    workers = options.workers or cores
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(known,))
     with Progress(console=SafeConsole(stderr=True)) as bar, pool:
-        task = bar.add_task("Tokenising", total=sum(p.stat().st_size for p in paths) or None)
+        task = bar.add_task("Tokenising", total=text_bytes or None)
         try:
             for block in _blocks(paths):
                 count += 1
                 bar.update(task, advance=len(block.text))
                 if not _part(parts, block.number).exists():
                     waiting.append(pool.submit(_write_part, block, parts))
-                if len(waiting) >= 4 * options.workers:  # a bound on what is in memory
+                if len(waiting) >= 4 * workers:  # a bound on what is in memory
                     waiting.pop(0).result()
             for future in waiting:
                 future.result()

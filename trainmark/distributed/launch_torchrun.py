@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainmark.distributed.launch_options import LaunchOptions, Shape, endpoint
 from trainmark.errors import InputError
+from trainmark.hardware import backends
 
 if TYPE_CHECKING:
     import psutil
@@ -108,7 +109,7 @@ def _numa(options: LaunchOptions) -> list[str]:
 
     if not _knows("--numa-binding"):
         raise InputError(f"--numa: torch {torch.__version__}'s torchrun cannot bind; use 2.11 on.")
-    if not options.dry_run and not torch.cuda.is_available():
+    if not options.dry_run and backends.here() != "cuda":
         raise InputError("--numa binds ranks to the CPUs near their GPU; there is no GPU here.")
     return ["--numa-binding", "node"]
 

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
 
-import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainmark.errors import in_words
+from trainmark.hardware import backends
 
 ECHO_GRACE_S = 10.0
 """How long a rank that lost its partner waits for the partner's own error."""
@@ -58,7 +58,7 @@ def leave(code: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if torch.cuda.is_initialized() and not dist.is_initialized():
+    if backends.is_in_use() and not dist.is_initialized():
         sys.exit(code)
     os._exit(code)
 

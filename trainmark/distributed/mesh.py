@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainmark.errors import InputError
+from trainmark.hardware import backends
 
 T = TypeVar("T")
 
@@ -225,6 +226,4 @@ def is_main_process() -> bool:
 
 def local_device(kind: str) -> torch.device:
     """This process's device of the given kind."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    return backends.device_of(kind, int(os.environ.get("LOCAL_RANK", "0")))

@@ -50,6 +50,7 @@ from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
+from trainmark.kernels.pool_rows import pool_rows
 from trainmark.kernels.sparse_update import SortedRows
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
@@ -278,24 +279,28 @@ class ShardedEngine(nn.Module):
 
     def lookup(self, prepared: RowExchange) -> Tensor:
         """[B, F, D] rows of this rank's samples. In training, the result collects the gradient."""
-        units = self._received_rows(prepared).view(-1, self.routes.unit)
-        shape = (prepared.samples, len(self._vectors), self.routes.dim)
-        rows_BVD = units.index_select(0, prepared.layout.places).view(shape)
+        units, places = self._received_rows(prepared), prepared.layout.places
+        rows_BFD = self._by_feature(units.view(-1, self.routes.unit), places, prepared.samples)
         if torch.is_grad_enabled():
-            prepared.in_order = rows_BVD.requires_grad_()
+            prepared.in_order = rows_BFD.requires_grad_()
             # As soon as the interaction's backward pass is done, before the bottom MLP's.
-            rows_BVD.register_post_accumulate_grad_hook(
+            rows_BFD.register_post_accumulate_grad_hook(
                 lambda rows: self._send_gradients(prepared, self._as_received(prepared, rows))
             )
-        return self._by_feature(rows_BVD)
+        return rows_BFD
 
-    def _by_feature(self, rows_BVD: Tensor) -> Tensor:
-        """The sums of the vectors of each feature."""
-        counts = [self._vectors.count(feature) for feature in range(self.routes.num_features)]
-        if max(counts, default=1) == 1:
-            return rows_BVD
-        sums = [vectors.float().sum(1) for vectors in rows_BVD.split(counts, dim=1)]
-        return torch.stack(sums, dim=1).to(rows_BVD.dtype)
+    def _by_feature(self, units: Tensor, places: Tensor, samples: int) -> Tensor:
+        """[B, F, D] put together from what was received, the vectors of each feature added up."""
+        features, dim = self.routes.num_features, self.routes.dim
+        if len(self._vectors) == features:
+            return units.index_select(0, places).view(samples, features, dim)
+        if self.routes.unit < dim:
+            vectors = units.index_select(0, places).view(-1, dim)
+            units, places = vectors, torch.arange(len(vectors), device=places.device)
+        rows_BFD = units.new_empty(samples, features, dim)
+        bags = self._connect().layouts.vectors(samples)
+        pool_rows(places, bags, Tables(Rows(units)), rows_BFD.view(-1, dim))
+        return rows_BFD
 
     def _received_rows(self, prepared: RowExchange) -> Tensor:
         if prepared.rows is None or prepared.received is None:

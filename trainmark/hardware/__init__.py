@@ -1,5 +1,6 @@
 """What devices and machines are: peaks with their sources, links, memory, power, environment.
 
+backends.py      kinds of devices, and how PyTorch reaches them; nvidia.py: what only NVIDIA tells
 devices.py       what a device is, clusters, peaks; datasheets.py: vendors' figures
 links.py         how fast devices talk; known.py: both, or what a user's file says instead
 hardware_file.py reads and writes that file, hardware.toml

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, unknown
-from trainmark.hardware import known
+from trainmark.hardware import backends, known
 from trainmark.hardware.datasheets import ACCELERATORS, find_cpu
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -156,9 +156,8 @@ def identify(device: Any = "cpu") -> Device:
         return Device(
             key="cpu", name=cpu_name(), memory_bytes=host_memory_bytes(), cores=usable_cores()
         )
-    properties = torch.cuda.get_device_properties(device)
-    key = key_of(properties.name)
-    return Device(key=key, name=properties.name, memory_bytes=properties.total_memory)
+    name, memory = backends.name_and_memory(device)
+    return Device(key=key_of(name), name=name, memory_bytes=memory)
 
 
 def accelerators() -> list[str]:
@@ -168,8 +167,8 @@ def accelerators() -> list[str]:
     is in use there, as a run does, would count it.
     """
     code = (
-        "import torch; from trainmark.hardware.devices import identify; "
-        "print(*(identify(f'cuda:{n}').key for n in range(torch.cuda.device_count())))"
+        "from trainmark.hardware import backends, devices; "
+        "print(*(devices.identify(device).key for device in backends.all_here()))"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     if done.returncode:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainmark.hardware.environment import Nvml
+from trainmark.hardware.nvidia import Nvml
 
 RAPL = Path("/sys/class/powercap")
 NO_COUNTER = "this device has no energy counter that can be read"

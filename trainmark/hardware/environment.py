@@ -5,14 +5,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import trainmark
+from trainmark.hardware import backends
 from trainmark.hardware.devices import (
     cpu_name,
     host_memory_bytes,
@@ -20,6 +18,7 @@ from trainmark.hardware.devices import (
     read_if_there,
     usable_cores,
 )
+from trainmark.hardware.nvidia import Nvml, is_nvidia, nccl_version, nvml_device
 
 PACKAGES = (
     "numpy",
@@ -46,7 +45,7 @@ def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
         hardware = {
             "machine": read_if_there("/sys/class/dmi/id/product_name"),
             "accelerator": identify(device).name if on_accelerator else None,
-            "accelerators": torch.cuda.device_count() if on_accelerator else 0,
+            "accelerators": len(backends.all_here()) if on_accelerator else 0,
             "cpu": cpu_name(),
             "cpu_cores": usable_cores(),
             "host_memory_bytes": host_memory_bytes(),
@@ -64,8 +63,8 @@ def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
         "driver": driver,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "nccl": _nccl_version() if on_accelerator else None,
-        "cudnn": _attempt(torch.backends.cudnn.version) if on_accelerator else None,
+        "nccl": nccl_version() if device.type == "cuda" else None,
+        "cudnn": _attempt(torch.backends.cudnn.version) if is_nvidia(device) else None,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "trainmark": trainmark.__version__,
@@ -74,40 +73,6 @@ def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
         "command": shlex.join(["trainmark", *sys.argv[1:]]),
     }
     return hardware, software
-
-
-@dataclass
-class Nvml:
-    """NVIDIA's management library, opened for one device; without a handle, the reason."""
-
-    library: Any = None
-    handle: Any = None
-    reason: str | None = None
-
-
-@contextmanager
-def nvml_device(device: Any) -> Iterator[Nvml]:
-    """Open NVML for a `torch.device`, whatever CUDA_VISIBLE_DEVICES renumbered it to."""
-    if device.type == "cpu":
-        yield Nvml(reason="a CPU has no NVML")
-        return
-    try:
-        import pynvml
-        import torch
-
-        pynvml.nvmlInit()
-    except Exception as error:  # every failure is a reason, none may stop a training run
-        yield Nvml(reason=f"NVML cannot be opened: {error}")
-        return
-    try:
-        try:
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            opened = Nvml(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except Exception as error:
-            opened = Nvml(reason=f"NVML does not know the device: {error}")
-        yield opened
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _interconnect(nvml: Nvml) -> dict[str, Any] | None:
@@ -136,13 +101,6 @@ def _attempt(query: Any) -> Any:
         return query()
     except Exception:
         return None
-
-
-def _nccl_version() -> str | None:
-    import torch
-
-    version = _attempt(lambda: torch.cuda.nccl.version())
-    return ".".join(map(str, version)) if version else None
 
 
 def _network(root: Path = Path("/sys/class")) -> dict[str, str]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from trainmark.hardware.energy import cpu_counter, gpu_counter
-from trainmark.hardware.environment import Nvml, nvml_device
+from trainmark.hardware.nvidia import Nvml, nvml_device
 
 QUANTITIES = ("power_w", "utilisation", "memory_bytes", "host_memory_bytes", "temperature_c")
 
@@ -42,8 +42,9 @@ class Monitor:
         self._opened = ExitStack()
         self._lock = threading.Lock()
         self._integral = _Integral()
-        self._latest: tuple[float, float | None] | None = None  # time and joules of the last sample
-        self._asked: tuple[float, float | None] | None = None  # those of the last call
+        # Time and joules of the latest sample, and of the one that it was at the last call.
+        self._latest: tuple[float, float | None] | None = None
+        self._asked: tuple[float, float | None] | None = None
 
     def __enter__(self) -> Self:
         self._nvml = self._opened.enter_context(nvml_device(self._device))
@@ -133,6 +134,7 @@ class Monitor:
                 self._reason = self._reason or f"{quantity}: {error}"
         counted = self.joules()  # a register of a CPU starts anew after minutes: see it before
         self._latest = (time.perf_counter(), counted if self._counts else self._integral.joules)
+        self._asked = self._asked or self._latest
 
 
 class _Series:

@@ -9,6 +9,7 @@ import tyro
 from trainmark.bounds import Positive
 from trainmark.config import Precision
 from trainmark.contract import BadRows
+from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.server.limits import Limits
 
 Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|last|step-N")]
@@ -27,7 +28,7 @@ class InferOptions:
     of which those are left out that the data has too few samples for."""
     steps: int = 200
     """Requests of each size to time, after 10 that are not."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Where to predict."""
     data: str | None = None
     """Another dataset whose held-out samples to predict; default: the run's own."""
@@ -50,7 +51,7 @@ class PredictOptions:
     """Columns of the files to carry along."""
     checkpoint: Checkpoint = None
     """Which one; default: the best if the run had --patience, else the last."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Where to score."""
     precision: Precision | None = None
     """Another precision of the dense computation; default: the run's own."""
@@ -91,7 +92,7 @@ class ServeOptions:
     tls_key: Path | None = None
     """PEM file with the certificate's private key."""
     limits: Limits = Limits()
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Where to score."""
     values: Literal["auto", "raw", "prepared"] = "auto"
     """What requests for a recommender hold: raw values, as in the log that was prepared, or the

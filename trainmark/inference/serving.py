@@ -12,6 +12,7 @@ from trainmark.config import Run, filled
 from trainmark.contract import Definition, Scorer, Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
+from trainmark.hardware import backends
 from trainmark.inference.options import ServeOptions
 from trainmark.run import run_folder
 
@@ -120,6 +121,9 @@ def _load(
             values=options.values,
         )
     )
+    scorer.score(
+        [scorer.read(scorer.example)]
+    )  # what is compiled at first use, no client waits for
     if path := found.checkpoint:
         scorer.facts["checkpoint"] = f"{path.name}, {run_folder.role(path)}"
     return scorer
@@ -142,9 +146,4 @@ def identify(folder: Path) -> tuple[Definition[Any], Run | None]:
 
 def device(kind: str) -> str:
     """`--device` as PyTorch names it."""
-    import torch
-
-    available = torch.cuda.is_available()
-    if kind == "cuda" and not available:
-        raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
-    return "cuda" if kind != "cpu" and available else "cpu"
+    return backends.BACKENDS[backends.chosen(kind)].torch_type

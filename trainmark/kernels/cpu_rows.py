@@ -69,7 +69,11 @@ def rowwise_adagrad(
 
     `places_N`: as of `add_rows`.
     """
-    arguments = (table, sums, ids_N.contiguous(), grads_ND.contiguous(), places_N)
+    grads_ND, squares = grads_ND.contiguous(), None
+    if places_N is not None:  # a gradient serves several rows
+        squares = grads_ND.new_empty(len(grads_ND))
+        in_threads(_mean_squares, len(grads_ND), grads_ND, squares)
+    arguments = (table, sums, ids_N.contiguous(), grads_ND, places_N, squares)
     in_threads(_rowwise_adagrad, SHARES, *arguments, np.float32(lr), np.float32(eps))
 
 
@@ -117,19 +121,33 @@ def _of_shares(ids, begin, end):
 
 
 @_compiled
-def _rowwise_adagrad(table, sums, ids, grads_ND, places, lr, eps, begin, end):
+def _mean_squares(grads_ND, squares, begin, end):
+    for n in range(begin, end):
+        squares[n] = _mean_square(grads_ND[n])
+
+
+@_compiled
+def _rowwise_adagrad(table, sums, ids, grads_ND, places, squares, lr, eps, begin, end):
     first, following = _chains(ids, begin, end)
-    D = table.shape[1]
-    g = np.empty(D, np.float32)
+    g = np.empty(table.shape[1], np.float32)
     for n in first:
-        g[:] = grads_ND[_place(places, n)]
-        other = following[n]
+        other, place = following[n], _place(places, n)
+        if other < 0:  # of most rows, whose gradient needs no copy
+            square = _mean_square(grads_ND[place]) if squares is None else squares[place]
+            _update_row(table, sums, ids[n], grads_ND[place], square, lr, eps)
+            continue
+        g[:] = grads_ND[place]
         while other >= 0:
             _add_to(g, grads_ND[_place(places, other)], _ONE)
             other = following[other]
-        total = sums[ids[n]] + _square_sum(g) / np.float32(D)
-        sums[ids[n]] = total
-        _add_to(table[ids[n]], g, -lr / (np.sqrt(total) + eps))
+        _update_row(table, sums, ids[n], g, _mean_square(g), lr, eps)
+
+
+@_inlined
+def _update_row(table, sums, row, g, square, lr, eps):
+    total = sums[row] + square
+    sums[row] = total
+    _add_to(table[row], g, -lr / (np.sqrt(total) + eps))
 
 
 @_compiled
@@ -167,8 +185,8 @@ def _add_to(target, source, scale):
 
 
 @_in_any_order
-def _square_sum(values):
+def _mean_square(values):
     total = _ZERO
     for k in range(len(values)):
         total += values[k] * values[k]
-    return total
+    return total / np.float32(len(values))

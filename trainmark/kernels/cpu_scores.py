@@ -9,6 +9,7 @@ Shapes: B samples, N numbers, F tables, D width of a row, V = F + 1 vectors, W w
 last layers read.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ from torch import Tensor
 from trainmark.kernels.compiled import in_threads
 from trainmark.kernels.interaction_layout import output_width
 
-ALONE = 256
-"""Samples that one thread scores sooner than several share them."""
+ALONE = 1 << 22
+"""Products that one thread has done sooner than several share them."""
 _ZERO = np.float32(0)
 _options: Any = {
     "nogil": True,
@@ -47,11 +48,8 @@ class Layers:
     widths: NDArray[np.int64]
     """Inputs of the first, then the outputs of each."""
     numbers: NDArray[np.float32]
-
-    @property
-    def products(self) -> int:
-        """Of a sample."""
-        return int((self.widths[:-1] * self.widths[1:]).sum())
+    products: int
+    """Of a sample."""
 
 
 def pack_layers(layers: Sequence[Layer], inputs: int) -> Layers:
@@ -61,7 +59,8 @@ def pack_layers(layers: Sequence[Layer], inputs: int) -> Layers:
         used = weight.detach()[:, : widths[-1]]
         numbers += [used.t().contiguous().numpy().ravel(), bias.detach().numpy()]
         widths.append(len(bias))
-    return Layers(np.array(widths), np.concatenate(numbers).astype(np.float32))
+    products = sum(a * b for a, b in itertools.pairwise(widths))
+    return Layers(np.array(widths), np.concatenate(numbers).astype(np.float32), products)
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,10 @@ def scores(
     width = int(after.widths[-1])
     out_BW = np.empty((B, width), np.float32)
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
-    arguments = (*given, tables.addresses, tables.rows, dim)
-    arguments += (before.widths, before.numbers, after.widths, after.numbers, out_BW)
-    bad = [_scores(*arguments, 0, B)] if B <= ALONE else in_threads(_scores, B, *arguments)
+    layers = (before.widths, before.numbers, after.widths, after.numbers)
+    arguments = (*given, tables.addresses, tables.rows, dim, *layers, out_BW)
+    products = B * (before.products + F * (F + 1) // 2 * dim + after.products)
+    bad = [_scores(*arguments, 0, B)] if products <= ALONE else in_threads(_scores, B, *arguments)
     if (first := min(bad)) < B * F:
         row, feature = divmod(int(first), F)
         raise IndexError(f"row {row}: table {feature} has no row {ids_BF[row, feature]}")

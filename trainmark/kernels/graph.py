@@ -69,6 +69,11 @@ class GraphedInPlace:
         self._graph.replay()
 
 
+def shared_pool() -> Any:
+    """Memory for several graphs; see `GraphedInPlace`."""
+    return torch.cuda.graph_pool_handle()
+
+
 class Beside:
     """What `function()` returns, computed on a stream of its own until somebody asks for it.
 

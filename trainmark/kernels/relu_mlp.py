@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
+from trainmark.hardware.nvidia import capability
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.interaction_layout import PAD_TO
 
@@ -193,7 +194,8 @@ def _worth_fusing(gradient_BN: Tensor, w_NM: Tensor, x_BM: Tensor) -> bool:
     if not (gradient_BN.is_cuda and is_aligned and w_NM.numel() >= SMALLEST_FUSED):
         return False
     # What came after these has bulk copies, too, but too little memory on the chip for such tiles.
-    return torch.cuda.get_device_capability(gradient_BN.device)[0] in (9, 10)
+    found = capability(gradient_BN.device)
+    return found is not None and found[0] in (9, 10)
 
 
 def masked_sums(

@@ -13,7 +13,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainmark import metrics
@@ -25,6 +24,7 @@ from trainmark.config import Interval, Run, to_plain
 from trainmark.contract import AnyWorkload, Data, Predictions, Prepared, Trainer
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
+from trainmark.hardware.backends import synchronizer
 from trainmark.run.assessment import evaluated
 from trainmark.run.checks import can_check, check
 from trainmark.run.clocks import Clocks
@@ -510,10 +510,3 @@ def build_trainer(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> Trainer[Any, A
     workload.init_weights(parts, cfg, mesh.device)
     built: Trainer[Any, Any] = workload.build_trainer(parts, mesh, cfg)
     return built
-
-
-def synchronizer(device: torch.device) -> Callable[[], None]:
-    """A function that waits for the device; a CPU is always done."""
-    if device.type == "cpu":
-        return lambda: None
-    return lambda: torch.accelerator.synchronize(device)

@@ -14,7 +14,7 @@ from trainmark.config import Run
 from trainmark.contract import AnyWorkload, DeviceBytes
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
-from trainmark.hardware import devices
+from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import (
     MemoryPlan,
@@ -99,7 +99,7 @@ def check_memory(
         check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=hint)
         on_host -= of_machine.total
     else:
-        available, _ = torch.cuda.mem_get_info(mesh.device)
+        available = backends.free_bytes(mesh.device)
         check_fits(plan, available, cfg.name, devices.identify(mesh.device).name, advice=hint)
     kept = sum(workload.host_bytes(cfg)[first : first + per_node])
     check_host_fits(kept, on_host, cfg.name)

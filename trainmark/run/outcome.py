@@ -13,7 +13,7 @@ from trainmark import metrics, workloads
 from trainmark.config import SYNTHETIC, changed_fields, to_plain
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
-from trainmark.hardware import devices
+from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
 from trainmark.run import alignment, result
@@ -166,10 +166,10 @@ def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
     if mesh.device.type == "cpu":
         peak, allocated = host_peak, None
     else:
-        allocated = torch.cuda.max_memory_allocated(mesh.device)
+        allocated, reserved = backends.peak_bytes(mesh.device)
         seen = (monitor.get("memory_bytes") or {}).get("max") or 0
         # The device's own figure includes the context and the cache; sampling may miss a peak.
-        peak = max(int(seen), torch.cuda.max_memory_reserved(mesh.device))
+        peak = max(int(seen), reserved)
     peaks = mesh.max_over_ranks([peak, allocated or 0, host_peak])
     return result.Memory(
         peak_bytes=int(peaks[0]),

@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from trainmark import workloads
@@ -23,7 +22,7 @@ from trainmark.distributed import mesh as meshes
 from trainmark.distributed.heartbeat import watch_ranks
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
-from trainmark.hardware import hardware_file
+from trainmark.hardware import backends, hardware_file
 from trainmark.hardware.allocator import keep_freed_memory
 from trainmark.hardware.devices import identify
 from trainmark.hardware.known import Known
@@ -158,18 +157,14 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
 
     The ranks part after a success only: one that failed does not wait for the others.
     """
-    kind = cfg.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
+    kind = backends.chosen(cfg.device)
     device = meshes.local_device(kind)
-    if kind == "cuda":
-        _make_current(device)
+    if kind != "cpu":
+        backends.make_current(device)
     ranks = meshes.launched_ranks()
     heartbeat, begins = None, not dist.is_initialized()
     if begins and ranks > 1:
-        launched.join("nccl" if kind == "cuda" else "gloo")
+        launched.join(backends.collectives(device))
         heartbeat = watch_ranks()
     yield meshes.build(device, workloads.definition(cfg).mesh_axes(cfg, ranks))
     if heartbeat is not None:
@@ -178,21 +173,10 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
         dist.destroy_process_group()
 
 
-def _make_current(device: torch.device) -> None:
-    """Streams, barriers and broadcasts of objects take the current device: this rank's."""
-    found = torch.cuda.device_count()
-    if (device.index or 0) >= found:
-        raise InputError(
-            f"A rank was started for device {device.index} of this machine, which has {found}. "
-            f"Start at most {found} ranks here (launch -j NODESx{found}), or use --device cpu."
-        )
-    torch.accelerator.set_device_index(device)
-
-
 def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
     """Resolve for the machine that this process runs on."""
-    kind: Literal["cpu", "cuda"] = "cpu" if mesh.device.type == "cpu" else "cuda"
-    return workloads.resolve(dataclasses.replace(cfg, device=kind), this_cluster(mesh))
+    kind = backends.kind_of(mesh.device)
+    return workloads.resolve(dataclasses.replace(cfg, device=kind or "cpu"), this_cluster(mesh))
 
 
 def _settle(cfg: Run, mesh: Mesh) -> None:
@@ -209,8 +193,7 @@ def _counts_energy(mesh: Mesh) -> bool:
 
 def _forget_peaks(mesh: Mesh) -> None:
     """So that one of several runs in a process does not report the peak of another."""
-    if mesh.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(mesh.device)
+    backends.forget_peaks(mesh.device)
     with suppress(
         OSError
     ):  # only Linux has it, and a sandbox may refuse it: a peak may be too high
@@ -251,7 +234,7 @@ def loaded(
     Args:
         folder: the run's output folder.
         checkpoint: which of the run's (see `find_checkpoint`).
-        device: auto, cpu or cuda.
+        device: as `--device` names it.
         data: another dataset than the run's own.
         precision: another than the run's own.
         check: refuses the resolved configuration before anything is read or allocated.
@@ -272,7 +255,7 @@ def loaded(
     with _joined(cfg) as mesh:
         if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # its share may not divide
             cfg = dataclasses.replace(cfg, micro_batch=None)
-        if mesh.device.type != trained_on:  # whether compiling pays differs by device
+        if backends.kind_of(mesh.device) != trained_on:  # whether compiling pays differs by device
             cfg = dataclasses.replace(cfg, compile=None)
         cfg = _resolve_here(cfg, mesh)
         workload = workloads.load(cfg.workload)

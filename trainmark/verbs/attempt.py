@@ -16,6 +16,7 @@ from typing import Self
 
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory
+from trainmark.hardware import backends
 from trainmark.run.patience import Watch
 from trainmark.run.signals import StopRequest
 
@@ -57,7 +58,6 @@ class Pruned(Exception):  # noqa: N818  (no error: it was asked for)
 
 def attempt_here(cfg: Run, options: TrainOptions, watch: Watch | None = None) -> Outcome:
     """Train in this process; `watch` may raise `Pruned`."""
-    import torch
 
     from trainmark.run import runner
     from trainmark.run.loop import Interrupted
@@ -76,8 +76,7 @@ def attempt_here(cfg: Run, options: TrainOptions, watch: Watch | None = None) ->
         return _outcome(in_words(error))
     finally:  # of what it held, nothing is left for the next one to pay for
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        backends.empty_cache()
     return Outcome(DONE)
 
 

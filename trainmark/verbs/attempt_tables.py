@@ -94,7 +94,7 @@ def plans_table(
 def _bytes_cells(plan: PlannedRun, parts: Sequence[str]) -> list[str]:
     from trainmark.run import memory  # loads torch
 
-    synthetic = dataclasses.replace(plan.run, data=plan.run.data or SYNTHETIC, device="cpu")
+    synthetic = dataclasses.replace(plan.run, data=plan.run.data or SYNTHETIC)
     _, needed = memory.dry_run(synthetic, plan.cluster)
     total = f"{needed.total / GIB:.1f}"
     card = plan.device_bytes or card_bytes(plan.cluster)

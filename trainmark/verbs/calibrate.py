@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -29,11 +28,12 @@ from trainmark.embeddings.placement.costs import MIN_ACCESS
 from trainmark.embeddings.tables.row_update import Settings
 from trainmark.embeddings.tables.store import TableStore, whole_table
 from trainmark.embeddings.tables.update import make_rule
-from trainmark.errors import InputError
 from trainmark.files import write_atomically
-from trainmark.hardware import devices, hardware_file, known
+from trainmark.hardware import backends, devices, hardware_file, known
+from trainmark.hardware.backends import DeviceChoice
 from trainmark.hardware.devices import Peak, peak_flops
 from trainmark.hardware.known import CPU, Figure, Known, Measured
+from trainmark.hardware.nvidia import capability
 from trainmark.training.precision import set_matmul_precision
 
 GEMM_WIDTHS = (64, 256, 1024, 4096)
@@ -67,13 +67,11 @@ CPU_SCALE = Scale(2048, 1024, 2**28, 2**18, 2**27, 2**27)
 GPU_SCALE = Scale(65536, 4096, 2**32, 2**21, 2**31, 2**29)
 
 
-def calibrate(device: Literal["auto", "cpu", "cuda"], output: Path) -> Path | None:
+def calibrate(device: DeviceChoice, output: Path) -> Path | None:
     """Measure, and write the file; returns its path on the rank that wrote it."""
     if output.is_dir():
         output = output / hardware_file.FILE_NAME
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
+    kind = backends.chosen(device)
     with _ranks(kind) as here:
         found = measure(here, CPU_SCALE if kind == "cpu" else GPU_SCALE, output.parent)
         if not meshes.is_main_process():
@@ -87,11 +85,11 @@ def calibrate(device: Literal["auto", "cpu", "cuda"], output: Path) -> Path | No
 def _ranks(kind: str) -> Iterator[torch.device]:
     """This process's device, among those of its like where a launcher started several."""
     here = meshes.local_device(kind)
-    if kind == "cuda":
-        torch.accelerator.set_device_index(here)
+    if kind != "cpu":
+        backends.make_current(here)
     several = meshes.launched_ranks() > 1
     if several:
-        launched.join("nccl" if kind == "cuda" else "gloo")
+        launched.join(backends.collectives(here))
     yield here
     if several:
         dist.destroy_process_group()
@@ -165,7 +163,7 @@ def seconds_of(action: Callable[[], object], here: torch.device, budget_s: float
     Not the median: a step of training is made of many operations, and sees the mean of what a busy
     machine leaves it.
     """
-    wait = torch.cuda.synchronize if here.type == "cuda" else (lambda: None)
+    wait = backends.synchronizer(here)
     times: list[float] = []
     end = math.inf
     for attempt in range(100):
@@ -218,9 +216,10 @@ def _multiplies(here: torch.device, precision: str) -> bool:
     """Whether there are fast products of a precision; few CPUs have any of fp16."""
     if here.type == "cpu":
         return precision in ("fp32", "bf16")
-    major, minor = torch.cuda.get_device_capability(here)
-    needed = {"fp32": (0, 0), "fp16": (7, 0), "fp8": (8, 9)}.get(precision, (8, 0))
-    return (major, minor) >= needed
+    found = capability(here)
+    if found is None:  # another vendor's, of which the usual ones are tried
+        return precision in ("fp32", "bf16", "fp16")
+    return found >= {"fp32": (0, 0), "fp16": (7, 0), "fp8": (8, 9)}.get(precision, (8, 0))
 
 
 def _gemm(here: torch.device, scale: Scale, precision: str, width: int) -> float:
@@ -315,7 +314,7 @@ def _all_reduce(here: torch.device, scale: Scale, groups: list[list[int]]) -> fl
     made = [(ranks, dist.new_group(ranks)) for ranks in groups]
     own = next(group for ranks, group in made if dist.get_rank() in ranks)
     tensor = torch.zeros(scale.copy_bytes // 32, device=here)
-    wait = torch.cuda.synchronize if here.type == "cuda" else (lambda: None)
+    wait = backends.synchronizer(here)
     dist.all_reduce(tensor, group=own)
     times = []
     for _ in range(5):  # the same on all ranks, or they would wait for each other

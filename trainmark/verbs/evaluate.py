@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from rich.console import RenderableType
 
 from trainmark.contract import BadRows
 from trainmark.errors import InputError
+from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.options import Checkpoint
 from trainmark.metrics.binary import Assessment, Importance
 from trainmark.progress import SafeConsole
@@ -34,7 +35,7 @@ class EvaluateOptions:
     bad_rows: BadRows = "stop"
     """Rows of --input that cannot be read: stop at the first, skip them, or keep them with the bad
     fields as missing."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """Where to evaluate."""
     importance: bool = False
     """Find out what each column is worth: what the AUC loses when its values go to other rows."""

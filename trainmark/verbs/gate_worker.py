@@ -28,6 +28,17 @@ FEED = "trainmark/run/feed.py"
 PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 
+def _torch_with_accelerator() -> Any:
+    """PyTorch, if this process has begun to use an accelerator. The package's own way to ask
+    (`hardware/backends.py`) may not be there in the commit that is driven."""
+    torch: Any = sys.modules.get("torch")
+    accelerator = torch and torch.accelerator.current_accelerator()
+    if not accelerator:
+        return None
+    module = torch.get_device_module(accelerator)
+    return torch if getattr(module, "is_initialized", bool)() else None
+
+
 class Turns:
     """Lets steps through when it is this process's turn, and times them.
 
@@ -64,26 +75,19 @@ class Turns:
 
     def _step_ended(self, steps: int) -> None:
         self._done += 1
-        gpu = _gpu()
-        if gpu:
+        if torch := _torch_with_accelerator():
             if self._done not in (1, steps):
                 return
-            gpu.synchronize()
+            torch.accelerator.synchronize()
         (wall, cpu), (now, cpu_now), count = self._since, _clocks(), self._done - self._timed
         self._wall_s += [(now - wall) / count] * count
-        if not gpu:  # of which it says nothing
+        if not torch:  # of which it says nothing
             self._cpu_s.append(cpu_now - cpu)
         self._since, self._timed = (now, cpu_now), self._done
 
     def _answer(self, **fields: Any) -> None:
         self._answers.write(json.dumps(fields) + "\n")
         self._answers.flush()
-
-
-def _gpu() -> Any:
-    """`torch.cuda`, where it is in use."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch and torch.cuda.is_initialized() else None
 
 
 def _clocks() -> tuple[float, float]:

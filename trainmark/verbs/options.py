@@ -8,6 +8,7 @@ import tyro
 
 from trainmark.bounds import Positive
 from trainmark.config import TrainOptions
+from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.options import Checkpoint
 
 
@@ -53,7 +54,7 @@ class CheckOptions:
 class CalibrateOptions:
     """What to measure, in less than two minutes."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceChoice = "auto"
     """`auto` takes a GPU if there is one."""
     output: Path = Path("hardware.toml")
     """The file to write; reading from disk is measured in its folder."""

@@ -14,6 +14,7 @@ from trainmark.contract import Plan
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.formatting import DASH, GIB, gib_cell, ranges
+from trainmark.hardware import backends
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MEMORY_PARTS, MemoryPlan, card_bytes, misfit
 from trainmark.progress import SafeConsole
@@ -28,14 +29,14 @@ RIGHT_ALIGNED = ("table", "rows", "GiB, fp32")
 def plan(cfg: Run, cluster: str, json_file: Path | None) -> None:
     """Print the plan of a run for a cluster; a run that does not fit is an `InputError`."""
     parsed = Cluster.parse(cluster)
-    found = make_plan(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu"), parsed)
+    found = make_plan(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), parsed)
     if json_file and found.placement is None:
         raise InputError(f"--json writes where tables lie, and {cfg.name} has no tables.")
     console = wide_console()
     console.print(_devices_table(cfg.name, parsed, found))
     if found.tables:
         console.print("", _tables_table(found.tables), "", sep="\n")
-    for line in found.sentences:
+    for line in filter(None, (*found.sentences, backends.sentence(cfg.device))):
         console.print(line, soft_wrap=True, highlight=False)
     if json_file:
         _write(json_file, found.placement or "")

@@ -52,7 +52,7 @@ def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
     workload = workloads.definition(cfg)
     if workload.alternatives is None:
         raise InputError(f"--search has nothing to choose from for {cfg.workload}.")
-    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu")
+    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC)
     found, refused = [], []
     for flags, run in workload.alternatives(cfg, cluster):
         try:

@@ -13,6 +13,7 @@ from trainmark import workloads
 from trainmark.config import SYNTHETIC, Run, TrainOptions, to_plain
 from trainmark.errors import InputError
 from trainmark.formatting import gib_cell, readable_size
+from trainmark.hardware import backends
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MEMORY_PARTS, misfit
 from trainmark.inference.options import InferOptions
@@ -66,7 +67,8 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
         what = name.removesuffix(" bytes")
         sizes.add_row(what, f"{number:,}" if what == name else readable_size(number))
     remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
-    return Group(fields, "", sizes, *(["", remark] if remark else []))
+    remarks = [text for text in (remark, backends.sentence(cfg.device)) if text]
+    return Group(fields, "", sizes, *(["", *remarks] if remarks else []))
 
 
 def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
@@ -80,7 +82,7 @@ def dry_run(cfg: Run, cluster: str) -> None:
     from trainmark.run import memory
 
     parsed = Cluster.parse(cluster)
-    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC, device="cpu")
+    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC)
     resolved, plan = memory.dry_run(cfg, parsed)
     table = Table(
         box=None,
@@ -95,8 +97,10 @@ def dry_run(cfg: Run, cluster: str) -> None:
         table.add_row(name + note, readable_size(getattr(plan, name)))
     table.add_row("total", readable_size(plan.total), style="bold")
     SafeConsole().print(table)
-    if remark := accumulation_remark(workloads.named_run(cfg.name), cfg, resolved):
-        SafeConsole().print(remark)
+    remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
+    for text in (remark, backends.sentence(cfg.device)):
+        if text:
+            SafeConsole().print(text, highlight=False, soft_wrap=True)
     too_large = misfit(cfg.name, plan, parsed, partial(memory.advice, cfg, parsed))
     if too_large:
         raise InputError(too_large)

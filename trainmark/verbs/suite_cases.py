@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from trainmark import workloads
 from trainmark.config import OBSERVATION, Run, TrainOptions, differences
 from trainmark.errors import InputError, raise_all
-from trainmark.hardware import devices, known
+from trainmark.hardware import backends, devices, known
+from trainmark.hardware.backends import Kind
 from trainmark.hardware.devices import Cluster
 from trainmark.run import result, run_folder
 from trainmark.validation import parse, read_mapping
@@ -221,7 +222,7 @@ def _check_folders(case: Case) -> None:
 
 def _resolved(case: Case, repeat: int) -> Run:
     """As `train` resolves it."""
-    kind: Literal["cpu", "cuda"] = "cpu" if case.cluster.hardware == "cpu" else "cuda"
+    kind: Kind = "cpu" if case.cluster.hardware == "cpu" else backends.here() or "cuda"
     if case.cfg.device not in ("auto", kind):
         raise InputError(f"it is for {case.cluster}, but its flags say --device {case.cfg.device}.")
     seed = case.cfg.seed + repeat

@@ -29,8 +29,10 @@ NUMBERS = "numbers"
 """Of the record of what becomes of the numerical columns."""
 SHARE_ROWS = 1 << 22
 """Rows of a column that are worth a process of their own."""
-DICTIONARY_SHARES = 4
-"""The most that share a column with large dictionaries, all of which each has to look up."""
+MOST_SHARES = 8
+"""Each reads a part of every block; smaller parts take longer to find than to read."""
+DICTIONARY_SHARES = 2
+"""The most that share a column with dictionaries, all of which each has to look up."""
 
 Each = Callable[[str, Iterable[tuple[Any, ...]]], list[Any]]
 """Calls a method of the encoder with each of some arguments."""
@@ -122,7 +124,7 @@ class Encoder:
     def _shares(self, column: DatasetColumn) -> int:
         """How many processes share a column."""
         records, rows = self.store.records, self.store.rows
-        most = min(self._workers, max(rows // SHARE_ROWS, 1))
+        most = min(self._workers, max(rows // SHARE_ROWS, 1), MOST_SHARES)
         entries = sum(
             record.columns[place].distinct for record in records for place in column.places
         )
@@ -132,7 +134,9 @@ class Encoder:
         """Make all files of a column; their checksums, and what is worth knowing of it."""
         column = self._columns[name]
         shares = self._shares(column)
-        parts = each("count", [(name, within) for within in column.ranges(shares)])
+        # Each has to read all numbers, so fewer count than write.
+        ranges = column.ranges(-(-shares // 2))
+        parts = each("count", [(name, within) for within in ranges])
         counted = list(itertools.chain.from_iterable(parts))
         [built] = each("build", [(name, counted, shares > 1)])
         of_splits = [

@@ -14,7 +14,7 @@ WORKER_BYTES = 24 << 20
 """What a process takes besides what it shares with the one that it was forked from."""
 MIN_DATA_BYTES = 64 << 20
 MIN_WORKER_DATA_BYTES = 24 << 20
-MAX_PIECE_BYTES = 32 << 20
+MAX_PIECE_BYTES = 64 << 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

@@ -18,6 +18,7 @@ from trainmark.clicklog.engine.numbers import FittedNumbers
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.work import Work
+from trainmark.clicklog.engine.workers import Workers
 from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 
@@ -99,6 +100,7 @@ class EmbeddedEngine:
         self._check_disk(rows)
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
         whole = sum(sizes)
+        unpacked = max(whole, rows * self._stored_bytes())
         parser = parse_phase.Parser(
             source,
             self.work,
@@ -107,36 +109,33 @@ class EmbeddedEngine:
             bits=facts["bits"],
             bad_rows=job.bad_rows,
             piece_bytes=self.limits.piece_bytes,
-            workers=min(self.limits.workers, -(-whole // self.limits.piece_bytes) or 1),
+            workers=min(self.limits.workers, -(-unpacked // self.limits.piece_bytes) or 1),
         )
         with progress.bytes_bar("Reading", whole) as advance:
             if done:
                 stop = done[-1].stop
                 advance(sum(sizes[: stop.file]) + stop.offset)
             records = parser.run(advance)
-        for places in source.schema.vocabularies():
-            if source.schema.stored[places[0]].kind == "string":
-                from trainmark.clicklog.arrays import strings
-
-                strings.intern(self.work.blocks, [record.index for record in records], places)
+        self._number_strings([record.index for record in records])
         store = Store(self.work.blocks, source.schema, records, job.seed, facts["bits"])
         return store, parse_phase.rows_per_file(records, len(sizes))
+
+    def _number_strings(self, blocks: Sequence[int]) -> None:
+        """Number the strings of each column through all blocks."""
+        schema = self.job.source.schema
+        columns = [p for p in schema.vocabularies() if schema.stored[p[0]].kind == "string"]
+        if columns:
+            from trainmark.clicklog.arrays import strings  # pyarrow
+
+            with Workers(strings, min(self.limits.workers, len(columns), len(blocks))) as workers:
+                workers.each(0, "intern", [(self.work.blocks, blocks, of) for of in columns])
 
     def _check_disk(self, rows: int) -> None:
         """Say how much disk the run needs, and stop now if that is not there."""
         schema = self.job.source.schema
-        number_bytes, out_number_bytes = (8, 4) if schema.numbers else (2, 2)
-        row_bytes = (
-            1
-            + number_bytes * schema.num_numerical
-            + sum(
-                8 if column.kind in ("uint64", "int64", "float64") else 4
-                for column in schema.stored
-            )
-        )
         ids = len(schema.stored) - len(schema.helpers)
-        out_bytes = 1 + out_number_bytes * schema.num_numerical + 4 * ids
-        needed = rows * (row_bytes + out_bytes + 8)
+        out_bytes = 1 + (4 if schema.numbers else 2) * schema.num_numerical + 4 * ids
+        needed = rows * (self._stored_bytes() + out_bytes + 4)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
         progress.say(
@@ -148,6 +147,13 @@ class EmbeddedEngine:
                 f"{self.job.output} needs about {readable_size(needed)} of disk while it is made; "
                 f"{readable_size(free)} are free. Free some, or choose another --output."
             )
+
+    def _stored_bytes(self) -> int:
+        """What a row takes in the store, at most: its place, its label, its columns."""
+        schema = self.job.source.schema
+        wide = ("uint64", "int64", "float64")
+        categorical = sum(8 if column.kind in wide else 4 for column in schema.stored)
+        return 4 + 1 + (8 if schema.numbers else 2) * schema.num_numerical + categorical
 
     # --- phase 3
 
@@ -210,6 +216,7 @@ class EmbeddedEngine:
         files.write_json(dataset / MANIFEST, manifest)
         written = (record["files"] for record in self.work.column_log.read())
         checksums.seal(dataset, files.SIGNED, {n: c for of in written for n, c in of.items()})
+        store.close()
         self.work.publish()
 
     def _extends(

@@ -33,9 +33,11 @@ class Writer:
         num_numerical: int,
         numerical_dtype: str = "float16",
         first_row: int | None = None,
+        hotness: Sequence[int] = (),
     ) -> None:
         """
         Args:
+            hotness: ids per row of each feature, if not one.
             first_row: of files that there are, where to write; without one, new files are made.
         """
         self.rows = 0
@@ -54,8 +56,10 @@ class Writer:
         width = num_numerical * self._numerical_dtype.itemsize
         self._label = opened("label.bin", 1)
         self._numerical = opened("numerical.bin", width) if num_numerical else None
+        of_rows = zip(self._dtypes, hotness or [1] * len(self._dtypes), strict=True)
         self._categorical = [
-            opened(f"cat_{i}.bin", np.dtype(dtype).itemsize) for i, dtype in enumerate(self._dtypes)
+            opened(f"cat_{i}.bin", np.dtype(dtype).itemsize * ids)
+            for i, (dtype, ids) in enumerate(of_rows)
         ]
 
     def __enter__(self) -> "Writer":

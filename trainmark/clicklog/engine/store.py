@@ -277,6 +277,10 @@ class Store:
         for bounds, record in zip(self.bounds, self.records, strict=True):
             np.cumsum(self._read(record, 0, 1 << bits, np.uint32), out=bounds[1:])
 
+    def close(self) -> None:
+        """Let its files be removed."""
+        self._descriptors.close()
+
     def _read(self, record: BlockRecord, offset: int, count: int, dtype: Any) -> Array:
         out = np.empty(count, dtype)
         path = path_of(self.folder, record.index)
@@ -347,6 +351,9 @@ class _Descriptors:
             self._open[path] = os.open(path, os.O_RDONLY)
         return self._open[path]
 
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
     def __del__(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
+        self.close()

@@ -3,15 +3,22 @@
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import psutil
 
 from trainmark import files
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
+
+LOCK_SECONDS = 30
+"""The processes of a run that was killed have ended by then."""
 
 
 class Work:
@@ -34,9 +41,10 @@ class Work:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Create the folder and hold its lock. A run without a finished block leaves none."""
-        otherwise = f"Another process is preparing {self.output} now."
         try:
-            with files.locked(self.folder / "lock", otherwise):
+            with self._locked() as lock:
+                lock.truncate(0)
+                lock.write(str(os.getpid()).encode())
                 try:
                     yield
                 finally:
@@ -46,6 +54,20 @@ class Work:
             raise InputError(
                 f"{error.filename or self.output} cannot be written: {error.strerror or error}."
             ) from error
+
+    def _locked(self) -> BinaryIO:
+        """The lock, which belongs to a run and its processes: after a kill, these hold it until
+        they have ended, too, a moment later."""
+        path, since = self.folder / "lock", time.monotonic()
+        while True:
+            try:
+                return files.locked(path, f"Another process is preparing {self.output} now.")
+            except InputError:
+                owner = path.read_text() if path.exists() else ""
+                gone = owner.isdigit() and not psutil.pid_exists(int(owner))
+                if not gone or time.monotonic() - since > LOCK_SECONDS:
+                    raise
+                time.sleep(0.05)
 
     def agree(
         self, settings: Mapping[str, Any], fresh: Mapping[str, Any], inputs: Sequence[Path]
@@ -83,6 +105,9 @@ class Work:
         self.remove()
 
     def remove(self) -> None:
+        # Several at a time: freeing what a file holds takes as long as writing it does.
+        with suppress(OSError), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(os.unlink, self.blocks.iterdir()))
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

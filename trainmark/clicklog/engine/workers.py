@@ -8,6 +8,7 @@ interpreter's lock, and one list of memory pages, which 16 of them spend most of
 import ctypes
 import itertools
 import os
+import resource
 import signal
 import sys
 import threading
@@ -29,6 +30,7 @@ Call = Callable[..., Any]
 """Runs a method, given by its name, with arguments."""
 
 _PR_SET_PDEATHSIG = 1
+STOPPED = "The work was stopped."
 
 
 class Workers:
@@ -49,7 +51,7 @@ class Workers:
         self._waiting: PriorityQueue[_Task] = PriorityQueue()
         self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
-        self._stopped = False
+        self._lock, self._stopped = threading.Lock(), False
 
     def _forked(self, served: Any) -> Call:
         context = get_context("fork")
@@ -93,11 +95,13 @@ class Workers:
 
     def stop(self) -> None:
         """End the processes: all that was asked of them is done, or nobody wants it any longer."""
-        self._stopped = True
+        with self._lock:
+            if not self._stopped:
+                for _ in self._threads:  # behind what waits, which fails by then
+                    self._waiting.put(_Task(sys.maxsize, next(self._numbers), None))
+            self._stopped = True
         for process in self._processes:
             process.kill()
-        for _ in self._threads:
-            self._waiting.put(_Task(-1, next(self._numbers), None))
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
@@ -114,20 +118,23 @@ class Workers:
         Args:
             turn: calls of a smaller one go before others that wait.
         """
-        if not self._threads:
-            self._threads = [threading.Thread(target=self._run, args=[c]) for c in self.calls]
-            for thread in self._threads:
-                thread.start()
         tasks = [_Task(turn, next(self._numbers), (method, given)) for given in arguments]
-        for task in tasks:
-            self._waiting.put(task)
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError(STOPPED)
+            if not self._threads:
+                self._threads = [threading.Thread(target=self._run, args=[c]) for c in self.calls]
+                for thread in self._threads:
+                    thread.start()
+            for task in tasks:
+                self._waiting.put(task)
         return [task.result.result() for task in tasks]
 
     def _run(self, worker: Call) -> None:
         while (task := self._waiting.get()).call is not None:
             try:
                 if self._stopped:
-                    raise RuntimeError("The work was stopped.")
+                    raise RuntimeError(STOPPED)
                 task.result.set_result(worker(task.call[0], *task.call[1]))
             except BaseException as error:
                 task.result.set_exception(error)
@@ -145,6 +152,8 @@ class _Task:
 def _serve(served: Any, calls: Connection, parent: int) -> None:
     """What a process does until it is killed, or its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent will end it
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a column has a file in every block
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     while os.getppid() == parent:

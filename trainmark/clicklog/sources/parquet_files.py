@@ -8,13 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from trainmark.clicklog.sources import remote
 from trainmark.errors import InputError
 
 
 def open_parquet(path: Path) -> Any:
     """The file, with its columns and sizes."""
     with _readable(path):
-        return pa.parquet.ParquetFile(path)
+        return pa.parquet.ParquetFile(path.open("rb") if remote.is_remote(str(path)) else path)
 
 
 def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
+from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Schema
 from trainmark.errors import InputError, no_file_matches, raise_all
 
@@ -120,6 +121,8 @@ def listed(patterns: Patterns) -> tuple[str, ...]:
 
 
 def _matching(pattern: str, flag: str) -> list[Path]:
+    if remote.is_remote(pattern):
+        return [path for each in expand_braces(pattern) for path in remote.find(each, flag)]
     expanded = [pattern] if Path(pattern).is_file() else expand_braces(pattern)
     for each in expanded:
         if not any(Path(path).is_file() for path in _glob(each)):

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Scratch
+from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.source import Piece, Position, Room, starts
 from trainmark.clicklog.sources.unpack import Unpacker
 from trainmark.errors import InputError, raise_all
@@ -79,7 +80,7 @@ class TextFile:
         self.path = path
         self.damage: str | None = None
         try:
-            self._raw = path.open("rb", buffering=0)
+            self._raw: Any = path.open("rb", buffering=0)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from None
         self._file: Any = self._raw
@@ -88,7 +89,8 @@ class TextFile:
         elif path.suffix == ".zst":
             import pyarrow as pa
 
-            self._file = pa.CompressedInputStream(pa.PythonFile(self._raw), "zstd")
+            raw = self._raw if isinstance(self._raw, pa.NativeFile) else pa.PythonFile(self._raw)
+            self._file = pa.CompressedInputStream(raw, "zstd")
 
     def __enter__(self) -> "TextFile":
         return self
@@ -99,7 +101,7 @@ class TextFile:
 
     def bytes_read(self) -> int:
         """How much of the file on disk has been read."""
-        return self._raw.tell()
+        return int(self._raw.tell())
 
     def skip(self, offset: int) -> None:
         """Go to a byte of the text."""
@@ -166,7 +168,8 @@ def pieces(
 
 
 def is_packed(path: Path) -> bool:
-    return path.suffix in PACKED
+    """Whether it can only be read from its start on, or by the process that began the run."""
+    return path.suffix in PACKED or remote.is_remote(str(path))
 
 
 def _plain_pieces(path: Path, start: Position, piece_bytes: int) -> Iterator[Piece]:

@@ -11,8 +11,9 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.exchange.all_to_all import Exchange
 from trainmark.embeddings.exchange.buckets import Buckets
 from trainmark.embeddings.exchange.layout import Layouts, bags_by_slot
-from trainmark.embeddings.exchange.routes import Routes
+from trainmark.embeddings.exchange.routes import Routes, SlotRows
 from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.hardware.backends import collectives
 from trainmark.kernels.pool_rows import Bags
 
 
@@ -27,7 +28,7 @@ class Connection:
         self.rows = Exchange(self.group, mesh.dp_rank, mesh.device)
         self.ids = Exchange(ids_group, mesh.dp_rank, mesh.device)
         self._whole = self._slots_of(routes.whole_parts())
-        self._replicas = self._slots_of(routes.slot_starts(routes.replicas))
+        self._replicas = self._slots_of(routes.slot_rows(routes.replicas))
         self.buckets = Buckets(routes, mesh.device) if routes.cut_stores else None
         self.layouts = Layouts(routes, mesh.dp_rank, mesh.device)
         self.finite = torch.ones((), device=mesh.device)
@@ -49,7 +50,7 @@ class Connection:
         return ids_SB
 
     def whole_rows(self, ids_SB: Tensor) -> Tensor:
-        """[slots, B] rows of the receivers' stores, of parts with whole rows."""
+        """[slots, B] rows of the receivers' stores, of parts that get all ids of a feature."""
         return self._rows(ids_SB, *self._whole)
 
     def replica_rows(self, ids_SB: Tensor) -> Tensor:
@@ -66,14 +67,19 @@ class Connection:
             self._replica_bags[samples] = bags_by_slot(hotness, [samples], self._device)
         return self._replica_bags[samples]
 
-    def _rows(self, ids_SB: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
+    def _rows(self, ids_SB: Tensor, slots: Tensor, rows_S3: Tensor) -> Tensor:
         ids = ids_SB.index_select(0, slots)
-        return torch.where(ids < 0, ids, ids + starts) if self._routes.has_bags else ids + starts
+        first, last, shift = rows_S3.unbind(1)
+        rows = ids + shift[:, None]
+        if not self._routes.has_bags:
+            return rows
+        return torch.where((ids >= first[:, None]) & (ids < last[:, None]), rows, -1)
 
-    def _slots_of(self, slots: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        starts = [start for _, start in slots]
-        in_store = torch.tensor(starts, dtype=self._ids_type, device=self._device)[:, None]
-        return self._indices([slot for slot, _ in slots]), in_store
+    def _slots_of(self, found: list[SlotRows]) -> tuple[Tensor, Tensor]:
+        """The slots, and of each the rows that it looks up, with what leads to those of a store."""
+        rows = [(*slot.rows, slot.start - slot.rows[0]) for slot in found]
+        rows_S3 = torch.tensor(rows, dtype=self._ids_type, device=self._device).view(-1, 3)
+        return self._indices([slot.slot for slot in found]), rows_S3
 
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
@@ -82,6 +88,6 @@ class Connection:
 def group_of_one(device: torch.device) -> Any:
     """A process group of this process alone."""
     if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = collectives(device)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return dist.group.WORLD

@@ -1,5 +1,6 @@
 """How much goes where for one micro-batch, and how what comes back is put in order."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Layout:
     places: Tensor
     """[samples * vectors * pieces] where each piece lies in what is received, in units."""
     inverse: Tensor
-    """Where each unit received belongs among the pieces."""
+    """Which piece of [samples, features] rows each unit received is, or is added to."""
     none: int
     """How many of this rank's ids of row-wise tables are none."""
 
@@ -89,10 +90,11 @@ class Layouts:
         self.routes, self._rank, self._device = routes, rank, device
         self._mine = routes.stores[rank]
         self._known: dict[tuple[int, ...], Layout] = {}
+        self._vectors: dict[int, Bags] = {}
         cut, vectors = {shard.table for shard in routes.cut_shards()}, routes.vectors()
         of_cut = [vector for vector, feature in enumerate(vectors) if feature in cut]
         self._cut_vectors = torch.tensor(of_cut, dtype=torch.int64, device=device)
-        self._num_vectors = len(vectors)
+        self._features_V = torch.tensor(vectors, dtype=torch.int64, device=device)
 
     def of_whole_rows(self, samples: tuple[int, ...]) -> Layout:
         """Without row-wise tables a layout depends on the number of samples alone."""
@@ -124,7 +126,7 @@ class Layouts:
         segments, ids_in, rows_out = self._segments(samples, from_each)
         places = self._places(own_samples, to_each, cut)
         inverse = torch.empty_like(places)
-        inverse[places] = torch.arange(len(places), device=places.device)
+        inverse[places] = self._features_pieces(own_samples)
         return Layout(
             ids_out=ids_out,
             ids_in=ids_in,
@@ -182,9 +184,37 @@ class Layouts:
             pieces = routes.dim // routes.unit
             begin_BR = (buckets[cut.bucket] + cut.place * pieces).t()
             of_pieces = torch.arange(pieces, device=device)
-            places_BVP = places_BQ.view(samples, self._num_vectors, pieces)
+            places_BVP = places_BQ.view(samples, len(self._features_V), pieces)
             places_BVP[:, self._cut_vectors] = begin_BR[:, :, None] + of_pieces
         return places_BQ.flatten()
+
+    def _features_pieces(self, samples: int) -> Tensor:
+        """[samples * vectors * pieces] the pieces of features that those of vectors belong to."""
+        features, pieces = self.routes.num_features, self.routes.dim // self.routes.unit
+        of_samples = torch.arange(samples, device=self._device) * features
+        rows_BV = of_samples[:, None] + self._features_V
+        of_pieces = torch.arange(pieces, device=self._device)
+        return (rows_BV[:, :, None] * pieces + of_pieces).flatten()
+
+    def vectors(self, samples: int) -> Bags:
+        """How the vectors of each sample, of whole rows, are added up by feature."""
+        if samples not in self._vectors:
+            blocks: list[BagBlock] = []
+            counts = Counter(self.routes.vectors())
+            for feature in range(self.routes.num_features):
+                blocks.append(
+                    BagBlock(
+                        first_id=sum(block.hotness for block in blocks),
+                        id_step=1,
+                        bag_step=len(self._features_V),
+                        hotness=counts[feature],
+                        bags=samples,
+                        first_row=feature,
+                        row_step=self.routes.num_features,
+                    )
+                )
+            self._vectors[samples] = Bags(blocks, self._device)
+        return self._vectors[samples]
 
     def interleaved(self, whole: Tensor, cut: Bucketed, to_each: list[int]) -> Tensor:
         """What each rank gets of both kinds, rank by rank."""

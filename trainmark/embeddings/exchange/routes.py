@@ -10,10 +10,12 @@ so that the length of the first is known from the placement and the samples alon
 the second has to be exchanged. Rows travel back in the order of their ids, `width` elements each.
 
 Where a feature has several ids, each of them is a *slot*, and `samples` above is one row of ids per
-slot. A device that has whole rows adds those of a bag up and sends the sum; of row-wise tables,
-whose rows lie anywhere, every id's row travels, and the receiver adds them up. So a sample receives
-a *vector* for each feature, or each slot of a row-wise one. An id of -1 is none: a device with
-whole rows gets it and leaves it out, and those of row-wise tables are not sent.
+slot. A device adds the rows of a bag up and sends the sum. So that this holds of row-wise tables,
+too, each of their parts gets all ids of its feature, and travels as whole rows do; unless a bag has
+fewer ids than the table has parts: then every id's row travels, and the receiver adds them up. So a
+sample receives a *vector* for each feature, each part of a row-wise one, or each of its slots. An
+id of -1 is none, and so is one whose row lies elsewhere: a device gets it and leaves it out, and
+where rows travel one by one it is not sent.
 
 A table may be narrower than the model's rows: the placement says how wide it is. Nobody sends what
 it lacks; zeros take that place where the rows are put together. Only whole rows may be so.
@@ -21,11 +23,11 @@ it lacks; zeros take that place where the rows are put together. Only whole rows
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainmark.embeddings.placement.placement import Memory, Placement
+from trainmark.embeddings.placement.placement import Memory, Placement, Range
 from trainmark.embeddings.tables.store import TablePart, table_names
 
 EVERY_DEVICE = -1
@@ -41,7 +43,7 @@ class StoreParts:
     width: int
     table_format: str
     cut: bool
-    """Whether the parts are row-wise: some rows of their tables lie elsewhere."""
+    """Whether some rows of the parts' tables lie elsewhere, and ids go only where their row is."""
     parts: tuple[TablePart, ...]
     tables: tuple[int, ...]
     """The table, and so the feature, of each part."""
@@ -54,6 +56,17 @@ class StoreParts:
     @property
     def num_rows(self) -> int:
         return self.starts[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotRows:
+    """The rows of a part that one slot of its feature looks up."""
+
+    slot: int
+    rows: Range
+    """Of the table."""
+    start: int
+    """Where they begin in their store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +108,11 @@ class Routes:
         self.widths = [widths[table] for table in range(len(table_rows))]
         """Of each table's rows."""
         formats = table_formats or ["fp32"] * len(table_rows)
-        found = _parts(placement, self.table_rows, self.widths, formats)
+        self._firsts = {
+            t.table: sorted({shard.rows[0] for shard in t.shards}) for t in placement.tables
+        }
+        """Where the row-wise parts of each table begin: one at 0, if its rows are whole."""
+        found = _parts(placement, self.table_rows, self.widths, formats, self._adds_up)
         self.stores = [
             [_store(key, found[key]) for key in sorted(found) if key.device == device]
             for device in range(placement.devices)
@@ -124,8 +141,13 @@ class Routes:
         return range(first, first + self.hotness[feature])
 
     def ids_per_sample(self, store: StoreParts) -> int:
-        """That a store of whole rows gets."""
+        """That a store gets which is not cut."""
         return sum(self.hotness[table] for table in store.tables)
+
+    def _adds_up(self, table: int) -> bool:
+        """Whether the parts of a table add up what they have of a bag, and send no more than it has
+        ids."""
+        return self.has_bags and 1 < self.hotness[table] >= len(self._firsts[table])
 
     def vectors(self) -> list[int]:
         """The feature of each vector that a sample receives."""
@@ -133,7 +155,7 @@ class Routes:
         return [
             feature
             for feature, hotness in enumerate(self.hotness)
-            for _ in range(hotness if feature in cut else 1)
+            for _ in range(hotness if feature in cut else len(self._firsts[feature]))
         ]
 
     def _all_stores(self) -> Iterator[StoreParts]:
@@ -150,21 +172,21 @@ class Routes:
         stores = [*self._all_stores(), self.replicas]
         return max([*self.table_rows, *(store.num_rows for store in stores)])
 
-    def whole_parts(self) -> list[tuple[int, int]]:
-        """(slot, first row in its store) of every part with whole rows, by receiver."""
+    def whole_parts(self) -> list[SlotRows]:
+        """What the slots of every part look up that gets all ids of its feature, by receiver."""
         whole = [store for store in self._all_stores() if not store.cut]
-        return [pair for store in whole for pair in self.slot_starts(store)]
+        return [rows for store in whole for rows in self.slot_rows(store)]
 
-    def slot_starts(self, store: StoreParts) -> list[tuple[int, int]]:
-        """(slot, first row) of every part of a store."""
+    def slot_rows(self, store: StoreParts) -> list[SlotRows]:
+        """What the slots of every part of a store look up."""
         return [
-            (slot, start)
-            for table, start in zip(store.tables, store.starts[:-1], strict=True)
+            SlotRows(slot=slot, rows=part.rows, start=start)
+            for table, part, start in zip(store.tables, store.parts, store.starts[:-1], strict=True)
             for slot in self.slots(table)
         ]
 
     def num_whole(self, device: int) -> int:
-        """Ids that a device gets for each sample, from parts with whole rows."""
+        """Ids that a device gets for each sample, of features whose ids it gets all."""
         whole = [store for store in self.stores[device] if not store.cut]
         return sum(self.ids_per_sample(store) for store in whole)
 
@@ -214,7 +236,8 @@ class Routes:
                 offset += next(counts) * width
                 continue
             for table, part in zip(store.tables, store.parts, strict=True):
-                column = vectors.index(table) * pieces + part.columns[0] // self.unit
+                vector = vectors.index(table) + self._firsts[table].index(part.rows[0])
+                column = vector * pieces + part.columns[0] // self.unit
                 first[column : column + width] = range(offset, offset + width)
                 step[column : column + width] = [width] * width
                 offset += samples * width
@@ -242,6 +265,7 @@ def _parts(
     table_rows: Sequence[int],
     widths: Sequence[int],
     table_formats: Sequence[str],
+    adds_up: Callable[[int], bool],
 ) -> dict[_Key, list[tuple[int, TablePart]]]:
     """Every part with its table, by store."""
     names = table_names(len(table_rows))
@@ -252,7 +276,7 @@ def _parts(
         for shard in table.shards[:1] if is_replicated else table.shards:
             key = _Key(
                 device=EVERY_DEVICE if is_replicated else shard.device,
-                cut=shard.num_rows < rows,
+                cut=shard.num_rows < rows and not adds_up(table.table),
                 memory=table.memory,
                 width=shard.num_columns,
                 table_format=table_formats[table.table],

@@ -7,8 +7,8 @@ weight and e per element in the compute precision:
     gather    n (max(64, c w) + c e) / memory bandwidth
     exchange  2 max(sent, received) / link, where a shard sends n c e (1 - 1/W), and a device
               receives the rows of its B/W samples but for 1/W; gradients go the same way back.
-              Of a feature with h ids, n is h times as large; a shard of whole rows adds them up,
-              and writes and sends B
+              Of a feature with h ids, n is h times as large; a shard adds them up where that is
+              less, and writes and sends B
     update    (n (c e + 64) + 2 d max(64, c w) + 2 d state) / memory bandwidth
 
 64 bytes are the least that a random access moves, and about what sorting one id moves. Of a
@@ -114,7 +114,7 @@ class TableCosts:
         lookups = share * step.batch * profile.hotness
         distinct = profile.distinct(shard.rows, step.batch * profile.hotness)
         is_whole = shard.num_rows == profile.rows
-        rows = step.batch if is_whole else lookups
+        rows = step.batch if is_whole else min(lookups, step.batch)
         stored, state = self._stored(profile, shard)
         row = columns * profile.stored.weight
         gather = lookups * max(MIN_ACCESS, row) + rows * columns * step.element_bytes

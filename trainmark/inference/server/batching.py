@@ -9,7 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,9 @@ class Question:
 class Queue:
     """Requests for one model.
 
+    Its thread goes on from pass to pass as long as requests wait, without a word to the event loop
+    between them but the answers.
+
     Args:
         loaded: what scores, asked before each pass: one pass is never by two versions.
         limits: how many may wait, for how long.
@@ -73,7 +78,7 @@ class Queue:
         self._loaded, self._limits, self._scored = loaded, limits, scored
         self._waiting: deque[_Waiting] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._task: asyncio.Task[None] | None = None
+        self._works, self._lock = False, Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -82,34 +87,46 @@ class Queue:
         """The answer to a request; raises what is wrong with it."""
         if len(self._waiting) >= self._limits.waiting:
             raise TooManyError("Too many requests are waiting. Send this one again in a moment.")
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(question, future))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
-        try:
-            async with asyncio.timeout(self._limits.seconds):
-                return await future
-        except TimeoutError:
-            raise TooLateError(f"The answer took longer than {self._limits.seconds:g} s.") from None
-
-    async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            taken = [one for one in self._take() if one.is_wanted()]
-            if not taken:
-                continue
-            questions = [one.question for one in taken]
-            found, rows = await loop.run_in_executor(
-                self._thread, answers, self._loaded(), questions, self._limits.rows
-            )
+        future: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append(_Waiting(question, future))
+        self._wake()
+        limit = loop.call_later(self._limits.seconds, self._give_up, future)
+        try:
+            return await future
+        finally:
+            limit.cancel()
+
+    def _give_up(self, future: "asyncio.Future[Any]") -> None:
+        error = TooLateError(f"The answer took longer than {self._limits.seconds:g} s.")
+        _settle(future, error)
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._works:
+                self._works = True
+                self._thread.submit(self._work)
+
+    def _work(self) -> None:
+        """In the model's thread, until nothing waits."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._works = False
+                    return
+            taken = [one for one in self._take() if not one.future.done()]
+            left = [one for one in taken if one.question.has_left()]
+            taken = [one for one in taken if one not in left]
+            found = self._answers([one.question for one in taken]) if taken else []
+            _tell(taken + left, found + [InputError(GONE)] * len(left))
+
+    def _answers(self, questions: list[Question]) -> list[Any]:
+        try:
+            found, rows = answers(self._loaded(), questions, self._limits.rows)
             self._scored(rows)
-            for one, answer in zip(taken, found, strict=True):
-                if one.future.done():  # the client has gone
-                    continue
-                if isinstance(answer, Exception):
-                    one.future.set_exception(answer)
-                else:
-                    one.future.set_result(answer)
+            return found
+        except Exception as error:  # the thread must go on, and nobody may wait for ever
+            return [error] * len(questions)
 
     def _take(self) -> list["_Waiting"]:
         taken = [self._waiting.popleft()]
@@ -120,16 +137,31 @@ class Queue:
         return taken
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Waiting:
     question: Question
     future: "asyncio.Future[Any]"
 
-    def is_wanted(self) -> bool:
-        """Whether the answer is worth a pass."""
-        if not self.future.done() and self.question.has_left():
-            self.future.set_exception(InputError(GONE))
-        return not self.future.done()
+
+def _tell(asked: list[_Waiting], found: list[Any]) -> None:
+    """In the event loop, which alone may touch futures."""
+    with suppress(RuntimeError):  # a loop that has ended
+        if asked:
+            asked[0].future.get_loop().call_soon_threadsafe(_deliver, asked, found)
+
+
+def _deliver(asked: list[_Waiting], found: list[Any]) -> None:
+    for one, answer in zip(asked, found, strict=True):
+        _settle(one.future, answer)
+
+
+def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
+    if future.done():  # the client has gone, or its time is over
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 def answers(loaded: Loaded, questions: Sequence[Question], most_rows: int) -> tuple[list[Any], int]:

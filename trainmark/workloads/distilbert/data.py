@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainmark.corpus.sentences import Sentences, shuffled
 from trainmark.errors import InputError
+from trainmark.hardware.backends import is_accelerator
 from trainmark.kernels.sentence_attention import FILLER_LENGTH
 from trainmark.training.batches import GlobalBatch, GlobalBatches
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
@@ -205,7 +206,7 @@ class SentenceData:
 
     def _tensor(self, array: NDArray[Any], dtype: Any) -> Tensor:
         tensor = torch.from_numpy(np.array(array, dtype, copy=True, order="C"))
-        return tensor.pin_memory() if self._cfg.device == "cuda" else tensor
+        return tensor.pin_memory() if is_accelerator(self._cfg.device) else tensor
 
     def describe(self, position: int) -> str:
         """Which sentences the global batch that ends at `position` holds, for an error message."""

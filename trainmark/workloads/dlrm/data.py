@@ -26,6 +26,7 @@ from trainmark import checksums
 from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
+from trainmark.hardware.backends import is_accelerator
 from trainmark.training.background import Kept, in_background
 from trainmark.training.batches import GlobalBatch, GlobalBatches, rank_shares
 from trainmark.training.transfer import Make
@@ -39,7 +40,7 @@ from trainmark.workloads.dlrm.rows import (
     id_shape,
     rows_trained_on,
 )
-from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
+from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated, makes_rows_on_gpu
 from trainmark.workloads.dlrm.terabyte import TerabyteRows
 
 MAX_READERS = 16  # 8 brought 19 M rows/s from a cold disk, where an H200 took 23
@@ -126,7 +127,7 @@ class ClickData:
         self._dp_rank, self._dp_size = dp_rank, dp_size
         self._training = split == "train"
         self._made_on_gpu: TerabyteRows | None = None
-        if isinstance(source, TerabyteRows) and cfg.device == "cuda":
+        if isinstance(source, TerabyteRows) and makes_rows_on_gpu(cfg):
             self._made_on_gpu = source
         self._batches = GlobalBatches(
             samples=source.num_rows,
@@ -230,7 +231,8 @@ class ClickData:
         """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids, and
         number of them."""
         made = self._made_on_gpu is not None
-        pinned = self._cfg.device == "cuda" and not made  # PyTorch keeps and reuses pinned memory
+        # PyTorch keeps and reuses pinned memory.
+        pinned = is_accelerator(self._cfg.device) and not made
         room = partial(torch.empty, pin_memory=pinned, device="meta" if made else "cpu")
         kinds = list(zip(self._source.id_types, self._source.hotness, strict=True))
         numerical_type = _torch_type(self._source.numerical_type)

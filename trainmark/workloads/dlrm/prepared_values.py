@@ -32,8 +32,8 @@ class PreparedValues:
             for name, rows in zip(categorical, table_rows, strict=True)
         }
         self._table_rows, self._hotness = np.array(table_rows), hotness
-        self._tables = np.repeat(np.arange(len(table_rows)), hotness or 1)
-        """That of each id of a row."""
+        self._rows_of_ids = np.repeat(self._table_rows, hotness or 1)
+        self._names_of_ids = np.repeat(self.categorical, hotness or 1).tolist()
         if hotness is not None:
             self.expects = dict(self.expects) | {
                 name: f"a list of at most {most} whole numbers from 0 to {rows - 1}"
@@ -43,15 +43,13 @@ class PreparedValues:
     @property
     def width(self) -> int:
         """Ids of a row, of all features."""
-        return len(self._tables)
+        return len(self._names_of_ids)
 
     def checked(self, numbers: NDArray[Any], ids: NDArray[np.int64]) -> Encoded:
         """Arrays as the model takes them, with -1 for an id that a list does not have."""
         self._check(np.isfinite(numbers), numbers, self.numerical)
         least = 0 if self._hotness is None else -1
-        names = [self.categorical[table] for table in self._tables]
-        good = (ids >= least) & (ids < self._table_rows[self._tables])
-        self._check(good, ids, names)
+        self._check((ids >= least) & (ids < self._rows_of_ids), ids, self._names_of_ids)
         return numbers, ids
 
     def encode(self, numerical: Rows, categorical: Rows) -> Encoded:

@@ -84,11 +84,13 @@ class ClickScorer:
     def score(self, requests: Sequence[Any]) -> NDArray[np.float32]:
         numbers, ids = self._encoded(requests)
         if self._faster is not None:
-            return 1 / (1 + np.exp(-self._faster(numbers.astype(np.float32, copy=False), ids)))
-        clicks = self._model(
-            torch.from_numpy(numbers).to(self._device), torch.from_numpy(ids).to(self._device)
-        )
-        scores: NDArray[np.float32] = clicks.cpu().numpy()
+            logits = self._faster(numbers.astype(np.float32, copy=False), ids)
+            clicks = torch.from_numpy(logits).sigmoid()
+        else:
+            clicks = self._model(
+                torch.from_numpy(numbers).to(self._device), torch.from_numpy(ids).to(self._device)
+            ).cpu()
+        scores: NDArray[np.float32] = clicks.numpy()
         return scores
 
     def _encoded(self, requests: Sequence[ClickRows]) -> Encoded:

@@ -13,6 +13,7 @@ from trainmark.bounds import Count, CountOrNone, Finite, Layers, NotNegative, Po
 from trainmark.clickdata import planted, terabyte
 from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
 from trainmark.config import SYNTHETIC, Hidden, Run, filled
+from trainmark.hardware.backends import has_own_kernels, is_accelerator
 from trainmark.schedule import Schedule
 
 TERABYTE = "terabyte"
@@ -392,11 +393,16 @@ def is_generated(data: str | None) -> bool:
     return data in (SYNTHETIC, TERABYTE)
 
 
+def makes_rows_on_gpu(cfg: DlrmRun) -> bool:
+    """Of the planted Terabyte, by a kernel."""
+    return is_accelerator(cfg.device) and has_own_kernels(cfg.device)
+
+
 def notes(cfg: DlrmRun) -> list[str]:
     """Where rows came from that nobody brought."""
     if cfg.data != TERABYTE:
         return []
-    where = "the GPU" if cfg.device == "cuda" else "the CPU"
+    where = "the GPU" if makes_rows_on_gpu(cfg) else "the CPU"
     return [
         f"Rows of the planted Terabyte (docs/terabyte.md), made from their numbers by {where}: the "
         "quality is that of its hidden model, not of Criteo's log."

@@ -16,6 +16,7 @@ from trainmark.contract import Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
+from trainmark.hardware import backends
 from trainmark.workloads.dlrm import export, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
 from trainmark.workloads.dlrm.requests import ClickScorer
@@ -71,7 +72,8 @@ def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
 
 def _check_memory(needed: int, device: str) -> None:
     on_gpu = device != "cpu"
-    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
+    here = torch.device(device)
+    free = backends.free_bytes(here) if on_gpu else psutil.virtual_memory().available
     if needed > free:
         where, instead = ("the GPU", "--device cpu, or ") if on_gpu else ("this machine", "")
         raise InputError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainmark.kernels.graph import GraphedInPlace
+from trainmark.kernels.graph import GraphedInPlace, shared_pool
 from trainmark.training.transfer import Copier, Make
 
 
@@ -97,7 +97,7 @@ class Slots:
     ) -> Filled:
         """Fill the next slot. How the first batch is prepared, all are."""
         if not self._slots:
-            pool = torch.cuda.graph_pool_handle()
+            pool = shared_pool()
             self._slots = [
                 Slot(tensors, self._copier, prepare, self._train, pool) for _ in range(self.COUNT)
             ]

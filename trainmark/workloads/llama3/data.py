@@ -13,6 +13,7 @@ from torch import Tensor
 from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
+from trainmark.hardware.backends import is_accelerator
 from trainmark.training.batches import GlobalBatch, GlobalBatches
 from trainmark.workloads.llama3.chain import Chain
 from trainmark.workloads.llama3.runs import LlamaRun
@@ -103,7 +104,7 @@ class TokenData:
         shape = (len(share), self._cfg.sequence + 1)
         tokens = torch.from_numpy(np.array(rows, np.int32).reshape(shape))
         return TokenBatch(
-            tokens=tokens.pin_memory() if self._cfg.device == "cuda" else tokens,
+            tokens=tokens.pin_memory() if is_accelerator(self._cfg.device) else tokens,
             samples=len(share),
             position=batch.position,
             partial=batch.size < self._batches.size,

@@ -1,0 +1,348 @@
+"""Latency of `trainmark serve` by rate of requests, beside onnxruntime behind FastAPI.
+
+    python -m benchmarks.serve_load FOLDER --rates 100,200,400 --seconds 4 --rounds 3
+
+An open loop: requests have their times, drawn beforehand, and are sent then, whether or not earlier
+ones have been answered. A request's latency counts from that time on, so what waits for a free
+connection or a late generator is not hidden. Connections, and requests of a round, are bounded.
+
+Both servers answer the same rows with the same model; they run one after the other within each
+round and rate, so that a busy machine is in the way of both alike. FOLDER gets a small run of the
+demo's model. `cpu_ms` is what the server's process used for a request, which other processes do not
+change much. Generator and servers share the machine's cores.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.common import write_results
+from trainmark.cli import main as trainmark
+
+TRAINED = ("--synthetic-rows", "40000", "--max-steps", "3", "--device", "cpu")
+ROWS = 64
+CONNECTIONS = 64
+MOST_REQUESTS = 60_000
+LATE_S = 5.0
+"""After the last request's time, for answers."""
+OVERLOADED_MS = 1000.0
+"""A p99 beyond which no higher rate is tried."""
+STARTED_S = 120.0
+
+
+# --- the load
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a system is asked."""
+
+    system: str
+    form: str
+    port: int
+    request: bytes
+
+
+@dataclass
+class Load:
+    """Requests at their times, over a bounded number of connections."""
+
+    form: Form
+    latencies_s: list[float] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)
+    due: deque[float] = field(default_factory=deque)
+    idle: list["Connection"] = field(default_factory=list)
+
+    async def run(self, rate: float, seconds: float, seed: int) -> None:
+        loop = asyncio.get_running_loop()
+        times = _times(rate, seconds, seed)
+        for _ in range(CONNECTIONS):
+            made = await loop.create_connection(
+                lambda: Connection(self), "127.0.0.1", self.form.port
+            )
+            self.idle.append(made[1])
+        begin = loop.time() + 0.05
+        for at in times:
+            wait = begin + at - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            self.send(begin + at)
+        end = loop.time() + LATE_S
+        while sum(self.statuses.values()) < len(times) and loop.time() < end:
+            await asyncio.sleep(0.01)
+        self.statuses["no answer"] += len(times) - sum(self.statuses.values())
+        for connection in self.idle:
+            connection.close()
+
+    def send(self, due: float) -> None:
+        if self.idle:
+            self.idle.pop().ask(due)
+        else:
+            self.due.append(due)
+
+    def answered(self, connection: "Connection", status: str, latency_s: float) -> None:
+        self.statuses[status] += 1
+        if status == "200":
+            self.latencies_s.append(latency_s)
+        if self.due:
+            connection.ask(self.due.popleft())
+        else:
+            self.idle.append(connection)
+
+
+class Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    def __init__(self, load: Load) -> None:
+        self._load, self._received, self._due = load, b"", 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, due: float) -> None:
+        self._due = due
+        self._transport.write(self._load.form.request)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        if not end:
+            return
+        at = head.lower().find(b"content-length: ") + 16
+        if len(body) >= int(head[at:].split(b"\r\n", 1)[0]):
+            self._received = b""
+            latency_s = self._loop.time() - self._due
+            self._load.answered(self, head[9:12].decode(), latency_s)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def _times(rate: float, seconds: float, seed: int) -> list[float]:
+    """Of requests that know nothing of each other: the gaps are exponential."""
+    drawn, at = random.Random(seed), 0.0
+    times: list[float] = []
+    while at < seconds and len(times) < MOST_REQUESTS:
+        times.append(at)
+        at += drawn.expovariate(rate)
+    return times
+
+
+# --- the servers
+
+
+def _forms(ports: dict[str, int]) -> list[Form]:
+    drawn = np.random.default_rng(1)
+    numbers = drawn.standard_normal((ROWS, 13)).astype(np.float32)
+    ids = drawn.integers(0, 3, (ROWS, 26))
+    as_json = json.dumps({"numerical": numbers.round(4).tolist(), "categorical": ids.tolist()})
+    raw = numbers.tobytes() + ids.tobytes()
+    inputs = [
+        {"name": name, "datatype": kind, "shape": list(array.shape),
+         "parameters": {"binary_data_size": array.nbytes}}
+        for name, kind, array in (("numerical", "FP32", numbers), ("categorical", "INT64", ids))
+    ]  # fmt: skip
+    told = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+    header = json.dumps(told).encode()
+    length = f"Inference-Header-Content-Length: {len(header)}\r\n"
+    ours, peer = ports["trainmark"], ports["fastapi"]
+    return [
+        Form("trainmark", "json", ours, _request("/score", as_json.encode())),
+        Form("fastapi", "json", peer, _request("/score", as_json.encode(), of_json=True)),
+        Form("trainmark", "binary", ours, _request(INFER, header + raw, length)),
+        Form("fastapi", "binary", peer, _request("/binary", raw)),
+    ]
+
+
+INFER = "/v2/models/dlrm-demo/infer"
+
+
+def _request(path: str, body: bytes, more: str = "", *, of_json: bool = False) -> bytes:
+    more += "Content-Type: application/json\r\n" if of_json else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@contextmanager
+def _started(words: list[str], port: int) -> Iterator[psutil.Process]:
+    line = [sys.executable, "-m", *words, "--port", str(port)]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            yield psutil.Process(server.pid)
+        finally:
+            server.terminate()
+
+
+def _first_answer_s(form: Form) -> float:
+    """Until a score comes back; a server that is not there yet is asked again."""
+    began = time.perf_counter()
+    while time.perf_counter() < began + STARTED_S:
+        try:
+            with socket.create_connection(("127.0.0.1", form.port), timeout=5) as client:
+                client.sendall(form.request)
+                if client.recv(65536).startswith(b"HTTP/1.1 200"):
+                    return time.perf_counter() - began
+        except OSError:
+            pass
+        time.sleep(0.01)
+    raise RuntimeError(f"{form.system} does not answer")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+# --- the measurement
+
+
+def measure(
+    folder: Path, rates: list[float], seconds: float, rounds: int, device: str
+) -> list[dict[str, Any]]:
+    """A row for each system, form and rate, and one for the start of each system."""
+    run = folder / "run"
+    if not (run / "result.json").exists():
+        assert trainmark(["train", "dlrm-demo", *TRAINED, "--output", str(run)]) == 0
+        assert trainmark(["export", str(run), "--format", "onnx"]) == 0
+    ports = {system: _free_port() for system in ("trainmark", "fastapi")}
+    forms = _forms(ports)
+    ours = ["trainmark", "serve", str(run), "--values", "prepared", "--device", device]
+    peer = ["benchmarks.serve_peer", str(run / "export-onnx" / "model.onnx")]
+    found: dict[tuple[Form, float], list[dict[str, Any]]] = {}
+    with _started(ours, ports["trainmark"]) as first:
+        starts = {"trainmark": _first_answer_s(forms[0])}
+        with _started(peer, ports["fastapi"]) as second:
+            starts["fastapi"] = _first_answer_s(forms[1])
+            processes = {"trainmark": first, "fastapi": second}
+            _check_equal(forms)
+            for number in range(rounds):
+                for form, rate, row in _round(forms, processes, rates, seconds, number):
+                    found.setdefault((form, rate), []).append(row)
+    rows = [_joined(form, rate, parts) for (form, rate), parts in found.items()]
+    cores, devices = len(os.sched_getaffinity(0)), {"trainmark": device, "fastapi": "cpu"}
+    rows += [
+        {"system": system, "form": "json", "first_answer_s": round(seconds, 2)}
+        for system, seconds in starts.items()
+    ]
+    return [row | {"device": devices[row["system"]], "cores": cores} for row in rows]
+
+
+def _round(
+    forms: list[Form],
+    processes: dict[str, psutil.Process],
+    rates: list[float],
+    seconds: float,
+    number: int,
+) -> Iterator[tuple[Form, float, dict[str, Any]]]:
+    overloaded: set[Form] = set()
+    for rate in rates:
+        for form in forms:
+            if form in overloaded:
+                continue
+            before = _cpu_s(processes[form.system])
+            load = Load(form)
+            asyncio.run(load.run(rate, seconds, seed=number))
+            answered = len(load.latencies_s)
+            cpu_s = _cpu_s(processes[form.system]) - before
+            milliseconds = 1e3 * np.array(load.latencies_s or [np.inf])
+            row = {
+                "requests": sum(load.statuses.values()),
+                "errors": sum(load.statuses.values()) - answered,
+                "p50_ms": float(np.percentile(milliseconds, 50)),
+                "p99_ms": float(np.percentile(milliseconds, 99)),
+                "cpu_ms": 1e3 * cpu_s / max(answered, 1),
+                "load": os.getloadavg()[0],
+            }
+            print(form.system, form.form, rate, row, flush=True)
+            if row["p99_ms"] > OVERLOADED_MS or row["errors"]:
+                overloaded.add(form)
+            yield form, rate, row
+            time.sleep(0.2)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _joined(form: Form, rate: float, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The medians of the rounds, and the least p99."""
+    middle = {key: statistics.median(part[key] for part in parts) for key in parts[0]}
+    return {
+        "system": form.system,
+        "form": form.form,
+        "rows": ROWS,
+        "rate": rate,
+        "rows_per_s": ROWS * rate,
+        "rounds": len(parts),
+        "requests": sum(part["requests"] for part in parts),
+        "errors": sum(part["errors"] for part in parts),
+        **{key: round(middle[key], 3) for key in ("p50_ms", "p99_ms", "cpu_ms", "load")},
+        "least_p99_ms": round(min(part["p99_ms"] for part in parts), 3),
+    }
+
+
+def _check_equal(forms: list[Form]) -> None:
+    """Of both systems and all forms, the scores of the rows."""
+    found = []
+    for form in forms:
+        with socket.create_connection(("127.0.0.1", form.port), timeout=60) as client:
+            client.sendall(
+                form.request.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n")
+            )
+            body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")[2]
+        if form.form == "json":
+            found.append(np.array(json.loads(body)["scores"], np.float32))
+        else:
+            found.append(np.frombuffer(body[-4 * ROWS :], np.float32))
+    for scores in found[1:]:
+        np.testing.assert_allclose(scores, found[0], atol=1e-4)
+
+
+def best_rates(rows: list[dict[str, Any]], within_ms: float) -> dict[tuple[str, str], float]:
+    """The highest rate of each system and form that it answered without errors and in time."""
+    found: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if "rate" in row and not row["errors"] and row["p99_ms"] <= within_ms:
+            key = row["system"], row["form"]
+            found[key] = max(found.get(key, 0.0), row["rate"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rates", default="100,200,400,600,800,1200,1600,2400,3200,4800")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="of trainmark; its peer has the CPU")
+    parser.add_argument("--output", type=Path, help="a folder in the place of results/")
+    chosen = parser.parse_args()
+    rates = [float(rate) for rate in chosen.rates.split(",")]
+    rows = measure(chosen.folder, rates, chosen.seconds, chosen.rounds, chosen.device)
+    for within_ms in (10, 25, 50, 100):
+        print(within_ms, "ms:", best_rates(rows, within_ms))
+    print(write_results("serve_load", rows, folder=chosen.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Input on other machines: the same bytes as from local files, through Arrow's filesystems."""
+
+import gzip
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from pyarrow import fs
+
+from tests.unit.criteo_oracle import random_lines, write_day
+from tests.unit.test_prepare_engine import TIGHT, files, prepare
+from trainmark.clicklog import criteo, csv_data, parquet_data
+from trainmark.clicklog.sources import remote
+from trainmark.errors import InputError
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of s3://bucket, which lie in a folder. Only this process may read them."""
+    folder, here = tmp_path / "bucket", os.getpid()
+    folder.mkdir()
+
+    def filesystem(uri: str) -> tuple[Any, str]:
+        assert os.getpid() == here, "a connection does not survive a fork"
+        path = uri.removeprefix("s3://bucket").lstrip("/")
+        return fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), path
+
+    monkeypatch.setattr(remote, "filesystem", filesystem)
+    return folder
+
+
+def bins(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in files(folder).items() if not name.endswith("json")}
+
+
+@pytest.mark.parametrize("kind", ["", ".gz", ".zst"])
+def test_criteo_days(kind: str, bucket: Path, tmp_path: Path) -> None:
+    (bucket / "raw").mkdir()
+    for day in range(3):
+        local = tmp_path / f"day_{day}"
+        write_day(local, random_lines(random.Random(day), 120))
+        text = local.read_bytes()
+        data = {
+            "": text,
+            ".gz": gzip.compress(text),
+            ".zst": pa.compress(text, "zstd", asbytes=True),
+        }
+        (bucket / "raw" / f"day_{day}{kind}").write_bytes(data[kind])
+    expected = prepare(tmp_path / "day_*", tmp_path / "expected", TIGHT)
+    options = criteo.Options(input=(f"s3://bucket/raw/day_*{kind}",), output=tmp_path / "out")
+    criteo.engine.prepare(criteo.make_job(options), TIGHT)
+    assert bins(tmp_path / "out") == bins(expected)
+
+
+def test_csv_and_parquet(bucket: Path, tmp_path: Path) -> None:
+    rows = {"label": [n % 2 for n in range(90)], "city": [f"c{n % 7}" for n in range(90)]}
+    table = pa.table(rows | {"age": [float(n % 13) for n in range(90)]})
+    for part in range(2):
+        pa.csv.write_csv(table.slice(45 * part, 45), bucket / f"log_{part}.csv")
+        pa.parquet.write_table(table.slice(45 * part, 45), bucket / f"log_{part}.parquet")
+    for module, kind in ((csv_data, "csv"), (parquet_data, "parquet")):
+        columns = "label=label numerical=age categorical=city"
+        for where in (str(bucket), "s3://bucket"):
+            module.prepare(
+                module.Options(
+                    input=(f"{where}/log_{{0..1}}.{kind}",),
+                    output=tmp_path / f"{kind} {where[:3].strip('/')}",
+                    columns=columns,
+                )
+            )
+        first, second = (path for path in tmp_path.iterdir() if path.name.startswith(f"{kind} "))
+        assert bins(first) == bins(second)
+
+
+def test_what_is_not_there_is_told(bucket: Path, tmp_path: Path) -> None:
+    for pattern in ("s3://bucket/day_*", "s3://bucket/day_7"):
+        with pytest.raises(InputError, match=r"No file matches --input .s3"):
+            criteo.make_job(criteo.Options(input=(pattern,), output=tmp_path / "out"))

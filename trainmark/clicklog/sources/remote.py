@@ -1,0 +1,107 @@
+"""Input files elsewhere: s3://, gs:// and hdfs://, through Arrow's filesystems.
+
+A `RemoteFile` does what sources ask of a path. It is read in the process that began the run, which
+unpacks it (unpack.py): the connections of these filesystems do not survive a fork.
+"""
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any, cast
+
+from trainmark.errors import InputError, no_file_matches
+
+SCHEMES = ("s3://", "gs://", "gcs://", "hdfs://", "abfs://", "abfss://")
+
+
+def is_remote(pattern: str) -> bool:
+    return pattern.startswith(SCHEMES)
+
+
+def filesystem(uri: str) -> tuple[Any, str]:
+    """Arrow's filesystem for an address, and the path in it."""
+    from pyarrow import fs
+
+    try:
+        found, path = fs.FileSystem.from_uri(uri)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"{uri} cannot be reached: {error}.") from None
+    return found, path
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file by its address."""
+
+    uri: str
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.uri).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.uri).suffix
+
+    @cached_property
+    def _status(self) -> Any:
+        files, path = filesystem(self.uri)
+        try:
+            return files.get_file_info(path)
+        except OSError as error:
+            raise InputError(f"{self.uri} cannot be reached: {error}.") from None
+
+    def exists(self) -> bool:
+        return self.is_file()
+
+    def is_file(self) -> bool:
+        return bool(self._status.is_file)
+
+    def stat(self) -> SimpleNamespace:
+        changed = self._status.mtime_ns or 0
+        return SimpleNamespace(
+            st_size=self._status.size, st_mtime=changed / 1e9, st_mtime_ns=changed
+        )
+
+    def open(self, mode: str = "rb", buffering: int = 0) -> Any:
+        files, path = filesystem(self.uri)
+        return files.open_input_file(path)
+
+
+def find(pattern: str, flag: str) -> list[Path]:
+    """The files that match an address, in which the last parts may be patterns."""
+    if not re.search(r"[*?\[]", pattern):
+        found = [RemoteFile(pattern)]
+        if not found[0].is_file():
+            raise no_file_matches(pattern, flag)
+    else:
+        found = [RemoteFile(uri) for uri in _matching(pattern)]
+        if not found:
+            raise no_file_matches(pattern, flag)
+    return cast(list[Path], found)  # as far as sources use one
+
+
+def _matching(pattern: str) -> list[str]:
+    from pyarrow import fs
+
+    fixed = re.split(r"[*?\[]", pattern)[0].rpartition("/")[0]
+    files, folder = filesystem(fixed)
+    # One level for each part of the pattern.
+    selector = fs.FileSelector(folder, recursive="/" in pattern[len(fixed) + 1 :])
+    try:
+        infos = files.get_file_info(selector)
+    except OSError as error:
+        raise InputError(f"{pattern} cannot be reached: {error}.") from None
+    names = [info.path.removeprefix(folder).lstrip("/") for info in infos if info.is_file]
+    wanted = pattern[len(fixed) + 1 :]
+    return sorted(
+        f"{fixed}/{name}"
+        for name in names
+        if name.count("/") == wanted.count("/") and fnmatch.fnmatchcase(name, wanted)
+    )
