@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROCESS_SD = 0.004
-"""Of the difference between two fresh processes of one program, as logarithms
-(benchmarks/results/gate_cpu.json)."""
+"""Of the difference between two fresh processes of one program, as logarithms: about that of the
+pairs in benchmarks/results/gate_cpu.json that were disturbed least."""
 SURE = 99.0
 """To one: so probable must one answer be, against the other."""
 FEWEST_BLOCKS = 20

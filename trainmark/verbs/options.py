@@ -174,7 +174,7 @@ class GateOptions:
     """Flags of the candidate alone."""
     slower_by: Positive = 3.0
     """The slow-down that must be found, in percent; one half as large may be found or not."""
-    budget: Positive = 900.0
+    budget: Positive = 1800.0
     """Seconds after which it is left undecided; most verdicts take far fewer."""
     clock: Literal["wall", "cpu"] = "wall"
     """What times a step: the clock on the wall, or the time that its threads have on CPUs, which
