@@ -87,12 +87,18 @@ def of_file(path: Path) -> list[Any]:
 # --- a folder
 
 
-def seal(folder: Path, besides: Iterable[str] = (), known: Mapping[str, list[Any]] = {}) -> None:
+def seal(
+    folder: Path,
+    besides: Iterable[str] = (),
+    known: Mapping[str, list[Any]] = {},
+    made_of: Any = None,
+) -> None:
     """Write the checksums of all files in `folder`.
 
     Args:
         besides: files at its top that are left out.
         known: checksums by name, of files that need not be read again.
+        made_of: JSON that tells the folder's content from any other, for `is_made_of`.
     """
     for unfinished in folder.rglob(".*.writing"):  # by a process that was killed
         unfinished.unlink()
@@ -101,8 +107,14 @@ def seal(folder: Path, besides: Iterable[str] = (), known: Mapping[str, list[Any
     with ThreadPoolExecutor(_THREADS) as pool:
         read = dict(zip(left, pool.map(lambda name: of_file(folder / name), left), strict=True))
     found = {name: value for name, value in known.items() if name in names} | read
-    text = dumps({"schema": SCHEMA, "files": dict(sorted(found.items()))})
+    origin = {} if made_of is None else {"made_of": made_of}
+    text = dumps({"schema": SCHEMA, **origin, "files": dict(sorted(found.items()))})
     (folder / FILE_NAME).write_text(text, encoding="utf-8")
+
+
+def is_made_of(folder: Path, made_of: Any) -> bool:
+    """Whether a folder was sealed with this content."""
+    return bool(_read(folder / FILE_NAME).get("made_of") == made_of)
 
 
 def check(folder: Path, names: Iterable[str] | None = None, *, listed_in: str = FILE_NAME) -> int:
@@ -138,13 +150,17 @@ def check_file(path: Path) -> Path:
 
 
 def _sealed(path: Path) -> dict[str, list[Any]]:
+    return dict(_read(path).get("files", {}))
+
+
+def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_bytes())
-        sealed = dict(checked(data, path).get("files", {}))
-        if all([type(size), type(words)] == [int, str] for size, words in sealed.values()):
-            return sealed
+        data = checked(json.loads(path.read_bytes()), path)
+        sums = dict(data.get("files", {})).values()
+        if all([type(size), type(words)] == [int, str] for size, words in sums):
+            return data
     except InputError:
         raise
     except (ValueError, AttributeError, TypeError, RecursionError):

@@ -146,11 +146,11 @@ def difference(made_with: Mapping[str, Any], settings: Mapping[str, Any]) -> str
 
 
 @contextmanager
-def building(output: Path) -> Iterator[Path]:
+def building(output: Path, made_of: Any = None) -> Iterator[Path]:
     """A temporary folder beside `output` to write into; renamed to `output` at the end.
 
     One process at a time. An exception removes the folder; what a killed process left is removed
-    by the next one.
+    by the next one. `made_of`: see `checksums.seal`.
     """
     output = Path(os.path.realpath(output))  # of a link, what it names
     beside = output.with_name(f".{output.name}.partial")
@@ -160,7 +160,7 @@ def building(output: Path) -> Iterator[Path]:
                 shutil.rmtree(beside / "whole", ignore_errors=True)
                 (beside / "whole").mkdir()
                 yield beside / "whole"
-                checksums.seal(beside / "whole", besides=SIGNED)
+                checksums.seal(beside / "whole", besides=SIGNED, made_of=made_of)
                 # An existing empty folder is replaced; a filled one makes this fail.
                 os.replace(beside / "whole", output)
             finally:

@@ -299,6 +299,24 @@ def test_a_disk_that_fills_up_ends_a_program_in_a_sentence(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+def test_an_export_that_is_there_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may have been killed between its last file and its end."""
+    run, output = tmp_path / "run", tmp_path / "model"
+    assert small.train(run, "--checkpoint-every", "4 steps") == 0
+    command = ["export", str(run), "--output", str(output)]
+    assert main(command) == 0
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "nothing was done" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+    for other in (["--checkpoint", "step-4"], ["--format", "torch"]):
+        assert main([*command, *other]) == 2
+        assert "is not empty. Give another --output." in capsys.readouterr().err
+
+
 def test_what_cannot_be_exported_says_so_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import psutil
 
-from trainmark import workloads
+from trainmark import checksums, workloads
 from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.manifest import MANIFEST
 from trainmark.contract import MODEL_FOLDER
 from trainmark.errors import InputError
 from trainmark.files import building
@@ -21,7 +22,8 @@ PACKAGES = ("onnx", "onnxscript")  # of the extra, for --format onnx
 def export(folder: Path, layout: str, output: Path | None, checkpoint: str | None = None) -> Path:
     """Write a checkpoint of a run (see `find_checkpoint`). Returns the folder that was written.
 
-    The workload knows the layouts (`contract.Definition.exporters`).
+    The workload knows the layouts (`contract.Definition.exporters`). What is there already is left
+    as it is: whoever was killed as an export ended may start it again.
     """
     cfg = run_folder.read_config(folder)
     layouts = workloads.definition(cfg).exporters()
@@ -32,9 +34,13 @@ def export(folder: Path, layout: str, output: Path | None, checkpoint: str | Non
     target = output or folder / ("export" if layout == "safetensors" else f"export-{layout}")
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file; expected a folder to write to.")
-    if target.exists() and any(target.iterdir()):
-        raise InputError(f"{target} is not empty. Give another --output.")
     path = run_folder.find_checkpoint(folder, checkpoint)
+    made_of = {"format": layout, "manifest": checksums.of_file(path / MANIFEST)}
+    if target.exists() and any(target.iterdir()):
+        if checksums.is_made_of(target, made_of):
+            say(f"{target} is an export of {path} already; nothing was done.")
+            return target
+        raise InputError(f"{target} is not empty. Give another --output.")
     sizes = [
         tensor.nbytes
         for name, tensor in checkpoints.shapes(path).items()
@@ -42,7 +48,7 @@ def export(folder: Path, layout: str, output: Path | None, checkpoint: str | Non
     ]
     if layout == "torch":
         _check_memory(cfg.name, sizes)
-    with building(target) as partial:
+    with building(target, made_of) as partial:
         _check_disk(partial, sum(sizes))
         layouts[layout](cfg, path, partial)
     say(f"Exported {path} ({run_folder.role(path)}).")
