@@ -40,6 +40,9 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
         return None
     weights = model.tables.table_weights()
     tables = [weights.get(f"{name}.weight") for name in table_names(len(cfg.model.table_rows))]
+    held = [len(table) if isinstance(table, Tensor) else 0 for table in tables]
+    if held != list(cfg.model.table_rows):
+        return None  # others hold the rest of them
     logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg))
     if logits is None:
         return None
