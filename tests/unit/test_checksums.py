@@ -14,7 +14,7 @@ from tests.unit.refusals import refused
 from trainmark import checksums, files
 from trainmark.cli import main
 from trainmark.errors import InputError
-from trainmark.inference import server
+from trainmark.inference.server import process
 from trainmark.verbs.verify import verify
 
 UNSEALED = {".lock", "loss.csv", "curves.csv", "perf.log", "mlperf.log", "assessment.json"}
@@ -100,9 +100,10 @@ def test_other_readers_check_what_they_read(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "serve", lambda *args: pytest.fail("It would be served."))
+    monkeypatch.setattr(process, "_announce", lambda *args: pytest.fail("It is served."))
     serve = [
-        ["serve", str(made / part), "--data", str(made / "data")] for part in ("run", "export")
+        ["serve", str(made / part), "--data", str(made / "data"), "--port", "0"]
+        for part in ("run", "export")
     ]
     cases = [
         (made / "export" / "model.safetensors", serve[1]),
