@@ -92,4 +92,4 @@ def test_a_run_does_not_grow_between_looks(tmp_path: Path) -> None:
     subprocess.run([*command, "--output", str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["steps"]["all"] == 60
-    assert found["memory"]["peak_bytes"] < 1e9
+    assert found["memory"]["peak_bytes"] < 1.6e9  # kept, the gradients alone would take 1.2e9 more

@@ -280,12 +280,14 @@ def test_a_commit_is_copied_and_leaves_no_trace(
 # --- what is left behind
 
 GATE = """
+import signal
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 from trainmark.verbs import gate
 from trainmark.verbs.gate_turns import Side
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background ignores it
 tree = Path(sys.argv[1])
 names = {"base": "1", "candidate": "1.015"}
 sides = [Side(name=n, tree=tree, words=("--name", n, "--takes", t)) for n, t in names.items()]

@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 from tests import bags, small
 from tests.bags import ids_of, jagged, offsets
 from tests.small import trainer
+from trainmark.config import filled
 from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
 from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.tables.batch import IdGroup
@@ -26,7 +27,7 @@ from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.multi_hot import MoreIds
 from trainmark.workloads.dlrm.runs import MLPERF_HOTNESS, TableFormat, dlrm_dcnv2
-from trainmark.workloads.dlrm.sharding import place, plan_devices
+from trainmark.workloads.dlrm.sharding import place, plan_devices, profiles, table_costs
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 STEPS = 50
@@ -270,12 +271,15 @@ def test_a_plan_counts_sums_of_16_bits(tmp_path: Path) -> None:
     assert plan.optimizer == held.optimizer - 4  # the counter of updates, by which they round
 
 
-def test_tables_of_many_ids_are_cut_by_columns() -> None:
-    """Of row-wise tables, every id's row travels."""
+def test_parts_of_tables_of_many_ids_send_one_sum_of_a_bag_each() -> None:
+    """So to cut such a table by rows costs less than to read narrow slices of them."""
     run = dataclasses.replace(dlrm_dcnv2(), data="synthetic", precision="bf16")
-    placed = place(resolve(run, Cluster("h200", 1, 8)), 8)
-    assert placed.tables[20].sharding == "column_wise"  # of 100 ids
-    assert len(placed.tables[20].shards) == 8
+    cfg = resolve(run, Cluster("h200", 1, 8))
+    table = place(cfg, 8).tables[20]  # of 100 ids
+    assert (table.sharding, len(table.shards)) == ("row_wise", 8)
+    costs, profile = table_costs(cfg, 8), profiles(cfg)[20]
+    sent = costs.shard(profile, table.shards[3]).sent
+    assert sent == pytest.approx(filled(cfg.global_batch) * 128 * 2 * 7 / 8)
 
 
 # --- what is refused
