@@ -48,7 +48,7 @@ def test_kinds_resolve_and_dry_run_anywhere(
         ("cuda", None, "auto", "cuda"),
         ("cuda", "6.4", "auto", "rocm"),
         ("cuda", "6.4", "cuda", "rocm"),
-        ("cuda", None, "rocm", "cuda"),
+        ("cuda", None, "rocm", "finds no AMD GPU here .* Use --device cuda"),
         ("cuda", None, "cpu", "cpu"),
         ("xpu", None, "auto", "cpu"),
         ("xpu", None, "xpu", "xpu"),

@@ -159,6 +159,9 @@ def test_columns_are_read_as_curves(tmp_path: Path) -> None:
     }
     assert found["gradient_norm"].not_finite == 1
     assert read_curves(tmp_path / "none.csv") == {}
+    with open(tmp_path / "curves.csv", "a") as file:
+        file.write("\n")
+    assert read_curves(tmp_path / "curves.csv").keys() == found.keys()
 
 
 @pytest.mark.parametrize("row", ["1,2", "1,,0.1,2,,0,,,", "1,2,x,2,,0,,,"])

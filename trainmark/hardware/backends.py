@@ -108,7 +108,8 @@ def chosen(choice: str) -> Kind:
     backend = BACKENDS[kind]
     if kind == "cpu":
         return kind
-    if found is None or BACKENDS[found].torch_type != backend.torch_type:
+    is_it = found == kind or (kind == "cuda" and found == "rocm")  # as PyTorch calls AMD's, too
+    if found is None or not is_it:
         raise InputError(
             f"--device {choice}: PyTorch finds no {backend.what} here (it takes "
             f"{backend.comes_with}). Use --device {found or 'cpu'}."

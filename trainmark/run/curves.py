@@ -181,6 +181,8 @@ def read_curves(path: Path, buckets: int = MAX_BUCKETS) -> dict[str, Curve]:
     seconds; `skipped` counts steps so far. Without columns that are empty."""
     found: dict[str, list[tuple[float, float]]] = {}
     for number, row in enumerate(CURVES.rows(path), start=2):
+        if not row:
+            continue
         try:
             known = dict(zip(CURVES.columns, row, strict=True))
             values = {name: float(text) for name, text in known.items() if text}
