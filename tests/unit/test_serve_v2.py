@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import pytest
 from tests.unit.served import TEST_LINES, TestClient, app_of, client_of, process, served, source_of
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_serve_scores import predictions
+from trainmark.contract import TensorSpec
+from trainmark.errors import InputError
 from trainmark.inference.server import rpc_messages
+from trainmark.inference.server import tensors as v2_tensors
 from trainmark.inference.server.limits import Limits
 from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Models
 from trainmark.inference.server.web import build_app
+from trainmark.workloads.dlrm.prepared_values import PreparedValues
 
 clients = {
     "http": pytest.importorskip("tritonclient.http"),
@@ -328,6 +333,11 @@ BINARY = {"data": None, "parameters": {"binary_data_size": 8}}
         (one_input(data=[[1], [2, 3]]), "unequal lists"),
         (one_input(data=["a", "b"]), "not FP32"),
         (one_input(datatype="INT64", data=[1.5, 2.0]), "not INT64"),
+        (
+            one_input(datatype="INT32", data=[1, 2**32 + 5]),
+            f"the value {2**32 + 5}, expected INT32",
+        ),
+        (one_input(datatype="UINT64", data=[1, -1]), "the value -1, expected UINT64"),
         (one_input(datatype="BYTES", data=[1, 2]), "not texts"),
         (one_input(**BINARY), "0 bytes are left of the body"),
         (one_input(parameters=[1]), "'parameters' is not an object"),
@@ -365,6 +375,27 @@ def test_bad_binary_tensors(
 @pytest.fixture(scope="module")
 def clicks_client(clicks: Path) -> TestClient:
     return served(clicks / "run", values="prepared")
+
+
+def test_integers_do_not_become_others() -> None:
+    spec = TensorSpec(name="ids", datatype="INT64", shape=(-1,))
+    good = np.array([0, 2**63 - 1], np.uint64)
+    assert v2_tensors.checked({"ids": good}, [spec])["ids"].tolist() == good.tolist()
+    with pytest.raises(InputError, match=f"the value {2**64 - 1}, expected INT64"):
+        v2_tensors.checked({"ids": np.array([2**64 - 1], np.uint64)}, [spec])
+
+
+def test_a_text_among_numbers_takes_no_room_of_theirs() -> None:
+    rows = [[1.0]] * 1000 + [["x" * 10_000]]
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="not FP32"):
+            v2_tensors.of_lists("numbers", "FP32", [1001, 1], rows)
+        with pytest.raises(InputError, match="Row 1000: numbers"):
+            PreparedValues(["numbers"], [], []).encode(rows, [[]] * 1001)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # --- live and ready
