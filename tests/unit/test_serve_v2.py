@@ -437,6 +437,8 @@ def test_a_key_is_asked_for_in_the_form_that_was_spoken() -> None:
     assert client.get("/health").status_code == 200
     answer = client.post("/score", json={"numbers": [1]})
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    bare = {"Authorization": "a-key-of-today-0001"}
+    assert client.post("/score", json={"numbers": [1]}, headers=bare).status_code == 401
     good = {"Authorization": "Bearer a-key-of-today-0001"}
     assert client.post("/score", json={"numbers": [1]}, headers=good).json() == {"doubled": [2]}
 
