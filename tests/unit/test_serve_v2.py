@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -205,6 +206,21 @@ def test_elements_that_are_no_bytes(addresses: dict[str, str], clicks: Path) -> 
     np.testing.assert_allclose(found, predictions(clicks / "run", "test"), atol=1e-6)
 
 
+@pytest.mark.parametrize(("limits", "most"), [(Limits(), 16), (Limits(waiting=3), 3)])
+def test_messages_of_all_calls_together_are_bounded(
+    limits: Limits, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 of 16 MiB, or as many as may wait."""
+    import grpc
+
+    from trainmark.inference.server import rpc
+
+    server = Mock()
+    monkeypatch.setattr(grpc.aio, "server", server)
+    rpc.build_server(Models([], limits, Metrics()), limits, Metrics(), ())
+    assert server.call_args.kwargs["maximum_concurrent_rpcs"] == most
+
+
 # --- curl
 
 
@@ -325,6 +341,8 @@ BINARY = {"data": None, "parameters": {"binary_data_size": 8}}
         ({"inputs": [7]}, "no 'inputs'"),
         ({"inputs": []}, "the inputs none; expected numerical, categorical"),
         (one_input(datatype="FP8"), "datatype 'FP8', expected one of BOOL"),
+        (one_input(datatype=[]), "datatype [], expected one of BOOL"),
+        ({"inputs": one_input()["inputs"] * 2}, "the inputs 'numerical', 'numerical'; expected"),
         (one_input(shape=[1, -2]), "shape [1, -2], expected a list of sizes"),
         (one_input(shape="12"), "expected a list of sizes"),
         (one_input(shape=None), "expected a list of sizes"),
@@ -380,9 +398,9 @@ def clicks_client(clicks: Path) -> TestClient:
 def test_integers_do_not_become_others() -> None:
     spec = TensorSpec(name="ids", datatype="INT64", shape=(-1,))
     good = np.array([0, 2**63 - 1], np.uint64)
-    assert v2_tensors.checked({"ids": good}, [spec])["ids"].tolist() == good.tolist()
+    assert v2_tensors.checked([("ids", good)], [spec])["ids"].tolist() == good.tolist()
     with pytest.raises(InputError, match=f"the value {2**64 - 1}, expected INT64"):
-        v2_tensors.checked({"ids": np.array([2**64 - 1], np.uint64)}, [spec])
+        v2_tensors.checked([("ids", np.array([2**64 - 1], np.uint64))], [spec])
 
 
 def test_a_text_among_numbers_takes_no_room_of_theirs() -> None:

@@ -56,7 +56,8 @@ def build_server(
     most = limits.body_bytes
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)],
-        maximum_concurrent_rpcs=min(limits.waiting, max(1, MAX_HELD_BYTES // most) * 16),
+        # A message is not seen before all of it has come: each may be as large as may be.
+        maximum_concurrent_rpcs=min(limits.waiting, max(1, MAX_HELD_BYTES // most)),
     )
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
@@ -129,7 +130,7 @@ def _question(request: Any) -> Question:
         for output in request.outputs:
             if output.name != expected:
                 raise InputError(f"There is no output {output.name!r:.60}; expected {expected!r}.")
-        tensors = dict(_tensors(request.inputs, request.raw_input_contents))
+        tensors = _tensors(request.inputs, request.raw_input_contents)
         return loaded.scorer.read_tensors(checked(tensors, loaded.scorer.inputs))
 
     def write(loaded: Loaded, scores: NDArray[Any]) -> Any:

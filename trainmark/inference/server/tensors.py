@@ -7,7 +7,7 @@ A request is JSON; with the binary extension, tensors follow it in its body, and
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any
 
@@ -71,7 +71,7 @@ def to_bytes(array: NDArray[Any]) -> bytes:
 
 
 def _type_of(name: str, datatype: Any) -> Any:
-    if datatype not in TYPES:
+    if not isinstance(datatype, str) or datatype not in TYPES:
         raise InputError(
             f"{name!r} has the datatype {datatype!r:.40}, expected one of {', '.join(TYPES)}."
         )
@@ -147,14 +147,15 @@ def _texts(name: str, data: list[Any]) -> NDArray[Any]:
 
 
 def checked(
-    tensors: Mapping[str, NDArray[Any]], specs: Sequence[TensorSpec]
+    tensors: Iterable[tuple[str, NDArray[Any]]], specs: Sequence[TensorSpec]
 ) -> dict[str, NDArray[Any]]:
-    """Tensors in the types that a model takes; refuses others than it takes."""
-    wanted = {spec.name: spec for spec in specs}
-    if tensors.keys() != wanted.keys():
-        received = ", ".join(map(repr, tensors)) or "none"
+    """Tensors in the types that a model takes, by name; refuses others than it takes."""
+    given, wanted = list(tensors), {spec.name: spec for spec in specs}
+    names = [name for name, _ in given]
+    if sorted(names) != sorted(wanted):
+        received = ", ".join(map(repr, names)) or "none"
         raise InputError(f"The request has the inputs {received}; expected {', '.join(wanted)}.")
-    found = {name: _fitting(tensors[name], spec) for name, spec in wanted.items()}
+    found = {name: _fitting(tensor, wanted[name]) for name, tensor in given}
     if len({len(tensor) for tensor in found.values()}) > 1:
         raise InputError("The inputs have different numbers of rows.")
     return found
@@ -220,7 +221,7 @@ class InferRequest:
             raise InputError("The request has no 'inputs', expected a list of tensors.")
         self._check_outputs(loaded)
         specs = loaded.scorer.inputs
-        return loaded.scorer.read_tensors(checked(dict(self._tensors(inputs)), specs))
+        return loaded.scorer.read_tensors(checked(self._tensors(inputs), specs))
 
     def _tensors(self, inputs: list[dict[str, Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
         at = self._json_bytes
