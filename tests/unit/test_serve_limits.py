@@ -214,6 +214,10 @@ def test_statuses_over_http() -> None:
     packed = gzip.compress(json.dumps({"numbers": [4]}).encode())
     answer = client.post("/score", content=packed, headers={"Content-Encoding": "gzip"})
     assert answer.json() == {"doubled": [8]}
+    for damaged, part in [(packed[:-8], "ends within"), (packed + b"x", "goes on behind")]:
+        answer = client.post("/score", content=damaged, headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == 422
+        assert part in answer.json()["detail"]
     bomb = gzip.compress(bytes(40 << 20))
     answer = client.post("/score", content=bomb, headers={"Content-Encoding": "gzip"})
     assert answer.status_code == 413
@@ -244,3 +248,22 @@ def test_a_second_signal_breaks_off_nothing(number: int) -> None:
         running.handle_exit(number, None)
     assert running.should_exit
     assert not running.force_exit
+
+
+def test_grpc_takes_no_calls_while_http_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end() -> None:
+        stopped = asyncio.Event()
+
+        class Calls:
+            async def stop(self, grace: float) -> None:
+                stopped.set()
+
+        async def finish(server: Any, sockets: Any) -> None:
+            await asyncio.wait_for(stopped.wait(), WAIT_S)
+
+        monkeypatch.setattr(uvicorn.Server, "shutdown", finish)
+        await process.PatientServer(
+            uvicorn.Config(app_of(source_of(Doubler()))), Calls()
+        ).shutdown()
+
+    asyncio.run(end())

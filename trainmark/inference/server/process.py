@@ -72,7 +72,7 @@ def serve(
 
     async def run() -> None:
         calls = await _start_calls(models, limits, metrics, listening)
-        server = PatientServer(config)
+        server = PatientServer(config, calls[0] if calls else None)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         loading = asyncio.create_task(_in_a_thread(models.load))
         await asyncio.wait([serving, loading], return_when=asyncio.FIRST_COMPLETED)
@@ -84,8 +84,6 @@ def serve(
         else:
             server.should_exit = True
             await serving
-        if calls is not None:
-            await calls[0].stop(PATIENCE_S)
         if loading.done():
             loading.result()  # raises what was in the way of it
 
@@ -202,7 +200,21 @@ class ImpatientProtocol(HttpToolsProtocol):
 
 
 class PatientServer(uvicorn.Server):
-    """A second signal does not break off the requests under way either."""
+    """A second signal does not break off the requests under way either.
+
+    Args:
+        calls: the server of gRPC, which ends with this one.
+    """
+
+    def __init__(self, config: uvicorn.Config, calls: Any = None) -> None:
+        super().__init__(config)
+        self._calls = calls
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        async with asyncio.TaskGroup() as both:  # neither takes more while the other finishes
+            both.create_task(super().shutdown(sockets))
+            if self._calls is not None:
+                both.create_task(self._calls.stop(PATIENCE_S))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)

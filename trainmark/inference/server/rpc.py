@@ -24,10 +24,10 @@ from trainmark.inference.server.tensors import (
 )
 
 CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.INVALID_ARGUMENT,
-    422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -80,7 +80,7 @@ def _guarded(method: Method, api_keys: tuple[bytes, ...]) -> Any:
             keys.check(api_keys, str(given).encode())
             return await method(request)
         except InputError as error:
-            await context.abort(CODES[status_of(error)], str(error))
+            await context.abort(CODES[status_of(error, v2=True)], str(error))
 
     return answer
 
