@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient

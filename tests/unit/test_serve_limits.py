@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,6 +77,37 @@ def _answer(address: tuple[str, int], sent: bytes) -> bytes:
 @pytest.mark.parametrize("sent", [b"", b"POST /score HT", b"POST /score HTTP/1.1\r\nHost: x\r\n"])
 def test_a_connection_without_a_request_is_closed(address: tuple[str, int], sent: bytes) -> None:
     assert _answer(address, sent) == b""
+
+
+@pytest.mark.parametrize("sent", [b"GET /hea", b"\r\n"])
+def test_patience_is_that_of_every_request(address: tuple[str, int], sent: bytes) -> None:
+    with socket.create_connection(address, timeout=WAIT_S) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        client.sendall(sent)
+        while client.recv(4096):
+            pass  # until the server closes the connection
+
+
+def test_a_head_without_an_end_is_not_held() -> None:
+    begin = [b"POST /score HTTP/1.1\r\nContent-Length: 1000000\r\nLong: "]
+    rest = [b"a" * 30_000] * 3
+
+    async def written(pieces: list[bytes]) -> list[bytes]:
+        config = uvicorn.Config(app_of(source_of(Doubler())), lifespan="off")
+        protocol = process.ImpatientProtocol(config, uvicorn.server.ServerState(), {})
+        transport = Mock()
+        transport.get_extra_info.return_value = None
+        protocol.connection_made(transport)
+        for piece in pieces:
+            protocol.data_received(piece)
+        assert transport.close.called == transport.write.called
+        return [call.args[0] for call in transport.write.call_args_list]
+
+    (refusal,) = asyncio.run(written([*begin, *rest]))
+    assert refusal.startswith(b"HTTP/1.1 400")
+    assert b"at most 65536 bytes" in refusal
+    assert asyncio.run(written([*begin, b"\r\n\r\n", *rest])) == []  # a body may be long
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(address: tuple[str, int]) -> None:
@@ -182,6 +214,10 @@ def test_statuses_over_http() -> None:
     packed = gzip.compress(json.dumps({"numbers": [4]}).encode())
     answer = client.post("/score", content=packed, headers={"Content-Encoding": "gzip"})
     assert answer.json() == {"doubled": [8]}
+    for damaged, part in [(packed[:-8], "ends within"), (packed + b"x", "goes on behind")]:
+        answer = client.post("/score", content=damaged, headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == 422
+        assert part in answer.json()["detail"]
     bomb = gzip.compress(bytes(40 << 20))
     answer = client.post("/score", content=bomb, headers={"Content-Encoding": "gzip"})
     assert answer.status_code == 413
@@ -212,3 +248,22 @@ def test_a_second_signal_breaks_off_nothing(number: int) -> None:
         running.handle_exit(number, None)
     assert running.should_exit
     assert not running.force_exit
+
+
+def test_grpc_takes_no_calls_while_http_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end() -> None:
+        stopped = asyncio.Event()
+
+        class Calls:
+            async def stop(self, grace: float) -> None:
+                stopped.set()
+
+        async def finish(server: Any, sockets: Any) -> None:
+            await asyncio.wait_for(stopped.wait(), WAIT_S)
+
+        monkeypatch.setattr(uvicorn.Server, "shutdown", finish)
+        await process.PatientServer(
+            uvicorn.Config(app_of(source_of(Doubler()))), Calls()
+        ).shutdown()
+
+    asyncio.run(end())

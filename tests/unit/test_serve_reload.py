@@ -182,6 +182,26 @@ class Constant:
         return np.full(sum(map(len, requests)), self._score)
 
 
+def test_what_cannot_be_loaded_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    newest = 1
+
+    def load(newest: int) -> Constant:
+        if newest == 2:
+            raise KeyError("weights")
+        return Constant(newest)
+
+    models = Models([Source(name="c", newest=lambda: newest, load=load)], Limits(), Metrics())
+    models.load()
+    newest = 2
+    for _ in range(3):
+        models.reload()
+    assert models.first().loaded().version == "1"
+    assert capsys.readouterr().err == "c stays as it is: KeyError('weights')\n"
+    newest = 3
+    models.reload()
+    assert models.first().loaded().version == "3"
+
+
 def test_a_pass_is_by_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a new one comes between reading and scoring."""
     import asyncio

@@ -273,3 +273,18 @@ def test_bad_sentences(sentences_run: Path, body: dict[str, Any], part: str) -> 
     answer = served(sentences_run).post("/score", json=body)
     assert answer.status_code == 422
     assert part in answer.json()["detail"]
+
+
+def test_sentences_that_are_not_utf8(sentences_run: Path) -> None:
+    client = served(sentences_run)
+    one = {"name": "sentences", "datatype": "BYTES", "shape": [1]}
+    raw = (2).to_bytes(4, "little") + b"\xffa"
+    head = json.dumps({"inputs": [one | {"parameters": {"binary_data_size": len(raw)}}]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    path = "/v2/models/distilbert-demo/infer"
+    answer = client.post(path, content=head + raw, headers=headers)
+    assert answer.status_code == 400
+    assert "'sentences' has a text that is not UTF-8" in answer.json()["error"]
+    told = client.get("/metrics").text  # as its client got it
+    labels = 'model="distilbert-demo",protocol="v2-http",status="400"'
+    assert f"trainmark_serve_requests_total{{{labels}}} 1.0" in told

@@ -2,9 +2,11 @@
 
 import json
 import subprocess
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,11 +14,15 @@ import pytest
 from tests.unit.served import TEST_LINES, TestClient, app_of, client_of, process, served, source_of
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_serve_scores import predictions
+from trainmark.contract import TensorSpec
+from trainmark.errors import InputError
 from trainmark.inference.server import rpc_messages
+from trainmark.inference.server import tensors as v2_tensors
 from trainmark.inference.server.limits import Limits
 from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Models
 from trainmark.inference.server.web import build_app
+from trainmark.workloads.dlrm.prepared_values import PreparedValues
 
 clients = {
     "http": pytest.importorskip("tritonclient.http"),
@@ -200,6 +206,21 @@ def test_elements_that_are_no_bytes(addresses: dict[str, str], clicks: Path) -> 
     np.testing.assert_allclose(found, predictions(clicks / "run", "test"), atol=1e-6)
 
 
+@pytest.mark.parametrize(("limits", "most"), [(Limits(), 16), (Limits(waiting=3), 3)])
+def test_messages_of_all_calls_together_are_bounded(
+    limits: Limits, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 of 16 MiB, or as many as may wait."""
+    import grpc
+
+    from trainmark.inference.server import rpc
+
+    server = Mock()
+    monkeypatch.setattr(grpc.aio, "server", server)
+    rpc.build_server(Models([], limits, Metrics()), limits, Metrics(), ())
+    assert server.call_args.kwargs["maximum_concurrent_rpcs"] == most
+
+
 # --- curl
 
 
@@ -320,6 +341,8 @@ BINARY = {"data": None, "parameters": {"binary_data_size": 8}}
         ({"inputs": [7]}, "no 'inputs'"),
         ({"inputs": []}, "the inputs none; expected numerical, categorical"),
         (one_input(datatype="FP8"), "datatype 'FP8', expected one of BOOL"),
+        (one_input(datatype=[]), "datatype [], expected one of BOOL"),
+        ({"inputs": one_input()["inputs"] * 2}, "the inputs 'numerical', 'numerical'; expected"),
         (one_input(shape=[1, -2]), "shape [1, -2], expected a list of sizes"),
         (one_input(shape="12"), "expected a list of sizes"),
         (one_input(shape=None), "expected a list of sizes"),
@@ -328,6 +351,11 @@ BINARY = {"data": None, "parameters": {"binary_data_size": 8}}
         (one_input(data=[[1], [2, 3]]), "unequal lists"),
         (one_input(data=["a", "b"]), "not FP32"),
         (one_input(datatype="INT64", data=[1.5, 2.0]), "not INT64"),
+        (
+            one_input(datatype="INT32", data=[1, 2**32 + 5]),
+            f"the value {2**32 + 5}, expected INT32",
+        ),
+        (one_input(datatype="UINT64", data=[1, -1]), "the value -1, expected UINT64"),
         (one_input(datatype="BYTES", data=[1, 2]), "not texts"),
         (one_input(**BINARY), "0 bytes are left of the body"),
         (one_input(parameters=[1]), "'parameters' is not an object"),
@@ -365,6 +393,27 @@ def test_bad_binary_tensors(
 @pytest.fixture(scope="module")
 def clicks_client(clicks: Path) -> TestClient:
     return served(clicks / "run", values="prepared")
+
+
+def test_integers_do_not_become_others() -> None:
+    spec = TensorSpec(name="ids", datatype="INT64", shape=(-1,))
+    good = np.array([0, 2**63 - 1], np.uint64)
+    assert v2_tensors.checked([("ids", good)], [spec])["ids"].tolist() == good.tolist()
+    with pytest.raises(InputError, match=f"the value {2**64 - 1}, expected INT64"):
+        v2_tensors.checked([("ids", np.array([2**64 - 1], np.uint64))], [spec])
+
+
+def test_a_text_among_numbers_takes_no_room_of_theirs() -> None:
+    rows = [[1.0]] * 1000 + [["x" * 10_000]]
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="not FP32"):
+            v2_tensors.of_lists("numbers", "FP32", [1001, 1], rows)
+        with pytest.raises(InputError, match="Row 1000: numbers"):
+            PreparedValues(["numbers"], [], []).encode(rows, [[]] * 1001)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # --- live and ready
@@ -406,6 +455,8 @@ def test_a_key_is_asked_for_in_the_form_that_was_spoken() -> None:
     assert client.get("/health").status_code == 200
     answer = client.post("/score", json={"numbers": [1]})
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    bare = {"Authorization": "a-key-of-today-0001"}
+    assert client.post("/score", json={"numbers": [1]}, headers=bare).status_code == 401
     good = {"Authorization": "Bearer a-key-of-today-0001"}
     assert client.post("/score", json={"numbers": [1]}, headers=good).json() == {"doubled": [2]}
 

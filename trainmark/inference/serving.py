@@ -19,7 +19,7 @@ from trainmark.run import run_folder
 if TYPE_CHECKING:  # it needs the extra
     from trainmark.inference.server.models import Source
 
-PACKAGES = ("uvicorn", "starlette", "prometheus_client")
+PACKAGES = ("uvicorn", "httptools", "starlette", "prometheus_client")
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -91,14 +91,16 @@ class Found:
 
     checkpoint: Path | None
     """None of an export."""
-    written: tuple[int, int]
+    written: tuple[tuple[int, int, int], ...]
     """Changes with what was written."""
 
 
 def _newest(folder: Path, run: Run | None, options: ServeOptions) -> Found:
     path = run_folder.find_checkpoint(folder, options.checkpoint) if run else None
-    seen = (path or folder / "config.json").stat()
-    return Found(path, (seen.st_ino, seen.st_mtime_ns))
+    # Of what is half written, the first files do not change any more; so all of them count.
+    files = (file for file in sorted((path or folder).rglob("*")) if file.is_file())
+    seen = [file.stat() for file in (path or folder / "config.json", *files)]
+    return Found(path, tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in seen))
 
 
 def _load(

@@ -112,6 +112,9 @@ def _decompress(body: bytes, encoding: str, most: int) -> bytes:
         raise InputError(f"The body is not {encoding}: {error}.") from None
     if len(plain) > most:
         raise _too_large(len(plain), most)
+    if not reader.eof or reader.unused_data:
+        what = "goes on behind the end of" if reader.eof else "ends within"
+        raise InputError(f"The body {what} its {encoding} data. Send all of it, and nothing else.")
     return plain
 
 

@@ -27,7 +27,8 @@ def check(keys: tuple[bytes, ...], authorization: bytes | None) -> None:
     """Refuse a request whose header is not `Authorization: Bearer KEY`."""
     if not keys:
         return
-    given = (authorization or b"").removeprefix(b"Bearer ")
+    scheme, _, given = (authorization or b"").partition(b" ")
     # All are compared, each in a time that tells nothing of it.
-    if not any([hmac.compare_digest(key, given) for key in keys]):  # noqa: C419
+    known = [hmac.compare_digest(key, given) for key in keys]
+    if scheme != b"Bearer" or not any(known):
         raise BadKeyError("Send the header 'Authorization: Bearer KEY' with one of the keys.")

@@ -68,6 +68,7 @@ class TooLateError(RefusalError):
     status = 504
 
 
-def status_of(error: InputError) -> int:
-    """That of a refusal, or of a request that cannot be read."""
-    return error.status if isinstance(error, RefusalError) else RefusalError.status
+def status_of(error: InputError, *, v2: bool) -> int:
+    """That of a refusal, or of a request that cannot be read; of the v2 protocol, or our own."""
+    status = error.status if isinstance(error, RefusalError) else RefusalError.status
+    return 400 if v2 and status == RefusalError.status else status

@@ -42,7 +42,7 @@ class Metrics:
         try:
             yield
         except InputError as error:
-            status = status_of(error)
+            status = status_of(error, v2=protocol.startswith("v2"))
             raise
         except BaseException:
             status = 500

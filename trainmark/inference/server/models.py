@@ -30,6 +30,7 @@ class Model:
     def __init__(self, source: Source, limits: Limits, metrics: Metrics) -> None:
         self.name, self._source, self._metrics = source.name, source, metrics
         self._held: Hashable = None
+        self._failed: Hashable = None
         self._loads = 0
         self._loaded: Loaded | None = None
         scored = metrics.pass_rows.labels(self.name).observe
@@ -53,14 +54,16 @@ class Model:
     def refresh(self) -> bool:
         """Load what is newer than what answers, if anything is; whether anything was.
 
-        The old one answers until the new one is ready, and finishes the pass that it is in.
+        The old one answers until the new one is ready, and finishes the pass that it is in. What
+        could not be loaded is tried again once it changes.
         """
         newest = self._source.newest()
-        if newest == self._held:
+        if newest in (self._held, self._failed):
             return False
         try:
             scorer = self._source.load(newest)
         except Exception:
+            self._failed = newest
             self._metrics.loads.labels(self.name, "failed").inc()
             raise
         self._loads += 1
@@ -107,8 +110,9 @@ class Models:
         for model in self.all():
             try:
                 changed = model.refresh()
-            except (InputError, OSError) as error:
-                print(f"{model.name} stays as it is: {error}", file=sys.stderr, flush=True)
+            except Exception as error:
+                reason = error if isinstance(error, InputError | OSError) else repr(error)
+                print(f"{model.name} stays as it is: {reason}", file=sys.stderr, flush=True)
                 continue
             if changed:
                 print(f"{model.name}: version {model.loaded().version} answers now", flush=True)

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainmark.errors import InputError
 from trainmark.inference.server.limits import Limits
@@ -23,8 +23,10 @@ from trainmark.inference.server.web import build_app
 
 MAX_CONNECTIONS = 1024
 PATIENCE_S = 10
-"""How long requests under way may take once the server is told to stop, and a connection until its
-first request."""
+"""How long requests under way may take once the server is told to stop, and a connection until the
+end of a request's head."""
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request, behind what came first of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ def serve(
 
     async def run() -> None:
         calls = await _start_calls(models, limits, metrics, listening)
-        server = PatientServer(config)
+        server = PatientServer(config, calls[0] if calls else None)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         loading = asyncio.create_task(_in_a_thread(models.load))
         await asyncio.wait([serving, loading], return_when=asyncio.FIRST_COMPLETED)
@@ -82,8 +84,6 @@ def serve(
         else:
             server.should_exit = True
             await serving
-        if calls is not None:
-            await calls[0].stop(PATIENCE_S)
         if loading.done():
             loading.result()  # raises what was in the way of it
 
@@ -144,20 +144,77 @@ async def _watch(models: Models, every_s: float | None) -> None:
 # --- HTTP
 
 
-class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """Closes a connection whose first request does not come: others may want its place."""
+class ImpatientProtocol(HttpToolsProtocol):
+    """Closes a connection whose request's head does not come, or does not end: others may want its
+    place."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    _head_bytes = 0
+    _in_message = False
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._in_message:  # line ends before a request begin none
+            self._wait_for_head()
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._waiting is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"A request's head has at most {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._wait_for_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_message = True
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
+
+    def _wait_for_head(self) -> None:
+        if self._waiting is None:
+            self._waiting = self.loop.call_later(PATIENCE_S, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
     def _give_up(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        self._waiting = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait_for_head()  # the request before is still being answered
+        else:
             self.transport.close()
 
 
 class PatientServer(uvicorn.Server):
-    """A second signal does not break off the requests under way either."""
+    """A second signal does not break off the requests under way either.
+
+    Args:
+        calls: the server of gRPC, which ends with this one.
+    """
+
+    def __init__(self, config: uvicorn.Config, calls: Any = None) -> None:
+        super().__init__(config)
+        self._calls = calls
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        async with asyncio.TaskGroup() as both:  # neither takes more while the other finishes
+            both.create_task(super().shutdown(sockets))
+            if self._calls is not None:
+                both.create_task(self._calls.stop(PATIENCE_S))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)

@@ -24,10 +24,10 @@ from trainmark.inference.server.tensors import (
 )
 
 CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.INVALID_ARGUMENT,
-    422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -56,7 +56,8 @@ def build_server(
     most = limits.body_bytes
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)],
-        maximum_concurrent_rpcs=min(limits.waiting, max(1, MAX_HELD_BYTES // most) * 16),
+        # A message is not seen before all of it has come: each may be as large as may be.
+        maximum_concurrent_rpcs=min(limits.waiting, max(1, MAX_HELD_BYTES // most)),
     )
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
@@ -79,7 +80,7 @@ def _guarded(method: Method, api_keys: tuple[bytes, ...]) -> Any:
             keys.check(api_keys, str(given).encode())
             return await method(request)
         except InputError as error:
-            await context.abort(CODES[status_of(error)], str(error))
+            await context.abort(CODES[status_of(error, v2=True)], str(error))
 
     return answer
 
@@ -129,7 +130,7 @@ def _question(request: Any) -> Question:
         for output in request.outputs:
             if output.name != expected:
                 raise InputError(f"There is no output {output.name!r:.60}; expected {expected!r}.")
-        tensors = dict(_tensors(request.inputs, request.raw_input_contents))
+        tensors = _tensors(request.inputs, request.raw_input_contents)
         return loaded.scorer.read_tensors(checked(tensors, loaded.scorer.inputs))
 
     def write(loaded: Loaded, scores: NDArray[Any]) -> Any:

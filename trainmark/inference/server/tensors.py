@@ -7,7 +7,8 @@ A request is JSON; with the binary extension, tensors follow it in its body, and
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -58,15 +59,11 @@ def of_lists(name: str, datatype: str, shape: Sequence[int], data: Any) -> NDArr
         raise InputError(f"{name!r} has no 'data', expected a list of {count:,} elements.")
     if datatype == "BYTES":
         return _shaped(name, _texts(name, data), shape, count)
-    try:
-        found = np.array(data).reshape(-1)
-    except ValueError:  # ragged
-        found = np.array(None)
+    found = _numbers(data)
     allowed = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}[kind.kind]
     if found.size and found.dtype.kind not in allowed:
         raise InputError(f"{name!r} has values that are not {datatype}, or unequal lists.")
-    with np.errstate(over="ignore"):
-        return _shaped(name, found.astype(kind), shape, count)
+    return _shaped(name, _cast(name, found, kind, datatype), shape, count)
 
 
 def to_bytes(array: NDArray[Any]) -> bytes:
@@ -74,7 +71,7 @@ def to_bytes(array: NDArray[Any]) -> bytes:
 
 
 def _type_of(name: str, datatype: Any) -> Any:
-    if datatype not in TYPES:
+    if not isinstance(datatype, str) or datatype not in TYPES:
         raise InputError(
             f"{name!r} has the datatype {datatype!r:.40}, expected one of {', '.join(TYPES)}."
         )
@@ -106,11 +103,39 @@ def _elements(name: str, raw: bytes) -> Iterator[bytes]:
         yield raw[begin:at]
 
 
+def _cast(name: str, found: NDArray[Any], kind: Any, datatype: str) -> NDArray[Any]:
+    """In another type of the same kind; refuses integers that would become other ones."""
+    if found.size and kind.kind in "iu":
+        bounds = np.iinfo(kind)
+        for value in (int(found.min()), int(found.max())):
+            if not bounds.min <= value <= bounds.max:
+                raise InputError(
+                    f"{name!r} has the value {value}, expected {datatype}, from {bounds.min} to "
+                    f"{bounds.max}."
+                )
+    with np.errstate(over="ignore"):
+        return found.astype(kind, copy=False)
+
+
+def _numbers(data: list[Any]) -> NDArray[Any]:
+    """An array of numbers; of the type object if they are none, or lists are unequal."""
+    # numpy would give every element the room of the longest text.
+    if set(map(type, _flat(data))) <= {int, float, bool}:
+        try:
+            return np.array(data).reshape(-1)
+        except ValueError:
+            pass
+    return np.array(None)
+
+
+def _flat(data: list[Any]) -> list[Any]:
+    while data and all(isinstance(part, list) for part in data):
+        data = list(chain.from_iterable(data))
+    return data
+
+
 def _texts(name: str, data: list[Any]) -> NDArray[Any]:
-    while data and isinstance(data[0], list):
-        if not all(isinstance(part, list) for part in data):
-            break
-        data = [element for part in data for element in part]
+    data = _flat(data)
     if not all(isinstance(element, str) for element in data):
         raise InputError(f"{name!r} has values that are not texts, which BYTES are in JSON.")
     found = np.empty(len(data), object)
@@ -122,14 +147,15 @@ def _texts(name: str, data: list[Any]) -> NDArray[Any]:
 
 
 def checked(
-    tensors: Mapping[str, NDArray[Any]], specs: Sequence[TensorSpec]
+    tensors: Iterable[tuple[str, NDArray[Any]]], specs: Sequence[TensorSpec]
 ) -> dict[str, NDArray[Any]]:
-    """Tensors in the types that a model takes; refuses others than it takes."""
-    wanted = {spec.name: spec for spec in specs}
-    if tensors.keys() != wanted.keys():
-        received = ", ".join(map(repr, tensors)) or "none"
+    """Tensors in the types that a model takes, by name; refuses others than it takes."""
+    given, wanted = list(tensors), {spec.name: spec for spec in specs}
+    names = [name for name, _ in given]
+    if sorted(names) != sorted(wanted):
+        received = ", ".join(map(repr, names)) or "none"
         raise InputError(f"The request has the inputs {received}; expected {', '.join(wanted)}.")
-    found = {name: _fitting(tensors[name], spec) for name, spec in wanted.items()}
+    found = {name: _fitting(tensor, wanted[name]) for name, tensor in given}
     if len({len(tensor) for tensor in found.values()}) > 1:
         raise InputError("The inputs have different numbers of rows.")
     return found
@@ -146,8 +172,7 @@ def _fitting(tensor: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
             f"{spec.name!r} is {_name_of(tensor)} of shape {list(shape)}, expected {spec.datatype} "
             f"of shape {list(spec.shape)}, where -1 is any number of rows."
         )
-    with np.errstate(over="ignore"):
-        return tensor.astype(kind, copy=False)
+    return _cast(spec.name, tensor, kind, spec.datatype)
 
 
 def _name_of(tensor: NDArray[Any]) -> str:
@@ -196,7 +221,7 @@ class InferRequest:
             raise InputError("The request has no 'inputs', expected a list of tensors.")
         self._check_outputs(loaded)
         specs = loaded.scorer.inputs
-        return loaded.scorer.read_tensors(checked(dict(self._tensors(inputs)), specs))
+        return loaded.scorer.read_tensors(checked(self._tensors(inputs), specs))
 
     def _tensors(self, inputs: list[dict[str, Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
         at = self._json_bytes

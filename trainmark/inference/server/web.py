@@ -24,7 +24,7 @@ from trainmark.errors import InputError
 from trainmark.inference.server import keys, own_form, v2_web
 from trainmark.inference.server.batching import GONE
 from trainmark.inference.server.bodies import Bodies, has_left
-from trainmark.inference.server.limits import Limits, NotFoundError, RefusalError, status_of
+from trainmark.inference.server.limits import Limits, NotFoundError, status_of
 from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Model, Models
 
@@ -102,12 +102,12 @@ def _verb(route: Route) -> str:
 
 def refused(request: Request, error: Exception) -> Response:
     """One sentence, in the form of the protocol that was spoken."""
-    status = status_of(error) if isinstance(error, InputError) else 500
+    v2 = request.url.path.startswith("/v2")
+    status = status_of(error, v2=v2) if isinstance(error, InputError) else 500
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if request.url.path.startswith("/v2"):
-        status = 400 if status == RefusalError.status else status
+    if v2:
         return JSONResponse({"error": str(error)}, status, headers)
     return JSONResponse({"detail": str(error)}, status, headers)
 

@@ -136,7 +136,10 @@ class SentenceScorer:
         return sentences
 
     def read_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> list[str]:
-        texts = [text.decode(errors="replace") for text in tensors["sentences"].tolist()]
+        try:
+            texts = [text.decode() for text in tensors["sentences"].tolist()]
+        except UnicodeDecodeError as error:
+            raise InputError(f"'sentences' has a text that is not UTF-8: {error}.") from None
         return self.read({"sentences": texts})
 
     @torch.inference_mode()

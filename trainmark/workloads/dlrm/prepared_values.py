@@ -1,6 +1,7 @@
 """Requests that hold what the dataset holds: numbers as they are, and ids."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,11 @@ class PreparedValues:
         """An array of one of these kinds of numpy's, or a refusal of what is in its way."""
         if not names:
             return np.empty((len(rows), 0))
-        try:
-            array: NDArray[Any] = np.array(rows)
-        except ValueError:  # a list among the values
-            array = np.array(None)
-        if array.ndim != 2 or array.dtype.kind not in kinds:
-            wanted = (int, float) if "f" in kinds else (int,)
+        wanted = {int, float} if "f" in kinds else {int}
+        # numpy would give every value the room of the longest text.
+        alike = set(map(type, chain.from_iterable(rows))) <= wanted
+        array: NDArray[Any] = np.array(rows if alike else None)
+        if array.dtype.kind not in kinds:
             good = [[type(v) in wanted and abs(v) < 2**63 for v in row] for row in rows]
             self._check(np.array(good), rows, names)
         return array
