@@ -2,9 +2,11 @@
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainmark.clicklog.arrays import primitives, strings
+from trainmark.clicklog.engine import parse_phase
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
@@ -169,3 +172,38 @@ def test_unpacking_stays_a_few_pieces_ahead_where_the_disk_is_full(
                 assert len(taken) > 1 or not too_far.wait(0.2)
             assert taken == list(range(50))
     assert not too_far.is_set()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_parsing(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the thread that waits for the others."""
+    begun, closed = threading.Event(), threading.Event()
+    taken = 0
+
+    class Slow(ListSource):
+        def pieces(self, start: Position, piece_bytes: int, room: Room) -> Any:
+            nonlocal taken
+            try:
+                for piece in super().pieces(start, piece_bytes, room):
+                    taken += 1
+                    yield piece
+                    begun.set()
+                    time.sleep(0.002)
+            finally:
+                closed.set()
+
+    def interrupted(_: str) -> None:
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parse_phase, "importlib", SimpleNamespace(import_module=interrupted))
+    job = Job(
+        source=Slow(random_rows(1000), 1),
+        output=tmp_path / "out",
+        rules=[Rules(recipe=RECIPES["nvidia"], threshold=3) for _ in KINDS],
+        split=SplitRule(holdout="0.4"),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        engine.prepare(job, Limits(memory=1 << 26, workers=workers, piece_bytes=1))
+    assert closed.is_set()
+    assert 0 < taken < 1000
