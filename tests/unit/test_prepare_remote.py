@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from pyarrow import fs
 
 from tests.unit.criteo_oracle import random_lines, write_day
-from tests.unit.test_prepare_engine import TIGHT, files, prepare
+from tests.unit.test_prepare_engine import ROOMY, TIGHT, files, prepare
 from trainmark.clicklog import criteo, csv_data, parquet_data
+from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.text_files import TextFile
 from trainmark.errors import InputError
@@ -77,6 +79,23 @@ def test_csv_and_parquet(bucket: Path, tmp_path: Path) -> None:
             )
         first, second = (path for path in tmp_path.iterdir() if path.name.startswith(f"{kind} "))
         assert bins(first) == bins(second)
+
+
+def test_a_parquet_file_without_rows_is_read_by_no_worker(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Limits, "of", lambda _: replace(ROOMY, piece_bytes=1 << 8))
+    table = pa.table({"label": [0, 1] * 60, "city": ["a", "b", "c"] * 40})
+    for part, rows in enumerate((60, 0, 60)):
+        pa.parquet.write_table(table.slice(0, rows), bucket / f"log_{part}.parquet")
+    options = parquet_data.Options(
+        input=("s3://bucket/log_*",),
+        output=tmp_path / "out",
+        columns="label=label categorical=city",
+        bad_rows="skip",
+    )
+    parquet_data.prepare(options)
+    assert "log_1.parquet" in (tmp_path / "out" / "bad_rows.txt").read_text()
 
 
 def test_what_is_not_there_is_told(bucket: Path, tmp_path: Path) -> None:
