@@ -1,8 +1,10 @@
 """Input on other machines: the same bytes as from local files, through Arrow's filesystems."""
 
 import gzip
+import io
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import pytest
 from pyarrow import fs
 
 from tests.unit.criteo_oracle import random_lines, write_day
-from tests.unit.test_prepare_engine import TIGHT, files, prepare
+from tests.unit.test_prepare_engine import ROOMY, TIGHT, files, prepare
 from trainmark.clicklog import criteo, csv_data, parquet_data
+from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.sources import remote
+from trainmark.clicklog.sources.text_files import TextFile
 from trainmark.errors import InputError
 
 
@@ -77,7 +81,48 @@ def test_csv_and_parquet(bucket: Path, tmp_path: Path) -> None:
         assert bins(first) == bins(second)
 
 
+def test_a_parquet_file_without_rows_is_read_by_no_worker(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Limits, "of", lambda _: replace(ROOMY, piece_bytes=1 << 8))
+    table = pa.table({"label": [0, 1] * 60, "city": ["a", "b", "c"] * 40})
+    for part, rows in enumerate((60, 0, 60)):
+        pa.parquet.write_table(table.slice(0, rows), bucket / f"log_{part}.parquet")
+    options = parquet_data.Options(
+        input=("s3://bucket/log_*",),
+        output=tmp_path / "out",
+        columns="label=label categorical=city",
+        bad_rows="skip",
+    )
+    parquet_data.prepare(options)
+    assert "log_1.parquet" in (tmp_path / "out" / "bad_rows.txt").read_text()
+
+
 def test_what_is_not_there_is_told(bucket: Path, tmp_path: Path) -> None:
     for pattern in ("s3://bucket/day_*", "s3://bucket/day_7"):
         with pytest.raises(InputError, match=r"No file matches --input .s3"):
             criteo.make_job(criteo.Options(input=(pattern,), output=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", ["", ".gz", ".zst"])
+def test_a_lost_connection_is_no_damage(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that could not be fetched are none to skip."""
+    text = random.Random(1).randbytes(1 << 18).hex().encode()
+    packed = {".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
+
+    class Lost(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 1 << 17:
+                raise OSError("the server is gone")  # without a number, as Arrow's are
+            return super().read(min(size or 0, 1 << 16))
+
+    def opened(*_: Any, **__: Any) -> Any:
+        return pa.PythonFile(Lost(packed.get(kind, bytes)(text)), "r")
+
+    monkeypatch.setattr(remote.RemoteFile, "open", opened)
+    where: Any = remote.RemoteFile(f"s3://bucket/day_0{kind}")
+    with TextFile(where) as file, pytest.raises(InputError, match=r"read: the server is gone\.$"):
+        file.read_into(bytearray(len(text)))
+    assert file.damage is None

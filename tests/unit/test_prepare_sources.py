@@ -1,8 +1,12 @@
 """The engine with other columns than Criteo's: strings, 64-bit numbers, floating-point numbers."""
 
 import random
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainmark.clicklog.arrays import primitives, strings
+from trainmark.clicklog.engine import parse_phase
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
-from trainmark.clicklog.sources import parquet_files
+from trainmark.clicklog.sources import parquet_files, unpack
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Piece, Position, Room
@@ -142,3 +147,63 @@ def test_a_parquet_file_with_any_flipped_bit_is_read_or_refused(tmp_path: Path) 
         except InputError as error:
             refused[when] += "log.parquet is not readable as Parquet: " in str(error)
     assert min(refused.values()) > 20
+
+
+def test_unpacking_stays_a_few_pieces_ahead_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpack, "DISK_SHARE", 1 << 62)
+    too_far = threading.Event()
+    places = [Position(0), Position(1)]
+    taken: list[int] = []
+
+    def pieces(place: Position) -> Iterator[Piece]:
+        for number in range(50):
+            if number > len(taken) + 1 + 2 * unpack.PIECES_AHEAD:
+                too_far.set()
+            stop = Position(place.file + 1) if number == 49 else Position(place.file, number + 1)
+            yield Piece(Position(place.file, number), stop, number, 1, disk_bytes=1)
+
+    with unpack.Unpacker(places, pieces, Room(tmp_path / "unpacked", 2)) as unpacker:
+        for place in places:
+            taken.clear()
+            for piece in unpacker.pieces(place):
+                taken.append(piece.raw)
+                assert len(taken) > 1 or not too_far.wait(0.2)
+            assert taken == list(range(50))
+    assert not too_far.is_set()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_parsing(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the thread that waits for the others."""
+    begun, closed = threading.Event(), threading.Event()
+    taken = 0
+
+    class Slow(ListSource):
+        def pieces(self, start: Position, piece_bytes: int, room: Room) -> Any:
+            nonlocal taken
+            try:
+                for piece in super().pieces(start, piece_bytes, room):
+                    taken += 1
+                    yield piece
+                    begun.set()
+                    time.sleep(0.002)
+            finally:
+                closed.set()
+
+    def interrupted(_: str) -> None:
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parse_phase, "importlib", SimpleNamespace(import_module=interrupted))
+    job = Job(
+        source=Slow(random_rows(1000), 1),
+        output=tmp_path / "out",
+        rules=[Rules(recipe=RECIPES["nvidia"], threshold=3) for _ in KINDS],
+        split=SplitRule(holdout="0.4"),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        engine.prepare(job, Limits(memory=1 << 26, workers=workers, piece_bytes=1))
+    assert closed.is_set()
+    assert 0 < taken < 1000

@@ -3,8 +3,10 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +16,7 @@ from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from trainmark.clickdata import identity
 from trainmark.clicklog import csv_data, parquet_data
+from trainmark.clicklog.engine.vocabulary import Vocabulary
 from trainmark.errors import InputError
 
 COLUMNS = "label=clicked numerical=age:log categorical=user:int64,city"
@@ -163,3 +166,22 @@ def test_datasets_of_an_earlier_version(old: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(facts))
     with pytest.raises(InputError, match="does not say how its columns were read"):
         prepare(log, tmp_path / "newer", vocabulary=old)
+
+
+def test_tables_of_a_run_that_was_killed_are_not_looked_up(tmp_path: Path) -> None:
+    """Its vocabulary had other ids, in more tables."""
+    reader: Any = SimpleNamespace(dtype=np.dtype("u4"), from_arrow=lambda v: v.to_numpy())
+
+    def shared(values: int, first_id: int) -> Vocabulary:
+        ids = np.arange(first_id, first_id + values, dtype=np.int32)
+        table = pa.table({"value": np.arange(1, values + 1, dtype=np.uint32), "id": ids})
+        pq.write_table(table, tmp_path / "city.parquet")
+        vocabulary = Vocabulary(tmp_path / "city.parquet", reader, 0, tmp_path / "city")
+        vocabulary.share()
+        return vocabulary
+
+    assert len(list(shared(40, 1).lookups())) == 3
+    (lookup,) = shared(10, 101).lookups()
+    found = np.full(40, -1, np.int32)
+    lookup(np.arange(1, 41, dtype=np.uint32), found)
+    assert found.tolist() == [*range(101, 111), *[-1] * 30]

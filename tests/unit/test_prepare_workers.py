@@ -1,6 +1,7 @@
 """Processes that share the work: what they answer, and how they end."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,9 @@ class Served:
     def refuse(self, number: int) -> None:
         if number == 2:
             raise InputError("2 is refused.")
+
+    def open_files(self) -> tuple[int, int]:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def end(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -71,6 +75,19 @@ def test_many_may_ask_and_an_error_lets_none_of_them_wait(count: int) -> None:
         workers.stopping(),
     ):
         list(askers.map(ask, range(8)))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_worker_may_open_as_many_files_as_the_system_lets_it(count: int) -> None:
+    before = Served().open_files()
+    hard = before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        with Workers(Served(), count) as workers:
+            assert workers.each(0, "open_files", [()]) == [(hard, hard)]
+        assert Served().open_files() == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_process_that_was_killed_is_told() -> None:

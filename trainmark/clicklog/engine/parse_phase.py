@@ -2,8 +2,9 @@
 
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,16 +134,35 @@ class Parser:
         Args:
             advance: called with the bytes of each finished piece.
         """
-        with self._workers, ThreadPoolExecutor(self._count) as pool:
+        with (
+            closing(self._pieces),
+            self._workers,
+            ThreadPoolExecutor(self._count) as pool,
+            self._stopping(),
+        ):
             futures = [pool.submit(self._work, call, advance) for call in self._workers.calls]
             # Needed soon, and loading it costs a quarter of a second.
             importlib.import_module("pyarrow.parquet")
             for future in futures:
                 future.result()
-        self._pieces.close()
         if self._errors:
             raise self._errors[min(self._errors)]
         return sorted(self.records, key=lambda record: record.index)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """After Ctrl-C, no thread takes another piece, or waits for one."""
+        try:
+            with self._workers.stopping():
+                yield
+        except BaseException as error:
+            self._fail(-1, error)
+            raise
+
+    def _fail(self, index: int, error: BaseException) -> None:
+        with self._turn:
+            self._errors[index] = error
+            self._turn.notify_all()
 
     def _work(self, worker: Call, advance: Callable[[int], None]) -> None:
         while True:
@@ -159,9 +179,7 @@ class Parser:
                 self._handle(index, piece, worker)
                 advance(piece.num_bytes)
             except BaseException as error:
-                with self._turn:
-                    self._errors[index] = error
-                    self._turn.notify_all()
+                self._fail(index, error)
                 return
 
     def _handle(self, index: int, piece: Piece, worker: Call) -> None:

@@ -4,9 +4,9 @@ Their files (vocabulary_files.py) hold value, id and count. The number 0 of a co
 values if it is one; the missing value is not.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +106,7 @@ def ranges(reader: ColumnReader, rows: RowSet, count: int) -> list[tuple[int, in
     seen = np.unique(reader.numbers(record, 0, record.rows))
     places = [len(seen) * number // count for number in range(1, count)]
     bounds = [*sorted({1, *seen[places].tolist()} - {0}), last + 1]
-    return [(low, after - 1) for low, after in pairwise(bounds)]
+    return [(low, after - 1) for low, after in itertools.pairwise(bounds)]
 
 
 def count(
@@ -283,17 +283,20 @@ class Vocabulary:
 
     def share(self) -> None:
         """Make the files of its tables."""
+        self.remove_shared()  # of a run that was killed
         for number, lookup in enumerate(self._made()):
             lookup.write(self._table(number))
 
     def _table(self, number: int) -> Path:
         return Path(f"{self._tables}.{number}.table")
 
+    def _shared(self) -> Iterator[Path]:
+        return itertools.takewhile(Path.exists, map(self._table, itertools.count()))
+
     def remove_shared(self) -> None:
-        number = 0
-        while (path := self._table(number)).exists():
+        # The last one first, so that after a kill none is left without those before it.
+        for path in reversed(list(self._shared())):
             path.unlink()
-            number += 1
 
     def zero_id(self) -> int | None:
         """The id of the number 0, if it has one. No string has the number 0."""
@@ -315,10 +318,8 @@ class Vocabulary:
         if self._tables is None:
             yield from self._made()
             return
-        number = 0
-        while (path := self._table(number)).exists():
+        for path in self._shared():
             yield IdLookup.read(path, self._reader.dtype)
-            number += 1
 
     def _made(self) -> Iterator[IdLookup]:
         if self._only is not None:

@@ -43,6 +43,8 @@ class Workers:
     """
 
     def __init__(self, served: Any, count: int) -> None:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a column's files in every block
         self._processes: list[Any] = []
         self.calls: list[Call] = [lambda method, *given: getattr(served, method)(*given)]
         """One for each worker, for those who need the same one again; one at a time."""
@@ -152,8 +154,6 @@ class _Task:
 def _serve(served: Any, calls: Connection, parent: int) -> None:
     """What a process does until it is killed, or its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent will end it
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a column has a file in every block
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     while os.getppid() == parent:

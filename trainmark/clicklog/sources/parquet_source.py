@@ -54,6 +54,7 @@ class ParquetSource:
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._row_columns = columns, row_columns
         schemas = [open_parquet(path).schema_arrow for path in self.files]
+        self._no_rows = schemas[0].empty_table()
         self.names: list[str] = schemas[0].names
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
         uses = row_columns.add_to(uses, self.names, str(self.files[0]))
@@ -162,7 +163,7 @@ class ParquetSource:
         path = self.files[piece.start.file]
         if piece.raw is None:
             bad = [BadRow(str(path), 1, "the file is empty")]
-            rows = open_parquet(path).schema_arrow.empty_table()
+            rows = self._no_rows
         else:
             bad = []
             with pa.memory_map(str(piece.raw)) as file:

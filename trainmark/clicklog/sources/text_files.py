@@ -1,6 +1,7 @@
 """Reads text files, plain or compressed, as pieces of whole lines."""
 
 import gzip
+import io
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,13 +65,46 @@ def _format_problem(path: Path) -> str | None:
         with path.open("rb") as file:
             start = file.read(4)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise _unreadable(path, error) from None
     for sign, (suffix, words) in FORMATS.items():
         if start.startswith(sign):
             return None if suffix == path.suffix else f"{path} is {words}."
     if start and path.suffix in PACKED:
         return f"{path} is not compressed, though its name ends in {path.suffix}: give it another."
     return None
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    # Arrow's errors, as of a connection that was lost, have a text alone.
+    return InputError(f"{path} cannot be read: {error.strerror or error}.")
+
+
+class _StoredFile(io.RawIOBase):
+    """A file as it is stored. That it cannot be read is told here, where it is known that this is
+    no damage of compressed data."""
+
+    def __init__(self, path: Path, opened: Any) -> None:
+        self._path, self._file = path, opened
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._file.readinto(buffer))
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 class TextFile:
@@ -80,17 +114,16 @@ class TextFile:
         self.path = path
         self.damage: str | None = None
         try:
-            self._raw: Any = path.open("rb", buffering=0)
+            self._raw = _StoredFile(path, path.open("rb", buffering=0))
         except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+            raise _unreadable(path, error) from None
         self._file: Any = self._raw
         if path.suffix == ".gz":
             self._file = gzip.GzipFile(fileobj=self._raw)
         elif path.suffix == ".zst":
             import pyarrow as pa
 
-            raw = self._raw if isinstance(self._raw, pa.NativeFile) else pa.PythonFile(self._raw)
-            self._file = pa.CompressedInputStream(raw, "zstd")
+            self._file = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), "zstd")
 
     def __enter__(self) -> "TextFile":
         return self
@@ -101,7 +134,7 @@ class TextFile:
 
     def bytes_read(self) -> int:
         """How much of the file on disk has been read."""
-        return int(self._raw.tell())
+        return self._raw.tell()
 
     def skip(self, offset: int) -> None:
         """Go to a byte of the text."""
@@ -120,17 +153,9 @@ class TextFile:
         try:
             while done < len(view) and (count := self._file.readinto(view[done : done + step])):
                 done += count
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self.damage = _damage(error)
-        except OSError as error:
-            if error.errno is not None:
-                raise InputError(f"{self.path} cannot be read: {error.strerror}.") from None
-            self.damage = _damage(error)  # Arrow's word for a damaged zstd stream
+        except (EOFError, zlib.error, OSError) as error:  # the last is Arrow's, for zstd
+            self.damage = f"the compressed data is damaged from here on ({error})"
         return done
-
-
-def _damage(error: Exception) -> str:
-    return f"the compressed data is damaged from here on ({error})"
 
 
 # --- pieces

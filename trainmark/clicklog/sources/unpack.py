@@ -3,6 +3,7 @@
 Each of several files is unpacked by a thread of its own, into files of a piece each, which the
 processes that parse take and remove. The rows of a file have numbers when those of all files before
 it have theirs; so the pieces of later files wait on disk, within a share of what is free there.
+Beyond that share, the file whose turn it is goes on alone, a few pieces ahead of those who parse.
 """
 
 import shutil
@@ -15,6 +16,8 @@ from trainmark.clicklog.sources.source import Piece, Position, Room
 
 DISK_SHARE = 4
 """What waits may take one part in so many of what is free."""
+PIECES_AHEAD = 2
+"""For each thread, of the file whose turn it is, where that part is taken."""
 
 
 class Unpacker:
@@ -37,6 +40,7 @@ class Unpacker:
         self._turn: Position | None = None
         self._changed = threading.Condition()
         self._waiting = self._most = 0
+        self._ahead = PIECES_AHEAD * room.threads
         self._stopped = False
         if places:
             shutil.rmtree(room.folder, ignore_errors=True)  # of a run that was killed
@@ -85,4 +89,6 @@ class Unpacker:
             self._ready[place].put(error)
 
     def _may_go_on(self, place: Position) -> bool:
-        return self._stopped or place == self._turn or self._waiting < self._most
+        if self._stopped or self._waiting < self._most:
+            return True
+        return place == self._turn and self._ready[place].qsize() < self._ahead
