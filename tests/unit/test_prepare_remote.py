@@ -31,7 +31,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def filesystem(uri: str) -> tuple[Any, str]:
         assert os.getpid() == here, "a connection does not survive a fork"
-        path = uri.removeprefix("s3://bucket").lstrip("/")
+        path = uri.partition("?")[0].removeprefix("s3://bucket").lstrip("/")
         return fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), path
 
     monkeypatch.setattr(remote, "filesystem", filesystem)
@@ -96,6 +96,16 @@ def test_a_parquet_file_without_rows_is_read_by_no_worker(
     )
     parquet_data.prepare(options)
     assert "log_1.parquet" in (tmp_path / "out" / "bad_rows.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["day_0.gz", "day_*.gz"])
+def test_an_address_may_have_options(name: str, bucket: Path) -> None:
+    (bucket / "day_0.gz").write_bytes(b"text")
+    options = "?endpoint_override=localhost:9000&scheme=http"
+    (found,) = remote.find(f"s3://bucket/{name}{options}", "--input")
+    assert str(found) == f"s3://bucket/day_0.gz{options}"
+    assert (found.name, found.suffix) == ("day_0.gz", ".gz")
+    assert found.open("rb").read() == b"text"
 
 
 def test_what_is_not_there_is_told(bucket: Path, tmp_path: Path) -> None:

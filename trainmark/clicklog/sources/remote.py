@@ -1,7 +1,8 @@
 """Input files elsewhere: s3://, gs:// and hdfs://, through Arrow's filesystems.
 
 A `RemoteFile` does what sources ask of a path. It is read in the process that began the run, which
-unpacks it (unpack.py): the connections of these filesystems do not survive a fork.
+unpacks it (unpack.py): the connections of these filesystems do not survive a fork. What follows a
+question mark in an address are Arrow's options (endpoint_override=..., region=...).
 """
 
 import fnmatch
@@ -43,11 +44,15 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        return PurePosixPath(self.uri).name
+        return self._path.name
 
     @property
     def suffix(self) -> str:
-        return PurePosixPath(self.uri).suffix
+        return self._path.suffix
+
+    @property
+    def _path(self) -> PurePosixPath:
+        return PurePosixPath(self.uri.partition("?")[0])
 
     @cached_property
     def _status(self) -> Any:
@@ -76,7 +81,7 @@ class RemoteFile:
 
 def find(pattern: str, flag: str) -> list[Path]:
     """The files that match an address, in which the last parts may be patterns."""
-    if not re.search(r"[*?\[]", pattern):
+    if not re.search(r"[*\[]", pattern.partition("?")[0]):
         found = [RemoteFile(pattern)]
         if not found[0].is_file():
             raise no_file_matches(pattern, flag)
@@ -90,18 +95,19 @@ def find(pattern: str, flag: str) -> list[Path]:
 def _matching(pattern: str) -> list[str]:
     from pyarrow import fs
 
-    fixed = re.split(r"[*?\[]", pattern)[0].rpartition("/")[0]
-    files, folder = filesystem(fixed)
+    address, mark, options = pattern.partition("?")
+    fixed = re.split(r"[*\[]", address)[0].rpartition("/")[0]
+    files, folder = filesystem(f"{fixed}{mark}{options}")
+    wanted = address[len(fixed) + 1 :]
     # One level for each part of the pattern.
-    selector = fs.FileSelector(folder, recursive="/" in pattern[len(fixed) + 1 :])
+    selector = fs.FileSelector(folder, recursive="/" in wanted)
     try:
         infos = files.get_file_info(selector)
     except OSError as error:
         raise InputError(f"{pattern} cannot be reached: {error}.") from None
     names = [info.path.removeprefix(folder).lstrip("/") for info in infos if info.is_file]
-    wanted = pattern[len(fixed) + 1 :]
     return sorted(
-        f"{fixed}/{name}"
+        f"{fixed}/{name}{mark}{options}"
         for name in names
         if name.count("/") == wanted.count("/") and fnmatch.fnmatchcase(name, wanted)
     )
