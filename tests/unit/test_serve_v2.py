@@ -206,11 +206,11 @@ def test_elements_that_are_no_bytes(addresses: dict[str, str], clicks: Path) -> 
     np.testing.assert_allclose(found, predictions(clicks / "run", "test"), atol=1e-6)
 
 
-@pytest.mark.parametrize(("limits", "most"), [(Limits(), 16), (Limits(waiting=3), 3)])
+@pytest.mark.parametrize(("limits", "most"), [(Limits(), 64), (Limits(waiting=3), 3)])
 def test_messages_of_all_calls_together_are_bounded(
     limits: Limits, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 of 16 MiB, or as many as may wait."""
+    """64 of 4 MiB, or as many as may wait."""
     import grpc
 
     from trainmark.inference.server import rpc

@@ -34,6 +34,9 @@ CODES = {
 }
 """The codes of gRPC for the statuses of HTTP."""
 OPEN = {"ServerLive", "ServerReady"}
+MAX_MESSAGE_BYTES = 4 << 20
+"""What gRPC's own servers take. A message is not seen before all of it has come, so that the number
+of calls at a time follows from the largest: 64."""
 CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -53,10 +56,9 @@ def build_server(
     models: Models, limits: Limits, metrics: Metrics, api_keys: tuple[bytes, ...]
 ) -> grpc.aio.Server:
     """A server without a port yet."""
-    most = limits.body_bytes
+    most = min(limits.body_bytes, MAX_MESSAGE_BYTES)
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)],
-        # A message is not seen before all of it has come: each may be as large as may be.
         maximum_concurrent_rpcs=min(limits.waiting, max(1, MAX_HELD_BYTES // most)),
     )
     handlers = {
