@@ -160,7 +160,9 @@ def test_export_of_a_run_loads_there(tmp_path: Path, capsys: pytest.CaptureFixtu
     checkpoints.load(path, tensors)
     for name, weight in model.state_dict().items():
         assert torch.equal(tensors[f"model.{huggingface_name(name)}"], weight)
-    assert main(["export", str(run)]) == 2
+    assert main(["export", str(run)]) == 0
+    assert "nothing was done" in capsys.readouterr().err
+    assert main(["export", str(run), "--output", str(run / "checkpoints")]) == 2
     assert "not empty" in capsys.readouterr().err
     assert main(["export", str(run), "--output", str(run / "loss.csv")]) == 2
     assert "loss.csv is a file" in capsys.readouterr().err
@@ -183,9 +185,10 @@ def test_an_export_to_a_full_disk_leaves_nothing(
     )
     monkeypatch.setattr("trainmark.run.run_folder.find_checkpoint", lambda folder, which: folder)
     monkeypatch.setattr("trainmark.checkpoint.checkpoints.shapes", lambda path: {})
+    (tmp_path / "manifest.json").touch()
     with pytest.raises(InputError, match=r"out cannot be written: .*No space left on device"):
         export(tmp_path, "safetensors", tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def huggingface_name(theirs: str) -> str:
