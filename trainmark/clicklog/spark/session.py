@@ -17,12 +17,8 @@ INSTALL_JAVA = "Install one (Debian and Ubuntu: openjdk-17-jre-headless)."
 SETTINGS = {
     "spark.app.name": "trainmark prepare",
     "spark.ui.enabled": "false",
-    # Sums and products of row keys wrap around, as in numpy.
-    "spark.sql.ansi.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
     # Blocks of bytes pass through a column of strings.
     "spark.sql.castBinaryToString.validateUtf8": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
 }
 
 
