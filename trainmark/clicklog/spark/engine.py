@@ -192,19 +192,18 @@ class SparkEngine:
     @cached_property
     def vocabularies(self) -> list[Sizes]:
         """Of each column; its vocabulary is written on this machine."""
-        parts: list[list[Spilled]] = [[] for _ in self.job.rules]
-        found = self.counts.orderBy("column", "range").toLocalIterator()
-        for column, of_range, distinct, data in found:
+        parts: list[dict[int, Spilled]] = [{} for _ in self.job.rules]
+        for column, of_range, distinct, data in self.counts.toLocalIterator(True):
             path = self.here / f"{column}.{of_range}.counts"
             path.write_bytes(data)
             kept = tasks.entries(data, self._keyed)
-            parts[column].append(Spilled(path, "<u4", kept, distinct, self._keyed))
-        return [
-            vocabulary.build([reader], rule, self._train, of_column, self.path_of(number))
-            for number, (reader, rule, of_column) in enumerate(
-                zip(self._readers, self.job.rules, parts, strict=True)
-            )
-        ]
+            parts[column][of_range] = Spilled(path, "<u4", kept, distinct, self._keyed)
+        sizes = []
+        for number, (rule, ranges) in enumerate(zip(self.job.rules, parts, strict=True)):
+            rising = [ranges[of_range] for of_range in sorted(ranges)]
+            reader, path = self._readers[number], self.path_of(number)
+            sizes.append(vocabulary.build([reader], rule, self._train, rising, path))
+        return sizes
 
     @cached_property
     def _readers(self) -> list[ColumnReader]:
@@ -259,9 +258,7 @@ class SparkEngine:
         special = []
         for number, rule in enumerate(self.job.rules):
             tables = self.here / f"{name}{number}"
-            known = Vocabulary(
-                self.path_of(number), self._readers[number], tasks.NO_LIMIT, tables
-            )
+            known = Vocabulary(self.path_of(number), self._readers[number], tasks.NO_LIMIT, tables)
             known.share()
             special.append(SpecialIds.of(known, rule))
         for path in self.here.glob(f"{name}*"):
@@ -320,7 +317,7 @@ class SparkEngine:
 
     def _grouped(self, frame: DataFrame, groups: int, *keys: str) -> DataFrame:
         """Rows of the same keys one after the other, in the same task."""
-        count = max(min(groups, 16 * self.parallel), groups // 4)
+        count = min(groups, max(4 * self.parallel, groups // 16))
         return frame.repartition(count, *keys).sortWithinPartitions(*keys)
 
     @contextmanager

@@ -64,9 +64,7 @@ class Parse:
 
     source: CriteoSource
 
-    gives = (
-        "file long, block long, part long, lines long, record string, bad string, data binary"
-    )
+    gives = "file long, block long, part long, lines long, record string, bad string, data binary"
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         parts = Counter[tuple[int, int]]()
@@ -311,11 +309,10 @@ class Encode:
         from pyspark import SparkFiles
 
         store = no_blocks(self.blocks.schema)
+        tables = [Path(SparkFiles.get(f"{self.tables}{i}")) for i in range(len(self.rules))]
         return [
-            Vocabulary(
-                Path(), ColumnReader(store, number), 0, Path(SparkFiles.get(f"{self.tables}{number}"))
-            )
-            for number in range(len(self.rules))
+            Vocabulary(Path(), ColumnReader(store, number), 0, path)
+            for number, path in enumerate(tables)
         ]
 
     def _fields(self, store: Store, vocabularies: Sequence[Vocabulary]) -> list[Field]:
