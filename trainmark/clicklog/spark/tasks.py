@@ -45,14 +45,20 @@ VALUE_BITS = 32
 _scratch = Scratch()
 
 
-def _row(**values: Any) -> pa.RecordBatch:
+def _row(*, data: bytes, **values: Any) -> pa.RecordBatch:
     """A batch of one row."""
-    return pa.RecordBatch.from_pydict({name: [value] for name, value in values.items()})
+    ends = pa.py_buffer(np.array([0, len(data)], np.int32))
+    column = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)])  # no copy
+    others = {name: pa.array([value]) for name, value in values.items()}
+    return pa.RecordBatch.from_pydict({**others, "data": column})
 
 
 def _rows(batches: Batches) -> Iterator[tuple[Any, ...]]:
+    """The values of each row; the last one, its data, as a buffer."""
     for batch in batches:
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        *others, column = batch.columns
+        data = (value.as_buffer() for value in column)
+        yield from zip(*(other.to_pylist() for other in others), data, strict=True)
 
 
 # --- lines to blocks
