@@ -147,7 +147,7 @@ def test_blocks_partitions_and_resume(
         with pytest.raises(InputError, match="unfinished work with other settings"):
             prepare(tmp_path, "spark", seed=1)
         for phase in ("Parse", "Count", "Encode"):  # which are done
-            monkeypatch.setattr(spark_engine.tasks, phase, stop)
+            monkeypatch.setattr(spark_engine, phase, stop)
         assert contents(prepare(tmp_path, "spark")) == expected
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")

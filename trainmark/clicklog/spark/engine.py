@@ -2,18 +2,17 @@
 
 The result is what the embedded engine writes, byte for byte, the random order of the training rows
 included. Input and output are any Hadoop paths. Spark reads the lines, and groups, sorts and stores
-blocks of rows; what is done with rows is the embedded engine's own code (tasks.py). Most phases
-leave their result in a work folder beside the output, so that a run that was stopped continues:
+blocks of rows; what is done with rows is the embedded engine's own code. Most phases leave their
+result in a work folder beside the output, so that a run that was stopped continues:
 
     blocks       text -> the embedded engine's store, block by block; bad lines are listed
-    counts       every task counts the values of its blocks; then those of each column and range
-                 of values meet in one task
+    counts       of the values of each column that are not rare
     vocabulary   the driver numbers what was counted, and Spark brings the tables to all machines
-    pieces       ids, in parts; then the parts of each share of the rows meet in one task, which
-                 brings them in order: bytes of every file, share by share
+    pieces       ids, and rows in their order: the bytes of every file, in pieces
     output       the JVM joins the pieces to `train/cat_0.bin` and so on, through Hadoop's streams
 
-The driver collects a row per block, and the values that are kept.
+blocks.py, counts.py and pieces.py hold what the executors do. The driver collects a row per block,
+and the values that are kept.
 """
 
 import json
@@ -43,12 +42,14 @@ from trainmark.clicklog.engine.vocabulary_files import Sizes
 from trainmark.clicklog.sources.criteo_format import NUM_NUMERICAL
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.rows import NumberFacts
-from trainmark.clicklog.spark import tasks
+from trainmark.clicklog.spark.blocks import Batches, Blocks, Parse, Place, no_blocks
+from trainmark.clicklog.spark.counts import NO_LIMIT, Count, Merge, entries
 from trainmark.clicklog.spark.hadoop import File, Hadoop
+from trainmark.clicklog.spark.pieces import FACTS, Encode, Order, Shares
 
 LINES = 1 << 16
 """Of a block."""
-BLOCKS = 8
+BATCH = 8
 """Blocks, or parts of them, that go to Python at a time."""
 SHARE_ROWS = 1 << 20
 """The most rows whose bytes a task holds at once: about 200 bytes each."""
@@ -69,7 +70,7 @@ PARQUET = {
 class Block:
     """Consecutive lines of a file."""
 
-    place: tasks.Place
+    place: Place
     lines: int
     record: BlockRecord
 
@@ -105,7 +106,7 @@ class SparkEngine:
     def stored(self) -> DataFrame:
         def plan() -> DataFrame:
             days = [self._lines(number, day.path) for number, day in enumerate(self.days)]
-            return self._mapped(reduce(DataFrame.unionAll, days), tasks.Parse(self.source))
+            return self._mapped(reduce(DataFrame.unionAll, days), Parse(self.source))
 
         return self._saved("blocks", plan, batch=LINES)
 
@@ -129,10 +130,10 @@ class SparkEngine:
         return sorted(blocks, key=lambda block: block.place)
 
     @cached_property
-    def _numbered(self) -> tasks.Blocks:
+    def _numbered(self) -> Blocks:
         starts = accumulate((block.record.rows for block in self.blocks), initial=0)
         places = (block.place for block in self.blocks)
-        return tasks.Blocks(self.source.schema, dict(zip(places, starts, strict=False)))
+        return Blocks(self.source.schema, dict(zip(places, starts, strict=False)))
 
     def rows_per_file(self) -> list[int]:
         """Good rows of each day."""
@@ -147,7 +148,7 @@ class SparkEngine:
 
     def bad_lines(self) -> Iterator[tuple[int, int, str]]:
         """File, line number and reason of the bad lines, in input order."""
-        first_lines = dict[tasks.Place, int]()
+        first_lines = dict[Place, int]()
         file, line = -1, 1
         for block in self.blocks:
             file, line = block.file, line if block.file == file else 1
@@ -182,10 +183,10 @@ class SparkEngine:
         rules = self.job.rules
 
         def plan() -> DataFrame:
-            count = tasks.Count(self._numbered, rules, counted, bits)
-            found = self._mapped(self.stored.select(*tasks.Blocks.columns), count)
+            count = Count(self._numbered, rules, counted, bits)
+            found = self._mapped(self.stored.select(*Blocks.columns), count)
             grouped = self._grouped(found, len(rules) << bits, "column", "range")
-            return self._mapped(grouped, tasks.Merge([r.threshold for r in rules], self._keyed))
+            return self._mapped(grouped, Merge([r.threshold for r in rules], self._keyed))
 
         return self._saved("counts", plan)
 
@@ -196,7 +197,7 @@ class SparkEngine:
         for column, of_range, distinct, data in self.counts.toLocalIterator(True):
             path = self.here / f"{column}.{of_range}.counts"
             path.write_bytes(data)
-            kept = tasks.entries(data, self._keyed)
+            kept = entries(data, self._keyed)
             parts[column][of_range] = Spilled(path, "<u4", kept, distinct, self._keyed)
         sizes = []
         for number, (rule, ranges) in enumerate(zip(self.job.rules, parts, strict=True)):
@@ -208,7 +209,7 @@ class SparkEngine:
     @cached_property
     def _readers(self) -> list[ColumnReader]:
         """Of no rows: they know how values are written."""
-        store = tasks.no_blocks(self.source.schema)
+        store = no_blocks(self.source.schema)
         return [ColumnReader(store, number) for number in range(len(self.job.rules))]
 
     def path_of(self, column: int) -> Path:
@@ -237,16 +238,14 @@ class SparkEngine:
         rows = sum(self.rows_per_file())
         size = min(max(rows // (8 * self.parallel), MIN_SHARE_ROWS), SHARE_ROWS)
         bits = (self._train.rows // size).bit_length()
-        shares = tasks.Shares(self.splits, self.job.seed, bits, size)
+        shares = Shares(self.splits, self.job.seed, bits, size)
         tables, special = self._send_tables()
-        encode = tasks.Encode(
-            self._numbered, shares, self.job.rules, self.cardinalities, special, tables
-        )
-        with self._batches_of(BLOCKS):
-            parts = self._mapped(self.stored.select(*tasks.Blocks.columns), encode)
+        encode = Encode(self._numbered, shares, self.job.rules, self.cardinalities, special, tables)
+        with self._batches_of(BATCH):
+            parts = self._mapped(self.stored.select(*Blocks.columns), encode)
             grouped = self._grouped(parts, (1 << bits) + 2 + rows // size, "split", "share")
             ordered = grouped.sortWithinPartitions("split", "share", "first")
-            pieces = self._mapped(ordered, tasks.Order(shares, self._files()))
+            pieces = self._mapped(ordered, Order(shares, self._files()))
             # The text writer puts a column's bytes into a file as they are, and a line end behind.
             text = pieces.withColumn("value", sql.col("data").cast("string")).drop("data")
             text.write.mode("overwrite").partitionBy("file", "split", "share").text(path)
@@ -258,7 +257,7 @@ class SparkEngine:
         special = []
         for number, rule in enumerate(self.job.rules):
             tables = self.here / f"{name}{number}"
-            known = Vocabulary(self.path_of(number), self._readers[number], tasks.NO_LIMIT, tables)
+            known = Vocabulary(self.path_of(number), self._readers[number], NO_LIMIT, tables)
             known.share()
             special.append(SpecialIds.of(known, rule))
         for path in self.here.glob(f"{name}*"):
@@ -289,7 +288,7 @@ class SparkEngine:
 
     def clicks_and_rare(self) -> tuple[dict[str, int], list[int]]:
         """Clicks of each split; rare rows of each column. After `write_pieces`."""
-        facts = self.spark.read.text(f"{self.work}/pieces/file={tasks.FACTS}")
+        facts = self.spark.read.text(f"{self.work}/pieces/file={FACTS}")
         clicks, rare = dict.fromkeys((split.name for split in self.splits), 0), 0
         for row in facts.collect():
             of_labels, _, *of_columns = json.loads(row["value"])
@@ -310,7 +309,7 @@ class SparkEngine:
     # --- helpers
 
     def _mapped(self, frame: DataFrame, task: Any) -> DataFrame:
-        def run(batches: tasks.Batches) -> Iterator[Any]:
+        def run(batches: Batches) -> Iterator[Any]:
             return task(batches)
 
         return frame.mapInArrow(run, task.gives)
@@ -331,7 +330,7 @@ class SparkEngine:
         finally:
             self.spark.conf.set(key, before)
 
-    def _saved(self, name: str, plan: Callable[[], DataFrame], batch: int = BLOCKS) -> DataFrame:
+    def _saved(self, name: str, plan: Callable[[], DataFrame], batch: int = BATCH) -> DataFrame:
         """The result of a phase: as an earlier run left it, or computed and written now."""
         path = f"{self.work}/{name}"
         if not self.files.exists(f"{path}/_SUCCESS"):
