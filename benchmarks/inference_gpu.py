@@ -35,6 +35,7 @@ from benchmarks.dlrm_systems import (
 )
 from trainmark.config import SYNTHETIC
 from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.errors import InputError
 from trainmark.inference import latency
 from trainmark.training.precision import autocast, set_matmul_precision
 from trainmark.workloads.dlrm import export, standalone
@@ -72,7 +73,6 @@ CASES: tuple[Case, ...] = (
         ),
         pageable=(64, 2048, 65536),
         eager=SIZES,
-        compiled=(2048, 65536),
     ),
     Case(precision="bf16"),
     Case(precision="fp8", ours=(*((size, 1) for size in FEW_SIZES), (65536, MOST_CLIENTS))),
@@ -82,6 +82,7 @@ CASES: tuple[Case, ...] = (
     Case(precision="fp32", ours=((1, 1), (2048, 1), (32768, 1)), eager=(2048, 32768)),
     Case(host_tables=(0,), ours=((2048, 1),)),
     Case(run="dlrm-xlarge", tables="int8", ours=((1, 1), (2048, 1), (65536, 1), (65536, 4))),
+    Case(ours=(), compiled=(2048, 65536)),
 )
 
 
@@ -90,31 +91,31 @@ class Options:
     device: torch.device
     tiny: bool
     requests: int
-    profile: Path | None
 
 
-def rows_of(case: Case, options: Options) -> Iterator[dict[str, Any]]:
-    """Measured one after another."""
+def built(case: Case, options: Options) -> Any:
+    """A trainer of the model, with random weights."""
     changes: dict[str, Any] = mlps_in(case.precision) | tables_in(case.tables)
     if case.host_tables:
         changes["sharding"] = {"host_tables": case.host_tables}
     named = with_changes(
         RUNS[case.run](), {"data": SYNTHETIC} | ({"model": TINY} if options.tiny else {})
     )
-    cfg = resolved(for_prediction(named), changes, options.device)
     set_matmul_precision(case.precision)
-    trainer = trainer_for(cfg, options.device)
-    if case.eager or case.compiled:  # with weights that prediction casts
-        yield from _peers(case, trainer, options)
-    most = max((clients for _, clients in case.ours), default=1)
+    return trainer_for(resolved(for_prediction(named), changes, options.device), options.device)
+
+
+def rows_of(case: Case, options: Options) -> Iterator[dict[str, Any]]:
+    """Measured one after another."""
+    trainer = built(case, options)
+    model = trainer.cfg.model
+    yield from _peers(case, trainer, options)  # first: with weights that prediction casts
+    most = max((clients for _, clients in case.ours), default=0)
     predictors = [build_predictor(trainer) for _ in range(most)]
     for size, clients in case.ours:
-        given = _requests(cfg.model, size, options)
-        yield _row(OURS, case, predictors[:clients], given, options)
-    if options.profile:
-        _profile(predictors[0], cfg.model, case, options)
+        yield _row(OURS, case, predictors[:clients], _requests(model, size, options), options)
     for size in case.pageable:
-        wide = [_wide(batch) for batch in _requests(cfg.model, size, options)]
+        wide = [_wide(batch) for batch in _requests(model, size, options)]
         yield _row(OURS, case, predictors[:1], wide, options, request=PAGEABLE)
 
 
@@ -231,19 +232,27 @@ def _peers(case: Case, trainer: Any, options: Options) -> Iterator[dict[str, Any
 # --- what takes the time
 
 
-def _profile(predict: Callable[[Any], Any], model: Any, case: Case, options: Options) -> None:
-    from torch.profiler import ProfilerActivity, profile
-
-    activity = "CUDA" if options.device.type == "cuda" else "CPU"
+def profile(case: Case, options: Options, path: Path) -> None:
+    """Of each size; after all that is timed, because a profiler leaves launches slower."""
+    trainer = built(case, options)
+    predict, activity = build_predictor(trainer), options.device.type
     for size in sorted({size for size, _ in case.ours}):
-        given = _requests(model, size, options)
-        with profile(activities=[getattr(ProfilerActivity, activity)]) as found:
+        given = _requests(trainer.cfg.model, size, options)
+        predict(given[0])
+        with torch.profiler.profile(activities=[_ACTIVITIES[activity]]) as found:
             for batch in given[:5]:
                 predict(batch)
-        order = f"self_{'cuda' if activity == 'CUDA' else 'cpu'}_time_total"
-        table = found.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=90)
-        with (options.profile or Path()).open("a") as file:
+        table = found.key_averages().table(
+            sort_by=f"self_{activity}_time_total", row_limit=30, max_name_column_width=90
+        )
+        with path.open("a") as file:
             file.write(f"{case}, batch {size}, 5 requests\n{table}\n")
+
+
+_ACTIVITIES = {
+    "cuda": torch.profiler.ProfilerActivity.CUDA,
+    "cpu": torch.profiler.ProfilerActivity.CPU,
+}
 
 
 def main() -> None:
@@ -256,9 +265,7 @@ def main() -> None:
     parser.add_argument("--commit")
     chosen = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    options = Options(
-        device=device, tiny=chosen.tiny, requests=chosen.requests, profile=chosen.profile
-    )
+    options = Options(device=device, tiny=chosen.tiny, requests=chosen.requests)
     began, rows, cases = time.monotonic(), [], CASES
     if device.type == "cpu":
         cases = tuple(case for case in CASES if case.precision in ("fp32", "bf16"))
@@ -269,12 +276,14 @@ def main() -> None:
         try:
             for row in rows_of(case, options):
                 rows.append(row)
-        except (RuntimeError, ValueError) as error:  # the others are still worth it
+        except (RuntimeError, InputError) as error:  # the others are still worth it
             print(f"{case}: {error!r:.2000}", flush=True)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         write_results("inference_h200", rows, device, folder=chosen.output, commit=chosen.commit)
+    if chosen.profile:
+        profile(cases[0], options, chosen.profile)
 
 
 if __name__ == "__main__":
