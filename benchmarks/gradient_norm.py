@@ -76,10 +76,12 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
     cfg = workloads.resolve(named, cluster)
     place, stand_ins = PLACES[cfg.workload]
     names = ["norm", "finite", "neither"] if len(stand_ins) == 2 else ["norm", "neither"]
-    build = functools.partial(build_trainer, cfg, workloads.load(cfg.workload), single(device))
+    workload = workloads.load(cfg.workload)
+    build = functools.partial(build_trainer, cfg, workload, single(device))
     shared = build() if device.type == "cpu" else None
+    batches = list(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
     steps = {
-        name: _stepper(cfg, shared or build(), place, stand_in)
+        name: _stepper(shared or build(), batches, place, stand_in)
         for name, stand_in in zip(names, [None, *stand_ins], strict=True)
     }
     of_step: dict[str, list[float]] = {name: [] for name in steps}
@@ -96,11 +98,10 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
     return row
 
 
-def _stepper(cfg: Any, trainer: Any, place: str, stand_in: Any) -> Callable[[], float]:
+def _stepper(trainer: Any, batches: list[Any], place: str, stand_in: Any) -> Callable[[], float]:
     """What makes some steps, and returns the seconds of one."""
-    workload, device = workloads.load(cfg.workload), trainer.mesh.device
-    wait = synchronizer(device)
-    found = itertools.cycle(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
+    device = trainer.mesh.device
+    wait, found = synchronizer(device), itertools.cycle(batches)
     on_cpu = device.type == "cpu"
     # On a CPU one thread's own time, which others on the machine hardly change.
     count, now = (1, time.process_time) if on_cpu else (20, time.perf_counter)
