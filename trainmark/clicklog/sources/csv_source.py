@@ -209,7 +209,7 @@ def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:
 
 def _utf8(column: pa.ChunkedArray) -> pa.Array:
     """Values that are not UTF-8 are taken for Latin-1: different bytes stay different values."""
-    array = column.combine_chunks()
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
