@@ -74,6 +74,10 @@ def rates_of(cluster: Cluster, machine: Machine, precision: str) -> Rates | str:
     return Rates(copy=machine.streaming(COPY_OF_BANDWIDTH), peaks=found, of_gemms=of_gemms)
 
 
+def shares_of(precision: str) -> Mapping[Kind, float]:
+    return SHARES["bf16" if precision == "fp16" else precision]
+
+
 def product_s(
     rates: Rates, precision: str, kind: Kind, samples: int, fan_in: int, fan_out: int
 ) -> float:
@@ -86,8 +90,7 @@ def product_s(
         "masked": (fan_out, fan_in),
         "weight": (fan_in + fan_out, 0),
     }[kind]
-    shares = SHARES["bf16" if precision == "fp16" else precision]
-    rate = rates.peaks[precision] * shares[kind] * _filled(kind, size, samples, written)
+    rate = rates.peaks[precision] * shares_of(precision)[kind] * _filled(kind, size, samples, written)
     computing = 2 * samples * fan_in * fan_out / rate
     if kind in ("forward", "masked"):  # the mask is read for every number that is written
         passes = 2 if kind == "masked" else 1

@@ -68,7 +68,7 @@ HOST_S = 0.25e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuTime:
+class StepTime:
     """Seconds of a step."""
 
     forward: float
@@ -87,7 +87,7 @@ def _element(cfg: DlrmRun) -> int:
 
 def gpu_time(
     cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]
-) -> GpuTime:
+) -> StepTime:
     """Of one device that has all tables; `samples` go through the model together."""
     count = filled(cfg.accumulate)
     small = _small_s(cfg, rates)
@@ -100,7 +100,7 @@ def gpu_time(
     if cfg.precision in ("bf16", "fp16", "tf32"):
         stretch += STRETCH * max(0.0, 1 - small / total / RESTS)
     waiting = max(0.0, HOST_S * count - total * stretch)
-    return GpuTime(
+    return StepTime(
         forward=forward * stretch,
         dense=(dense + small) * stretch + waiting,
         update=update * stretch,

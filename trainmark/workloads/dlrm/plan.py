@@ -33,7 +33,7 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
         no_time=prediction.unknown or None,
         parts=parts,
         bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None,
-        constants=constants(found, cfg.precision),
+        constants=constants(cfg, found),
         sources=_sources(cfg),
         tables=[
             _table(cfg, placed)
