@@ -17,6 +17,9 @@ from typing import Literal
 from trainmark.hardware.devices import Cluster, Unknown
 from trainmark.hardware.machine import Machine, peak_of
 
+MEASURED = Cluster("h200", 1, 1)
+"""Where the constants come from."""
+
 Kind = Literal["forward", "input", "masked", "weight"]
 """With bias and ReLU; the gradient of the inputs, plain or with the mask of a ReLU and its sums
 (our own kernel); the gradient of the weights."""

@@ -3,6 +3,7 @@
 import itertools
 
 from trainmark.config import filled
+from trainmark.hardware.memory import LIBRARIES
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     branches,
@@ -15,9 +16,6 @@ from trainmark.workloads.dlrm.sizes import (
     interaction_width,
     on_one_gpu,
 )
-
-LIBRARIES = 330 * 2**20
-"""Bytes that cuBLAS works with on the streams of a step, and small buffers, on an H200."""
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:

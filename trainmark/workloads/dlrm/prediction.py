@@ -27,9 +27,9 @@ from trainmark.embeddings.placement.placement import Placement
 from trainmark.hardware.devices import Unknown
 from trainmark.hardware.known import CPU
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import Machine, peak_of
+from trainmark.hardware.machine import ELSEWHERE, Machine, peak_of
 from trainmark.hardware.memory import MemoryPlan
-from trainmark.hardware.products import COPY_OF_BANDWIDTH, rates_of, shares_of
+from trainmark.hardware.products import COPY_OF_BANDWIDTH, MEASURED, rates_of, shares_of
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.gpu_time import StepTime, gpu_time
@@ -42,6 +42,11 @@ from trainmark.workloads.dlrm.sizes import (
     interaction_width,
     on_one_gpu,
 )
+
+# Intervals. On one H200: what the configurations fitted to were off by, rounded up; a short step
+# depends on small kernels, and on the host.
+WITHIN, WITHIN_SMALL = (0.94, 1.06), (0.87, 1.13)
+SMALL_STEP_S = 1e-3
 
 # Assumptions, for CPUs of which only peak and bandwidth are known.
 MATMUL_EFFICIENCY, TRAFFIC_EFFICIENCY = 0.5, 0.5
@@ -59,6 +64,8 @@ class Prediction:
     """None where `unknown` says why there are no times."""
     unknown: str
     batch: int
+    off: tuple[float, float]
+    """Of the predicted time: the least and the most that is expected."""
 
     def device_s(self, device: int) -> float | None:
         return None if self.dense_s is None else self.tables[device].total + self.dense_s
@@ -69,6 +76,11 @@ class Prediction:
         if self.dense_s is None:
             return None
         return self.dense_s + max(table.total for table in self.tables)
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """Between which the step is expected to be."""
+        return self.step_s and (self.step_s * self.off[0], self.step_s * self.off[1])
 
     @property
     def samples_per_s(self) -> float | None:
@@ -97,7 +109,14 @@ def predict(cfg: DlrmRun) -> Prediction:
         dense_s=dense,
         unknown=unknown,
         batch=filled(cfg.global_batch),
+        off=_off(cfg, found),
     )
+
+
+def _off(cfg: DlrmRun, found: StepTime | str) -> tuple[float, float]:
+    if isinstance(found, str) or not (on_one_gpu(cfg) and sharding.cluster(cfg) == MEASURED):
+        return ELSEWHERE
+    return WITHIN if found.total >= SMALL_STEP_S else WITHIN_SMALL
 
 
 def constants(cfg: DlrmRun, machine: Machine) -> dict[str, float]:
