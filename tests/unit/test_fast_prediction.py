@@ -14,6 +14,8 @@ from trainmark.workloads.dlrm import fast_prediction, standalone
 if not INSTALLED:
     pytest.skip("needs numba (extra `fast`)", allow_module_level=True)
 
+from trainmark.kernels import cpu_scores
+
 
 def model(
     bottom: tuple[int, ...], top: tuple[int, ...], *, numbers: int = 5, **more: Any
@@ -63,15 +65,28 @@ def test_logits(bottom: tuple[int, ...], top: tuple[int, ...], numbers: int, sam
     np.testing.assert_allclose(found, expected(reference, *given), rtol=1e-4, atol=1e-4)
 
 
-def test_gemms_and_one_pass_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, given = model((128, 64), (256, 64, 1)), inputs(300)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tiles_of_every_size(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last tile of a batch has fewer samples, and threads have some of them each."""
+    monkeypatch.setattr(cpu_scores, "ALONE", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    plain = model((40, 64), (100, 33, 1))
     logits = fast_prediction.of_exported(plain)
     assert logits is not None
-    found = {}
-    for many in (0, 1 << 40):
-        monkeypatch.setattr(fast_prediction, "MANY_PRODUCTS", many)
-        found[many] = logits(*given)
-    np.testing.assert_allclose(found[0], found[1 << 40], rtol=1e-5, atol=1e-5)
+    numbers, ids = inputs(601)
+    reference = expected(plain, numbers, ids)
+    for samples in (*range(1, 19), 65, 601):
+        found = logits(numbers[-samples:], ids[-samples:])
+        np.testing.assert_allclose(found, reference[-samples:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_nan_stays_one_and_its_own() -> None:
+    """As of torch's ReLU, and in its own row only."""
+    logits = fast_prediction.of_exported(model((16, 8), (9, 1)))
+    assert logits is not None
+    numbers, ids = inputs(20)
+    numbers[3, 2] = np.nan
+    assert np.flatnonzero(np.isnan(logits(numbers, ids))).tolist() == [3]
 
 
 @pytest.mark.parametrize(("row", "feature", "value"), [(0, 0, 7), (299, 3, 90), (4, 2, -1)])

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.tables.store import table_names
 from trainmark.kernels.compiled import INSTALLED
-from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import score_offset
 from trainmark.workloads.dlrm.sizes import has_bags
@@ -25,11 +24,6 @@ Layer = tuple[Tensor, Tensor]
 """Weight [outputs, inputs] and bias."""
 Logits = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
 """([B, N] numbers, [B, F] ids) -> [B] logits."""
-
-FEW_PRODUCTS = 4096
-"""Of a sample in its dense layers: that many are done before a GEMM has begun."""
-MANY_PRODUCTS = 1 << 24
-"""Of all samples: from here on GEMMs pay, which read a matrix once for many of them."""
 
 
 def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
@@ -80,34 +74,18 @@ def _linears(mlp: nn.Sequential) -> list[Layer]:
 def _on_a_cpu(
     tables: Sequence[Tensor | None], bottom: list[Layer], top: list[Layer], offset: float
 ) -> Logits | None:
-    """In one pass; large layers, if there are many samples, by GEMMs around it."""
     dim = len(bottom[-1][1])
     if not INSTALLED or not all(_is_plain(table, dim) for table in tables):
         return None
     from trainmark.kernels import cpu_scores
 
-    width = cpu_scores.interaction_width(len(tables), dim)
     places = cpu_scores.find_tables([table for table in tables if table is not None])
     before = cpu_scores.pack_layers(bottom, bottom[0][0].shape[1])
-    after = cpu_scores.pack_layers(top, width)
-    none_before, none_after = (cpu_scores.pack_layers([], n) for n in (dim, width))
-    products, shift = before.products + after.products, np.float32(offset)
-
-    def logits(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[np.float32]:
-        if products <= FEW_PRODUCTS or len(ids_BF) * products <= MANY_PRODUCTS:
-            found_B1 = cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after)
-        else:
-            found_B1 = by_gemms(numbers_BN, ids_BF)
-        return found_B1[:, 0] + shift
-
-    @torch.inference_mode()
-    def by_gemms(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[Any]:
-        x_BD = _through(torch.from_numpy(numbers_BN), bottom, last_relu=True).numpy()
-        x_BW = cpu_scores.scores(x_BD, ids_BF, places, dim, none_before, none_after)
-        found_B1: NDArray[Any] = _through(torch.from_numpy(x_BW), top, last_relu=False).numpy()
-        return found_B1
-
-    return logits
+    after = cpu_scores.pack_layers(top, cpu_scores.interaction_width(len(tables), dim))
+    shift = np.float32(offset)
+    return lambda numbers_BN, ids_BF: (
+        cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after) + shift
+    )
 
 
 def _is_plain(table: Tensor | None, dim: int) -> bool:
@@ -119,7 +97,3 @@ def _is_plain(table: Tensor | None, dim: int) -> bool:
         and table.shape[1:] == (dim,)
         and table.is_contiguous()
     )
-
-
-def _through(x: Tensor, layers: list[Layer], *, last_relu: bool) -> Tensor:
-    return relu_mlp(x, [weight for weight, _ in layers], [bias for _, bias in layers], last_relu)
