@@ -6,7 +6,7 @@ for many samples at a time; that is what GEMMs are for, between which the kernel
 and interacts.
 
 Shapes: B samples, N numbers, F tables, D width of a row, V = F + 1 vectors, W width of what the
-last layers read.
+last layers read, I of the inputs that they read beside the dot products.
 """
 
 import itertools
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
-from trainmark.kernels.interaction_layout import output_width
 
 ALONE = 1 << 22
 """Products that one thread has done sooner than several share them."""
@@ -86,8 +85,12 @@ def scores(
     dim: int,
     before: Layers,
     after: Layers,
+    beside_BI: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """[B, W]: what the layers behind the interaction give; what they would read, if there are none.
+
+    Args:
+        beside_BI: numbers that the layers behind the interaction read, and before them the rows.
 
     Raises:
         IndexError: an id that its table has no row for.
@@ -97,18 +100,15 @@ def scores(
     out_BW = np.empty((B, width), np.float32)
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
     layers = (before.widths, before.numbers, after.widths, after.numbers)
-    arguments = (*given, tables.addresses, tables.rows, dim, *layers, out_BW)
+    nothing = np.empty((0, 0), np.float32)
+    beside = nothing if beside_BI is None else np.ascontiguousarray(beside_BI, np.float32)
+    arguments = (*given, tables.addresses, tables.rows, dim, *layers, beside, out_BW)
     products = B * (before.products + F * (F + 1) // 2 * dim + after.products)
     bad = [_scores(*arguments, 0, B)] if products <= ALONE else in_threads(_scores, B, *arguments)
     if (first := min(bad)) < B * F:
         row, feature = divmod(int(first), F)
         raise IndexError(f"row {row}: table {feature} has no row {ids_BF[row, feature]}")
     return out_BW
-
-
-def interaction_width(tables: int, dim: int) -> int:
-    """Of what the layers behind the interaction read, with zeros that fill it up."""
-    return output_width(tables, dim)
 
 
 # --- kernels
@@ -126,8 +126,8 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @_compiled
 def _scores(
-    numbers_BN, ids_BF, addresses, rows, dim, widths, layers, widths_after, layers_after, out_BW,
-    begin, end,
+    numbers_BN, ids_BF, addresses, rows, dim, widths, layers, widths_after, layers_after, beside_BI,
+    out_BW, begin, end,
 ):  # fmt: skip
     """The place of the first id without a row; that behind the last id if there is none."""
     F = ids_BF.shape[1]
@@ -147,6 +147,12 @@ def _scores(
             _copy(vectors[f + 1], numba.carray(_pointer(at), (dim,), np.float32))
         _copy(joined[:dim], vectors[0])
         _interact(joined[dim:], vectors)
+        if len(beside_BI):
+            at_row = dim + V * F // 2
+            for f in range(F):
+                _copy(joined[at_row + f * dim : at_row + (f + 1) * dim], vectors[f + 1])
+            at_number = at_row + F * dim
+            _copy(joined[at_number : at_number + beside_BI.shape[1]], beside_BI[b])
         _copy(out_BW[b], _through(joined, widths_after, layers_after, first, second, False))
     return ids_BF.size
 

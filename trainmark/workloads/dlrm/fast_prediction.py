@@ -27,6 +27,7 @@ Layer = tuple[Tensor, Tensor]
 Logits = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
 """([B, N] numbers, [B, F] ids) -> [B] logits."""
 
+INTERACTIONS = ("dot", "dot_and_inputs")
 FEW_PRODUCTS = 4096
 """Of a sample in its dense layers: that many are done before a GEMM has begun."""
 MANY_PRODUCTS = 1 << 24
@@ -36,14 +37,15 @@ MANY_PRODUCTS = 1 << 24
 def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     """A trainer's predictor; None where its own way is the fastest."""
     cfg, model = trainer.cfg, trainer.model
-    if cfg.precision != "fp32" or cfg.model.interaction != "dot" or has_bags(cfg.model):
+    kind = cfg.model.interaction
+    if cfg.precision != "fp32" or kind not in INTERACTIONS or has_bags(cfg.model):
         return None
     weights = model.tables.table_weights()
     tables = [weights.get(f"{name}.weight") for name in table_names(len(cfg.model.table_rows))]
     held = [len(table) if isinstance(table, Tensor) else 0 for table in tables]
     if held != list(cfg.model.table_rows):
         return None  # others hold the rest of them
-    logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg))
+    logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg), kind)
     if logits is None:
         return None
     width = len(tables)
@@ -62,7 +64,8 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
 def of_exported(model: Any) -> Logits | None:
     """The same of an exported model (`standalone.Dlrm`)."""
     config = model.config
-    if config.get("interaction", "dot") != "dot" or "pooling" in config:
+    kind = config.get("interaction", "dot")
+    if kind not in INTERACTIONS or "pooling" in config:
         return None
     buffers = dict(model.named_buffers())
     tables = [buffers.get(f"tables_{i}_weight") for i in range(len(config["table_rows"]))]
@@ -71,7 +74,7 @@ def of_exported(model: Any) -> Logits | None:
         numbers = range(0, 2 * len(config[f"{name}_mlp"]), 2)
         return [(buffers[f"{name}_{n}_weight"], buffers[f"{name}_{n}_bias"]) for n in numbers]
 
-    return _on_a_cpu(tables, layers("bottom"), layers("top"), config.get("logit_offset", 0.0))
+    return _on_a_cpu(tables, layers("bottom"), layers("top"), config.get("logit_offset", 0.0), kind)
 
 
 def _linears(mlp: nn.Sequential) -> list[Layer]:
@@ -79,7 +82,7 @@ def _linears(mlp: nn.Sequential) -> list[Layer]:
 
 
 def _on_a_cpu(
-    tables: Sequence[Tensor | None], bottom: list[Layer], top: list[Layer], offset: float
+    tables: Sequence[Tensor | None], bottom: list[Layer], top: list[Layer], offset: float, kind: str
 ) -> Logits | None:
     """In one pass; large layers, if there are many samples, by GEMMs around it."""
     dim = len(bottom[-1][1])
@@ -87,7 +90,7 @@ def _on_a_cpu(
         return None
     from trainmark.kernels import cpu_scores
 
-    width = cpu_scores.interaction_width(len(tables), dim)
+    width, with_inputs = top[0][0].shape[1], kind == "dot_and_inputs"
     places = cpu_scores.find_tables([table for table in tables if table is not None])
     before = cpu_scores.pack_layers(bottom, bottom[0][0].shape[1])
     after = cpu_scores.pack_layers(top, width)
@@ -96,7 +99,8 @@ def _on_a_cpu(
 
     def logits(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[np.float32]:
         if products <= FEW_PRODUCTS or len(ids_BF) * products <= MANY_PRODUCTS:
-            found_B1 = cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after)
+            beside = numbers_BN if with_inputs else None
+            found_B1 = cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after, beside)
         else:
             found_B1 = by_gemms(numbers_BN, ids_BF)
         return found_B1[:, 0] + shift
@@ -104,7 +108,8 @@ def _on_a_cpu(
     @torch.inference_mode()
     def by_gemms(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[Any]:
         x_BD = _through(torch.from_numpy(numbers_BN), bottom, last_relu=True).numpy()
-        x_BW = cpu_scores.scores(x_BD, ids_BF, places, dim, none_before, none_after)
+        beside = numbers_BN if with_inputs else None
+        x_BW = cpu_scores.scores(x_BD, ids_BF, places, dim, none_before, none_after, beside)
         found_B1: NDArray[Any] = _through(torch.from_numpy(x_BW), top, last_relu=False).numpy()
         return found_B1
 
