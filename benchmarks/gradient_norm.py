@@ -8,6 +8,7 @@ were captured with, each has a trainer of its own. Their costs are medians, over
 turn's time against that of the one without anything.
 
     norm      as trainmark trains: the norm, from which it also knows that gradients are finite
+    again     the same in another trainer: what two of one kind differ by
     finite    sums of absolute values, which tell that alone
     neither   nothing looks at the gradients
 
@@ -75,12 +76,15 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
     named = dataclasses.replace(workloads.named_run(run), device=device.type, **changes)
     cfg = workloads.resolve(named, cluster)
     place, stand_ins = PLACES[cfg.workload]
-    names = ["norm", "finite", "neither"] if len(stand_ins) == 2 else ["norm", "neither"]
-    build = functools.partial(build_trainer, cfg, workloads.load(cfg.workload), single(device))
+    others = ["finite", "neither"] if len(stand_ins) == 2 else ["neither"]
+    names = ["norm", "again", *others]
+    workload = workloads.load(cfg.workload)
+    build = functools.partial(build_trainer, cfg, workload, single(device))
     shared = build() if device.type == "cpu" else None
+    batches = list(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
     steps = {
-        name: _stepper(cfg, shared or build(), place, stand_in)
-        for name, stand_in in zip(names, [None, *stand_ins], strict=True)
+        name: _stepper(shared or build(), batches, place, stand_in)
+        for name, stand_in in zip(names, [None, None, *stand_ins], strict=True)
     }
     of_step: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-2, turns):
@@ -96,11 +100,10 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
     return row
 
 
-def _stepper(cfg: Any, trainer: Any, place: str, stand_in: Any) -> Callable[[], float]:
+def _stepper(trainer: Any, batches: list[Any], place: str, stand_in: Any) -> Callable[[], float]:
     """What makes some steps, and returns the seconds of one."""
-    workload, device = workloads.load(cfg.workload), trainer.mesh.device
-    wait = synchronizer(device)
-    found = itertools.cycle(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
+    device = trainer.mesh.device
+    wait, found = synchronizer(device), itertools.cycle(batches)
     on_cpu = device.type == "cpu"
     # On a CPU one thread's own time, which others on the machine hardly change.
     count, now = (1, time.process_time) if on_cpu else (20, time.perf_counter)
@@ -141,10 +144,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--runs", nargs="+", help="some of the named runs only")
     parser.add_argument("--results", type=Path, help="write the results here instead")
     options = parser.parse_args()
     device = torch.device("cpu") if options.small else torch.device("cuda", 0)
     chosen = CPU_RUNS if options.small else GPU_RUNS
+    chosen = {run: chosen[run] for run in options.runs or chosen}
     torch.set_num_threads(1)
     rows = []
     for run, changes in chosen.items():

@@ -1,7 +1,6 @@
 """Checks of the embedding path's kernels, for Triton's interpreter (tests/unit) and for GPUs."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -63,13 +62,7 @@ def two_stores(dim: int, dtype: torch.dtype, device: str, features: int) -> Tabl
 
 
 @triton.jit
-def _bits_kernel(
-    rows: Any,
-    key: Any,
-    out: Any,
-    ROWS: tl.constexpr,  # type: ignore[name-defined]
-    COLUMNS: tl.constexpr,  # type: ignore[name-defined]
-) -> None:
+def _bits_kernel(rows, key, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     bits = rounding.bits_of_rows(tl.load(key), tl.load(rows + row), column)
     place = row[:, None] * COLUMNS + column[None, :]

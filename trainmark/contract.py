@@ -226,7 +226,7 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     """Bytes that this rank sends to others, by what they are."""
     build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
     """A function from a batch in host memory to its samples' scores, there too. From then on the
-    trainer can only predict."""
+    trainer can only predict. Several of one trainer may be called at a time, each in a thread."""
     predicts_on_ranks: bool = False
     """Whether ranks predict a batch together: each is given a share, and gets all scores."""
     answers: Callable[[Tensor], Mapping[str, Tensor]] | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ MICRO = {"micro_batch": GLOBAL_BATCH // 8}
 NATIVE: list[tuple[str, str, dict[str, Any]]] = [
     ("mixture", "rowwise_adagrad", {}),
     ("mixture", "sgd", MICRO | {"interaction": "dcn"}),
-    ("mixture", "adagrad", MICRO),
+    # With the default eps, gradients that cancel to rounding decide on a whole step.
+    ("mixture", "adagrad", MICRO | {"eps": 1e-3}),
     ("mixture_host", "rowwise_adagrad", MICRO),
     ("mixture_host", "adam", {}),
     ("data_parallel", "adam", {}),
@@ -70,7 +72,13 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
             )
             # The order of additions may lift a code over the middle between two.
             near = 1e-5 if box.tensor.is_floating_point() else 1
-            torch.testing.assert_close(box.tensor, tensor[place], rtol=1e-5, atol=near, msg=name)
+            torch.testing.assert_close(
+                box.tensor,
+                tensor[place],
+                rtol=1e-5,
+                atol=near,
+                msg=partial("{}, {}: {}".format, name, key),
+            )
 
 
 def step(built: DlrmTrainer, batch: Any, lr: float) -> float:

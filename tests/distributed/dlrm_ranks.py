@@ -155,6 +155,7 @@ def config(
     regular: bool = False,
     narrow: bool = False,
     interaction: Any = "dot",
+    eps: float = 1e-8,
     device: torch.device = CPU,
     **changes: Any,
 ) -> DlrmRun:
@@ -180,7 +181,7 @@ def config(
             dropout=0.3 * regular,
             interaction_dropout=0.1 * regular,
         ),
-        optimizer=Optimizer(name=optimizer, weight_decay=0.5 * regular),
+        optimizer=Optimizer(name=optimizer, eps=eps, weight_decay=0.5 * regular),
         global_batch=GLOBAL_BATCH,
         eval_batch=50,
         lr=0.1,

@@ -6,6 +6,7 @@ import json
 import shutil
 import statistics
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_the_first_ten_are_dropped_and_samples_are_counted(
     clock = Clock(monkeypatch)
     said: list[str] = []
     batches = [SimpleNamespace(samples=samples) for samples in (1, 2, 3)]
-    found = latency._measure(clock.predict, 2, batches, 7, said.append)
+    found = latency.measure_size([clock.predict], 2, batches, 7, said.append)
     expected = list(itertools.islice(itertools.cycle([1, 2, 3]), 10 + 7))
     assert clock.served == expected
     assert found.requests == 7
@@ -88,9 +89,33 @@ def test_what_is_quick_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(latency.time, "perf_counter", itertools.count(0, 1e-3).__next__)
     said: list[str] = []
     batches = [SimpleNamespace(samples=5)]
-    found = latency._measure(lambda batch: None, 5, batches, 4, said.append)
+    found = latency.measure_size([lambda batch: None], 5, batches, 4, said.append)
     assert (found.mean_ms, found.samples_per_s) == (pytest.approx(1.0), pytest.approx(5000.0))
     assert said == []
+
+
+def test_clients_wait_for_their_own_answers_alone() -> None:
+    """Three at a time: each call waits until all three are there, else nobody would come on."""
+    together, threads = Barrier(3, timeout=20), set()
+
+    def client(name: str) -> Any:
+        def predict(request: Any) -> None:
+            if len(served) >= 3 * latency.DROPPED:  # those before come one by one
+                threads.add(name)
+                together.wait()
+            served.append(request.samples)
+
+        return predict
+
+    served: list[int] = []
+    batches = [SimpleNamespace(samples=5)] * 2
+    clients = [client(name) for name in "abc"]
+    found = latency.measure_size(clients, 5, batches, 12, print)
+    assert threads == {"a", "b", "c"}
+    assert len(served) == 3 * latency.DROPPED + 12
+    assert (found.clients, found.requests, found.samples) == (3, 12, 60)
+    # Three requests fit into the time of one: what three clients get done adds up.
+    assert 0 < found.samples_per_s <= 3.001 * 5 / (found.mean_ms / 1e3)
 
 
 def test_too_little_memory_is_a_sentence() -> None:
@@ -98,7 +123,7 @@ def test_too_little_memory_is_a_sentence() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nand much more")
 
     with pytest.raises(latency.InputError, match=r"^Out of memory at batch 4,096 \(CUDA out of "):
-        latency._measure(predict, 4096, [SimpleNamespace(samples=4096)], 1, print)
+        latency.measure_size([predict], 4096, [SimpleNamespace(samples=4096)], 1, print)
 
 
 # --- the verb
@@ -176,6 +201,18 @@ def test_a_file_keeps_a_row_for_each_batch_and_precision(finished: Path, tmp_pat
     assert page.count("<td>bf16</td>") == 1
     data = small.write_dataset(tmp_path / "data", test_rows=300, num_numerical=13)
     assert infer("1", "--data", str(data)) == [(1, "fp32", "fp32", 1, 2)]  # something else
+
+
+def test_clients_have_a_row_of_their_own(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "inference.json").unlink(missing_ok=True)
+    line = ["infer", str(run), "--batches", "1,37", "--steps", "6"]
+    assert main(line) == 0
+    assert main([*line, "--clients", "3"]) == 0
+    found = figures.read(run)
+    assert found is not None
+    kinds = [(row.batch, row.clients, row.requests, row.samples) for row in found.rows]
+    assert kinds == [(1, 1, 6, 6), (37, 1, 6, 222), (1, 3, 6, 6), (37, 3, 6, 222)]
 
 
 def test_sentences(sentences: Path) -> None:
@@ -316,6 +353,8 @@ def test_nor_is_one_planned_where_rows_are_exchanged(plans: list[str]) -> None:
         (["--batches", "9" * 30], ["samples. Give smaller ones"]),
         (["--steps", "0"], ["--steps must be at least 1. Received: 0."]),
         (["--steps", "few"], ["--steps", "few"]),
+        (["--clients", "0"], ["--clients must be at least 1 and at most --steps, 200", ": 0."]),
+        (["--clients", "6", "--steps", "5"], ["at most --steps, 5. Received: 6."]),
         (["--device", "cuda"], ["--device cuda"]),
         (["--precision", "tf32"], ["tf32 needs a GPU"]),
         (["--precision", "fp12"], ["--precision", "fp12"]),

@@ -109,10 +109,11 @@ class FusedEngine(nn.Module):
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
         constants = self._on_device()
         starts, places_F = constants.of_groups(groups)
-        by_group_FB = torch.cat(
+        ids_FB = joined(
             [group.ids + start_K1 for group, start_K1 in zip(groups, starts, strict=True)]
         )
-        ids_BF = by_group_FB.t().index_select(1, places_F)
+        ids_BF = ids_FB.t()
+        ids_BF = ids_BF.contiguous() if places_F is None else ids_BF.index_select(1, places_F)
         return PreparedIds(ids_BF, constants.sorted_rows(ids_BF) if torch.is_grad_enabled() else [])
 
     def begin_step(self, lr: float) -> None:
@@ -270,7 +271,7 @@ class _Constants:
             self._first_features, self._first_rows = len(features[0]), stores[0].starts[-1]
             self._offsets_F = (self.in_second_F * self._first_rows).to(dtype)
         self.finite = torch.ones((), device=device)
-        self._of_groups: dict[tuple[int, ...], tuple[list[Tensor], Tensor]] = {}
+        self._of_groups: dict[tuple[int, ...], tuple[list[Tensor], Tensor | None]] = {}
 
     def sorted_rows(self, ids_BF: Tensor) -> list[SortedRows]:
         """Of each store."""
@@ -278,11 +279,14 @@ class _Constants:
             return [sort_rows(ids_BF)]
         return sort_rows_of_two(ids_BF, self._offsets_F, self._first_features, self._first_rows)
 
-    def of_groups(self, groups: Sequence[IdGroup]) -> tuple[list[Tensor], Tensor]:
-        """Where the tables of each group start, and the place of each feature among all groups."""
+    def of_groups(self, groups: Sequence[IdGroup]) -> tuple[list[Tensor], Tensor | None]:
+        """Where the tables of each group start, and the place of each feature among all groups;
+        None where that is its own."""
         order = tuple(feature for group in groups for feature in group.features)
         if order not in self._of_groups:
             device = self.starts_F.device
             starts = [self.starts_F[group.features][:, None] for group in groups]
-            self._of_groups[order] = (starts, torch.tensor(order, device=device).argsort())
+            places = torch.tensor(order, device=device).argsort()
+            in_order = list(order) == sorted(order)
+            self._of_groups[order] = (starts, None if in_order else places)
         return self._of_groups[order]

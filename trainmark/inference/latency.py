@@ -1,14 +1,17 @@
 """`trainmark infer`: how long a trained model takes to score batches of several sizes.
 
 A request is a batch in host memory. It is answered when its scores lie in host memory too, and then
-the next one begins: no two of them ever overlap. All data is read before the first.
+its client's next one begins: without `--clients`, no two of them ever overlap. All data is read
+before the first.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import cycle, islice
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -36,11 +39,16 @@ def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
     sizes = None if options.batches is None else parse_batches(options.batches)
     if options.steps < 1:
         raise InputError(f"--steps must be at least 1. Received: {options.steps}.")
+    if not 1 <= options.clients <= options.steps:
+        raise InputError(
+            f"--clients must be at least 1 and at most --steps, {options.steps:,}. "
+            f"Received: {options.clients}."
+        )
     began = datetime.now(UTC)
     requests: dict[int, list[Any]] = {}
 
     def check(cfg: Any, workload: AnyWorkload) -> None:
-        _check_predicts(cfg, workload)
+        _check_predicts(cfg, workload, options.clients)
         requests.update(_requests(cfg, workload, sizes, DROPPED + options.steps))
 
     with runner.loaded(
@@ -53,9 +61,10 @@ def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
     ) as model:
         if not model.mesh.is_main:
             say = _silence
-        predict = filled(model.workload.build_predictor)(model.trainer)
+        build = filled(model.workload.build_predictor)
+        predictors = [build(model.trainer) for _ in range(options.clients)]
         rows = [
-            _measure(predict, size, batches, options.steps, say)
+            measure_size(predictors, size, batches, options.steps, say)
             for size, batches in requests.items()
         ]
         return _inference(model, rows, began)
@@ -76,11 +85,13 @@ def _silence(words: str) -> None:
     """Rank 0 speaks for all."""
 
 
-def _check_predicts(cfg: Any, workload: AnyWorkload) -> None:
+def _check_predicts(cfg: Any, workload: AnyWorkload, clients: int) -> None:
     if launched_ranks() > 1 and not workload.predicts_on_ranks:
         raise InputError(
             f"infer measures {cfg.workload} on one device: start it once, without launch."
         )
+    if launched_ranks() > 1 and clients > 1:
+        raise InputError("--clients: ranks answer one request at a time. Leave it out.")
     if workload.build_predictor is None:
         raise InputError(
             f"{cfg.name} has no latency to measure: {cfg.workload} gives no scores for samples. "
@@ -134,27 +145,56 @@ def _split(cfg: Any, workload: AnyWorkload) -> str:
 # --- time
 
 
-def _measure(
-    predict: Callable[[Any], Any],
+Predict = Callable[[Any], Any]
+
+
+def measure_size(
+    predictors: Sequence[Predict],
     size: int,
     batches: list[Any],
     steps: int,
     say: Callable[[str], None],
 ) -> Row:
+    """The figures of one size; a predictor for each client."""
     requests = cycle(batches)
     try:
-        _, second_s = seconds_of(predict, islice(requests, 2))
+        _, second_s = seconds_of(predictors[0], islice(requests, 2))
         expected_s = second_s * (DROPPED - 2 + steps)
         if expected_s > WORTH_TELLING_S:
             say(f"batch {size:,}: {steps:,} requests take about {expected_s:,.0f} s")
-        seconds_of(predict, islice(requests, DROPPED - 2))
-        return row(size, seconds_of(predict, islice(requests, steps)), steps * size)
+        seconds_of(predictors[0], islice(requests, DROPPED - 2))
+        for predict in predictors[1:]:
+            seconds_of(predict, islice(requests, DROPPED))
+        seconds, all_s = _at_a_time(predictors, list(islice(requests, steps)))
+        found = row(size, seconds, steps * size, all_s)
+        return dataclasses.replace(found, clients=len(predictors))
     except torch.OutOfMemoryError as error:
         sentence = str(error).splitlines()[0]
         raise InputError(f"Out of memory at batch {size:,} ({sentence}).") from None
 
 
-def seconds_of(predict: Callable[[Any], Any], requests: Iterable[Any]) -> list[float]:
+def _at_a_time(predictors: Sequence[Predict], requests: list[Any]) -> tuple[list[float], float]:
+    """How long each request took, and how long all: clients take them in turn, one each."""
+    if len(predictors) == 1:
+        seconds = seconds_of(predictors[0], requests)
+        return seconds, sum(seconds)
+    start = Barrier(len(predictors) + 1)
+    left = iter(requests)  # of a list: threads may share it
+
+    def client(predict: Predict) -> list[float]:
+        start.wait()
+        return seconds_of(predict, left)
+
+    with ThreadPoolExecutor(len(predictors)) as threads:
+        clients = [threads.submit(client, predict) for predict in predictors]
+        start.wait()
+        began = time.perf_counter()
+        taken = [one.result() for one in clients]
+        all_s = time.perf_counter() - began
+    return [one for own in taken for one in own], all_s
+
+
+def seconds_of(predict: Predict, requests: Iterable[Any]) -> list[float]:
     """How long each request took."""
     seconds = []
     for request in requests:
@@ -164,14 +204,14 @@ def seconds_of(predict: Callable[[Any], Any], requests: Iterable[Any]) -> list[f
     return seconds
 
 
-def row(size: int, seconds: list[float], samples: int) -> Row:
-    """The figures of requests of one size."""
+def row(size: int, seconds: list[float], samples: int, all_s: float) -> Row:
+    """The figures of requests of one size, which took `all_s` from the first to the last."""
     latency: dict[str, Any] = dict(metrics.latency_ms(seconds))
     return Row(
         batch=size,
         requests=len(seconds),
         samples=samples,
-        samples_per_s=filled(metrics.throughput(samples, sum(seconds))),
+        samples_per_s=filled(metrics.throughput(samples, all_s)),
         **latency,
     )
 

@@ -28,6 +28,8 @@ class InferOptions:
     of which those are left out that the data has too few samples for."""
     steps: int = 200
     """Requests of each size to time, after 10 that are not."""
+    clients: int = 1
+    """Requests under way at a time, each of a client that waits for its answer."""
     device: DeviceChoice = "auto"
     """Where to predict."""
     data: str | None = None

@@ -28,6 +28,7 @@ def make_energy(
         co2 = metrics.grams_co2(joules, cfg.grams_co2_per_kwh)
     samples = totals.samples - totals.samples_warmup
     tokens = totals.tokens - totals.tokens_warmup
+    mean_power = metrics.ratio(train_joules, times.train)
     return Energy(
         source=counter["source"] if joules is not None else None,
         joules=joules,
@@ -35,8 +36,9 @@ def make_energy(
         joules_per_sample=metrics.ratio(train_joules, samples),
         joules_per_token=metrics.ratio(train_joules, tokens),
         samples_per_joule=metrics.ratio(samples, train_joules),
-        mean_power_w=metrics.ratio(train_joules, times.train),
-        peak_power_w=peak or None,
+        mean_power_w=mean_power,
+        # A driver's samples lag by a second: of a short run they may all lie below the mean.
+        peak_power_w=max(peak, mean_power or 0.0) or None,
         reason=_reason(joules, counter["reason"], totals.sessions),
         cost=cost,
         cost_per_epoch=metrics.ratio(cost, epochs),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class SentenceTrainer:
     def __init__(self, model: SentenceClassifier, mesh: Mesh, cfg: DistilbertRun) -> None:
         self.model, self.mesh, self.cfg = model, mesh, cfg
         self._copy = Copier(mesh.device)
+        self.turn = Lock()
+        """Held while a batch is predicted: what the compiler is told holds for all threads."""
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._gradients = FlatGradients(model.parameters(), mesh)
         self._optimizer = _make_optimizer(model, cfg)
@@ -215,10 +218,11 @@ def build_predictor(trainer: SentenceTrainer) -> Callable[[SentenceBatch], Tenso
     trainer.model.cast_blocks(compute_dtype(trainer.cfg.precision))
 
     def predict(batch: SentenceBatch) -> Tensor:
-        prepared = trainer.prepare(batch)
-        wait_for(prepared.ready)
-        logits_SC = torch.cat([logits for logits, _, _ in trainer.predict(prepared)])
-        return logits_SC[: batch.samples].cpu()  # without stand-ins
+        with trainer.turn:
+            prepared = trainer.prepare(batch)
+            wait_for(prepared.ready)
+            logits_SC = torch.cat([logits for logits, _, _ in trainer.predict(prepared)])
+            return logits_SC[: batch.samples].cpu()  # without stand-ins
 
     return predict
 

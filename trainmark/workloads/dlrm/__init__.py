@@ -12,7 +12,7 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     sharding.py           which device holds which part of which table
     prediction.py         how long a step should take; plan.py: what `trainmark plan` tells of it
     slots.py              places on a GPU where CUDA graphs find their batches; mlperf.py: its rules
-    fast_prediction.py    predictions in one pass on a CPU; where CUDA graphs for them belong
+    fast_prediction.py    predictions in one pass on a CPU; graphed_prediction.py: as CUDA graphs
     standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust

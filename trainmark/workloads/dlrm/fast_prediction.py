@@ -1,8 +1,7 @@
 """Predictions by another way than layer after layer, where there is a faster one.
 
 On a CPU with numba that is one pass over the samples (`kernels/cpu_scores.py`), for `infer` as for
-`serve`. A GPU's way (CUDA graphs, one for each size of a batch) has its place beside it: another
-function from inputs in host memory to logits there, which `of_trainer` and `of_exported` choose.
+`serve`. A GPU's way is that of `graphed_prediction.py`.
 
 Shapes: B samples, N numerical features, F tables.
 """

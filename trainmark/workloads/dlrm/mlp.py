@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from trainmark.kernels.fp8_mlp import Fp8Weight, encode_weights, fp8_layers, fp8_relu_layers
 from trainmark.kernels.relu_mlp import relu_mlp
@@ -28,6 +29,8 @@ class Mlp(nn.Sequential):
         """The kernel's large layers in fp8."""
         self.dropout = Dropout(0.0)
         """Of what hidden layers pass on."""
+        self._kept_codes: list[Fp8Weight] = []
+        """For prediction: what `fp8_weights` gives, once and for all."""
 
     @property
     def has_fused_loss(self) -> bool:
@@ -59,6 +62,25 @@ class Mlp(nn.Sequential):
         large = self._linears()[: self._fp8_layers()]
         return encode_weights([linear.weight for linear in large]) if large else []
 
+    @torch.no_grad()
+    def settle(self, dtype: torch.dtype) -> None:
+        """For prediction: keep weights in the types that every call would cast them to."""
+        self._kept_codes = self._kept_codes or self.fp8_weights()
+        self.to(dtype)
+
+    @torch.no_grad()
+    def fill_up_inputs(self, step: int) -> None:
+        """For prediction: columns for zeros behind the inputs, so that these are whole steps."""
+        first = self._linears()[0]
+        missing = -first.weight.shape[1] % step
+        if missing:
+            first.weight = nn.Parameter(pad(first.weight, (0, missing)))
+
+    @property
+    def inputs(self) -> int:
+        """Columns that it takes."""
+        return int(self._linears()[0].weight.shape[1])
+
     def _fused(
         self,
         x_BM: Tensor,
@@ -72,7 +94,7 @@ class Mlp(nn.Sequential):
         biases = [linear.bias for linear in linears]
         x_BM = x_BM.to(self.fused_dtype)
         large = self._fp8_layers()
-        codes = codes or (self.fp8_weights() if large else [])
+        codes = codes or self._kept_codes or (self.fp8_weights() if large else [])
         for begin, end in self._pieces(len(linears), large):
             if begin < large:
                 x_BM = fp8_relu_layers(

@@ -92,7 +92,8 @@ class Dlrm(nn.Module):
 
     def cast_dense(self, dtype: torch.dtype) -> None:
         """For prediction: keep weights in the type that every call would cast them to."""
-        for part in (self.bottom, self.interaction, self.top):
+        self.top.settle(dtype)
+        for part in (self.bottom, self.interaction):
             part.to(dtype)
 
     def compile_dense(self) -> None:

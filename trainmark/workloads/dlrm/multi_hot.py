@@ -29,6 +29,7 @@ class MoreIds:
     def __init__(self, hotness: Sequence[int], table_rows: Sequence[int]) -> None:
         self._hotness, self._rows = hotness, table_rows
         self._constants: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+        self._indices: dict[tuple[int, ...], Tensor] = {}
 
     def add(self, groups: Sequence[IdGroup]) -> list[IdGroup]:
         """The same samples; features of equally many ids are a group."""
@@ -40,11 +41,20 @@ class MoreIds:
             chosen = [
                 i for i, feature in enumerate(group.features) if self._hotness[feature] == count
             ]
-            ids_KB = group.ids if len(chosen) == len(group.features) else group.ids[chosen]
+            ids_KB = (
+                group.ids if len(chosen) == len(group.features) else self._chosen(group, chosen)
+            )
             features = [group.features[i] for i in chosen]
             ids = ids_KB if count == 1 else self._bags(features, ids_KB, count)
             found.append(IdGroup(features, ids))
         return found
+
+    def _chosen(self, group: IdGroup, chosen: list[int]) -> Tensor:
+        """By an index that was copied to the device before: a CUDA graph may hold no such copy."""
+        key = tuple(chosen)
+        if key not in self._indices:
+            self._indices[key] = torch.tensor(chosen, device=group.ids.device)
+        return group.ids.index_select(0, self._indices[key])
 
     def _bags(self, features: list[int], ids_KB: Tensor, count: int) -> Tensor:
         """[features, B, count] the ids, and others behind them."""

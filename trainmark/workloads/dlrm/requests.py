@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from trainmark.clicklog.raw_values import Encoded, RawValues
 from trainmark.contract import TensorSpec
 from trainmark.errors import InputError, unknown
-from trainmark.workloads.dlrm import fast_prediction, standalone
+from trainmark.workloads.dlrm import fast_prediction, graphed_prediction, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
 
 
@@ -48,7 +48,7 @@ class ClickScorer:
         self, model: standalone.Dlrm, values: RawValues, facts: dict[str, Any], device: str
     ) -> None:
         self._model, self._values, self._device = model, values, device
-        self._faster = fast_prediction.of_exported(model)
+        self._faster = _faster(model, torch.device(device))
         self._names = [*values.numerical, *values.categorical]
         prepared = isinstance(values, PreparedValues)
         self.facts = facts | {
@@ -184,6 +184,13 @@ class ClickScorer:
             )
         surplus = next(name for name in row if name not in self._names)
         return InputError(f"Row {number}: {unknown('feature', surplus, self._names)}")
+
+
+def _faster(model: standalone.Dlrm, device: torch.device) -> fast_prediction.Logits | None:
+    """Another way to the logits than layer after layer."""
+    if device.type == "cuda":
+        return graphed_prediction.of_exported(model, device)
+    return fast_prediction.of_exported(model)
 
 
 def _kind(value: Any) -> str:

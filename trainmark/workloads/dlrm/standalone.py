@@ -32,6 +32,10 @@ class Dlrm(nn.Module):
     @torch.inference_mode()
     def forward(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
         """The probability of a click for each sample."""
+        return self.logits(numerical_BN, ids_BF).sigmoid()
+
+    def logits(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
+        """Before the sigmoid."""
         x_BD = self._perceptron("bottom", "bottom_mlp", numerical_BN.float(), last_relu=True)
         hotness = self.config.get("hotness") or [1] * len(self.config["table_rows"])
         bags = ids_BF.long().split(hotness, dim=1)
@@ -39,7 +43,7 @@ class Dlrm(nn.Module):
         rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
         joined = self._interaction(x_BD, torch.stack([x_BD, *rows], dim=1), numerical_BN.float())
         logits_B = self._perceptron("top", "top_mlp", joined, last_relu=False).squeeze(1)
-        return (logits_B + self.config.get("logit_offset", 0.0)).sigmoid()
+        return logits_B + self.config.get("logit_offset", 0.0)
 
     def _interaction(self, x_BD: Tensor, vectors_BVD: Tensor, numerical_BN: Tensor) -> Tensor:
         kind = self.config.get("interaction", "dot")

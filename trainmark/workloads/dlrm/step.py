@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from trainmark.config import filled
 from trainmark.contract import Data, DeviceBytes, Predictions
@@ -32,7 +34,7 @@ from trainmark.training.optimizers import (
 )
 from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
-from trainmark.workloads.dlrm import fast_prediction
+from trainmark.workloads.dlrm import fast_prediction, graphed_prediction
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.multi_hot import MoreIds
@@ -116,9 +118,10 @@ class DlrmTrainer:
         if cfg.compile:
             model.compile_dense()
         can_graph = model.tables.works_in_graphs and mesh.device.type == "cuda"
-        self._slots = (
-            Slots(self._copy, self._train_in_slot) if can_graph and not cfg.eager else None
-        )
+        self.uses_graphs = can_graph and not cfg.eager
+        self._slots = Slots(self._copy, self._train_in_slot) if self.uses_graphs else None
+        self.turn = Lock()
+        """Held while a batch is predicted: lookups of several would get into each other's way."""
 
     # --- input
 
@@ -291,12 +294,12 @@ class DlrmTrainer:
         return loss
 
     def _loss(self, batch: MicroBatch) -> Tensor:
-        logits_B = self._logits(batch)
+        logits_B = self._logits(batch.numerical_BN, batch.lookup)
         return click_loss_of_logits(logits_B, batch.labels_B, self.cfg.positive_weight)
 
-    def _logits(self, batch: MicroBatch) -> Tensor:
+    def _logits(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
         with autocast(self.cfg.precision, self.mesh.device):
-            logits: Tensor = self.model(batch.numerical_BN, batch.lookup)
+            logits: Tensor = self.model(numerical_BN, lookup)
         return logits.float()
 
     def _scaled(self, loss: Tensor) -> Tensor:
@@ -347,12 +350,24 @@ class DlrmTrainer:
         """[B] click logits, of the log's own click rate."""
         wait_for(prepared.ready)
         wait_for(prepared.lookups_ready)
-        logits = []
-        for micro in prepared.micro_batches:
-            self.model.tables.begin(micro.lookup)
-            logits.append(self._logits(micro))
-        offset = score_offset(self.cfg)
-        return torch.cat(logits) + offset if offset else torch.cat(logits)
+        micros = prepared.micro_batches
+        return torch.cat([self._scores(micro.numerical_BN, micro.lookup) for micro in micros])
+
+    @torch.inference_mode()
+    def predict_at_once(self, numerical_BN: Tensor, groups: list[IdGroup]) -> Tensor:
+        """The same of samples on the device that nothing was prepared of; fit for a graph."""
+        (lookup,) = self._lookups(groups, [[slice(0, len(numerical_BN))]])
+        if self.model.bottom.fused_dtype is None:  # else the kernel takes any type
+            numerical_BN = numerical_BN.float()
+        return self._scores(numerical_BN, lookup)
+
+    def _scores(self, numerical_BN: Tensor, lookup: Any) -> Tensor:
+        self.model.tables.begin(lookup)
+        missing = self.model.bottom.inputs - numerical_BN.shape[1]
+        if missing:  # of a bottom MLP that was filled up
+            numerical_BN = pad(numerical_BN, (0, missing))
+        logits_B, offset = self._logits(numerical_BN, lookup), score_offset(self.cfg)
+        return logits_B + offset if offset else logits_B
 
     # --- state
 
@@ -437,18 +452,19 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
 
     On ranks, of the whole batch, of which each has a share.
     """
-    precision = trainer.cfg.precision
-    if precision != "fp8":  # whose codes are made of fp32 weights
-        trainer.model.cast_dense(compute_dtype(precision))
-    if trainer.mesh.dp_size == 1 and (faster := fast_prediction.of_trainer(trainer)):
-        return faster
+    trainer.model.cast_dense(compute_dtype(trainer.cfg.precision))
 
     def predict(batch: ClickBatch) -> Tensor:
         shares = rank_shares(batch.global_samples, trainer.mesh.dp_size)
-        logits = trainer.predict(trainer.prepare_to_predict(batch, max(shares)))
-        return trainer.mesh.gather_over_dp(logits, shares).cpu()
+        with trainer.turn:
+            logits = trainer.predict(trainer.prepare_to_predict(batch, max(shares)))
+            return trainer.mesh.gather_over_dp(logits, shares).cpu()
 
-    return predict
+    if trainer.mesh.dp_size > 1:
+        return predict
+    if trainer.uses_graphs:
+        return graphed_prediction.of_trainer(trainer, predict)
+    return fast_prediction.of_trainer(trainer) or predict
 
 
 def predict(trainer: DlrmTrainer, data: Data[ClickBatch]) -> Predictions:

@@ -1,0 +1,186 @@
+"""Predictions on a GPU: from a request in host memory to its logits there, a CUDA graph each size.
+
+Requests of a size in between are filled up with zeros to the next. Small ones are written to pinned
+memory as rows of numbers and ids, which one copy brings to the device; larger ones are copied as
+they are, in the dataset's narrow types, from pinned memory at the speed of the link.
+
+Shapes: B samples, S of the size that they are filled up to, N numerical features, F ids.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.embeddings.tables.format_store import LARGEST_INT32
+from trainmark.kernels.interaction_layout import PAD_TO
+from trainmark.kernels.request_graphs import Lane, RequestGraph, empty_like
+from trainmark.workloads.dlrm.data import ClickBatch
+from trainmark.workloads.dlrm.sizes import has_bags
+
+SMALLEST = 8
+"""Samples of a graph. With fewer, GEMMs lose the bias and the ReLU that are part of them."""
+FEW = 64
+"""Samples of requests that are written to pinned memory by rows."""
+SERVED_SIZES = (SMALLEST, FEW, 256, 1024)
+"""Captured before the first request; others as they come."""
+Predict = Callable[[ClickBatch], Tensor]
+
+
+def filled_up(samples: int) -> int:
+    """The next size: 8, 64, then powers of 2 with three sizes between each two of them."""
+    if samples <= FEW:
+        return SMALLEST if samples <= SMALLEST else FEW
+    step = 1 << ((samples - 1).bit_length() - 3)
+    return -(-samples // step) * step
+
+
+class RowGraphs:
+    """Graphs from [B, N] numbers and [B, F] ids, each in one array.
+
+    Args:
+        logits: ([S, N] fp32, [S, F] ids) on the device -> [S].
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        logits: Callable[[Tensor, Tensor], Tensor],
+        numbers: int,
+        ids: int,
+        id_type: torch.dtype,
+    ) -> None:
+        self._lane, self._logits = lane, logits
+        self._columns = ((numbers, torch.float32), (ids, id_type))
+        self._graphs: dict[int, RequestGraph] = {}
+
+    def of(self, samples: int) -> RequestGraph:
+        """For that many; its places are the two arrays, whose other rows are zeros."""
+        size = filled_up(samples)
+        if size not in self._graphs:
+            like = [empty_like((size, columns), dtype) for columns, dtype in self._columns]
+            self._graphs[size] = RequestGraph(
+                self._lane, like, lambda inputs: self._logits(*inputs), staged=True
+            )
+        graph = self._graphs[size]
+        if samples < size:
+            for place in graph.places:
+                place.numpy()[samples:] = 0
+        return graph
+
+
+class ColumnGraphs:
+    """Graphs from batches as the dataset has them: ids by feature, in groups of one type."""
+
+    def __init__(self, lane: Lane, logits: Callable[[Tensor, list[IdGroup]], Tensor]) -> None:
+        self._lane, self._logits = lane, logits
+        self._graphs: dict[Any, RequestGraph] = {}
+
+    def __call__(self, batch: ClickBatch) -> Tensor:
+        given = [batch.numerical, *(group.ids for group in batch.groups)]
+        graph = self._of(filled_up(batch.samples), given, [g.features for g in batch.groups])
+        with torch.inference_mode(), self._lane.working():
+            for axis, place, tensor in zip(_sample_axes(given), graph.places, given, strict=True):
+                _put(place, tensor, axis)
+        return graph.answer(batch.samples)
+
+    def _of(self, size: int, given: list[Tensor], features: list[list[int]]) -> RequestGraph:
+        key = (size, tuple(tensor.dtype for tensor in given), tuple(map(tuple, features)))
+        if key not in self._graphs:
+            axes = _sample_axes(given)
+            like = [
+                empty_like((*t.shape[:axis], size, *t.shape[axis + 1 :]), t.dtype)
+                for axis, t in zip(axes, given, strict=True)
+            ]
+
+            def logits(inputs: list[Tensor]) -> Tensor:
+                groups = [IdGroup(f, ids) for f, ids in zip(features, inputs[1:], strict=True)]
+                return self._logits(inputs[0], groups)
+
+            self._graphs[key] = RequestGraph(self._lane, like, logits, staged=False)
+        return self._graphs[key]
+
+
+def _sample_axes(given: Sequence[Tensor]) -> list[int]:
+    """Numbers are a row a sample, ids a column."""
+    return [0] + [1] * (len(given) - 1)
+
+
+def _put(place: Tensor, given: Tensor, axis: int) -> None:
+    samples, size = given.shape[axis], place.shape[axis]
+    if samples == size:
+        place.copy_(given, non_blocking=True)
+        return
+    place.narrow(axis, 0, samples).copy_(given, non_blocking=True)
+    place.narrow(axis, samples, size - samples).zero_()
+
+
+# --- of what
+
+
+def of_trainer(trainer: Any, plain: Predict) -> Predict:
+    """A trainer's predictor, on a lane of its own.
+
+    Args:
+        plain: another way, for batches that are made on the device.
+    """
+    model, tables = trainer.model, trainer.cfg.model.table_rows
+    model.bottom.fill_up_inputs(PAD_TO)
+    lane, features = Lane(trainer.mesh.device), list(range(len(tables)))
+
+    def of_rows(numbers_SN: Tensor, ids_SF: Tensor) -> Tensor:
+        scores: Tensor = trainer.predict_at_once(numbers_SN, [IdGroup(features, ids_SF.t())])
+        return scores
+
+    by_rows = RowGraphs(lane, of_rows, model.bottom.inputs, len(tables), _id_type(tables))
+    by_columns = ColumnGraphs(lane, trainer.predict_at_once)
+    rows_are_possible = not has_bags(trainer.cfg.model)
+
+    def predict(batch: ClickBatch) -> Tensor:
+        if batch.make is not None:
+            return plain(batch)
+        if batch.samples > FEW or not rows_are_possible:
+            return by_columns(batch)
+        graph = by_rows.of(batch.samples)
+        # By numpy, whose calls cost a fraction of torch's.
+        numbers_SN, ids_SF = (place.numpy()[: batch.samples] for place in graph.places)
+        numbers_SN[:, : batch.numerical.shape[1]] = batch.numerical.numpy()
+        for group in batch.groups:
+            ids_SF[:, group.features] = group.ids.numpy().T
+        return graph.answer(batch.samples)
+
+    return predict
+
+
+def of_exported(
+    model: Any, device: torch.device
+) -> Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]:
+    """The same of an exported model (`standalone.Dlrm`): its own code, as graphs."""
+    config = model.config
+    tables = config["table_rows"]
+    columns = sum(config.get("hotness") or [1] * len(tables))
+    graphs = RowGraphs(
+        Lane(device), model.logits, config["numerical_features"], columns, _id_type(tables)
+    )
+    for size in SERVED_SIZES:
+        graphs.of(size)
+
+    @torch.inference_mode()
+    def logits(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[np.float32]:
+        graph = graphs.of(len(ids_BF))
+        numbers_SN, ids_SF = graph.places
+        # By torch, whose threads share a large copy.
+        numbers_SN[: len(ids_BF)].copy_(torch.from_numpy(numbers_BN))
+        ids_SF[: len(ids_BF)].copy_(torch.from_numpy(ids_BF))
+        found: NDArray[np.float32] = graph.answer(len(ids_BF)).numpy()
+        return found
+
+    return logits
+
+
+def _id_type(table_rows: Sequence[int]) -> torch.dtype:
+    return torch.int32 if max(table_rows, default=0) <= LARGEST_INT32 else torch.int64
