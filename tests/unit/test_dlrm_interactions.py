@@ -122,6 +122,10 @@ def test_the_top_mlp_reads_products_rows_and_numbers(tables: int, numbers: int) 
         np.testing.assert_allclose(
             read[0][b], np.pad(expected, (0, width - len(expected))), rtol=1e-5, atol=1e-6
         )
+    # Zeros behind the numbers, as a GPU has them for prediction, change nothing.
+    built.bottom.fill_up_inputs(8)
+    built(torch.nn.functional.pad(numbers_BN, (0, built.bottom.inputs - numbers)), ids_BF)
+    np.testing.assert_allclose(read[1], read[0], rtol=1e-5, atol=1e-6)
     first = built.top[0]
     assert isinstance(first, torch.nn.Linear)
     assert (first.weight[:, len(expected) :] == 0).all()
