@@ -97,20 +97,22 @@ def test_small_logs_choose_what_the_top_mlp_reads(rows: int, tried: bool, tmp_pa
 def test_the_better_candidate_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same run as with the flag, and the result says why; a second call finds it finished."""
+    """The same run as with the flag, and the result says why. A trial that ended before a kill is
+    not repeated, and a second call finds all finished."""
     data = write_dataset(tmp_path / "data", train_rows=1500, validation_rows=300)
     command = ["train", "dlrm-auto", "--data", str(data), "--epochs", "2"]
-    values = {}
-    for kind in ("dot", "dot_and_inputs"):
-        output = tmp_path / kind
+    chosen, bests = tmp_path / "chosen", {}
+    for kind, output in (("dot", chosen / "trials" / "0"), ("dot_and_inputs", tmp_path / "other")):
         flags = ["--model.interaction", kind, "--output", str(output)]
         assert main([*command, *flags]) == 0
-        values[kind] = result(output)["best"]["value"]
-    chosen = tmp_path / "chosen"
+        bests[kind] = result(output)["best"]
+    values = {kind: best["value"] for kind, best in bests.items()}
+    capsys.readouterr()
     assert main([*command, "--output", str(chosen)]) == 0
+    assert "trials/0 is finished already" in "".join(capsys.readouterr().err.split("\n"))
     found, kind = result(chosen), max(values, key=lambda kind: values[kind])
     assert found["config"]["model"]["interaction"] == kind
-    assert found["best"] == result(tmp_path / kind)["best"]
+    assert found["best"] == bests[kind]
     (why,) = [note for note in found["notes"] if note.startswith("Chose")]
     assert why.startswith(f"Chose --model.interaction {kind} by trial: auc on validation was ")
     assert all(f"{value:.5f} with --model.interaction {k}" in why for k, value in values.items())
