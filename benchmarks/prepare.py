@@ -6,12 +6,14 @@ process of its own, whose memory (with its children's) is sampled. About ten min
 
     PYTHONPATH=. python benchmarks/prepare.py                      everything
     PYTHONPATH=. python benchmarks/prepare.py --only embedded-4m   one part: embedded-4m, -40m,
-                                                    spark-4m, pandas-4m, parse-4m, killed-4m
+                                                    pandas-4m, parse-4m, killed-4m
     PYTHONPATH=. python benchmarks/prepare.py --folder /big/disk   where the logs go, and stay
     PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 --kinds criteo csv     how it scales
+    PYTHONPATH=. python benchmarks/prepare.py --spark 1 2    on so many cores: --engine spark beside
+                                                    a plain Spark job, 4 and 16 million rows
 
-Results of the parts that ran replace those in benchmarks/results/prepare.json; of --cores, those of
-the same kind, cores and rows in prepare_cores.json.
+Results of the parts that ran, and of --spark, replace those in benchmarks/results/prepare.json; of
+--cores, those of the same kind, cores and rows in prepare_cores.json.
 """
 
 import argparse
@@ -41,7 +43,7 @@ CARDINALITIES = (
     *(2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35),
 )
 """Criteo's own, at frequency threshold 15."""
-SIZES = {"4m": 4_000_000, "40m": 40_000_000}
+SIZES = {"4m": 4_000_000, "16m": 16_000_000, "40m": 40_000_000}
 DAYS = 8
 THRESHOLD = 3
 REPEATS = 3
@@ -50,7 +52,7 @@ KILLS = 20
 ROW_BYTES = 267
 DISK_BYTES_PER_ROW = ROW_BYTES + 300
 """The log, the store, the dataset, and the dataset of another engine to compare."""
-PARTS = ("embedded-4m", "parse-4m", "pandas-4m", "spark-4m", "embedded-40m", "killed-4m")
+PARTS = ("embedded-4m", "parse-4m", "pandas-4m", "embedded-40m", "killed-4m")
 
 
 SIDE_PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -71,8 +73,15 @@ def child_embedded(arguments: argparse.Namespace) -> dict[str, float]:
 def child_spark(arguments: argparse.Namespace) -> dict[str, float]:
     from trainmark.clicklog import criteo
 
-    conf = ("spark.driver.memory=5g", "spark.ui.enabled=false")
-    return criteo.prepare(_options(arguments, engine="spark", master="local[2]", spark_conf=conf))
+    conf = ("spark.driver.memory=2g", "spark.ui.showConsoleProgress=false")
+    options = _options(arguments, engine="spark", master=arguments.master, spark_conf=conf)
+    return criteo.prepare(options)
+
+
+def child_plain_spark(arguments: argparse.Namespace) -> dict[str, float]:
+    from benchmarks import prepare_spark
+
+    return prepare_spark.prepare(arguments, THRESHOLD)
 
 
 def _options(arguments: argparse.Namespace, **more: Any) -> Any:
@@ -215,6 +224,7 @@ def child_tokens(arguments: argparse.Namespace) -> dict[str, float]:
 CHILDREN: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
     "embedded": child_embedded,
     "spark": child_spark,
+    "plain_spark": child_plain_spark,
     "pandas": child_pandas,
     "parse": child_parse,
     "csv": child_csv,
@@ -249,8 +259,8 @@ def measure(
         stdout=subprocess.PIPE,
         preexec_fn=lambda: os.sched_setaffinity(0, chosen),
     )
-    peak = [0]
-    watcher = threading.Thread(target=_watch, args=(child, peak))
+    peak, times = [0], dict[int, float]()
+    watcher = threading.Thread(target=_watch, args=(child, peak, times))
     watcher.start()
     text, _ = child.communicate()
     seconds = time.perf_counter() - started
@@ -258,7 +268,9 @@ def measure(
     if child.returncode:
         raise SystemExit(f"{kind} failed; see above")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    # Nobody waits for the processes that Spark starts.
+    waited = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    cpu = max(waited, sum(times.values()))
     phases = json.loads(text.decode().splitlines()[-1])
     return {
         "seconds": seconds,
@@ -268,17 +280,19 @@ def measure(
     }
 
 
-def _watch(child: subprocess.Popen, peak: list[int]) -> None:
+def _watch(child: subprocess.Popen, peak: list[int], times: dict[int, float]) -> None:
+    """Note the most memory, and the processor time of every process."""
     process = psutil.Process(child.pid)
     while child.poll() is None:
-        total = 0
+        total, started = 0, time.perf_counter()
         try:
             for one in (process, *process.children(recursive=True)):
                 total += one.memory_full_info().pss  # pages that several share count once
+                times[one.pid] = sum(one.cpu_times()[:2])
         except psutil.Error:  # one has ended
             continue
         peak[0] = max(peak[0], total)
-        time.sleep(0.02)
+        time.sleep(max(0.02, 20 * (time.perf_counter() - started)))
 
 
 def row_for(part: str, raw: Path, measured: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -286,14 +300,16 @@ def row_for(part: str, raw: Path, measured: list[dict[str, Any]], **more: Any) -
     mb = sum(path.stat().st_size for path in raw.glob("day_*")) / 1e6
     engine, _, size = part.partition("-")
     return {
-        "system": "trainmark" if engine in ("embedded", "spark") else engine,
+        "system": "trainmark" if engine in ("embedded", "spark") else engine.replace("_", " "),
         "engine": engine,
+        "cores": 2,
         "rows": SIZES[size],
         "mb": round(mb, 1),
         "seconds": round(middle["seconds"], 3),
         "mb_per_s": round(mb / middle["seconds"], 1),
         "rows_per_s": round(SIZES[size] / middle["seconds"]),
         "peak_mb": round(max(one["peak_mb"] for one in measured), 1),
+        "cpu_seconds": round(middle.get("cpu_seconds", 0.0), 1),
         "phase_seconds": {name: round(s, 3) for name, s in middle["phase_seconds"].items()},
         "all_seconds": [round(one["seconds"], 3) for one in measured],
         **more,
@@ -362,6 +378,7 @@ def _digest(folder: Path) -> dict[str, str]:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             digests[str(path.relative_to(folder))] = digest
+    digests.pop("checksums.json", None)  # which the Spark engine does not write
     return digests
 
 
@@ -475,6 +492,33 @@ def _scale_key(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["kind"], row["rows"], row["cores"], row["output"]
 
 
+# --- Spark
+
+
+def compare_spark(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Our engine and a plain job in turns, on the same files, with the embedded engine's bytes."""
+    found = []
+    output = arguments.folder / "out"
+    for size in arguments.sizes:
+        raw = generate(SIZES[size], arguments.folder)
+        _warm(raw)
+        embedded = measure("embedded", raw, output)
+        expected = _digest(output)
+        found.append(row_for(f"embedded-{size}", raw, [embedded]))
+        for cores in arguments.spark:
+            for engine in ("spark", "plain_spark"):
+                load = os.getloadavg()[0]
+                more = ("--master", f"local[{cores}]")
+                measured = measure(engine, raw, output, *more, cores=cores)
+                row = row_for(f"{engine}-{size}", raw, [measured], cores=cores, load=load)
+                if engine == "spark":
+                    row["same_bytes"] = _digest(output) == expected
+                print(row, flush=True)
+                found.append(row)
+                shutil.rmtree(output)
+    return found
+
+
 def check_disk(parts: list[str], folder: Path) -> None:
     sizes = {part.partition("-")[2] for part in parts}
     needed = sum(SIZES[size] * DISK_BYTES_PER_ROW for size in sizes)
@@ -503,9 +547,13 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{ratio:.1f} x as fast" if ratio and row["engine"] != "embedded" else "",
         )
     Console().print(table)
-    if len(ours) == 2:
+    if {SIZES["4m"], SIZES["40m"]} <= set(ours):
         linear = ours[SIZES["40m"]] / (10 * ours[SIZES["4m"]])
         print(f"40 M rows took {linear:.2f} x ten times as long as 4 M")
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["engine"], row["rows"], row.get("cores", 2)
 
 
 def main() -> None:
@@ -516,6 +564,9 @@ def main() -> None:
     for flag in ("--input", "--output"):
         parser.add_argument(flag, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
+    parser.add_argument("--master", default="local[2]", help=argparse.SUPPRESS)
+    parser.add_argument("--spark", type=int, nargs="+", help="compare Spark on so many cores")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4m", "16m"], help="of it")
     parser.add_argument("--cores", type=int, nargs="+", help="measure how it scales")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of input")
     parser.add_argument("--rows", type=int, default=SIZES["4m"], help="of the log, with --cores")
@@ -531,19 +582,25 @@ def main() -> None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
         scale(arguments)
         return
-    parts = [part for part in PARTS if part in (arguments.only or PARTS)]
+    wanted = arguments.only or ([] if arguments.spark else PARTS)
+    parts = [part for part in PARTS if part in wanted]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     check_disk(parts, arguments.folder)
     path = RESULTS / "prepare.json"
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = {(row["engine"], row["rows"]): row for row in earlier}
+    rows = {_key(row): row for row in earlier}
+    for row in compare_spark(arguments) if arguments.spark else ():
+        rows.setdefault(_key(row), row)
+        if row["engine"] != "embedded":  # which its own part measures better
+            rows[_key(row)] = row
+        write_results("prepare", list(rows.values()))
     for part in parts:
         raw = generate(SIZES[part.partition("-")[2]], arguments.folder)
         row = run_part(part, raw, arguments.folder)
-        key = (row["engine"], row["rows"])
+        key = _key(row)
         if part in SIDE_PARTS:
             # What they find belongs to the engine's own row.
-            key = ("embedded", row["rows"])
+            key = ("embedded", row["rows"], row["cores"])
             found = SIDE_PARTS[part](row)
             print(part, found)
             if key not in rows:

@@ -489,6 +489,8 @@ class Plan:
     """Why no time is predicted, where it is not."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Predicted seconds of a step on the device that the others wait for, by part."""
+    interval_s: tuple[float, float] | None = None
+    """Between which the step is expected to be; None where nothing tells."""
     bound_by: str | None = None
     """What the longest of them is bound by: compute, memory, the link, the host."""
     constants: Mapping[str, float] = field(default_factory=dict)

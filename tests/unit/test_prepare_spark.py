@@ -70,14 +70,19 @@ def write_days(folder: Path, rows: int = 120) -> None:
     (folder / "day_10.gz").write_bytes(gzip.compress(text[:-1].encode()))
 
 
+def spoil(day: Path) -> None:
+    """Put five bad lines in."""
+    lines = day.read_bytes().splitlines()
+    lines[3:3] = [b"", b"0\t1", b"2" + lines[0][1:], lines[4] + b"\xff"]
+    lines[50] = lines[50].replace(b"\t", b"\t9223372036854775808", 1)
+    day.write_bytes(b"\n".join(lines) + b"\n")
+
+
 def test_same_bytes_with_bad_rows_and_settings_by_column(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_days(tmp_path)
-    lines = (tmp_path / "day_1").read_bytes().splitlines()
-    lines[3:3] = [b"", b"0\t1", b"2" + lines[0][1:], lines[4] + b"\xff"]
-    lines[50] = lines[50].replace(b"\t", b"\t9223372036854775808", 1)
-    (tmp_path / "day_1").write_bytes(b"\n".join(lines) + b"\n")
+    spoil(tmp_path / "day_1")
     files = assert_same(
         tmp_path, frequency_threshold="3,C2=0", max_rows="C5=4", bad_rows="skip", seed=7
     )
@@ -101,12 +106,14 @@ def test_same_bytes_with_bad_rows_and_settings_by_column(
     [
         {"recipe": "torchrec", "frequency_threshold": "2", "vocabulary_from": "train"},
         {"recipe": "dlrm", "max_rows": "50"},
-        {"holdout": "0.25", "test_half": "second"},
+        {"holdout": "0.25", "test_half": "second", "bad_rows": "keep"},
     ],
     ids=lambda options: "-".join(options.values()),
 )
 def test_same_bytes_by_other_rules(spark: Any, options: dict[str, Any], tmp_path: Path) -> None:
     write_days(tmp_path)
+    if "bad_rows" in options:
+        spoil(tmp_path / "day_1")
     assert_same(tmp_path, **options)
 
 
@@ -118,8 +125,13 @@ def test_blocks_partitions_and_resume(
     from trainmark.clicklog.spark import engine as spark_engine
 
     write_days(tmp_path, rows=400)
-    monkeypatch.setattr(spark_engine, "ROWS_PER_PARTITION", 100)
-    monkeypatch.setattr(spark_engine, "VOCABULARY_ROWS", 10)
+    for name, rows in {
+        "LINES": 30,
+        "SHARE_ROWS": 50,
+        "MIN_SHARE_ROWS": 50,
+        "RANGE_ROWS": 90,
+    }.items():
+        monkeypatch.setattr(spark_engine, name, rows)
     spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
     expected = contents(prepare(tmp_path, "embedded"))
 
@@ -128,13 +140,14 @@ def test_blocks_partitions_and_resume(
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(spark_engine.SparkEngine, "join_blocks", stop)
+            patch.setattr(spark_engine.SparkEngine, "join_pieces", stop)
             with pytest.raises(KeyboardInterrupt):
                 prepare(tmp_path, "spark")
-        assert (tmp_path / ".spark.spark" / "files" / "_SUCCESS").exists()
+        assert (tmp_path / ".spark.spark" / "pieces" / "_SUCCESS").exists()
         with pytest.raises(InputError, match="unfinished work with other settings"):
             prepare(tmp_path, "spark", seed=1)
-        monkeypatch.setattr(spark_engine.frames, "parse", stop)  # which is done
+        for phase in ("Parse", "Count", "Encode"):  # which are done
+            monkeypatch.setattr(spark_engine, phase, stop)
         assert contents(prepare(tmp_path, "spark")) == expected
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
@@ -156,24 +169,17 @@ def test_zst_is_refused(spark: Any, tmp_path: Path) -> None:
         prepare(tmp_path, "spark")
 
 
-def test_row_keys_are_those_of_the_embedded_engine(spark: Any) -> None:
-    import numpy as np
-    from pyspark.sql import functions as sql
-
-    from trainmark.clicklog.arrays import shuffle
-    from trainmark.clicklog.spark.frames import row_key
-
-    for seed in (0, 7, 2**31):
-        keys = spark.range(5, 1000).select(row_key(seed, sql.col("id"))).toArrow()
-        np.testing.assert_array_equal(
-            keys.column(0).to_numpy(), shuffle.keys(seed, 5, np.arange(995))
-        )
+def test_executors_have_what_is_here(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_session.check_executors(spark)
+    monkeypatch.setattr("trainmark.__version__", "0.0")
+    with pytest.raises(InputError, match=r"executors has 'trainmark .*', and here is .*0\.0 with"):
+        spark_session.check_executors(spark)
 
 
 def test_what_spark_does_not_support(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
-        prepare(tmp_path, "spark", bad_rows="keep", memory="1G", vocabulary=tmp_path)
-    assert "3 problems" in str(error.value)
+        prepare(tmp_path, "spark", memory="1G", vocabulary=tmp_path)
+    assert "2 problems" in str(error.value)
     with pytest.raises(InputError, match="--master and --spark-conf are for --engine spark"):
         prepare(tmp_path, "embedded", master="yarn")
 

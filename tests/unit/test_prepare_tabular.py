@@ -20,7 +20,7 @@ import pytest
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clicklog import csv_data, parquet_data
-from trainmark.clicklog.sources import text_files
+from trainmark.clicklog.sources import csv_source, text_files
 from trainmark.clicklog.sources.column_spec import parse
 from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.clicklog.sources.rows import ParsedRows
@@ -408,6 +408,31 @@ def test_blank_lines_are_no_rows(end: str, piece_bytes: int, tmp_path: Path) -> 
     found = bad_lines(blocks)
     open_quote = "a quoted field does not end on its line"
     assert found == [(6, "1 fields, expected 2"), (10, open_quote)]
+
+
+def test_blocks_that_arrow_reads_decide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines with too few or many fields, blank ones, one that is longer than a block."""
+    rng = random.Random(3)
+    kinds = ["{label},name {n},{tail}", "{label},{n}", "", "{label},é{n},1", "{label},1,2,{n}"]
+    lines = [
+        rng.choices(kinds, [20, 1, 1, 1, 1])[0].format(label=n % 2, n=n, tail="x" * (n % 50))
+        for n in range(600)
+    ]
+    lines[300] = f"1,{'long' * 500},y"
+    path = tmp_path / "log.csv"
+    path.write_bytes("\n".join(["label,name,tail", *lines, ""]).encode("latin-1"))
+    found = []
+    for block_bytes in (1 << 20, 1 << 12, 1 << 9):
+        monkeypatch.setattr(csv_source, "BLOCK_BYTES", block_bytes)
+        source = CsvSource([path], "label=label categorical=name,tail", bad_rows="skip")
+        [block] = parsed(source, 1 << 20, tmp_path)
+        columns = [column.to_pylist() for column in block.categorical]
+        found.append((block.labels.tolist(), columns, bad_lines([block])))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) > 500
+    assert len(found[0][2]) > 20
 
 
 def test_headers_that_cannot_be_read(tmp_path: Path) -> None:

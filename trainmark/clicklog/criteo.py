@@ -104,8 +104,6 @@ def _prepare_on_spark(options: Options) -> dict[str, float]:
 
 
 def _unsupported_on_spark(options: Options) -> Iterator[str]:
-    if options.bad_rows == "keep":
-        yield "--engine spark knows --bad-rows stop and skip, not keep."
     if options.to != "split_binary":
         yield "--engine spark writes split_binary; --to npy is for the embedded engine."
     if options.vocabulary is not None:

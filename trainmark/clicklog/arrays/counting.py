@@ -34,6 +34,11 @@ class Counts:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """In the order in which files hold them."""
+        return self.values, self.counts, self.firsts
+
     def keep(self, which: Array) -> "Counts":
         firsts = self.firsts[which] if len(self.firsts) else NO_KEYS
         return Counts(self.values[which], self.counts[which], firsts)

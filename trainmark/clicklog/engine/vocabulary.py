@@ -84,7 +84,7 @@ class Spilled:
     @classmethod
     def write(cls, counts: Counts, path: Path) -> "Spilled":
         with path.open("wb") as file:
-            for array in (counts.values, counts.counts, counts.firsts):
+            for array in counts.arrays:
                 array.tofile(file)
         kind, keyed = counts.values.dtype.str, len(counts.firsts) > 0
         return cls(path, kind, len(counts), counts.distinct, keyed)
@@ -336,8 +336,15 @@ class Vocabulary:
         if self._tables is None:
             yield from self._made()
             return
-        for path in self._shared():
-            yield IdLookup.read(path, self._reader.dtype)
+        if self._only is None:
+            # Of a single one, because to map its pages again takes as long as the lookups do.
+            paths = list(self._shared())
+            lookups = (IdLookup.read(path, self._reader.dtype) for path in paths)
+            if len(paths) != 1:
+                yield from lookups
+                return
+            self._only = next(lookups)
+        yield self._only
 
     def _made(self) -> Iterator[IdLookup]:
         if self._only is not None:

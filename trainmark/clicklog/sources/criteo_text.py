@@ -137,12 +137,15 @@ class CriteoSource:
         return text_files.pieces(self.files, start, piece_bytes, room)
 
     def parse(self, piece: Piece) -> ParsedRows:
+        return self.parse_text(piece.start, text_files.read(piece.raw))
+
+    def parse_text(self, start: Position, text: text_files.Text) -> ParsedRows:
+        """Parse lines that were read from `start` on."""
         parser = self._parse_compiled if primitives.FAST else self._parse_with_arrow
-        text = text_files.read(piece.raw)
-        if self._without_label[piece.start.file]:
+        if self._without_label[start.file]:
             text = _with_labels(text)
         parsed, odd_lines = parser(text)
-        bad, kept = self._judge(piece.start, text, odd_lines)
+        bad, kept = self._judge(start, text, odd_lines)
         if kept:
             parsed = self._with_lines(parsed, kept)
         categorical = [

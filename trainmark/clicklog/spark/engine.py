@@ -1,54 +1,82 @@
 """`--engine spark`: the phases of preparation as a Spark job, for logs beyond one machine.
 
 The result is what the embedded engine writes, byte for byte, the random order of the training rows
-included. Input and output are any Hadoop paths. The phases are those of the embedded engine, each
-leaving its result in a work folder beside the output, so that a run that was stopped continues:
+included. Input and output are any Hadoop paths. Spark reads the lines, and groups, sorts and stores
+blocks of rows; what is done with rows is the embedded engine's own code. Most phases leave their
+result in a work folder beside the output, so that a run that was stopped continues:
 
-    lines        text -> integers, as Parquet; bad lines keep their text
-    counts       (column, value) -> count, first row
-    ranks        the values that are kept, in the order of their ids
-    ids          (column, value) -> id, count: the vocabularies
-    files        joins give ids, a range sort the order; blocks of bytes, one per task and file
-    output       the JVM joins the blocks to `train/cat_0.bin` and so on, through Hadoop's streams
+    blocks       text -> the embedded engine's store, block by block; bad lines are listed
+    counts       of the values of each column that are not rare
+    vocabulary   the driver numbers what was counted, and Spark brings the tables to all machines
+    pieces       ids, and rows in their order: the bytes of every file, in pieces
+    output       the JVM joins the pieces to `train/cat_0.bin` and so on, through Hadoop's streams
 
-frames.py holds the plans. The driver collects a row per input block, per partition of a vocabulary
-and per column, and the vocabularies, piece by piece, to write them.
+blocks.py, counts.py and pieces.py hold what the executors do. The driver collects a row per block,
+and the values that are kept.
 """
 
+import json
+import re
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate, pairwise
+from functools import cached_property, reduce
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from trainmark.clickdata import feature_spec
+from trainmark.clicklog.engine import numbers, vocabulary
+from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.splits import Split
-from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL
+from trainmark.clicklog.engine.store import BlockRecord
+from trainmark.clicklog.engine.vocabulary import SpecialIds, Spilled, Vocabulary
+from trainmark.clicklog.engine.vocabulary_files import Sizes
+from trainmark.clicklog.sources.criteo_format import NUM_NUMERICAL
+from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.rows import NumberFacts
-from trainmark.clicklog.spark import frames
-from trainmark.clicklog.spark.encode import FACTS
+from trainmark.clicklog.spark.blocks import Batches, Blocks, Parse, Place, no_blocks
+from trainmark.clicklog.spark.counts import NO_LIMIT, Count, Merge, entries
 from trainmark.clicklog.spark.hadoop import File, Hadoop
+from trainmark.clicklog.spark.pieces import FACTS, Encode, Order, Shares
 
-ROWS_PER_PARTITION = 2_000_000
-"""Rows whose bytes a worker holds at once: about 100 bytes each."""
-ENTRY = ("value", "id", "count")
-VOCABULARY_ROWS = 16_000_000
-"""Entries of vocabularies that the driver holds at once."""
+LINES = 1 << 16
+"""Of a block."""
+BATCH = 8
+"""Blocks, or parts of them, that go to Python at a time."""
+SHARE_ROWS = 1 << 20
+"""The most rows whose bytes a task holds at once: about 200 bytes each."""
+MIN_SHARE_ROWS = 1 << 17
+RANGE_ROWS = 1 << 24
+"""The most rows of a column for which a task counts all values."""
+MAX_RANGE_BITS = 10
+PARQUET = {
+    "compression": "none",
+    # Blocks are megabytes: look at the size of what waits to be written after each.
+    "parquet.page.size.row.check.min": "1",
+    "parquet.block.size": str(16 << 20),
+    "parquet.enable.dictionary": "false",
+}
 
 
 @dataclass(frozen=True)
-class ColumnFacts:
-    """What was counted of a categorical column."""
+class Block:
+    """Consecutive lines of a file."""
 
-    distinct: int
-    kept: int
+    place: Place
+    lines: int
+    record: BlockRecord
+
+    @property
+    def file(self) -> int:
+        return self.place[0]
 
 
 class SparkEngine:
@@ -57,198 +85,255 @@ class SparkEngine:
     Args:
         spark: the session.
         files: the days.
-        job: what to prepare; its source and output are not looked at.
+        job: what to prepare, by a source of lines; its output is not looked at.
         work: folder for the phases' results.
+        here: an empty folder on this machine, for vocabularies.
     """
 
-    def __init__(self, spark: SparkSession, files: Sequence[File], job: Job, work: str) -> None:
-        self.spark, self.days, self.job, self.work = spark, files, job, work
+    def __init__(
+        self, spark: SparkSession, files: Sequence[File], job: Job, work: str, here: Path
+    ) -> None:
+        if not isinstance(job.source, CriteoSource):
+            raise TypeError(f"{job.source} reads no lines of Criteo's")
+        self.spark, self.days, self.job, self.source = spark, files, job, job.source
+        self.work, self.here = work, here
         self.files = Hadoop(spark)
-        self.recipe = job.rules[0].recipe
-        self.thresholds = [rule.threshold for rule in job.rules]
-        self.max_rows = [rule.max_rows for rule in job.rules]
+        self.parallel = spark.sparkContext.defaultParallelism
 
-    # --- the phases
+    # --- lines to blocks
 
     @cached_property
-    def lines(self) -> DataFrame:
-        paths = [file.path for file in self.days]
-        return self._saved("lines", lambda: frames.parse(self.spark, paths))
+    def stored(self) -> DataFrame:
+        def plan() -> DataFrame:
+            days = [self._lines(number, day.path) for number, day in enumerate(self.days)]
+            return self._mapped(reduce(DataFrame.unionAll, days), Parse(self.source))
+
+        return self._saved("blocks", plan, batch=LINES)
+
+    def _lines(self, number: int, path: str) -> DataFrame:
+        # The line end is given, since Spark would take a lone carriage return for one.
+        text = self.spark.read.text(path, lineSep="\n")
+        return text.select(
+            sql.lit(number).cast("long").alias("file"),
+            sql.col("_metadata.file_block_start").alias("block"),
+            sql.concat(sql.col("value").cast("binary"), sql.lit(b"\n")).alias("line"),
+        )
 
     @cached_property
-    def blocks(self) -> list[frames.InputBlock]:
-        return frames.input_blocks(self.lines)
+    def blocks(self) -> list[Block]:
+        """In input order."""
+        found = self.stored.select("file", "block", "part", "lines", "record").collect()
+        blocks = [
+            Block(tuple(place), lines, BlockRecord.from_json(json.loads(record)))
+            for *place, lines, record in found
+        ]
+        return sorted(blocks, key=lambda block: block.place)
 
     @cached_property
-    def rows(self) -> DataFrame:
-        return frames.numbered(self.lines, self.blocks, self.spark)
+    def _numbered(self) -> Blocks:
+        starts = accumulate((block.record.rows for block in self.blocks), initial=0)
+        places = (block.place for block in self.blocks)
+        return Blocks(self.source.schema, dict(zip(places, starts, strict=False)))
+
+    def rows_per_file(self) -> list[int]:
+        """Good rows of each day."""
+        rows = [0] * len(self.days)
+        for block in self.blocks:
+            rows[block.file] += block.record.rows
+        return rows
+
+    def bad_rows(self) -> int:
+        """How many lines were bad."""
+        return sum(block.record.bad for block in self.blocks)
+
+    def bad_lines(self) -> Iterator[tuple[int, int, str]]:
+        """File, line number and reason of the bad lines, in input order."""
+        first_lines = dict[Place, int]()
+        file, line = -1, 1
+        for block in self.blocks:
+            file, line = block.file, line if block.file == file else 1
+            first_lines[block.place] = line
+            line += block.lines
+        bad = self.stored.where(sql.col("bad") != "").select("file", "block", "part", "bad")
+        for *place, text in bad.orderBy("file", "block", "part").toLocalIterator():
+            for number, reason in json.loads(text):
+                yield place[0], first_lines[tuple(place)] - 1 + number, reason
+
+    # --- counts to vocabularies
 
     @cached_property
     def splits(self) -> list[Split]:
         """In input order; together they are all rows."""
         return sorted(self.job.split.apply(self.rows_per_file()), key=lambda split: split.start)
 
-    def rows_per_file(self) -> list[int]:
-        """Good rows of each day."""
-        rows = [0] * len(self.days)
-        for block in self.blocks:
-            rows[block.file] += block.lines - block.bad
-        return rows
+    @cached_property
+    def _train(self) -> Split:
+        return next(split for split in self.splits if split.name == "train")
+
+    @cached_property
+    def _keyed(self) -> bool:
+        return self.job.rules[0].recipe.order == "appearance"
 
     @cached_property
     def counts(self) -> DataFrame:
-        rows = self.rows
-        if self.job.vocabulary_from == "train":
-            train = self.splits[self._train]
-            rows = rows.where(sql.col("row").between(train.start, train.stop - 1))
-        return self._saved("counts", lambda: frames.counts(rows, self._values()))
+        """Of each column and range of values."""
+        rows = sum(self.rows_per_file())
+        counted = self._train if self.job.vocabulary_from == "train" else Split("all", 0, rows)
+        bits = min((rows // RANGE_ROWS).bit_length(), MAX_RANGE_BITS)
+        rules = self.job.rules
+
+        def plan() -> DataFrame:
+            count = Count(self._numbered, rules, counted, bits)
+            found = self._mapped(self.stored.select(*Blocks.columns), count)
+            grouped = self._grouped(found, len(rules) << bits, "column", "range")
+            return self._mapped(grouped, Merge([r.threshold for r in rules], self._keyed))
+
+        return self._saved("counts", plan)
 
     @cached_property
-    def vocabulary(self) -> DataFrame:
-        """(column, value, id, count)"""
-        ranks = self._saved(
-            "ranks", lambda: frames.ranked(self.counts, self.recipe, self.thresholds)
-        )
-        return self._saved(
-            "ids", lambda: frames.with_ids(ranks, self.recipe, self.max_rows, self.spark)
-        )
-
-    def write_blocks(self) -> None:
-        """The bytes of all files, in pieces."""
-        path = f"{self.work}/files"
-        if self.files.exists(f"{path}/_SUCCESS"):
-            return
-        ordered = frames.ordered(
-            frames.encoded(self.rows, self.vocabulary, self._values()),
-            [split.start for split in self.splits],
-            self._train,
-            self.job.seed,
-            -(-self.splits[-1].stop // ROWS_PER_PARTITION),
-        )
-        rare_ids = [rule.rare_id for rule in self.job.rules]
-        dtypes = [feature_spec.dtype_for(cardinality) for cardinality in self.cardinalities]
-        pieces = frames.blocks(ordered, self.recipe, rare_ids, dtypes)
-        pieces.write.mode("overwrite").partitionBy("split", "file").text(path)
-
-    def join_blocks(self, output: str) -> None:
-        """Write the files of every split under `output`."""
-        names = ["label.bin", "numerical.bin", *(f"cat_{i}.bin" for i in range(NUM_CATEGORICAL))]
-
-        def join(number: int, split: Split, name: str) -> None:
-            pattern = f"{self.work}/files/split={number}/file={name}/part-*"
-            parts = sorted(self.files.glob(pattern), key=lambda part: int(part.name.split("-")[1]))
-            self.files.join(parts, f"{output}/{split.name}/{name}")
-
-        with ThreadPoolExecutor(8) as pool:
-            jobs = [
-                pool.submit(join, number, split, name)
-                for number, split in enumerate(self.splits)
-                for name in names
-            ]
-            for job in jobs:
-                job.result()
-
-    # --- facts
+    def vocabularies(self) -> list[Sizes]:
+        """Of each column; its vocabulary is written on this machine."""
+        parts: list[dict[int, Spilled]] = [{} for _ in self.job.rules]
+        for column, of_range, distinct, data in self.counts.toLocalIterator(True):
+            path = self.here / f"{column}.{of_range}.counts"
+            path.write_bytes(data)
+            kept = entries(data, self._keyed)
+            parts[column][of_range] = Spilled(path, "<u4", kept, distinct, self._keyed)
+        sizes = []
+        for number, (rule, ranges) in enumerate(zip(self.job.rules, parts, strict=True)):
+            rising = [ranges[of_range] for of_range in sorted(ranges)]
+            reader, path = self._readers[number], self.path_of(number)
+            sizes.append(vocabulary.build([reader], rule, self._train, rising, path))
+        return sizes
 
     @cached_property
-    def columns(self) -> list[ColumnFacts]:
-        """What was counted of each column."""
-        found = self._sizes(self.counts)
-        kept = self._sizes(self.vocabulary)
-        return [ColumnFacts(found.get(i, 0), kept.get(i, 0)) for i in range(NUM_CATEGORICAL)]
+    def _readers(self) -> list[ColumnReader]:
+        """Of no rows: they know how values are written."""
+        store = no_blocks(self.source.schema)
+        return [ColumnReader(store, number) for number in range(len(self.job.rules))]
 
-    def _sizes(self, frame: DataFrame) -> dict[int, int]:
-        return {row[0]: row[1] for row in frame.groupBy("column").count().collect()}
+    def path_of(self, column: int) -> Path:
+        """A vocabulary's file on this machine."""
+        return self.here / f"cat_{column}.parquet"
 
     @cached_property
     def cardinalities(self) -> list[int]:
         """Number of ids of each column."""
-        pairs = zip(self.job.rules, self.columns, strict=True)
-        return [rule.cardinality(column.kept) for rule, column in pairs]
+        pairs = zip(self.job.rules, self.vocabularies, strict=True)
+        return [rule.cardinality(sizes.kept) for rule, sizes in pairs]
 
-    def clicks_and_rare(self) -> tuple[dict[str, int], list[int], list[int]]:
-        """Clicks of each split; missing and rare rows of each column. After `write_blocks`."""
-        present = self.rows.agg(sql.count("*"), *(sql.count(name) for name in frames.VALUES))
-        total, *with_value = next(iter(present.collect()))
-        missing = [total - rows for rows in with_value]
-        clicks, without_id = dict[str, int](), [0] * NUM_CATEGORICAL
-        for number, split in enumerate(self.splits):
-            clicks[split.name] = 0
-            for part in self.files.glob(f"{self.work}/files/split={number}/file={FACTS}/part-*"):
-                facts = self.files.read_json(part.path)
-                clicks[split.name] += facts["clicks"]
-                without_id = [a + b for a, b in zip(without_id, facts["without_id"], strict=True)]
-        if not self.recipe.missing_is_zero:
-            without_id = [a - b for a, b in zip(without_id, missing, strict=True)]
-        return clicks, missing, without_id
+    # --- ids to files
+
+    def _files(self) -> list[tuple[str, int]]:
+        """Name and bytes of a row."""
+        ids = [np.dtype(feature_spec.dtype_for(size)).itemsize for size in self.cardinalities]
+        columns = [(f"cat_{number}.bin", width) for number, width in enumerate(ids)]
+        return [("label.bin", 1), ("numerical.bin", 2 * NUM_NUMERICAL), *columns]
+
+    def write_pieces(self) -> None:
+        """The bytes of all files, in pieces."""
+        path = f"{self.work}/pieces"
+        if self.files.exists(f"{path}/_SUCCESS"):
+            return
+        rows = sum(self.rows_per_file())
+        size = min(max(rows // (8 * self.parallel), MIN_SHARE_ROWS), SHARE_ROWS)
+        bits = (self._train.rows // size).bit_length()
+        shares = Shares(self.splits, self.job.seed, bits, size)
+        tables, special = self._send_tables()
+        encode = Encode(self._numbered, shares, self.job.rules, self.cardinalities, special, tables)
+        with self._batches_of(BATCH):
+            parts = self._mapped(self.stored.select(*Blocks.columns), encode)
+            grouped = self._grouped(parts, (1 << bits) + 2 + rows // size, "split", "share")
+            ordered = grouped.sortWithinPartitions("split", "share", "first")
+            pieces = self._mapped(ordered, Order(shares, self._files()))
+            # The text writer puts a column's bytes into a file as they are, and a line end behind.
+            text = pieces.withColumn("value", sql.col("data").cast("string")).drop("data")
+            text.write.mode("overwrite").partitionBy("file", "split", "share").text(path)
+
+    def _send_tables(self) -> tuple[str, list[SpecialIds]]:
+        """Bring the tables of ids to all machines: how their names begin, and ids of what they
+        do not hold."""
+        name = f"{uuid.uuid4().hex}."  # of no other run of this session
+        special = []
+        for number, rule in enumerate(self.job.rules):
+            tables = self.here / f"{name}{number}"
+            known = Vocabulary(self.path_of(number), self._readers[number], NO_LIMIT, tables)
+            known.share()
+            special.append(SpecialIds.of(known, rule))
+        for path in self.here.glob(f"{name}*"):
+            self.spark.sparkContext.addFile(str(path))
+        return name, special
+
+    def join_pieces(self, output: str) -> None:
+        """Write the files of every split under `output`."""
+
+        def share_of(part: File) -> int:
+            return int(re.findall(r"/share=(\d+)/", part.path)[-1])
+
+        def join(name: str, number: int, split: Split) -> None:
+            pattern = f"{self.work}/pieces/file={name}/split={number}/share=*/part-*"
+            parts = sorted(self.files.glob(pattern), key=share_of)
+            self.files.join(parts, f"{output}/{split.name}/{name}")
+
+        with ThreadPoolExecutor(8) as pool:
+            joins = [
+                pool.submit(join, name, number, split)
+                for name, _ in self._files()
+                for number, split in enumerate(self.splits)
+            ]
+            for done in joins:
+                done.result()
+
+    # --- facts
+
+    def clicks_and_rare(self) -> tuple[dict[str, int], list[int]]:
+        """Clicks of each split; rare rows of each column. After `write_pieces`."""
+        facts = self.spark.read.text(f"{self.work}/pieces/file={FACTS}")
+        clicks, rare = dict.fromkeys((split.name for split in self.splits), 0), 0
+        for row in facts.collect():
+            of_labels, _, *of_columns = json.loads(row["value"])
+            clicks[self.splits[row["split"]].name] += of_labels
+            rare += np.array(of_columns)
+        return clicks, np.asarray(rare).tolist()
+
+    def missing(self) -> list[int]:
+        """Missing values of each column."""
+        of_blocks = [[c.missing for c in block.record.columns] for block in self.blocks]
+        return np.array(of_blocks).sum(axis=0).tolist()
 
     def numbers(self) -> list[NumberFacts]:
         """Of each integer column."""
-        counted = []
-        for name in frames.INTEGERS:
-            too_small = sql.count(sql.when(sql.col(name) < self.recipe.smallest, 1))
-            counted += [sql.count(name), sql.min(name), sql.max(name), too_small]
-        total, *rest = next(iter(self.rows.agg(sql.count("*"), *counted).collect()))
-        columns = zip(*(rest[place::4] for place in range(4)), strict=True)
-        return [NumberFacts(total - there, *others) for there, *others in columns]
-
-    def bad_lines(self, limit: int | None = None) -> Iterator[tuple[int, int, str]]:
-        """(file, line number, text) of the bad lines, in input order."""
-        bad = self.lines.where(sql.col("bad").isNotNull()).select(
-            "file", "block", "sequence", "bad"
-        )
-        ordered = bad.orderBy("file", "block", "sequence")
-        starts = dict[tuple[int, int], int]()
-        for file in range(len(self.days)):
-            of_file = [block for block in self.blocks if block.file == file]
-            sizes = accumulate((block.lines for block in of_file), initial=1)
-            for block, line in zip(of_file, sizes, strict=False):
-                starts[file, block.block] = line - block.first
-        for row in (ordered if limit is None else ordered.limit(limit)).toLocalIterator():
-            yield row["file"], starts[row["file"], row["block"]] + row["sequence"], row["bad"]
-
-    def vocabulary_tables(self) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        """(column, pieces): for every column its (value, id, count) by rising value, in pieces."""
-        sizes = [column.kept for column in self.columns]
-        small: list[int] = []
-        for number, size in enumerate(sizes):
-            if sum(sizes[i] for i in [*small, number]) > VOCABULARY_ROWS:
-                yield from self._whole_vocabularies(small)
-                small = []
-            if size > VOCABULARY_ROWS:
-                yield number, self._vocabulary_pieces(number, -(-size // VOCABULARY_ROWS))
-            else:
-                small.append(number)
-        yield from self._whole_vocabularies(small)
-
-    def _whole_vocabularies(self, columns: list[int]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-        """Several columns in one query."""
-        if not columns:
-            return
-        chosen = self.vocabulary.where(sql.col("column").isin(columns)).toArrow()
-        for number in columns:
-            of_column = chosen.filter(pc.equal(chosen["column"], number))
-            yield number, iter([of_column.select(list(ENTRY)).sort_by("value")])
-
-    def _vocabulary_pieces(self, column: int, pieces: int) -> Iterator[pa.Table]:
-        # Values are hashes: equal ranges of them hold about equally many.
-        bounds = [(1 << 32) * piece // pieces for piece in range(pieces + 1)]
-        for low, high in pairwise(bounds):
-            chosen = (sql.col("column") == column) & sql.col("value").between(low, high - 1)
-            yield self.vocabulary.where(chosen).select(*ENTRY).toArrow().sort_by("value")
+        columns = zip(*(block.record.numbers for block in self.blocks), strict=True)
+        return [numbers.added(column) for column in columns]
 
     # --- helpers
 
-    @property
-    def _train(self) -> int:
-        return [split.name for split in self.splits].index("train")
+    def _mapped(self, frame: DataFrame, task: Any) -> DataFrame:
+        def run(batches: Batches) -> Iterator[Any]:
+            return task(batches)
 
-    def _values(self) -> list[Any]:
-        return frames.categories(self.recipe, self.max_rows)
+        return frame.mapInArrow(run, task.gives)
 
-    def _saved(self, name: str, plan: Callable[[], DataFrame]) -> DataFrame:
+    def _grouped(self, frame: DataFrame, groups: int, *keys: str) -> DataFrame:
+        """Rows of the same keys one after the other, in the same task."""
+        count = min(groups, max(4 * self.parallel, groups // 16))
+        return frame.repartition(count, *keys).sortWithinPartitions(*keys)
+
+    @contextmanager
+    def _batches_of(self, rows: int) -> Iterator[None]:
+        """Let Spark send so many rows to Python at a time."""
+        key = "spark.sql.execution.arrow.maxRecordsPerBatch"
+        before = self.spark.conf.get(key)
+        self.spark.conf.set(key, rows)
+        try:
+            yield
+        finally:
+            self.spark.conf.set(key, before)
+
+    def _saved(self, name: str, plan: Callable[[], DataFrame], batch: int = BATCH) -> DataFrame:
         """The result of a phase: as an earlier run left it, or computed and written now."""
         path = f"{self.work}/{name}"
         if not self.files.exists(f"{path}/_SUCCESS"):
-            plan().write.mode("overwrite").parquet(path)
+            with self._batches_of(batch):
+                plan().write.mode("overwrite").options(**PARQUET).parquet(path)
         return self.spark.read.parquet(path)

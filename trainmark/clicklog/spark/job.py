@@ -3,25 +3,24 @@
 The job is that of the embedded engine; engine.py says how its phases run.
 """
 
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from trainmark import files
 from trainmark.clickdata import identity, planted
-from trainmark.clicklog.engine import numbers, split_binary, summary, vocabulary_files
+from trainmark.clicklog.engine import numbers, split_binary, summary
 from trainmark.clicklog.engine.job import VOCABULARY, Job
 from trainmark.clicklog.engine.phases import BAD_ROWS
 from trainmark.clicklog.engine.summary import MANIFEST
-from trainmark.clicklog.sources.criteo_format import NAMES, NUM_NUMERICAL, parse_line
+from trainmark.clicklog.sources.criteo_format import NAMES, NUM_NUMERICAL
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import BadRow
-from trainmark.clicklog.sources.source import BadRows, Patterns, day_order, listed
+from trainmark.clicklog.sources.source import BadRows, Patterns, day_order, listed, stop_at
 from trainmark.clicklog.spark import session as spark_session
 from trainmark.errors import InputError, raise_all
 
@@ -45,15 +44,17 @@ def prepare(
 
 
 class HadoopDays(CriteoSource):
-    """Days on a Hadoop path: names and sizes for the settings. Spark reads them itself."""
+    """Days on a Hadoop path: names and sizes for the settings. Spark reads their lines."""
 
     def __init__(self, days: Sequence[Any], recipe: Recipe, bad_rows: BadRows) -> None:
         super().__init__([], recipe, bad_rows)
         self.days = days
+        self.files = [Path(day.name) for day in days]
+        self._without_label = [False] * len(days)
 
     def settings(self) -> dict[str, Any]:
         sizes = [[file.name, file.num_bytes] for file in self.days]
-        return super().settings() | {"input": sizes}
+        return {"input": sizes, "recipe": self.recipe.name}
 
 
 class _Run:
@@ -116,12 +117,13 @@ class _Run:
         from trainmark.clicklog.spark.engine import SparkEngine
 
         self._agree_on_work()
-        engine = SparkEngine(self.spark, self.days, self.job, self.work)
         dataset = f"{self.work}/dataset"
-        self._phase("parse", lambda: self._check_lines(engine))
-        self._phase("vocabulary", lambda: engine.vocabulary)
-        self._phase("encode", engine.write_blocks)
-        self._phase("finish", lambda: self._finish(engine, dataset))
+        with tempfile.TemporaryDirectory() as here:
+            engine = SparkEngine(self.spark, self.days, self.job, self.work, Path(here))
+            self._phase("parse", lambda: self._check_lines(engine))
+            self._phase("vocabulary", lambda: engine.vocabularies)
+            self._phase("encode", engine.write_pieces)
+            self._phase("finish", lambda: self._finish(engine, dataset))
         if self.files.exists(self.output):
             self.files.remove(self.output)  # an empty folder
         self.files.rename(dataset, self.output)
@@ -143,78 +145,68 @@ class _Run:
             )
         self.files.write_json(path, self.job.settings)
 
-    def _bad_rows(self, engine: Any, limit: int | None = None) -> Any:
-        """The bad lines, each with the words of the embedded engine."""
-        recipe = self.job.rules[0].recipe
-        for file, line, text in engine.bad_lines(limit):
-            reason = parse_line(text.encode(errors="replace"), recipe).problem
-            yield BadRow(_plain(self.days[file].path), line, str(reason))
+    def _bad_rows(self, engine: Any) -> Iterator[BadRow]:
+        for file, line, reason in engine.bad_lines():
+            yield BadRow(_plain(self.days[file].path), line, reason)
 
     def _check_lines(self, engine: Any) -> None:
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         try:
-            bad = sum(block.bad for block in engine.blocks)
+            bad = engine.bad_rows()
         except (Py4JJavaError, PySparkException) as error:
             reason = spark_session.first_line(error)
             raise InputError(f"Spark cannot read the input: {reason}.") from error
         if bad and self.job.bad_rows == "stop":
-            first = next(iter(self._bad_rows(engine, limit=1)))
-            raise InputError(f"{first}. With --bad-rows skip such lines are left out and listed.")
+            stop_at(next(self._bad_rows(engine)))
 
     def _finish(self, engine: Any, dataset: str) -> None:
         """Everything that is not a column: written here, then copied."""
-        engine.join_blocks(dataset)
-        clicks, missing, rare = engine.clicks_and_rare()
-        bad = sum(block.bad for block in engine.blocks)
+        engine.join_pieces(dataset)
+        clicks, rare = engine.clicks_and_rare()
+        bad, missing = engine.bad_rows(), engine.missing()
         features = {
             name: {
-                "distinct": column.distinct,
-                "kept": column.kept,
+                "distinct": sizes.distinct,
+                "kept": sizes.kept,
                 "cardinality": engine.cardinalities[number],
                 "missing": missing[number],
                 "rare": rare[number],
             }
-            for number, (name, column) in enumerate(zip(NAMES, engine.columns, strict=True))
+            for number, (name, sizes) in enumerate(zip(NAMES, engine.vocabularies, strict=True))
         }
+        manifest = summary.manifest(
+            settings=self.job.settings,
+            splits=self.job.split.apply(engine.rows_per_file()),
+            clicks=clicks,
+            bad=bad,
+            features=features,
+            numerical={
+                column.name: numbers.transformed_facts(column, facts)
+                for column, facts in zip(
+                    self.job.source.schema.transformed, engine.numbers(), strict=True
+                )
+            },
+            metadata=self.job.metadata,
+        )
         with tempfile.TemporaryDirectory() as temporary:
             here = Path(temporary)
             (here / VOCABULARY).mkdir()
+            digests: list[str | None] = []
+            for number in range(len(NAMES)):
+                path = here / VOCABULARY / f"cat_{number}.parquet"
+                shutil.copyfile(engine.path_of(number), path)
+                digests.append(identity.digest(path))
+            rules, inputs = self.job.rules, self.job.source.inputs()
+            files.write_json(
+                here / VOCABULARY / "vocabulary.json",
+                summary.vocabulary_facts(rules, NAMES, inputs, digests),
+            )
             if bad:
                 with (here / BAD_ROWS).open("w") as report:
                     report.writelines(f"{row}\n" for row in self._bad_rows(engine))
-            digests = {}
-            for number, tables in engine.vocabulary_tables():
-                path = here / VOCABULARY / f"cat_{number}.parquet"
-                with vocabulary_files.Writer(path, pa.uint32()) as writer:
-                    for table in tables:
-                        writer.write(table["value"].cast(pa.uint32()), table["id"], table["count"])
-                digests[number] = identity.digest(path)
-            files.write_json(
-                here / VOCABULARY / "vocabulary.json",
-                summary.vocabulary_facts(
-                    self.job.rules,
-                    NAMES,
-                    self.job.source.inputs(),
-                    [digests[number] for number in range(len(NAMES))],
-                ),
-            )
             split_binary.write_specs(here, engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
-            manifest = summary.manifest(
-                settings=self.job.settings,
-                splits=self.job.split.apply(engine.rows_per_file()),
-                clicks=clicks,
-                bad=bad,
-                features=features,
-                numerical={
-                    column.name: numbers.transformed_facts(column, facts)
-                    for column, facts in zip(
-                        self.job.source.schema.transformed, engine.numbers(), strict=True
-                    )
-                },
-                metadata=self.job.metadata,
-            )
             files.write_json(here / MANIFEST, manifest)
             for path in sorted(here.rglob("*")):
                 if path.is_file():

@@ -17,12 +17,8 @@ INSTALL_JAVA = "Install one (Debian and Ubuntu: openjdk-17-jre-headless)."
 SETTINGS = {
     "spark.app.name": "trainmark prepare",
     "spark.ui.enabled": "false",
-    # Sums and products of row keys wrap around, as in numpy.
-    "spark.sql.ansi.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
     # Blocks of bytes pass through a column of strings.
     "spark.sql.castBinaryToString.validateUtf8": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
 }
 
 
@@ -54,11 +50,40 @@ def session(master: str | None, settings: Sequence[str]) -> Iterator[Any]:
     if str(spark.sparkContext.master).startswith("local"):
         # Otherwise Python on the workers is whatever `python3` is; a cluster has its own setting.
         spark.sparkContext.pythonExec = sys.executable
+    else:
+        check_executors(spark)
     try:
         yield spark
     finally:
         if existing is None:
             spark.stop()
+
+
+def check_executors(spark: Any) -> None:
+    """An `InputError` where Python on the executors lacks what this process runs with."""
+
+    def found(_: int) -> str:
+        try:
+            return what_is_here()
+        except ImportError as error:  # of this very package, perhaps
+            return str(error)
+
+    here = what_is_here()
+    tasks = 2 * spark.sparkContext.defaultParallelism
+    others = set(spark.sparkContext.parallelize(range(tasks), tasks).map(found).collect()) - {here}
+    if others:
+        raise InputError(
+            f"Python on the executors has {others.pop()!r}, and here is {here!r}; both need the "
+            "same. Install it there, or name another Python by --spark-conf spark.pyspark.python."
+        )
+
+
+def what_is_here() -> str:
+    """What the two sides of a job have to have in common."""
+    import trainmark
+    from trainmark.clicklog.arrays import primitives
+
+    return f"trainmark {trainmark.__version__} with{'' if primitives.FAST else 'out'} numba"
 
 
 def _pair(setting: str) -> tuple[str, str]:

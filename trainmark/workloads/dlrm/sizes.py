@@ -181,6 +181,15 @@ def in_other_formats(cfg: DlrmRun) -> bool:
     return any(kind != "fp32" for kind in table_formats(cfg))
 
 
+def on_one_gpu(cfg: DlrmRun) -> bool:
+    """Whether a single GPU holds all tables, and the kernels that gather, interact and update."""
+    sharding = cfg.sharding
+    hardware, _, devices = (sharding.cluster or "").partition("x1x")
+    exchanges = sharding.host_tables or sharding.force_exchange or has_narrow_tables(cfg.model)
+    has_kernels = sharding.engine == "native" and cfg.optimizer.name != "adam"
+    return hardware != "cpu" and devices == "1" and has_kernels and not exchanges
+
+
 # --- the model
 
 
