@@ -296,7 +296,7 @@ def test_plan_prints_and_its_file_is_a_placement(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")  # of a screen, which this is not
     file = tmp_path / "placement.json"
-    words = ["plan", run, "--cluster", "a100-80gx1x8"]
+    words = ["plan", "dlrm-large", "--cluster", "a100-80gx1x8"]
     assert main([*words, "--json", str(file)]) == 0
     first = capsys.readouterr().out
     assert "Predicted, not measured:" in first
