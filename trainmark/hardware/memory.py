@@ -15,6 +15,9 @@ T = TypeVar("T")
 # the collectives, fragments between allocations, and the 2 % that a driver reports less.
 RESERVED = 0.05
 
+# Bytes that cuBLAS works with on the streams of a step, and small buffers, on an H200.
+LIBRARIES = 330 * 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:

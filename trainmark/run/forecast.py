@@ -38,4 +38,5 @@ def forecast(cfg: Run, cluster: Cluster, memory: MemoryPlan) -> Predicted:
         planner=f"trainmark {__version__}",
         constants=dict(plan.constants),
         sources=list(plan.sources),
+        interval_s=plan.interval_s,
     )

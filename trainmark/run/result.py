@@ -161,6 +161,8 @@ class Predicted:
     """That the times were computed with."""
     sources: list[str]
     """Of these, and of the device's figures."""
+    interval_s: tuple[float, float] | None = None
+    """Between which the time of a step was expected; older results have none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,12 @@ def _kernels() -> Any:
     return kernels
 
 
+def load() -> None:
+    """Load the compiled loops, and what these load when the first of them is called: half a second,
+    which every process that is forked before would spend for itself."""
+    count(np.zeros(1, np.uint8), 0)
+
+
 class Scratch(threading.local):
     """Memory that a thread uses again and again: fresh pages cost as much as filling them."""
 

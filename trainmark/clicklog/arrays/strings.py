@@ -5,7 +5,9 @@ all blocks are there, their dictionaries are merged, a stretch at a time, which 
 dictionary of the whole column, and for each block the numbers of its own entries.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from numpy.typing import NDArray
 from trainmark.checksums import Checksum
 
 BATCH_ROWS = 1 << 12
-"""Strings of a dictionary that are in memory at a time."""
+"""Strings of a batch in the files of dictionaries."""
+MERGED_ROWS = 1 << 17
+"""Strings of all dictionaries that are merged at a time, roughly."""
 
 
 def dictionary_path(folder: Path, index: int, column: int) -> Path:
@@ -60,45 +64,45 @@ def intern(folder: Path, indices: Sequence[int], columns: Sequence[int]) -> None
     Those of several columns are numbered together; their file of all strings is the first one's.
     """
     own = [(index, column) for index in indices for column in columns]
-    blocks = [_Stretch(dictionary_path(folder, *place)) for place in own]
-    files = [numbers_path(folder, *place).open("wb") for place in own]
-    for file in files:
-        file.write(np.zeros(1, np.uint32).data)  # the missing value
-    count = 0
-    with _Writer(all_strings_path(folder, columns[0])) as writer:
-        while ends := [block.end() for block in blocks if len(block.strings)]:
-            # No block has strings up to the smallest of these ends besides those in memory.
-            bound = min(ends)
-            parts = [block.take(bound) for block in blocks]
-            distinct = pc.unique(pa.concat_arrays(parts))
-            distinct = distinct.take(pc.sort_indices(distinct))
-            for file, part in zip(files, parts, strict=True):
-                ranks = pc.index_in(part, value_set=distinct).to_numpy()
-                file.write((ranks + (count + 1)).astype(np.uint32).data)
+    blocks = [_mapped(dictionary_path(folder, *place)) for place in own]
+    starts, count = [0] * len(blocks), 0
+    with ExitStack() as opened:
+        files = [opened.enter_context(numbers_path(folder, *place).open("wb")) for place in own]
+        writer = opened.enter_context(_Writer(all_strings_path(folder, columns[0])))
+        for file in files:
+            file.write(np.zeros(1, np.uint32).data)  # the missing value
+        for bound in _bounds(blocks):
+            stops = [
+                bisect_right(block, bound, start, key=_text)
+                for block, start in zip(blocks, starts, strict=True)
+            ]
+            places = zip(blocks, starts, stops, strict=True)
+            parts = [block.slice(start, stop - start) for block, start, stop in places]
+            joined = pa.concat_arrays([chunk for part in parts for chunk in part.chunks])
+            numbers, distinct = number_block(joined)
+            numbers += np.uint32(count)
+            ends = np.cumsum([len(part) for part in parts])
+            for file, of_block in zip(files, np.split(numbers, ends[:-1]), strict=True):
+                file.write(of_block.data)
             writer.write(distinct)
-            count += len(distinct)
-    for file in files:
-        file.close()
+            starts, count = stops, count + len(distinct)
 
 
-class _Stretch:
-    """The part of a block's dictionary that is in memory."""
+def _mapped(path: Path) -> Any:
+    """A block's dictionary, of which only what is looked at comes into memory."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0)
 
-    def __init__(self, path: Path) -> None:
-        self._batches = _read(path)
-        self.strings = next(self._batches, pa.array([], pa.large_binary()))
 
-    def end(self) -> bytes:
-        return bytes(self.strings[-1].as_py())
+def _bounds(blocks: Sequence[Any]) -> list[bytes]:
+    """Rising strings, the largest one included, that divide all into stretches of about
+    `MERGED_ROWS`, judged by the ends of batches."""
+    ends = sorted(_text(chunk[-1]) for block in blocks for chunk in block.chunks if len(chunk))
+    step = MERGED_ROWS // BATCH_ROWS
+    return sorted({*ends[step - 1 :: step], *ends[-1:]})
 
-    def take(self, bound: bytes) -> Any:
-        """Remove the strings up to `bound`."""
-        within = pc.less_equal(self.strings, pa.scalar(bound, pa.large_binary()))
-        count = pc.sum(within).as_py() or 0
-        taken, self.strings = self.strings.slice(0, count), self.strings.slice(count)
-        if not len(self.strings):
-            self.strings = next(self._batches, self.strings)
-        return taken
+
+def _text(string: Any) -> bytes:
+    return bytes(string.as_py())
 
 
 class _Writer:
@@ -141,8 +145,9 @@ def of_numbers(path: Path, numbers: NDArray[np.uint32]) -> Any:
     with pa.OSFile(str(path)) as file:
         reader = pa.ipc.open_file(file)
         places = numbers.astype(np.int64) - 1
-        for batch in np.unique(places // BATCH_ROWS).tolist():
-            here = places[places // BATCH_ROWS == batch] - batch * BATCH_ROWS
+        batches, starts = np.unique(places // BATCH_ROWS, return_index=True)
+        of_batches = np.split(places % BATCH_ROWS, starts[1:]) if len(starts) else []
+        for batch, here in zip(batches.tolist(), of_batches, strict=True):
             parts.append(reader.get_batch(batch).column(0).take(pa.array(here)))
     strings = pa.concat_arrays(parts) if parts else pa.array([], pa.large_binary())
     return strings.cast(pa.large_string())
@@ -158,8 +163,7 @@ def to_numbers(path: Path, strings: Any) -> NDArray[np.uint32]:
     for batch in _read(path):
         if start == len(strings):
             break
-        rest = strings.slice(start)
-        stop = start + (pc.sum(pc.less_equal(rest, batch[-1])).as_py() or 0)
+        stop = bisect_right(strings, _text(batch[-1]), start, key=_text)
         ranks = pc.index_in(strings.slice(start, stop - start), value_set=batch)
         numbers[start:stop] = pc.fill_null(pc.add(ranks, before + 1), 0).to_numpy()
         start, before = stop, before + len(batch)

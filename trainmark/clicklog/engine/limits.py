@@ -14,7 +14,9 @@ WORKER_BYTES = 24 << 20
 """What a process takes besides what it shares with the one that it was forked from."""
 MIN_DATA_BYTES = 64 << 20
 MIN_WORKER_DATA_BYTES = 24 << 20
-MAX_PIECE_BYTES = 64 << 20
+MIN_PIECE_BYTES, MAX_PIECE_BYTES = 8 << 20, 64 << 20
+PIECES = 4
+"""For each process, where there is input enough: those that end early take more of them."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -27,7 +29,7 @@ class Limits:
     workers: int
     """Processes that share the work."""
     piece_bytes: int
-    """Input that is parsed at a time."""
+    """Input that is parsed at a time, at most."""
 
     @classmethod
     def of(cls, memory: str | None) -> "Limits":
@@ -45,6 +47,11 @@ class Limits:
         if workers > 1:
             available -= workers * WORKER_BYTES
         return cls(available, workers, min(available // (8 * workers), MAX_PIECE_BYTES))
+
+    def piece_bytes_of(self, whole: int) -> int:
+        """What is parsed at a time of an input of so many bytes, all processes having a share."""
+        share = max(whole // (PIECES * self.workers), MIN_PIECE_BYTES)
+        return min(share, self.piece_bytes)
 
 
 def num_bytes(text: str) -> int:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainmark import checksums, files, progress
-from trainmark.clicklog.arrays import shuffle
+from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.engine import kept, numbers, parse_phase, split_binary, summary
 from trainmark.clicklog.engine.columns import numerical_features
 from trainmark.clicklog.engine.division import Division, divide
@@ -65,6 +65,7 @@ class EmbeddedEngine:
         self.seconds: dict[str, float] = {}
 
     def run(self, check_rows: RowsCheck | None) -> dict[str, float]:
+        primitives.load()  # before any process is forked
         with self._phase("parse"):
             store, rows_per_file = self._parse()
         try:
@@ -101,6 +102,7 @@ class EmbeddedEngine:
         done = parse_phase.finished_blocks(self.work, job.bad_rows)
         whole = sum(sizes)
         unpacked = max(whole, rows * self._stored_bytes())
+        piece_bytes = self.limits.piece_bytes_of(unpacked)
         parser = parse_phase.Parser(
             source,
             self.work,
@@ -108,8 +110,8 @@ class EmbeddedEngine:
             seed=job.seed,
             bits=facts["bits"],
             bad_rows=job.bad_rows,
-            piece_bytes=self.limits.piece_bytes,
-            workers=min(self.limits.workers, -(-unpacked // self.limits.piece_bytes) or 1),
+            piece_bytes=piece_bytes,
+            workers=min(self.limits.workers, -(-unpacked // piece_bytes) or 1),
         )
         with progress.bytes_bar("Reading", whole) as advance:
             if done:

@@ -202,7 +202,8 @@ class SparkEngine:
         for number, (rule, ranges) in enumerate(zip(self.job.rules, parts, strict=True)):
             rising = [ranges[of_range] for of_range in sorted(ranges)]
             reader, path = self._readers[number], self.path_of(number)
-            sizes.append(vocabulary.build([reader], rule, self._train, rising, path))
+            # In Criteo's recipes, a value that is missing is none.
+            sizes.append(vocabulary.build([reader], rule, self._train, rising, path, missing=0))
         return sizes
 
     @cached_property

@@ -7,15 +7,23 @@ from typing import Any
 from trainmark.contract import (
     Definition,
     Exporter,
+    Plan,
     RawFiles,
     ScoredRows,
     Scorer,
     Served,
     Workload,
 )
+from trainmark.hardware.devices import Cluster
 from trainmark.workloads.distilbert import runs
 from trainmark.workloads.distilbert.resolve import resolve
 from trainmark.workloads.distilbert.runs import DistilbertRun
+
+
+def _plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
+    from trainmark.workloads.distilbert.plan import plan
+
+    return plan(cfg, cluster)
 
 
 def _exporters() -> Mapping[str, Exporter[DistilbertRun]]:
@@ -54,6 +62,7 @@ DISTILBERT = Definition(
     closed=runs.closed,
     sizes=runs.sizes,
     notes=runs.notes,
+    plan=_plan,
     inference_batches=runs.INFERENCE_BATCHES,
     exported_types=("distilbert", "bert"),
     exporters=_exporters,

@@ -2,6 +2,9 @@
 
 from trainmark.workloads.distilbert.runs import DistilbertRun, encoder_weights
 
+TILE = 128
+"""Tokens that FlashAttention takes at a time; sentences are rounded up to it."""
+
 
 def flops(cfg: DistilbertRun, samples: int, tokens: int) -> dict[str, float]:
     """Matrix products of the blocks, forward and backward (twice the forward).
@@ -23,13 +26,24 @@ def flops(cfg: DistilbertRun, samples: int, tokens: int) -> dict[str, float]:
 
 def activation_bytes(cfg: DistilbertRun) -> int:
     """Estimated: what one micro-batch keeps for its backward pass, with its gradients."""
-    model = cfg.model
+    model, layers = cfg.model, cfg.model.layers
     full_width = cfg.precision in ("fp32", "tf32")
-    micro = cfg.micro_batch or 0
-    tokens = micro * cfg.sequence_length if cfg.mode == "padded" else cfg.token_budget or 0
+    padded = cfg.mode == "padded"
+    length = cfg.sequence_length if padded else cfg.longest or cfg.sequence_length
     # Per block: input, QKV, attention, two sums with their norms, both sides of GELU.
-    per_token = model.layers * (9 * model.hidden + 2 * model.feed_forward)
-    per_token += 4 * model.hidden + 2 * model.feed_forward  # gradients of one block at a time
-    # Plain attention keeps its weights, before and after dropout; FlashAttention does not.
-    rows = 2 * model.layers * model.heads * cfg.sequence_length if full_width else 0
-    return int(tokens * (per_token + rows) * (4 if full_width else 2))
+    per_token = layers * (9 * model.hidden + 2 * model.feed_forward) + model.hidden // 2
+    elements, micro = tokens_computed(cfg) * per_token, cfg.micro_batch or 0
+    if not full_width:  # FlashAttention adds up the gradient of queries in fp32, by whole tiles
+        return 2 * elements + 4 * micro * -(-length // TILE) * TILE * model.hidden
+    # Plain attention keeps its weights, before and after dropout, and has their gradient of one
+    # block; packed sentences are given rows of equal length for it.
+    elements += (2 * layers + 1) * micro * model.heads * length**2
+    elements += 0 if padded else 3 * layers * micro * length * model.hidden
+    return 4 * elements
+
+
+def tokens_computed(cfg: DistilbertRun) -> int:
+    """Of a micro-batch."""
+    if cfg.mode == "packed":
+        return cfg.token_budget or 0
+    return (cfg.micro_batch or 0) * cfg.sequence_length

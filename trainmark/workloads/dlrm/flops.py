@@ -1,15 +1,20 @@
 """What a DLRM step costs: floating-point operations, and memory for activations."""
 
+import itertools
+
 from trainmark.config import filled
+from trainmark.hardware.memory import LIBRARIES
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     branches,
     dense_layers,
+    dense_parameters,
     dot_products,
     has_bags,
     hotness,
     interaction_activations,
     interaction_width,
+    on_one_gpu,
 )
 
 
@@ -31,12 +36,15 @@ def multiply_adds(cfg: DlrmRun) -> int:
 def dense_activation_bytes(cfg: DlrmRun) -> int:
     """Estimated: what one micro-batch keeps for its backward pass, with its gradients."""
     model = cfg.model
+    has_slots = on_one_gpu(cfg) and cfg.accumulate == 1 and not has_bags(model)
+    if has_slots and model.interaction == "dot" and not cfg.eager and not filled(model.dropout):
+        return _in_slots(cfg)
     vectors = len(model.table_rows) + 1
     per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + interaction_width(model))
     # The rows, the joined vectors and their gradients, the dot products of all pairs and theirs;
     # or whatever else is between them and what the top MLP reads.
     per_sample += 4 * vectors * model.embedding_dim
-    per_sample += 2 * vectors * vectors * (model.interaction == "dot")
+    per_sample += 2 * vectors * vectors * (model.interaction in ("dot", "dot_and_inputs"))
     per_sample += 2 * interaction_activations(model)
     # Where numbers are dropped: which, and what is left of them.
     mlps = [model.bottom_mlp, model.top_mlp]
@@ -49,3 +57,23 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
     rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4
     return (cfg.micro_batch or 0) * per_sample * width + rows_of_all_micro_batches + ids
+
+
+def _in_slots(cfg: DlrmRun) -> int:
+    """What a CUDA graph's step holds while the top MLP's widest gradients are computed.
+
+    Two slots each have the ids, in order and sorted, and where each one's gradient goes; there are
+    one gradient for every looked-up row, the outputs of all layers and of the interaction, and the
+    gradients of a layer's output and input, the latter twice where a ReLU's mask is no part of the
+    product that computes it.
+    """
+    model, wide = cfg.model, cfg.precision in ("fp32", "tf32")
+    element, features, numerical = 4 if wide else 2, len(model.table_rows), model.numerical_features
+    hidden = [*model.bottom_mlp, *model.top_mlp[:-1]]
+    first, *behind = [interaction_width(model), *model.top_mlp[:-1]]
+    pairs = [first + sum(behind[:1])]
+    pairs += [(1 + wide) * fan_in + fan_out for fan_in, fan_out in itertools.pairwise(behind)]
+    elements = features * model.embedding_dim + sum(hidden) + first + max(pairs)
+    slots = 2 * (20 * features + 4 * numerical) + (not wide) * element * -(-numerical // 8) * 8
+    copies = 0 if wide else dense_parameters(model) * element
+    return LIBRARIES + copies + filled(cfg.micro_batch) * (elements * element + slots)

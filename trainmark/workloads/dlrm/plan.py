@@ -32,8 +32,9 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
         seconds=[_seconds(prediction, device) for device in range(cluster.world)],
         no_time=prediction.unknown or None,
         parts=parts,
+        interval_s=prediction.interval_s,
         bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None,
-        constants=constants(found, cfg.precision),
+        constants=constants(cfg, found),
         sources=_sources(cfg),
         tables=[
             _table(cfg, placed)
@@ -96,13 +97,14 @@ def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
     ]
     if cfg.sharding.engine == "torchrec" and cfg.sharding.placement == "auto":
         lines.append("TorchRec's own planner will place the tables; this is what ours would do.")
-    if prediction.step_s is None:
+    if prediction.step_s is None or prediction.interval_s is None:
         return [*lines, f"No time is predicted: {prediction.unknown}."]
+    low, high = (1e3 * bound for bound in prediction.interval_s)
     return [
         *lines,
-        f"Predicted, not measured: {1e3 * prediction.step_s:.2f} ms for {prediction.batch:,} "
-        f"samples, {human(prediction.samples_per_s)} samples/s (the formulas: "
-        "docs/parallelism.md).",
+        f"Predicted, not measured: {1e3 * prediction.step_s:.2f} ms ({low:.2f} to {high:.2f}) for "
+        f"{prediction.batch:,} samples, {human(prediction.samples_per_s)} samples/s (the formulas: "
+        "docs/planning.md).",
         f"Taken from: {'; '.join(_sources(cfg))}.",
     ]
 

@@ -2,15 +2,13 @@
 
     step = slowest device of (gather + exchange + dense + update)
 
-Gather, exchange and update are those of `embeddings/placement/costs.py`. The dense part is the
-same everywhere:
+On one GPU these are its kernels (`gpu_time.py`). Where tables lie on several, gather, exchange and
+update are those of `embeddings/placement/costs.py`, and the dense part is a GPU's. On CPUs it is
 
-    dense = operations / (0.5 peak) + bytes of activations / (0.5 memory bandwidth)
+    dense = operations / GEMMs as measured + bytes of activations / copies as measured
 
-Where `trainmark calibrate` has measured GEMMs and copies, their rates stand for these halves. The
-MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
-longer counts. Launching kernels and reading data are taken to be hidden, which small batches do not
-allow.
+The MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
+longer counts. Reading data is taken to be hidden.
 """
 
 import math
@@ -27,11 +25,14 @@ from trainmark.embeddings.placement.costs import (
 )
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.hardware.devices import Unknown
+from trainmark.hardware.known import CPU
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import Machine, peak_of
+from trainmark.hardware.machine import ELSEWHERE, Machine, peak_of
 from trainmark.hardware.memory import MemoryPlan
+from trainmark.hardware.products import COPY_OF_BANDWIDTH, MEASURED, rates_of, shares_of
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
+from trainmark.workloads.dlrm.gpu_time import StepTime, gpu_time
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     dense_layers,
@@ -39,12 +40,16 @@ from trainmark.workloads.dlrm.sizes import (
     dot_products,
     interaction_activations,
     interaction_width,
+    on_one_gpu,
 )
 
-# Where nothing was measured. GEMMs of dlrm-small, batch 65536, on one H200: 0.48 of the bf16 peak.
-MATMUL_EFFICIENCY = 0.5
-# An assumption: elementwise operations and the interaction, partly fused.
-TRAFFIC_EFFICIENCY = 0.5
+# Intervals. On one H200: what 40 configurations were off by, rounded up; a short step
+# depends on small kernels, and on the host.
+WITHIN, WITHIN_SMALL = (0.92, 1.06), (0.89, 1.15)
+SMALL_STEP_S = 1e-3
+
+# Assumptions, for CPUs of which only peak and bandwidth are known.
+MATMUL_EFFICIENCY, TRAFFIC_EFFICIENCY = 0.5, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,8 @@ class Prediction:
     """None where `unknown` says why there are no times."""
     unknown: str
     batch: int
+    off: tuple[float, float]
+    """Of the predicted time: the least and the most that is expected."""
 
     def device_s(self, device: int) -> float | None:
         return None if self.dense_s is None else self.tables[device].total + self.dense_s
@@ -69,6 +76,13 @@ class Prediction:
         if self.dense_s is None:
             return None
         return self.dense_s + max(table.total for table in self.tables)
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """Between which the step is expected to be."""
+        if self.step_s is None:
+            return None
+        return self.step_s * self.off[0], self.step_s * self.off[1]
 
     @property
     def samples_per_s(self) -> float | None:
@@ -82,33 +96,68 @@ def predict(cfg: DlrmRun) -> Prediction:
     placed = sharding.place(cfg, devices)
     loads = costs.loads(placed, sharding.profiles(cfg))
     received = costs.received(exchanged_tables(placed))
-    dense = _dense_s(cfg, costs)
+    tables = [costs.time(load, received) for load in loads]
+    found = _on_cpus(cfg, costs) if sharding.cluster(cfg).hardware == CPU else _on_gpus(cfg, costs)
+    dense, unknown = (None, found) if isinstance(found, str) else (found.dense, "")
+    if not isinstance(found, str) and on_one_gpu(cfg):
+        tables = [DeviceTime(gather=found.forward, exchange=0.0, update=found.update)]
+    elif not isinstance(found, str):
+        dense = _with_reduction(cfg, costs, found.dense + found.forward)
     return Prediction(
         placement=placed,
         memory=sharding.plan_devices(cfg),
         host_bytes=[load.host for load in loads],
-        tables=[costs.time(load, received) for load in loads],
-        dense_s=None if isinstance(dense, str) else dense,
-        unknown=dense if isinstance(dense, str) else "",
+        tables=tables,
+        dense_s=dense,
+        unknown=unknown,
         batch=filled(cfg.global_batch),
+        off=_off(cfg, found),
     )
 
 
-def constants(machine: Machine, precision: str) -> dict[str, float]:
+def _off(cfg: DlrmRun, found: StepTime | str) -> tuple[float, float]:
+    if isinstance(found, str) or not (on_one_gpu(cfg) and sharding.cluster(cfg) == MEASURED):
+        return ELSEWHERE
+    return WITHIN if found.total >= SMALL_STEP_S else WITHIN_SMALL
+
+
+def constants(cfg: DlrmRun, machine: Machine) -> dict[str, float]:
     """The shares of peaks and bandwidths that stand where nothing was measured."""
-    measured = machine.measured
+    measured, on_cpu = machine.measured, sharding.cluster(cfg).hardware == CPU
+    matmul = MATMUL_EFFICIENCY if on_cpu else shares_of(cfg.precision)["forward"]
+    copy = TRAFFIC_EFFICIENCY if on_cpu else COPY_OF_BANDWIDTH
     shares = {
-        "matmul of peak": None if precision in measured.gemm else MATMUL_EFFICIENCY,
-        "traffic of bandwidth": None if measured.copy else TRAFFIC_EFFICIENCY,
-        "gather of bandwidth": None if measured.gather else GATHER_EFFICIENCY,
-        "update of bandwidth": None if measured.update else UPDATE_EFFICIENCY,
-        "collective of link": None if measured.node or machine.devices == 1 else LINK_EFFICIENCY,
+        "matmul of peak": None if cfg.precision in measured.gemm else matmul,
+        "copy of bandwidth": None if measured.copy else copy,
     }
+    if not on_one_gpu(cfg):
+        shares["gather of bandwidth"] = None if measured.gather else GATHER_EFFICIENCY
+        shares["update of bandwidth"] = None if measured.update else UPDATE_EFFICIENCY
+    if machine.devices > 1:
+        shares["collective of link"] = None if measured.node else LINK_EFFICIENCY
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def _dense_s(cfg: DlrmRun, costs: TableCosts) -> float | str:
-    """Seconds of MLPs and interaction on one device; or why they are not known."""
+def _on_gpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
+    rates = rates_of(sharding.cluster(cfg), costs.machine, cfg.precision)
+    if isinstance(rates, str):
+        return rates
+    return gpu_time(cfg, rates, filled(cfg.micro_batch), sharding.profiles(cfg))
+
+
+def _with_reduction(cfg: DlrmRun, costs: TableCosts, dense: float) -> float:
+    """The dense part, and what it does not hide of the sum of the MLPs' gradients."""
+    if costs.machine.devices == 1:
+        return dense
+    reduce = costs.all_reduce_s(dense_parameters(cfg.model) * 4)
+    return dense + max(reduce - dense * 2 / 3, 0.0)
+
+
+# --- CPUs
+
+
+def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
+    """Seconds of MLPs and interaction of one rank; or why they are not known."""
     machine = costs.machine
     local = filled(cfg.global_batch) // machine.devices
     compute = _compute_s(cfg, machine, local)
@@ -116,10 +165,7 @@ def _dense_s(cfg: DlrmRun, costs: TableCosts) -> float | str:
         return machine.unknown or str(compute)
     moved = local * _elements_moved(cfg) * costs.step.element_bytes
     dense = compute + moved / machine.streaming(TRAFFIC_EFFICIENCY)
-    if machine.devices == 1:
-        return dense
-    reduce = costs.all_reduce_s(dense_parameters(cfg.model) * 4)
-    return dense + max(reduce - dense * 2 / 3, 0.0)
+    return StepTime(forward=0.0, dense=dense, update=0.0)
 
 
 def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:

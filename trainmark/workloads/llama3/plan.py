@@ -9,7 +9,7 @@ from trainmark.contract import Plan
 from trainmark.formatting import human
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import sources
+from trainmark.hardware.machine import ELSEWHERE, sources
 from trainmark.hardware.memory import MemoryPlan, misfit, what_fits
 from trainmark.workloads.llama3.memory import plan_devices
 from trainmark.workloads.llama3.prediction import (
@@ -22,6 +22,8 @@ from trainmark.workloads.llama3.prediction import (
 from trainmark.workloads.llama3.runs import LlamaRun, Recompute, smaller
 
 MICRO_BATCHES = (1, 2, 4, 8)
+WITHIN = (0.92, 1.08)
+"""Of a predicted time, on hardware whose rates were fitted."""
 BOUND_BY = {
     "compute": "compute",
     "tensor": "the link (tensor-parallel exchange)",
@@ -41,6 +43,7 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
         seconds=[_seconds(rank) for rank in prediction.ranks for _ in range(each)],
         no_time=prediction.unknown or None,
         parts=_parts(prediction),
+        interval_s=_interval_s(cluster, prediction),
         bound_by=_bound_by(prediction),
         constants=_constants(prediction),
         sources=[
@@ -68,6 +71,11 @@ def _sentences(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> list[str]:
         f"Rates: {_rates(cluster, found)} (the formulas: docs/planning.md).",
         f"Taken from: {'; '.join(sources(cluster, cfg.precision, of_gemms=found.rates.of_gemms))}.",
     ]
+
+
+def _interval_s(cluster: Cluster, found: Prediction) -> tuple[float, float] | None:
+    low, high = WITHIN if cluster.hardware in RATES else ELSEWHERE
+    return None if found.step_s is None else (low * found.step_s, high * found.step_s)
 
 
 def _rates(cluster: Cluster, found: Prediction) -> str:

@@ -1,0 +1,163 @@
+"""What `trainmark plan` tells of a DistilBERT: memory, and predicted time.
+
+    step = micro-batches x (products + attention + passes) + update + exchange
+
+Products are those of `hardware/products.py`, whose constants come from other models. The others
+were fitted to padded batches in 16 bits on one H200; packed ones test them (docs/planning.md).
+"""
+
+from dataclasses import asdict, dataclass
+
+from trainmark.config import filled
+from trainmark.contract import Plan
+from trainmark.formatting import human
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.known import CPU
+from trainmark.hardware.links import LINK_EFFICIENCY
+from trainmark.hardware.machine import ELSEWHERE, Machine, machine, sources
+from trainmark.hardware.memory import LIBRARIES, MemoryPlan, misfit
+from trainmark.hardware.products import MEASURED, Kind, Rates, product_s, rates_of, shares_of
+from trainmark.workloads.distilbert.flops import TILE, activation_bytes, tokens_computed
+from trainmark.workloads.distilbert.runs import DistilbertRun, parameters
+
+TILE_SHARE, PLAIN_TILE_SHARE = 0.11, 0.245
+"""Of the peak, by a tile forward and backward, 14 x 128 x 128 operations for each column: in 16
+bits, and in 4 bytes, where attention is plain."""
+# Bytes over the rate of a copy, for each byte of a token that a block keeps: GELU, dropout, sums
+# and norms, forward and backward; and where attention is plain, for each of its weights, and for
+# each number of the rows that packed sentences are copied to (counted, not fitted).
+PASSES, WEIGHTS, ROWS = 4.6, 28.0, 34 * 4
+# Bytes for each parameter: of a micro-batch (casts, gradients added up), and of a step (AdamW and
+# the norm of the gradient; in fp16 they are scaled back).
+MICRO_BATCH, UPDATE, UNSCALED = 57.0, 41.0, 12.0
+STRETCH = 1.025
+"""Products bring a GPU to its power limit."""
+WITHIN = (0.92, 1.08)
+"""Of a predicted time, on one H200."""
+
+BOUND_BY = {
+    "products": "compute (matrix products)",
+    "attention": "compute (attention)",
+    "passes": "memory bandwidth (passes over activations)",
+    "update": "memory bandwidth (the optimiser)",
+    "exchange": "the link (gradients between devices)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step on every device."""
+
+    products: float
+    attention: float
+    passes: float
+    update: float
+    exchange: float
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+
+def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
+    """Of a resolved run, on the cluster that it was resolved for."""
+    devices = machine(cluster)
+    rates = rates_of(cluster, devices, cfg.precision)
+    if cluster.hardware == CPU:
+        rates = "distilbert has no prediction of times on CPUs"
+    memory = _memory(cfg, cluster)
+    too_large = misfit(cfg.name, memory, cluster, lambda _: "")
+    if isinstance(rates, str):
+        lines = [f"No time is predicted: {rates}."]
+        return Plan(memory=[memory], no_time=rates, sentences=lines, too_large=too_large)
+    time = _time(cfg, rates, devices)
+    said = sources(cluster, cfg.precision, of_gemms=rates.of_gemms)
+    parts = asdict(time)
+    batch, off = filled(cfg.global_batch), WITHIN if cluster == MEASURED else ELSEWHERE
+    low, high = time.total * off[0], time.total * off[1]
+    return Plan(
+        memory=[memory],
+        seconds=[{**parts, "step": time.total}],
+        parts=parts,
+        interval_s=(low, high),
+        bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])],
+        constants={"matmul of peak": shares_of(cfg.precision)["forward"]},
+        sources=said,
+        sentences=[
+            f"Predicted, not measured: {1e3 * time.total:.2f} ms "
+            f"({1e3 * low:.2f} to {1e3 * high:.2f}) for {batch:,} sentences, "
+            f"{human(batch / time.total)} samples/s (the formulas: docs/planning.md).",
+            f"Taken from: {'; '.join(said)}.",
+        ],
+        too_large=too_large,
+    )
+
+
+def _time(cfg: DistilbertRun, rates: Rates, devices: Machine) -> StepTime:
+    micro, count, model = filled(cfg.micro_batch), filled(cfg.accumulate), cfg.model
+    tokens, weights = tokens_computed(cfg), parameters(model)
+    element = 4 if cfg.precision in ("fp32", "tf32") else 2
+    blocks = model.layers - 0.85 * (cfg.mode == "packed")  # all of the last but its attention
+    kept = (9 * model.hidden + 2 * model.feed_forward) * element
+    passes = PASSES * tokens * blocks * kept + MICRO_BATCH * weights
+    unscaled = UNSCALED * (cfg.precision == "fp16")
+    scale = STRETCH * count
+    size, links = 4 * weights, devices.devices
+    link = (devices.network if devices.nodes > 1 else devices.node_link) * LINK_EFFICIENCY
+    return StepTime(
+        products=scale * _products_s(cfg, rates, tokens, micro),
+        attention=scale * _attention_s(cfg, rates, micro),
+        passes=scale * passes / rates.copy,
+        update=(UPDATE + unscaled) * weights / rates.copy,
+        exchange=2 * size * (links - 1) / links / link,
+    )
+
+
+def _products_s(cfg: DistilbertRun, rates: Rates, tokens: int, sentences: int) -> float:
+    """Of all blocks; a packed run's last one computes what the head reads."""
+    hidden, wide = cfg.model.hidden, cfg.model.feed_forward
+    behind = [(hidden, hidden), (hidden, wide), (wide, hidden)]
+    kinds: tuple[Kind, ...] = ("forward", "input", "weight")
+
+    def of(samples: int, shapes: list[tuple[int, int]]) -> float:
+        return sum(
+            product_s(rates, cfg.precision, kind, samples, *shape)
+            for shape in shapes
+            for kind in kinds
+        )
+
+    read_last = sentences if cfg.mode == "packed" else tokens
+    return (
+        cfg.model.layers * of(tokens, [(hidden, 3 * hidden)])
+        + (cfg.model.layers - 1) * of(tokens, behind)
+        + of(read_last, behind)
+    )
+
+
+def _attention_s(cfg: DistilbertRun, rates: Rates, sentences: int) -> float:
+    """FlashAttention's tiles of a sentence's rows by itself; plain attention is square."""
+    model, plain = cfg.model, cfg.precision in ("fp32", "tf32")
+    length = cfg.sequence_length if cfg.mode == "padded" else cfg.longest or cfg.sequence_length
+    rows = -(-length // TILE)
+    tiles = sentences * model.heads * rows * (rows if plain else 1)
+    operations = 14 * TILE * TILE * (model.hidden // model.heads)
+    share = PLAIN_TILE_SHARE if plain else TILE_SHARE
+    moved = WEIGHTS * model.heads * length**2
+    moved += ROWS * length * model.hidden * (cfg.mode == "packed")
+    seconds = tiles * operations / (rates.peaks[cfg.precision] * share)
+    return model.layers * (seconds + plain * sentences * moved / rates.copy)
+
+
+# --- memory
+
+
+def _memory(cfg: DistilbertRun, cluster: Cluster) -> MemoryPlan:
+    weights, model = parameters(cfg.model), cfg.model
+    tensors = 8 + 12 * model.layers  # each counts its own steps
+    on_gpu = cluster.hardware != CPU
+    return MemoryPlan(
+        weights=4 * weights,
+        gradients=4 * weights,
+        optimizer=8 * weights + 4 * tensors + 8 * (cfg.precision == "fp16"),
+        activations=activation_bytes(cfg) + on_gpu * (LIBRARIES + 4 * weights),
+    )

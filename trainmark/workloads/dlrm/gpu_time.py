@@ -1,0 +1,200 @@
+"""How long the kernels of a DLRM step take on one GPU, one after another.
+
+    forward   gather and interaction, which are one kernel
+    dense     products of the MLPs, the interaction's backward pass, passes over activations,
+              the optimiser of the MLPs, and what every step costs
+    update    the rows of the tables
+
+The sort of the next batch's ids is hidden. Constants are those of one H200: each was fitted to its
+own kernels in 20 configurations, `STRETCH` to whole steps; 20 others test them (docs/planning.md).
+Bytes are over the rate of a copy; seconds are the same on every GPU, an assumption.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainmark.config import filled
+from trainmark.embeddings.placement.access import AccessProfile
+from trainmark.embeddings.placement.costs import STATE_BYTES
+from trainmark.hardware.products import Kind, Rates, product_s
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.sizes import (
+    Layer,
+    dense_layers,
+    dense_parameters,
+    interaction_activations,
+    interaction_width,
+    stored_rows,
+)
+
+LARGE_LAYER = 2**17
+"""Weights from which on a layer's kernels are fused, or in fp8: as in kernels/."""
+FP8_STEP = 16
+
+# The interaction. V vectors of a sample, padded to a power of 2, of width D: for each byte of the
+# vectors, of the padded square of their products, and of vectors of two stores instead of one.
+VECTOR_BYTES, PAIR_BYTES, TWO_STORES = 1.21, 0.71, 0.73
+BACKWARD = 1.79  # times the forward pass: gradients of as many rows are written
+# In fp32 it computes without tensor cores: operations for each number of the padded vectors, and
+# for each of them and each vector.
+FP32_FORWARD, FP32_BACKWARD = (606.0, 0.71), (85.0, 4.32)
+
+# The update. Bytes for each byte of a gradient row, and of a changed row (read and written, some
+# of it in the cache); for each looked-up row; for each whose rule or format needs a sum over it;
+# for each of Adagrad's; for each changed row that several warps share and must sum over.
+GRADIENT_ROW, CHANGED_ROW = 1.53, 0.64
+LOOKED_UP, SUMMED, ADAGRAD, SUMMED_WIDE = 60, 175, 219, 1520
+ONE_WARP = 128  # columns
+STORE_S = 20e-6  # of the first and the last kernels of a store's chain
+
+# Passes over activations: bytes for each byte or number.
+MASKED = 3.23  # a gradient is read, masked and written
+LOSS = 7.0  # the last layer, its loss and gradient, a number of what it reads
+QUANTIZED, MASKED_CODES, PADDED = 6.3, 5.8, 11.1  # in fp8
+BIASES = 0.47  # gradients of biases, a number of the hidden layers
+PARAMETER = 23.0  # a pass over the MLPs' weights, of small tensors
+
+STEP_S = 168e-6
+"""Of about 90 small kernels, and between two steps."""
+FP8_S = 86e-6
+"""Of the small kernels that find scales."""
+ADAGRAD_LAYER_S = 27e-6
+"""Of the small kernels that update a layer of the MLPs."""
+STRETCH, RESTS = 0.06, 0.2
+"""Products in 16 bits and tf32 bring a GPU to its power limit, where it takes longer; not so where
+small kernels take this share of a step."""
+HOST_S = 0.25e-3
+"""What a host takes to start a step: a shorter one waits for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step."""
+
+    forward: float
+    dense: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.dense + self.update
+
+
+def _element(cfg: DlrmRun) -> int:
+    """Bytes of a number that is computed with."""
+    return 4 if cfg.precision in ("fp32", "tf32") else 2
+
+
+def gpu_time(
+    cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]
+) -> StepTime:
+    """Of one device that has all tables; `samples` go through the model together."""
+    count = filled(cfg.accumulate)
+    small = _small_s(cfg, rates)
+    forward = count * _interaction_s(cfg, rates, samples)
+    dense = count * (_layers_s(cfg, rates, samples) + _passes_s(cfg, rates, samples))
+    dense += count * _interaction_s(cfg, rates, samples, backward=True)
+    update = _update_s(cfg, rates, samples * count, profiles)
+    total = forward + dense + update + small
+    stretch = 1.0
+    if cfg.precision in ("bf16", "fp16", "tf32"):
+        stretch += STRETCH * max(0.0, 1 - small / total / RESTS)
+    waiting = max(0.0, HOST_S * count - total * stretch)
+    return StepTime(
+        forward=forward * stretch,
+        dense=(dense + small) * stretch + waiting,
+        update=update * stretch,
+    )
+
+
+# --- the dense part
+
+
+def _layers_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
+    """Products of all layers but the last, which the loss takes along, and masks of their ReLUs."""
+    total = 0.0
+    for layer, precision, back, is_masked in _layers(cfg):
+        kinds: list[Kind] = ["forward", "weight", *([back] if back else [])]
+        total += sum(
+            product_s(rates, precision, kind, samples, layer.fan_in, layer.fan_out)
+            for kind in kinds
+        )
+        if is_masked and back == "input":
+            size = MASKED_CODES if precision == "fp8" else MASKED * _element(cfg)
+            total += size * samples * layer.fan_in / rates.copy
+    return total
+
+
+def _layers(cfg: DlrmRun) -> Iterator[tuple[Layer, str, Kind | None, bool]]:
+    """Each with its precision, how its inputs' gradient is computed, and whether that is masked."""
+    layers, model = dense_layers(cfg.model), cfg.model
+    top = len(layers) - len(model.top_mlp)
+    plain, in_fp8 = ("bf16", True) if cfg.precision == "fp8" else (cfg.precision, False)
+    for place, layer in enumerate(layers[:-1]):
+        large = layer.fan_in * layer.fan_out >= LARGE_LAYER
+        if place >= top:
+            in_fp8 = in_fp8 and large and layer.fan_out % FP8_STEP == 0
+        precision = "fp8" if in_fp8 and place >= top else plain
+        is_masked = 0 < place < len(model.bottom_mlp) or place > top
+        is_fused = large and precision in ("bf16", "fp16") and not layer.fan_in % 8
+        back: Kind = "masked" if is_masked and is_fused and not layer.fan_out % 8 else "input"
+        yield layer, precision, back if place else None, is_masked
+
+
+def _passes_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
+    """Between the products."""
+    model = cfg.model
+    hidden = [*model.bottom_mlp, *model.top_mlp[:-1]]
+    read_last = hidden[-1] if len(model.top_mlp) > 1 else interaction_width(model)
+    moved = LOSS * read_last + BIASES * sum(hidden)
+    moved += _element(cfg) * MASKED * model.embedding_dim  # the bottom MLP's last ReLU
+    moved += _element(cfg) * 4 * interaction_activations(model)
+    if any(precision == "fp8" for _, precision, _, _ in _layers(cfg)):
+        width = interaction_width(model)
+        moved += QUANTIZED * (width + read_last)
+        moved += PADDED * 2 * width * (width % FP8_STEP != 0)
+    return samples * moved / rates.copy
+
+
+def _small_s(cfg: DlrmRun, rates: Rates) -> float:
+    """Once a step: small kernels, and the optimiser of the MLPs."""
+    has_state = cfg.optimizer.name != "sgd"
+    passes = 1 + 2 * has_state + (_element(cfg) == 2)
+    layers = len(dense_layers(cfg.model)) * has_state
+    weights = PARAMETER * passes * dense_parameters(cfg.model) / rates.copy
+    return STEP_S + FP8_S * (cfg.precision == "fp8") + ADAGRAD_LAYER_S * layers + weights
+
+
+# --- tables
+
+
+def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool = False) -> float:
+    """Of gathering rows, and of their products where these are what the top MLP reads."""
+    model, element = cfg.model, _element(cfg)
+    vectors, dim = len(model.table_rows) + 1, model.embedding_dim
+    padded = max(16, 1 << (vectors - 1).bit_length())
+    has_pairs = model.interaction == "dot"
+    if cfg.precision == "fp32" and has_pairs:
+        once, each = FP32_BACKWARD if backward else FP32_FORWARD
+        return samples * padded * dim * (once + each * padded) / rates.peaks["fp32"]
+    two = len({row.weight for row in stored_rows(cfg)}) > 1
+    moved = vectors * dim * (VECTOR_BYTES + TWO_STORES * two) + PAIR_BYTES * padded**2 * has_pairs
+    return samples * element * moved * (BACKWARD if backward else 1) / rates.copy
+
+
+def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
+    """Of all rows that a step looked up, duplicates first added up."""
+    name, dim = cfg.optimizer.name, cfg.model.embedding_dim
+    per_element, per_row = STATE_BYTES[name]
+    moved = 0.0
+    for profile in profiles:
+        lookups = samples * profile.hotness
+        changed = profile.distinct((0, profile.rows), lookups)
+        row = dim * (profile.stored.weight + per_element) + per_row * 8  # of a sector of 32 bytes
+        is_summed = per_row > 0 or profile.stored.scale > 0
+        each = GRADIENT_ROW * (dim * _element(cfg) + 12) + LOOKED_UP
+        each += SUMMED * is_summed + ADAGRAD * (per_element > 0)
+        wide = SUMMED_WIDE * (is_summed and dim > ONE_WARP)
+        moved += lookups * each + changed * (2 * CHANGED_ROW * row + wide)
+    stores = len({profile.stored.weight for profile in profiles})
+    return stores * STORE_S + moved / rates.copy
