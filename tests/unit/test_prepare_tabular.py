@@ -61,7 +61,8 @@ def random_rows(count: int, seed: int = 0) -> list[Row]:
 
 
 def slow_ids(rows: list[Row], threshold: int = 0) -> list[tuple[int, ...]]:
-    """Ids of every row: by falling count, then by rising value; 0 for rare and missing."""
+    """Ids of every row: by falling count, then by rising value, the missing value last; 0 for
+    rare."""
 
     def key(name: str) -> list[Any]:
         if name == "tag":
@@ -85,6 +86,8 @@ def slow_ids(rows: list[Row], threshold: int = 0) -> list[tuple[int, ...]]:
         order = (lambda v: v.encode()) if name == "city" else (lambda v: v)
         ranked = sorted((-counts[value], order(value), value) for value in kept)
         ids = {value: rank for rank, (*_, value) in enumerate(ranked, 1)}
+        if values.count(None) >= max(threshold, 1):
+            ids[None] = len(ids) + 1
         columns.append([ids.get(value, 0) for value in values])
     return list(zip(*columns, strict=True))
 
@@ -264,7 +267,7 @@ def test_signs_of_what_is_missing_and_thresholds_by_name(tmp_path: Path) -> None
         frequency_threshold="0,tag=24",
     )
     feature = json.loads((output / "prepare.json").read_text())["features"]["tag"]
-    assert (feature["distinct"], feature["kept"]) == (2, 1)  # 24 a's, 23 b's
+    assert (feature["distinct"], feature["kept"]) == (3, 1)  # 24 a's, 23 b's, 23 times nothing
     assert feature["missing_share"] == pytest.approx(23 / 70)
 
 
