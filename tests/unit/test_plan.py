@@ -296,7 +296,7 @@ def test_plan_prints_and_its_file_is_a_placement(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")  # of a screen, which this is not
     file = tmp_path / "placement.json"
-    words = ["plan", run, "--cluster", "a100-80gx1x8"]
+    words = ["plan", "dlrm-large", "--cluster", "a100-80gx1x8"]
     assert main([*words, "--json", str(file)]) == 0
     first = capsys.readouterr().out
     assert "Predicted, not measured:" in first
@@ -324,7 +324,7 @@ def test_plans_need_no_torch(run: str) -> None:
         "import sys; from trainmark.cli import main; main(sys.argv[1:]); "
         "sys.exit('torch' in sys.modules)"
     )
-    words = ["plan", "dlrm-large", "--cluster", "a100-80gx1x8"]
+    words = ["plan", run, "--cluster", "a100-80gx1x8"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Predicted, not measured" in done.stdout
