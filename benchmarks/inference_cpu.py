@@ -1,12 +1,12 @@
 """Latency of predictions on a CPU: `trainmark infer`'s way beside onnxruntime, in turns.
 
-    python -m benchmarks.inference_cpu FOLDER --requests 400
+    python -m benchmarks.inference_cpu FOLDER --requests 400 --threads 1 2
 
 FOLDER gets small runs of three networks: the demo's, `dlrm-auto`'s and, with small tables, that of
 `dlrm-small`. Both systems are asked for the same rows in the same process, one request of one and
 then one of the other, on the same number of threads. Ours gets them as `infer` does, in the types
 of the dataset; onnxruntime gets them as float32 and int64, ready made. A busy machine delays both
-alike, and the ratio of medians is what can be compared.
+alike, and what can be compared is the median of the ratios of neighbours, `of_onnxruntime`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ NETWORKS = {
     ),
 }
 TRAINED = ("--synthetic-rows", "40000", "--max-steps", "3", "--device", "cpu")
-BATCHES = (1, 64, 4096)
+BATCHES = (1, 8, 64, 512, 4096)
 DROPPED, DIFFERENT = 10, 16
 Systems = dict[str, list[Callable[[], Any]]]
 """Of each, requests that are to be made."""
@@ -68,9 +68,11 @@ def measure(name: str, folder: Path, requests: int) -> list[dict[str, Any]]:
             }
             _check_equal(systems)
             seconds = _in_turns(systems, requests)
-            rows += [_row(system, name, batch, s) for system, s in seconds.items()]
-            ratio = rows[-1]["median_ms"] / rows[-2]["median_ms"]
-            print(f"{name}, batch {batch}: {ratio:.2f} x onnxruntime", flush=True)
+            ours, theirs = (_row(system, name, batch, s) for system, s in seconds.items())
+            ratios = np.divide(seconds["onnxruntime"], seconds["trainmark"])
+            ours["of_onnxruntime"] = round(float(np.median(ratios)), 3)
+            rows += [ours, theirs]
+            print(f"{name}, batch {batch}: {np.median(ratios):.2f} x onnxruntime", flush=True)
     return rows
 
 
@@ -137,9 +139,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--output", type=Path, help="a folder in the place of results/")
     chosen = parser.parse_args()
-    rows = [row for name in NETWORKS for row in measure(name, chosen.folder, chosen.requests)]
+    rows = []
+    for threads, name in itertools.product(chosen.threads, NETWORKS):
+        torch.set_num_threads(threads)
+        rows += measure(name, chosen.folder, chosen.requests)
     print(write_results("inference_cpu", rows, folder=chosen.output))
 
 

@@ -109,7 +109,8 @@ def rows_of(case: Case, options: Options) -> Iterator[dict[str, Any]]:
     """Measured one after another."""
     trainer = built(case, options)
     model = trainer.cfg.model
-    yield from _peers(case, trainer, options)  # first: with weights that prediction casts
+    if case.eager or case.compiled:  # first: with weights that prediction casts
+        yield from _peers(case, trainer, options)
     most = max((clients for _, clients in case.ours), default=0)
     predictors = [build_predictor(trainer) for _ in range(most)]
     for size, clients in case.ours:

@@ -15,7 +15,7 @@ from trainmark import workloads
 from trainmark.cli import main
 from trainmark.distributed.mesh import single
 from trainmark.inference import figures
-from trainmark.kernels import fp8_mlp
+from trainmark.kernels import fp8_mlp, graph
 from trainmark.metrics import binary_metrics
 from trainmark.run import evaluation, runner
 from trainmark.run.loop import build_trainer
@@ -82,14 +82,20 @@ def test_clicks(way: str, tmp_path: Path) -> None:
         labels = torch.cat([b.labels for b in model.workload.build_data(model.cfg, "test", 0, 1)])
     expected = evaluation.evaluate(tmp_path, data=None, device="cuda")["splits"]["test"]
     logits = scores(tmp_path, "cuda", 700)
-    assert binary_metrics(logits, labels) == pytest.approx(expected, rel=1e-5)
-    near = 3e-2 if compute_dtype(found.precision) != torch.float32 else 1e-3
+    # Of 16 bits, GEMMs of another size round otherwise, and clicks change places.
+    is_rounded = compute_dtype(found.precision) != torch.float32
+    near, alike = (3e-2, 1e-2) if is_rounded else (1e-3, 1e-5)
+    assert binary_metrics(logits, labels) == pytest.approx(expected, rel=alike)
     for device, batch in (("cuda", 37), ("cpu", 700)):
         torch.testing.assert_close(scores(tmp_path, device, batch), logits, rtol=0, atol=near)
 
 
 def trainer_on_gpu(case: str) -> DlrmTrainer:
-    cfg = small.config(**SGD, **GRAPHED[case])
+    changes = SGD | GRAPHED[case]
+    # As it is resolved on a CPU, which has no tf32.
+    precision = changes.pop("precision", "fp32")
+    resolved_as = "fp32" if precision == "tf32" else precision
+    cfg = dataclasses.replace(small.config(precision=resolved_as, **changes), precision=precision)
     set_matmul_precision(cfg.precision)
     built = build_trainer(cfg, workloads.load("dlrm"), single(GPU))
     assert isinstance(built, DlrmTrainer)
@@ -145,6 +151,23 @@ def test_requests_in_flight_do_not_mix(
     for found in answers:
         for ours, expected in zip(found, alone * 30, strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_old_graphs_are_not_destroyed_while_one_is_captured() -> None:
+    numbers = torch.zeros(8, device=GPU)
+
+    def add() -> None:
+        for _ in range(5):
+            numbers.add_(1)
+            assert [[] for _ in range(2000)]  # so many new objects that garbage is looked for
+
+    for _ in range(20):
+        old: list[Any] = [graph.captured(add)]
+        old.append(old)  # which only the collector frees
+        del old
+    last = graph.captured(add)
+    last.replay()
+    assert numbers.tolist() == [5] * 8
 
 
 def test_clients(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -215,3 +216,29 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     if child == 0:
         os._exit(0 if torch.equal(dot_interaction(x, rows), wanted) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("ranges", [1, 2, 7, 50])
+def test_ranges_are_done_once_and_in_order(ranges: int) -> None:
+    found = compiled.in_threads(lambda begin, end: (begin, end), 20, ranges=ranges)
+    assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])]
+    assert found[-1][1] == 20
+    assert len(found) == (1 if torch.get_num_threads() == 1 else min(max(3, ranges), 20))
+
+
+def test_threads_that_have_no_core_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy:
+        def submit(self, work: object) -> Future[None]:
+            return Future()  # which never begins
+
+    monkeypatch.setattr(compiled, "_threads", lambda *_: Busy())
+    found = compiled.in_threads(lambda begin, end: end - begin, 20)
+    assert sum(found) == 20
+
+
+def test_what_fails_in_a_thread_fails_here() -> None:
+    def kernel(begin: int, end: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        compiled.in_threads(kernel, 20, ranges=9)

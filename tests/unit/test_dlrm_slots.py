@@ -88,7 +88,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(graph, "_aside", lambda function: function())
-    monkeypatch.setattr(graph, "_captured", lambda function, _: SimpleNamespace(replay=function))
+    monkeypatch.setattr(graph, "captured", lambda function, _: SimpleNamespace(replay=function))
     return Trained()
 
 

@@ -1,7 +1,9 @@
 """Predictions by graphs: on a CPU, where the function takes a graph's place, all around it."""
 
 import dataclasses
+import gc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from tests import small
 from tests.unit.test_fast_prediction import expected, inputs
 from tests.unit.test_fast_prediction import model as exported
-from trainmark.kernels import fp8_mlp
+from trainmark.kernels import fp8_mlp, graph
 from trainmark.kernels.request_graphs import Lane, RequestGraph, empty_like
 from trainmark.workloads.dlrm import graphed_prediction as graphed
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
@@ -169,3 +171,20 @@ def test_an_exported_model_forgets_larger_requests() -> None:
 
 def _of_exported() -> Any:
     return graphed.of_exported(exported((16,), (1,), numerical_features=5), torch.device("cpu"))
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold old graphs, whose end would be the capture's."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    seen = []
+
+    def work() -> None:
+        seen.append(gc.isenabled())
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            graph.captured(work)
+        assert gc.isenabled()
+    assert seen == [False, False]

@@ -10,6 +10,7 @@ needed and nothing breaks in a forked process.
 import functools
 import importlib.util
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,18 +30,43 @@ def is_compiled_for(device: torch.device, dtype: torch.dtype) -> bool:
     return INSTALLED and device.type == "cpu" and dtype == torch.float32
 
 
-def in_threads(kernel: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
+def in_threads(
+    kernel: Callable[..., Any], count: int, *arguments: Any, ranges: int = 1
+) -> list[Any]:
     """Call `kernel(*arguments, begin, end)` for ranges that make up 0 ... count - 1.
 
-    Tensors, which are contiguous, become arrays. What the calls return comes in order.
+    Tensors, which are contiguous, become arrays. What the calls return comes in order. The calling
+    thread takes ranges, too: whoever is free takes the next, and a thread that has not begun when
+    none is left, because others have its core, is not waited for.
+
+    Args:
+        ranges: how many, at least; there is one for each thread.
     """
     arrays = [a.detach().numpy() if isinstance(a, Tensor) else a for a in arguments]
     threads = max(1, min(torch.get_num_threads(), count))
     if threads == 1:
         return [kernel(*arrays, 0, count)]
-    bounds = [count * thread // threads for thread in range(threads + 1)]
-    pool = _threads(os.getpid(), threads)
-    return list(pool.map(lambda i: kernel(*arrays, bounds[i], bounds[i + 1]), range(threads)))
+    ranges = min(max(threads, ranges), count)
+    bounds = [count * number // ranges for number in range(ranges + 1)]
+    results: list[Any] = [None] * ranges
+    waiting = deque(range(ranges))
+
+    def work() -> None:
+        while True:
+            try:
+                number = waiting.popleft()
+            except IndexError:  # none is left
+                return
+            results[number] = kernel(*arrays, bounds[number], bounds[number + 1])
+
+    others = [_threads(os.getpid(), threads - 1).submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        for other in others:
+            if not other.cancel():
+                other.result()
+    return results
 
 
 @functools.cache

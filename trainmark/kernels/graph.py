@@ -1,6 +1,8 @@
 """Replaying a function as a CUDA graph, so that hundreds of launches become one; and branches."""
 
 import functools
+import gc
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +43,7 @@ class Graphed:
             _aside(lambda: self._function(*static))
         for tensor, value in zip(self._changes, before, strict=True):
             tensor.copy_(value)
-        return _captured(lambda: self._function(*static)), static
+        return captured(lambda: self._function(*static)), static
 
 
 class GraphedInPlace:
@@ -65,7 +67,7 @@ class GraphedInPlace:
         if self._calls <= WARMUPS:
             return _aside(self._function)
         if self._graph is None:
-            self._graph = _captured(self._function, self._pool)
+            self._graph = captured(self._function, self._pool)
         self._graph.replay()
 
 
@@ -110,9 +112,26 @@ def _aside(function: Callable[[], None]) -> None:
     torch.cuda.current_stream().wait_stream(aside)
 
 
-def _captured(function: Callable[[], None], pool: Any = None) -> Any:
+def captured(function: Callable[[], None], pool: Any = None, stream: Any = None) -> Any:
+    """What `function()` does, as a graph.
+
+    Meanwhile no garbage is collected: an old graph that is destroyed by a thread which captures
+    breaks the capture off.
+    """
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on, to read the coming batches into pinned memory.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        function()
+    with _CAPTURES:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            # Other threads may go on, to read the coming batches into pinned memory.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                function()
+        finally:
+            if collects:
+                gc.enable()
     return graph
+
+
+_CAPTURES = threading.Lock()

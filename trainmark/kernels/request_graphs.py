@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from trainmark.kernels.graph import WARMUPS, shared_pool
+from trainmark.kernels.graph import WARMUPS, captured, shared_pool
 
 ALIGNED = 256
 """Bytes at which tensors begin that are copied together, as those of an allocation do."""
@@ -39,11 +39,7 @@ class Lane:
         """What does on this lane what the function does."""
         if not self.on_gpu:
             return function
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            function()
+        graph = captured(function, self._pool, self._stream)
         replay: Callable[[], None] = graph.replay
         return replay
 

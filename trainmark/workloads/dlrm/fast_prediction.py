@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.tables.store import table_names
 from trainmark.kernels.compiled import INSTALLED
-from trainmark.kernels.relu_mlp import relu_mlp
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import score_offset
 from trainmark.workloads.dlrm.sizes import has_bags
@@ -26,23 +25,21 @@ Layer = tuple[Tensor, Tensor]
 Logits = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
 """([B, N] numbers, [B, F] ids) -> [B] logits."""
 
-FEW_PRODUCTS = 4096
-"""Of a sample in its dense layers: that many are done before a GEMM has begun."""
-MANY_PRODUCTS = 1 << 24
-"""Of all samples: from here on GEMMs pay, which read a matrix once for many of them."""
+INTERACTIONS = ("dot", "dot_and_inputs")
 
 
 def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     """A trainer's predictor; None where its own way is the fastest."""
     cfg, model = trainer.cfg, trainer.model
-    if cfg.precision != "fp32" or cfg.model.interaction != "dot" or has_bags(cfg.model):
+    kind = cfg.model.interaction
+    if cfg.precision != "fp32" or kind not in INTERACTIONS or has_bags(cfg.model):
         return None
     weights = model.tables.table_weights()
     tables = [weights.get(f"{name}.weight") for name in table_names(len(cfg.model.table_rows))]
     held = [len(table) if isinstance(table, Tensor) else 0 for table in tables]
     if held != list(cfg.model.table_rows):
         return None  # others hold the rest of them
-    logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg))
+    logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg), kind)
     if logits is None:
         return None
     width = len(tables)
@@ -61,7 +58,8 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
 def of_exported(model: Any) -> Logits | None:
     """The same of an exported model (`standalone.Dlrm`)."""
     config = model.config
-    if config.get("interaction", "dot") != "dot" or "pooling" in config:
+    kind = config.get("interaction", "dot")
+    if kind not in INTERACTIONS or "pooling" in config:
         return None
     buffers = dict(model.named_buffers())
     tables = [buffers.get(f"tables_{i}_weight") for i in range(len(config["table_rows"]))]
@@ -70,7 +68,7 @@ def of_exported(model: Any) -> Logits | None:
         numbers = range(0, 2 * len(config[f"{name}_mlp"]), 2)
         return [(buffers[f"{name}_{n}_weight"], buffers[f"{name}_{n}_bias"]) for n in numbers]
 
-    return _on_a_cpu(tables, layers("bottom"), layers("top"), config.get("logit_offset", 0.0))
+    return _on_a_cpu(tables, layers("bottom"), layers("top"), config.get("logit_offset", 0.0), kind)
 
 
 def _linears(mlp: nn.Sequential) -> list[Layer]:
@@ -78,36 +76,21 @@ def _linears(mlp: nn.Sequential) -> list[Layer]:
 
 
 def _on_a_cpu(
-    tables: Sequence[Tensor | None], bottom: list[Layer], top: list[Layer], offset: float
+    tables: Sequence[Tensor | None], bottom: list[Layer], top: list[Layer], offset: float, kind: str
 ) -> Logits | None:
-    """In one pass; large layers, if there are many samples, by GEMMs around it."""
     dim = len(bottom[-1][1])
     if not INSTALLED or not all(_is_plain(table, dim) for table in tables):
         return None
     from trainmark.kernels import cpu_scores
 
-    width = cpu_scores.interaction_width(len(tables), dim)
     places = cpu_scores.find_tables([table for table in tables if table is not None])
     before = cpu_scores.pack_layers(bottom, bottom[0][0].shape[1])
-    after = cpu_scores.pack_layers(top, width)
-    none_before, none_after = (cpu_scores.pack_layers([], n) for n in (dim, width))
-    products, shift = before.products + after.products, np.float32(offset)
-
-    def logits(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[np.float32]:
-        if products <= FEW_PRODUCTS or len(ids_BF) * products <= MANY_PRODUCTS:
-            found_B1 = cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after)
-        else:
-            found_B1 = by_gemms(numbers_BN, ids_BF)
-        return found_B1[:, 0] + shift
-
-    @torch.inference_mode()
-    def by_gemms(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[Any]:
-        x_BD = _through(torch.from_numpy(numbers_BN), bottom, last_relu=True).numpy()
-        x_BW = cpu_scores.scores(x_BD, ids_BF, places, dim, none_before, none_after)
-        found_B1: NDArray[Any] = _through(torch.from_numpy(x_BW), top, last_relu=False).numpy()
-        return found_B1
-
-    return logits
+    after = cpu_scores.pack_layers(top, top[0][0].shape[1])
+    shift, with_inputs = np.float32(offset), kind == "dot_and_inputs"
+    return lambda numbers_BN, ids_BF: (
+        cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after, with_inputs=with_inputs)
+        + shift
+    )
 
 
 def _is_plain(table: Tensor | None, dim: int) -> bool:
@@ -119,7 +102,3 @@ def _is_plain(table: Tensor | None, dim: int) -> bool:
         and table.shape[1:] == (dim,)
         and table.is_contiguous()
     )
-
-
-def _through(x: Tensor, layers: list[Layer], *, last_relu: bool) -> Tensor:
-    return relu_mlp(x, [weight for weight, _ in layers], [bias for _, bias in layers], last_relu)
