@@ -1,11 +1,12 @@
-"""Llama-3 steps as `trainmark plan` predicts them, beside published and committed measurements.
+"""Steps as `trainmark plan` predicts them, beside published and committed measurements.
 
     PYTHONPATH=. python benchmarks/plan_errors.py
 
-Nothing is measured here. Each row of FlagPerf is predicted with constants fitted without that row
-(`held_out`); our own two rows fix the two constants of their device, and are not held out. It
-prints the constants fitted to all rows, which `workloads/llama3/prediction.py` has, and writes
-`results/plan_errors.json`.
+Nothing is measured here. Llama-3: each row of FlagPerf is predicted with constants fitted without
+that row (`held_out`); our own two rows fix the two constants of their device, and are not held out.
+DLRM and DistilBERT: the rows of `plan_sweep.py`, by the constants that the planner has; half of
+them were chosen to be held out before any was measured. It prints the constants fitted to all rows
+of Llama-3, which `workloads/llama3/prediction.py` has, and writes `results/plan_errors.json`.
 """
 
 import dataclasses
@@ -17,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import RESULTS, write_results
-from trainmark.config import filled
+from benchmarks.dlrm_systems import with_changes
+from trainmark.config import Run, filled
 from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
 from trainmark.report import published
-from trainmark.workloads import named_run, resolve
+from trainmark.workloads import definition, named_run, resolve
 from trainmark.workloads.llama3.flops import activation_bytes
 from trainmark.workloads.llama3.memory import plan_devices
 from trainmark.workloads.llama3.prediction import (
@@ -229,7 +231,63 @@ def _row(case: Case, rates: Rates, predicted_bytes: float, *, held_out: bool) ->
     }
 
 
+SWEEP = "plan_sweep_h200.json"
+
+
+def configured(row: dict[str, Any], cluster: Cluster) -> Run:
+    """The run that a row of the sweep measured."""
+    changes = tuples(row["changes"]) | {"data": "synthetic", "device": "cuda"}
+    cfg = resolve(with_changes(named_run(row["run"]), changes), cluster)
+    if row["ids"] == "power_law":
+        cfg = with_changes(cfg, {"synthetic_ids": "planted"})
+    return cfg
+
+
+def tuples(value: Any) -> Any:
+    """Lists of JSON as configurations have them."""
+    if isinstance(value, dict):
+        return {name: tuples(one) for name, one in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def swept() -> list[dict[str, Any]]:
+    """DLRM and DistilBERT on one H200."""
+    cluster = Cluster("h200", 1, 1)
+    rows = []
+    for row in json.loads((RESULTS / SWEEP).read_text())["rows"]:
+        cfg = configured(row, cluster)
+        plan = filled(definition(cfg).plan)(cfg, cluster)
+        rows.append(
+            {
+                "system": "trainmark",
+                "workload": row["workload"],
+                "case": f"{cluster} {row['case']}",
+                "held_out": row["held_out"],
+                "predicted_s": plan.step_s,
+                "interval_s": plan.interval_s,
+                "measured_s": row["measured_s"],
+                "predicted_bytes": plan.memory[0].total,
+                "measured_bytes": row["allocated_bytes"],
+                "ran_out_of_memory": False,
+                "source": f"benchmarks/results/{SWEEP}",
+            }
+        )
+    return rows
+
+
+def on_cpus() -> list[dict[str, Any]]:
+    """Runs on calibrated CPUs, with what their results say was predicted; no constant is fitted."""
+    file = "plan_cpu.json"
+    rest: dict[str, Any] = {"held_out": True, "predicted_bytes": None, "measured_bytes": None}
+    rest |= {"ran_out_of_memory": False, "source": f"benchmarks/results/{file}"}
+    return [row | rest for row in json.loads((RESULTS / file).read_text())["rows"]]
+
+
 def all_rows() -> list[dict[str, Any]]:
+    return [*of_llama3(), *swept(), *on_cpus()]
+
+
+def of_llama3() -> list[dict[str, Any]]:
     """Every case, FlagPerf's each without itself in the fit."""
     theirs, ours = flagperf(), own()
     rows = []
@@ -252,7 +310,7 @@ def main() -> None:
         seconds, memory = row["measured_s"], row["measured_bytes"]
         time = f"{row['predicted_s'] / seconds - 1:+.1%}" if seconds else "-"
         size = f"{(row['predicted_bytes'] - memory) / GIB:+.1f} GiB" if memory else "-"
-        print(f"{row['case']:36} {row['predicted_s']:8.2f} s {time:>7} {size:>10}")
+        print(f"{row['case']:58} {1e3 * row['predicted_s']:11.2f} ms {time:>7} {size:>10}")
     write_results("plan_errors", rows)
 
 

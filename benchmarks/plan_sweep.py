@@ -234,12 +234,12 @@ def to_compile(case: Case) -> Case:
 
 
 def compile_all(cases: Sequence[Case], options: Options) -> None:
-    """A step or two of each, which leaves its kernels in the caches on disk."""
+    """Steps of each, until its graphs are captured: its kernels lie in the caches on disk then."""
     for case in cases:
         try:
             steps = Steps(to_compile(case), options)
-            steps()
-            steps()
+            for _ in range(CAPTURED):
+                steps()
             synchronize(options.device)
             del steps
         except Exception:
@@ -280,13 +280,18 @@ def in_turn(cases: Sequence[Case], options: Options, seconds: float) -> None:
             measure(case, options)
 
 
-def sweep(sections: Sequence[str], options: Options, budgets: dict[str, float]) -> None:
+def sweep(
+    sections: Sequence[str], options: Options, budgets: dict[str, float], done: frozenset[str]
+) -> None:
     began = time.perf_counter()
 
     def say(what: str) -> None:
         print(f"{time.perf_counter() - began:6.1f} s  {what}", flush=True)
 
-    cases = {name: plan_design.SECTIONS[name]() for name in sections}
+    cases = {
+        name: [c for c in plan_design.SECTIONS[name]() if c.limits or c.name not in done]
+        for name in sections
+    }
     if options.device.type == "cuda":
         say("compiling")
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many processes as cores
@@ -322,6 +327,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--only", nargs="*", choices=plan_design.SECTIONS)
+    parser.add_argument("--after", type=Path, help="rows of an earlier sweep, which are left out")
     parser.add_argument("--seconds", type=float, default=0.6, help="of timed steps in a row")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     for name, seconds in BUDGETS.items():
@@ -336,7 +342,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options.output.mkdir(parents=True, exist_ok=True)
     budgets = {name: getattr(args, f"{name}_s") for name in BUDGETS}
-    sweep(args.only or list(plan_design.SECTIONS), options, budgets)
+    lines = args.after.read_text(encoding="utf-8").splitlines() if args.after else []
+    done = frozenset(json.loads(line)["case"] for line in lines)
+    sweep(args.only or list(plan_design.SECTIONS), options, budgets, done)
     collect(options)
 
 

@@ -370,6 +370,14 @@ def _any_data(cfg: Any, data: str) -> None:
     return None
 
 
+def _as_it_is(cfg: Any, earlier: Any) -> Any:
+    return cfg
+
+
+def _no_choice(cfg: Any, resolved: Any) -> Mapping[str, Any]:
+    return {}
+
+
 def _none_grown(cfg: Any, data: str) -> Mapping[str, int]:
     return {}
 
@@ -437,6 +445,12 @@ class Definition(Generic[RunT]):
     """(model, files, a folder to work in, parts to leave out) -> the files' rows in parts that are
     the same each time: for `trainmark predict` with an exported model, and for those of runs where
     there is no `encode_files`."""
+    like_the_earlier: Callable[[RunT, RunT], RunT] = _as_it_is
+    """(cfg that is not resolved yet, cfg of the run that it continues or takes its weights of) ->
+    the first with what these weights decide, where nobody chose it."""
+    candidates: Callable[[RunT, RunT], Mapping[str, RunT]] = _no_choice
+    """(cfg that is not resolved yet, the same resolved) -> by the flags that choose them, runs of
+    which training shall take the one that validates best; none where there is no choice."""
     grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
     """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
     with the rows that the run's have; empty for any other data."""

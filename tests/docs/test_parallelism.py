@@ -55,12 +55,10 @@ def test_the_efficiencies_are_the_codes() -> None:
         costs.GATHER_EFFICIENCY,
         costs.UPDATE_EFFICIENCY,
         costs.LINK_EFFICIENCY,
-        prediction.TRAFFIC_EFFICIENCY,
     ):
         assert re.search(rf"\b{number:g}0? of the (memory bandwidth|slower of)", PAGE), number
     assert f"{costs.LATENCY_S * 1e6:.0f} us per collective" in PAGE
     assert f"{costs.MESSAGE_S * 1e6:.0f} us per other device" in PAGE
-    assert f"operations / {prediction.MATMUL_EFFICIENCY:g} of the peak" in PAGE
 
 
 # --- tables of 16 and 8 bits

@@ -81,6 +81,60 @@ def test_dropout_is_for_small_logs(tmp_path: Path) -> None:
     assert run(large, "--model.dropout", "0.1").model.dropout == 0.1
 
 
+@pytest.mark.parametrize(("rows", "tried"), [(100_000, True), (100_001, False)])
+def test_small_logs_choose_what_the_top_mlp_reads(rows: int, tried: bool, tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "data", train_rows=rows, validation_rows=300)
+    found, _ = parse_run("train", ["dlrm-auto", "--data", str(folder)], TrainOptions)
+    assert isinstance(found, DlrmRun)
+    candidates = auto.candidates(found, run(folder)).values()
+    kinds = [candidate.model.interaction for candidate in candidates]
+    assert kinds == (["dot", "dot_and_inputs"] if tried else [])
+    assert run(folder).model.interaction == "dot"  # as long as nothing was tried
+    given = dataclasses.replace(found, model=dataclasses.replace(found.model, interaction="cat"))
+    assert auto.candidates(given, run(folder)) == {}
+
+
+def test_the_better_candidate_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same run as with the flag, and the result says why. A trial that ended before a kill is
+    not repeated, and a second call finds all finished."""
+    data = write_dataset(tmp_path / "data", train_rows=1500, validation_rows=300)
+    command = ["train", "dlrm-auto", "--data", str(data), "--epochs", "2"]
+    chosen, bests = tmp_path / "chosen", {}
+    for kind, output in (("dot", chosen / "trials" / "0"), ("dot_and_inputs", tmp_path / "other")):
+        flags = ["--model.interaction", kind, "--output", str(output)]
+        assert main([*command, *flags]) == 0
+        bests[kind] = result(output)["best"]
+    values = {kind: best["value"] for kind, best in bests.items()}
+    capsys.readouterr()
+    assert main([*command, "--output", str(chosen)]) == 0
+    assert "trials/0 is finished already" in "".join(capsys.readouterr().err.split("\n"))
+    found, kind = result(chosen), max(values, key=lambda kind: values[kind])
+    assert found["config"]["model"]["interaction"] == kind
+    assert found["best"] == bests[kind]
+    (why,) = [note for note in found["notes"] if note.startswith("Chose")]
+    assert why.startswith(f"Chose --model.interaction {kind} by trial: auc on validation was ")
+    assert all(f"{value:.5f} with --model.interaction {k}" in why for k, value in values.items())
+    assert not (chosen / "trials").exists()
+    capsys.readouterr()
+    assert main([*command, "--output", str(chosen)]) == 0
+    assert "is finished already" in capsys.readouterr().err
+
+
+def test_a_run_from_another_has_its_network(dataset: Path, tmp_path: Path) -> None:
+    """Also from one of an earlier version, whose top MLP read dot products alone; which the same
+    command continues."""
+    flags = ["--data", str(dataset), "--max-steps", "4"]
+    earlier, later = tmp_path / "earlier", tmp_path / "later"
+    dot = ["--model.interaction", "dot", "--output", str(earlier)]
+    assert main(["train", "dlrm-auto", *flags, *dot]) == 0
+    assert main(["train", "dlrm-auto", *flags, "--output", str(earlier)]) == 0
+    following = ["--from", str(earlier), "--output", str(later)]
+    assert main(["train", "dlrm-auto", *flags, *following]) == 0
+    assert result(later)["config"]["model"]["interaction"] == "dot"
+
+
 def test_what_nobody_chose_is_chosen_and_recorded(dataset: Path) -> None:
     cfg = run(dataset)
     steps = cfg.epochs * -(-6000 // 64)
@@ -110,6 +164,9 @@ def test_other_runs_choose_nothing() -> None:
     named = dataclasses.replace(named, model=dataclasses.replace(named.model, dropout=None))
     with pytest.raises(InputError, match=r"model\.dropout must be a number"):
         resolve(named, ONE_CPU)
+    model = dataclasses.replace(named.model, dropout=0.0, interaction="auto")
+    with pytest.raises(InputError, match=r"auto is for dlrm-auto to choose"):
+        resolve(dataclasses.replace(named, model=model), ONE_CPU)
 
 
 def test_settings_of_a_result_are_chosen_anew_for_other_data(dataset: Path, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ Array = NDArray[np.float64]
 
 
 def run(case: str, **changes: Any) -> DlrmRun:
-    model = dataclasses.replace(small.config().model, **CASES[case])
-    return config(model=model, **changes)
+    sizes = CASES.get(case, {"interaction": case})
+    return config(model=dataclasses.replace(small.config().model, **sizes), **changes)
 
 
 # --- the definitions
@@ -91,6 +91,44 @@ def test_the_definition(case: str, tables: int) -> None:
         np.testing.assert_allclose(
             found[b], reference(built, case, vectors), rtol=1e-10, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("numbers", [5, 0])
+@pytest.mark.parametrize("tables", [3, 0])
+def test_the_top_mlp_reads_products_rows_and_numbers(tables: int, numbers: int) -> None:
+    model = dataclasses.replace(
+        small.config().model,
+        table_rows=(50, 7, 3)[:tables],
+        numerical_features=numbers,
+        interaction="dot_and_inputs",
+    )
+    cfg = dataclasses.replace(small.config(), model=model)
+    built = build_model(cfg)
+    init_weights([built], cfg, CPU)
+    numbers_BN = torch.randn(4, numbers)
+    ids_BF = torch.tensor([[0, 50, 57], [49, 56, 59], [3, 51, 58], [3, 52, 57]])[:, :tables]
+    read: list[Array] = []
+    built.top.register_forward_pre_hook(lambda _, given: read.append(given[0].detach().numpy()))
+    built(numbers_BN, ids_BF)
+    assert isinstance(built.tables, LocalEngine)
+    rows, x_BD = built.tables.store.weight.numpy(), built.bottom(numbers_BN).detach().numpy()
+    for b in range(4):
+        vectors = [x_BD[b], *(rows[i] for i in ids_BF[b])]
+        products = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
+        parts = [x_BD[b], np.array(products), *vectors[1:], numbers_BN[b].numpy()]
+        expected = np.concatenate(parts)
+        width = -(-len(expected) // 8) * 8
+        assert read[0].shape == (4, width) == (4, interaction_width(model))
+        np.testing.assert_allclose(
+            read[0][b], np.pad(expected, (0, width - len(expected))), rtol=1e-5, atol=1e-6
+        )
+    # Zeros behind the numbers, as a GPU has them for prediction, change nothing.
+    built.bottom.fill_up_inputs(8)
+    built(torch.nn.functional.pad(numbers_BN, (0, built.bottom.inputs - numbers)), ids_BF)
+    np.testing.assert_allclose(read[1], read[0], rtol=1e-5, atol=1e-6)
+    first = built.top[0]
+    assert isinstance(first, torch.nn.Linear)
+    assert (first.weight[:, len(expected) :] == 0).all()
 
 
 def test_cross_layers_begin_as_torchrecs_do() -> None:
@@ -188,7 +226,7 @@ def test_activations_are_estimated(case: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
-@pytest.mark.parametrize("case", ["dcn", "projection", "cat"])
+@pytest.mark.parametrize("case", ["dcn", "projection", "cat", "dot_and_inputs"])
 def test_narrower_types_train_nearly_as_fp32(case: str, precision: str) -> None:
     def losses(**changes: Any) -> list[float]:
         cfg = run(case, optimizer=Optimizer(name="sgd"), **changes)

@@ -23,7 +23,9 @@ def model(
     """An exported model with random weights."""
     random = torch.Generator().manual_seed(len(bottom) + top[0])
     rows, dim = [7, 3, 1, 90], bottom[-1]
-    width = -(-(dim + 10) // 8) * 8  # 5 vectors have 10 products, and zeros fill up
+    width = dim + 10  # 5 vectors have 10 products, and zeros fill up
+    width += 4 * dim + numbers if more.get("interaction") == "dot_and_inputs" else 0
+    width = -(-width // 8) * 8
     config = {"table_rows": rows, "bottom_mlp": bottom, "top_mlp": top, "logit_offset": -0.5} | more
     tensors = {
         f"tables.{i}.weight": torch.randn(n, dim, generator=random) for i, n in enumerate(rows)
@@ -49,28 +51,34 @@ def expected(plain: standalone.Dlrm, numbers: Any, ids: Any) -> Any:
     return torch.logit(plain(torch.from_numpy(numbers), torch.from_numpy(ids)).double()).numpy()
 
 
+@pytest.mark.parametrize("interaction", ["dot", "dot_and_inputs"])
 @pytest.mark.parametrize("samples", [1, 2, 64, 300, 1000])
 @pytest.mark.parametrize(
     ("bottom", "top", "numbers"),
     [((16,), (1,), 5), ((33, 8), (17, 5, 1), 5), ((8,), (9, 1), 0), ((128, 64), (256, 64, 1), 5)],
 )
-def test_logits(bottom: tuple[int, ...], top: tuple[int, ...], numbers: int, samples: int) -> None:
-    plain = model(bottom, top, numbers=numbers)
+def test_logits(
+    bottom: tuple[int, ...], top: tuple[int, ...], numbers: int, samples: int, interaction: str
+) -> None:
+    plain = model(bottom, top, numbers=numbers, interaction=interaction)
     logits = fast_prediction.of_exported(plain)
     assert logits is not None
     given = inputs(samples, numbers)
     found = logits(*given)
     assert found.shape == (samples,)
-    reference = model(bottom, top, numbers=numbers)
+    reference = model(bottom, top, numbers=numbers, interaction=interaction)
     np.testing.assert_allclose(found, expected(reference, *given), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("interaction", ["dot", "dot_and_inputs"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_tiles_of_every_size(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_every_size(
+    threads: int, interaction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last tile of a batch has fewer samples, and threads have some of them each."""
     monkeypatch.setattr(cpu_scores, "ALONE", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    plain = model((40, 64), (100, 33, 1))
+    plain = model((40, 64), (100, 33, 1), interaction=interaction)
     logits = fast_prediction.of_exported(plain)
     assert logits is not None
     numbers, ids = inputs(601)

@@ -61,10 +61,10 @@ def test_a_forecast_is_the_plan(name: str, cluster: str, changes: dict[str, Any]
 
 
 def test_without_a_prediction_there_is_a_reason() -> None:
-    found = forecast(resolved("distilbert-sst2", "h100x1x1"), Cluster.parse("h100x1x1"), NEEDED)
+    found = forecast(resolved("distilbert-sst2", "cpux1x1"), Cluster.parse("cpux1x1"), NEEDED)
     assert (found.step_s, found.p_train, found.parts) == (None, None, {})
-    assert found.reason == "distilbert has no prediction of times"
-    assert found.memory_bytes == NEEDED.total
+    assert found.reason == "distilbert has no prediction of times on CPUs"
+    assert found.interval_s is None
     cpu = forecast(resolved("dlrm-demo", "cpux1x1"), Cluster.parse("cpux1x1"), NEEDED)
     assert cpu.step_s is None
     assert "'cpu' are not known" in (cpu.reason or "")
@@ -90,7 +90,7 @@ def test_every_run_writes_one_down(tmp_path: Path) -> None:
     assert main(words) == 0
     found = result.read(tmp_path).predicted
     assert found is not None
-    assert found.reason == "distilbert has no prediction of times"
+    assert found.reason == "distilbert has no prediction of times on CPUs"
     assert found.memory_bytes == sum(found.memory_parts.values()) > 0
 
 

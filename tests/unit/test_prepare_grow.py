@@ -14,8 +14,9 @@ from tests.unit.test_prepare_engine import ROOMY, TIGHT
 from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from trainmark.clickdata import feature_spec, identity
-from trainmark.clicklog import csv_data
+from trainmark.clicklog import csv_data, tabular
 from trainmark.clicklog.engine import vocabulary_files
+from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.errors import InputError
 
 COLUMNS = "label=clicked numerical=one categorical=user:int64,city,score:float64"
@@ -51,7 +52,8 @@ def prepare(folder: Path, rows: list[Row], **options: Any) -> Path:
 def ids_of(data: Path, column: int) -> dict[Any, int]:
     table = pq.read_table(data / "vocabulary" / f"cat_{column}.parquet").to_pydict()
     values = table["value"]
-    assert values == sorted(values, key=lambda v: v.encode() if isinstance(v, str) else v)
+    known = values[1:] if values[0] is None else values
+    assert known == sorted(known, key=lambda v: v.encode() if isinstance(v, str) else v)
     return dict(zip(values, table["id"], strict=True))
 
 
@@ -59,6 +61,8 @@ def grown_by_hand(old: dict[Any, int], values: list[Any], threshold: int) -> dic
     counts = Counter(value for value in values if value != "" and value not in old)
     new = [value for value in counts if counts[value] >= threshold]
     new.sort(key=lambda v: (-counts[v], v.encode() if isinstance(v, str) else v))
+    if "" in values and None not in old:
+        new.append(None)  # a missing value is one too, behind all others
     return old | {value: 1 + len(old) + rank for rank, value in enumerate(new)}
 
 
@@ -86,7 +90,8 @@ def test_new_values_get_ids_behind_the_old_ones(
             assert f"{name} {len(expected) - len(before)}" in told
             assert spec.cardinalities[column] == len(expected) + 1
             found = read(data, "test")["ids"][column].tolist()
-            assert found == [expected.get(row[1 + column], 0) for row in test_rows]
+            asked = [None if row[1 + column] == "" else row[1 + column] for row in test_rows]
+            assert found == [expected.get(value, 0) for value in asked]
     # The third week extends both; rows of any of them are refused to a model of another.
     for old in (tmp_path / "week0", tmp_path / "week1"):
         lines = identity.of_dataset(old)
@@ -107,6 +112,22 @@ def test_nothing_new(tmp_path: Path) -> None:
     same = prepare(tmp_path / "same", rows[::-1], vocabulary=old, grow=True)
     assert identity.of_dataset(same) == identity.of_dataset(old)
     assert "extends" not in (same / "vocabulary" / "vocabulary.json").read_text()
+
+
+def test_in_datasets_of_earlier_versions_a_missing_value_stays_rare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = random_rows(0, 0)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(tabular, "RECIPE", RECIPES["nvidia"])
+        old = prepare(tmp_path / "old", rows, columns=COLUMNS, frequency_threshold="0")
+    grown = prepare(tmp_path / "grown", random_rows(1, 30), vocabulary=old, grow=True)
+    again = prepare(tmp_path / "again", rows, vocabulary=grown, holdout="0.5")
+    assert None not in ids_of(grown, 0)
+    users = [row[1] for row in rows[300:450]]
+    found = read(again, "test")["ids"][0].tolist()
+    assert [number == 0 for number in found] == [user == "" for user in users]
+    assert "" in users
 
 
 def test_caps_hold(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import random
 import re
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from trainmark.clicklog import csv_data, parquet_data
 from trainmark.clicklog.sources import csv_source, text_files
 from trainmark.clicklog.sources.column_spec import parse
 from trainmark.clicklog.sources.csv_source import CsvSource
+from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.rows import ParsedRows
-from trainmark.clicklog.sources.source import Position, Room
+from trainmark.clicklog.sources.source import Piece, Position, Room
 from trainmark.errors import InputError
 
 COLUMNS = (
@@ -59,7 +61,8 @@ def random_rows(count: int, seed: int = 0) -> list[Row]:
 
 
 def slow_ids(rows: list[Row], threshold: int = 0) -> list[tuple[int, ...]]:
-    """Ids of every row: by falling count, then by rising value; 0 for rare and missing."""
+    """Ids of every row: by falling count, then by rising value, the missing value last; 0 for
+    rare."""
 
     def key(name: str) -> list[Any]:
         if name == "tag":
@@ -83,6 +86,8 @@ def slow_ids(rows: list[Row], threshold: int = 0) -> list[tuple[int, ...]]:
         order = (lambda v: v.encode()) if name == "city" else (lambda v: v)
         ranked = sorted((-counts[value], order(value), value) for value in kept)
         ids = {value: rank for rank, (*_, value) in enumerate(ranked, 1)}
+        if values.count(None) >= max(threshold, 1):
+            ids[None] = len(ids) + 1
         columns.append([ids.get(value, 0) for value in values])
     return list(zip(*columns, strict=True))
 
@@ -262,7 +267,7 @@ def test_signs_of_what_is_missing_and_thresholds_by_name(tmp_path: Path) -> None
         frequency_threshold="0,tag=24",
     )
     feature = json.loads((output / "prepare.json").read_text())["features"]["tag"]
-    assert (feature["distinct"], feature["kept"]) == (2, 1)  # 24 a's, 23 b's
+    assert (feature["distinct"], feature["kept"]) == (3, 1)  # 24 a's, 23 b's, 23 times nothing
     assert feature["missing_share"] == pytest.approx(23 / 70)
 
 
@@ -430,6 +435,41 @@ def test_blocks_that_arrow_reads_decide_nothing(
     assert found[0] == found[1] == found[2]
     assert len(found[0][0]) > 500
     assert len(found[0][2]) > 20
+
+
+@pytest.mark.parametrize("rows_at_a_time", [7, 50, 1 << 15])
+def test_groups_of_a_parquet_file_are_shared_and_pieces_follow_each_other(
+    rows_at_a_time: int, tmp_path: Path
+) -> None:
+    """Small groups are joined; a run goes on at the end of any piece."""
+    values = [[f"{number} {row}" for row in range(size)] for number, size in enumerate(SIZES)]
+    for number, of_file in enumerate(values):
+        labels = pa.array([0] * len(of_file), pa.int64())
+        table = pa.table({"label": labels, "name": pa.array(of_file, pa.string())})
+        pa.parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=64)
+    source = ParquetSource(
+        sorted(tmp_path.glob("*.parquet")), "label=label categorical=name", bad_rows="keep"
+    )
+
+    def read_from(start: Position) -> tuple[list[str], list[Piece]]:
+        room = Room(tmp_path / "unpacked", 3)
+        pieces, names = [], []
+        for piece in source.pieces(start, 32 * rows_at_a_time, room):
+            pieces.append(piece)
+            names += source.parse(piece).categorical[0].to_pylist()
+        return names, pieces
+
+    names, pieces = read_from(Position())
+    assert names == list(itertools.chain.from_iterable(values))
+    assert all(one.stop == after.start for one, after in itertools.pairwise(pieces))
+    assert sum(piece.num_bytes for piece in pieces) == sum(source.sizes())
+    assert len(pieces) < 10 if rows_at_a_time > 1000 else len(pieces) > 15
+    for piece in pieces[:: max(len(pieces) // 5, 1)]:
+        left, _ = read_from(replace(piece.stop, line=9))
+        assert left == names[len(names) - len(left) :]
+
+
+SIZES = (700, 0, 257, 64)
 
 
 def test_headers_that_cannot_be_read(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_own_data(kind: str, threshold: str, tmp_path: Path) -> None:
 
 
 def test_types_of_parquet(tmp_path: Path) -> None:
-    """Kinds that only Parquet knows; there, an empty text is a value, in CSV a missing one."""
+    """Kinds that only Parquet knows; there, an empty text is a value, in CSV it is missing."""
     count = 140
     table = {
         "clicked": pa.array([i % 2 == 0 for i in range(count)]),
@@ -211,7 +211,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     numerical, categorical = columns_of(rows, ("age",)), columns_of(rows, ("city",))
     assert assert_as_prepared(text, numerical, categorical) == 20
     cities = [[""], ["Oslo"], ["Rome"]]
-    assert opened(text).encode([[1]] * 3, cities)[1][:, 0].tolist() == [0, 0, 1]
+    assert opened(text).encode([[1]] * 3, cities)[1][:, 0].tolist() == [2, 2, 1]
     assert opened(data).encode([[1]], [[None, None, "", None]])[1].tolist()[0][2] != 0
 
 

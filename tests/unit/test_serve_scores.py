@@ -68,7 +68,7 @@ def test_raw_values_score_as_the_evaluation_predicts(clicks: Path) -> None:
         assert scores(client, {"rows": [turned]}) == pytest.approx([score], abs=1e-6)
 
 
-@pytest.mark.parametrize("interaction", ["dcn", "projection", "cat"])
+@pytest.mark.parametrize("interaction", ["dcn", "projection", "cat", "dot_and_inputs"])
 def test_every_interaction_is_served(interaction: str, clicks: Path, tmp_path: Path) -> None:
     run = train(clicks / "data", tmp_path / "run", "--model.interaction", interaction)
     expected = pytest.approx(predictions(run, "test"), abs=1e-6)
@@ -157,10 +157,11 @@ def test_own_columns_by_name(tmp_path: Path) -> None:
     client = served(run)
     assert scores(client, {"rows": sent}) == pytest.approx(predictions(run, "test"), abs=1e-6)
     assert list(client.get("/model").json()["table_rows"])[-2:] == ["seen.hour", "seen.weekday"]
-    # What no log had scores as what was too rare, and as what is missing.
-    unknown, missing = sent[0] | {"city": "Atlantis"}, sent[0] | {"city": None}
-    first, second = scores(client, {"rows": [unknown, missing]})
+    # What no log had scores as what was too rare; what is missing is a value of its own.
+    asked = [sent[0] | {"city": city} for city in ("Atlantis", "Utopia", None)]
+    first, second, missing = scores(client, {"rows": asked})
     assert first == pytest.approx(second, abs=1e-7)
+    assert first != pytest.approx(missing, abs=1e-7)
 
 
 def test_numbers_alone(tmp_path: Path) -> None:

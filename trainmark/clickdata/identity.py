@@ -328,9 +328,16 @@ def digest(path: Path) -> str:
 
 
 def _add_values(column: Any, values: Any, lengths: Any) -> None:
-    """Numbers by their bytes; texts by theirs, one after the other, and by how many each has."""
+    """Numbers by their bytes; texts by theirs, one after the other, and by how many each has.
+
+    A missing value, the first of all, adds a length that no text has.
+    """
     import numpy as np
     import pyarrow as pa
+
+    if column.null_count:
+        lengths.update(np.array([-1]))
+        column = column.slice(1)
 
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         values.update(_bytes_of(column))

@@ -17,7 +17,7 @@ from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.column_reader import numpy_array
 from trainmark.clicklog.engine.numbers import read_bins
 from trainmark.clicklog.engine.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary
-from trainmark.clicklog.engine.vocabulary_files import read_sizes
+from trainmark.clicklog.engine.vocabulary_files import of_values, read_sizes
 from trainmark.clicklog.sources.rows import Column, Kind, Values
 
 ALL_IN_MEMORY = 1 << 62
@@ -38,9 +38,10 @@ def open_column(path: Path, kind: Kind, rules: Rules) -> ColumnIds:
     read_sizes(path)  # which says so if it is no vocabulary
     table = pq.read_table(path, columns=["value", "id", "count"])
     most_frequent = None
-    if table.num_rows:
-        place = int(np.argmax(numpy_array(table["count"])))
-        most_frequent = table["value"][place].as_py()
+    values = of_values(table)
+    if len(values):
+        place = int(np.argmax(numpy_array(values["count"])))
+        most_frequent = values["value"][place].as_py()
     if kind == "string":
         return ColumnIds(_of_strings(table, rules), most_frequent)
     return ColumnIds(_of_numbers(path, Column(path.stem, kind), rules), most_frequent)
@@ -52,7 +53,7 @@ def open_bins(path: Path) -> ColumnIds:
 
 
 def _of_strings(table: pa.Table, rules: Rules) -> Callable[[Any], NDArray[np.int64]]:
-    """A string that is not known, and a missing one, have the rare id."""
+    """A string that is not known has the rare id; so has a missing one that is no value, a None."""
     ids = dict(zip(table["value"].to_pylist(), table["id"].to_pylist(), strict=True))
     rare = rules.rare_id
 

@@ -20,8 +20,8 @@ from trainmark.clicklog.sources.source import BadRows, Source
 from trainmark.clicklog.split_options import SplitFiles, SplitOptions
 from trainmark.errors import InputError, raise_all
 
-# Ids by falling count, 0 for what is rare or missing. Numbers are as --columns says.
-RECIPE = RECIPES["nvidia"]
+# Ids by falling count, 0 for what is rare. Numbers are as --columns says.
+RECIPE = RECIPES["tabular"]
 WITH_SPEC = ("output", "spec", "to", "memory", "seed", "delimiter", "header")
 """Options that data of --spec may have."""
 FREQUENCY_THRESHOLD = 2

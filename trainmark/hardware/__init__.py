@@ -4,7 +4,7 @@ backends.py      kinds of devices, and how PyTorch reaches them; nvidia.py: what
 devices.py       what a device is, clusters, peaks; datasheets.py: vendors' figures
 links.py         how fast devices talk; known.py: both, or what a user's file says instead
 hardware_file.py reads and writes that file, hardware.toml
-machine.py       what a plan needs of all this
+machine.py       what a plan needs of all this; products.py: how long matrix products take
 memory.py        bytes that a run needs against bytes that a device has
 environment.py   this machine and its software, for a result
 monitor.py       power, utilisation and memory while a run trains; energy.py: joules, by counters

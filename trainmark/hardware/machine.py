@@ -8,7 +8,6 @@ from trainmark.hardware.known import CPU, Figure, Known, Measured, between, know
 from trainmark.hardware.links import GB, LINK_EFFICIENCY
 from trainmark.hardware.memory import RESERVED
 
-
 ELSEWHERE = (0.75, 1.5)
 """Of a predicted time, where nothing like it was measured: the least and the most expected. An
 assumption."""

@@ -10,6 +10,7 @@ hiding the other (infinite) and neither hiding (1). Shares and rates are those o
 Triton kernels on one H200, fitted to the kernels of 20 DLRMs (docs/planning.md).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -93,15 +94,15 @@ def product_s(
         "masked": (fan_out, fan_in),
         "weight": (fan_in + fan_out, 0),
     }[kind]
-    rate = rates.peaks[precision] * shares_of(precision)[kind] * _filled(kind, size, samples, written)
-    computing = 2 * samples * fan_in * fan_out / rate
+    share = shares_of(precision)[kind] * _filled(kind, size, samples, written)
+    computing = 2 * samples * fan_in * fan_out / (rates.peaks[precision] * share)
     if kind in ("forward", "masked"):  # the mask is read for every number that is written
         passes = 2 if kind == "masked" else 1
-        share = WRITTEN_FP8 if size == 1 else WRITTEN
-        computing += passes * samples * written * size / (rates.copy * share)
+        at = rates.copy * (WRITTEN_FP8 if size == 1 else WRITTEN)
+        computing += passes * samples * written * size / at
     moving = samples * (read + written) * size / (rates.copy * OPERANDS[kind])
     start = (START_WEIGHT if kind == "weight" else START)[size]
-    return start + (computing**HIDING + moving**HIDING) ** (1 / HIDING)
+    return start + math.pow(computing**HIDING + moving**HIDING, 1 / HIDING)
 
 
 def _filled(kind: Kind, size: int, samples: int, written: int) -> float:

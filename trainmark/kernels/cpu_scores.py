@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
-from trainmark.kernels.interaction_layout import output_width
 
 PANEL, TILE = (32, 8) if get_host_cpu_features().get("avx512f") else (16, 4)
 """Outputs of a panel, two registers of them, and most samples of a tile: so that there are as many
@@ -108,8 +107,13 @@ def scores(
     dim: int,
     before: Layers,
     after: Layers,
+    *,
+    with_inputs: bool = False,
 ) -> NDArray[np.float32]:
     """[B]: what the layers behind the interaction give, the last of which has one output.
+
+    Args:
+        with_inputs: those layers also read the rows and the numbers, behind the products.
 
     Raises:
         IndexError: an id that its table has no row for.
@@ -119,7 +123,7 @@ def scores(
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
     layers = (before.widths, before.numbers, after.widths, after.numbers)
     width = max(before.scratch, after.scratch)
-    arguments = (*given, tables.addresses, tables.rows, dim, *layers, width, out_B)
+    arguments = (*given, tables.addresses, tables.rows, dim, *layers, width, with_inputs, out_B)
     products = B * (before.products + F * (F + 1) // 2 * dim + after.products)
     tiles = -(-B // TILE)
     if products <= ALONE:
@@ -132,18 +136,13 @@ def scores(
     return out_B
 
 
-def interaction_width(tables: int, dim: int) -> int:
-    """Of what the layers behind the interaction read, with zeros that fill it up."""
-    return output_width(tables, dim)
-
-
 # --- kernels
 
 
 @_compiled
 def _scores(
     numbers_BN, ids_BF, addresses, rows, dim, widths, layers, widths_after, layers_after, width,
-    out_B, begin, end,
+    with_inputs, out_B, begin, end,
 ):  # fmt: skip
     """Of tiles of samples: the place of the first id without a row; behind the last if all have."""
     F = ids_BF.shape[1]
@@ -166,7 +165,14 @@ def _scores(
                 at = addresses[f] + place * dim * 4
                 _copy(vectors[f + 1], numba.carray(_pointer(at), (dim,), np.float32))
             _interact(row[dim:], vectors)
-            row[joined : widths_after[0]] = _ZERO
+            used = joined
+            if with_inputs:
+                for f in range(F):
+                    _copy(row[used : used + dim], vectors[f + 1])
+                    used += dim
+                _copy(row[used : used + numbers_BN.shape[1]], numbers_BN[block + b])
+                used += numbers_BN.shape[1]
+            row[used : widths_after[0]] = _ZERO
         x = _through(scratch, x, samples, widths_after, layers_after, False)
         for b in range(samples):
             out_B[block + b] = scratch[x, b, 0]

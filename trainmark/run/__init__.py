@@ -7,6 +7,7 @@ checks.py       what ends a run whose device does not give the same bits twice
 patience.py     best, not last: the split that is watched, and its best evaluation
 clocks.py       whole, train and core time; the sample counter
 start.py        what a new run takes from another: weights, optimiser state
+trials.py       settings that the data choose, by trying them
 memory.py       what a run needs of a device, and whether it is there
 forecast.py     what it should take, written down before the first step
 run_folder.py   whose a folder is, and where its checkpoints lie; signals.py: asked to stop

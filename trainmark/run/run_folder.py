@@ -35,6 +35,7 @@ from trainmark.validation import parse
 CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
+TRIALS = "trials"
 
 
 def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
@@ -43,7 +44,7 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
         raise InputError(f"Output {output} is a file; give a folder.")
     contents = set(output.iterdir()) if output.is_dir() else set()
     # A run that was killed before it had written anything leaves these alone.
-    contents -= {output / LOCK_FILE, *unfinished(output)}
+    contents -= {output / LOCK_FILE, output / TRIALS, *unfinished(output)}
     if fresh and contents:
         raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
     if (output / CONFIG_FILE).exists():

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from trainmark.hardware.devices import identify
 from trainmark.hardware.known import Known
 from trainmark.hardware.monitor import Monitor
 from trainmark.resolve import accumulation_remark
-from trainmark.run import alignment, result, run_folder, start
+from trainmark.run import alignment, result, run_folder, start, trials
 from trainmark.run.assessment import assessments, write_scores
 from trainmark.run.forecast import forecast
 from trainmark.run.loop import Training, build_trainer
@@ -60,17 +60,42 @@ def train(
         if described:
             _check_described(described, mesh)
         for repeat in range(options.repeats):
+            folder = output / str(repeat) if options.repeats > 1 else output
             # Resolved per seed, because synthetic data (and so its target) depends on the seed.
-            seeded = run_folder.with_full_path(
-                _resolve_here(dataclasses.replace(cfg, seed=cfg.seed + repeat), mesh)
+            seeded = start.like_the_earlier(
+                options, folder, dataclasses.replace(cfg, seed=cfg.seed + repeat)
             )
+            seeded, reasons = _with_choices(seeded, options, mesh, folder)
             remark = accumulation_remark(workloads.named_run(cfg.name), cfg, seeded)
             if remark and mesh.is_main and not repeat:
                 print(remark, file=sys.stderr)
-            folder = output / str(repeat) if options.repeats > 1 else output
-            finished.append((_train_one(seeded, options, mesh, folder, started, watch), folder))
+            done = _train_one(seeded, options, mesh, folder, started, watch, reasons)
+            finished.append((done, folder))
             started = time.perf_counter()
     return finished
+
+
+def _with_choices(
+    cfg: AnyRun, options: TrainOptions, mesh: Mesh, output: Path
+) -> tuple[AnyRun, list[str]]:
+    """The run, resolved, with what its data choose by trial, and why."""
+    resolved = run_folder.with_full_path(_resolve_here(cfg, mesh))
+    candidates = workloads.definition(cfg).candidates(cfg, resolved)
+    if not candidates:
+        return resolved, []
+    if mesh.is_main:  # lest a trial is for nothing
+        run_folder.check(output, resolved, fresh=options.fresh, from_another=False)
+    alone = dataclasses.replace(options, reference=None, fresh=False)
+
+    def train(candidate: AnyRun, folder: Path) -> Result:
+        tried = run_folder.with_full_path(_resolve_here(candidate, mesh))
+        return _train_one(tried, alone, mesh, folder, time.perf_counter(), None)
+
+    better = workloads.load(cfg.workload).better
+    chosen, reasons = trials.choose(candidates, train, output, mesh, better)
+    if mesh.is_main:
+        print(*reasons, sep="\n", file=sys.stderr)
+    return run_folder.with_full_path(_resolve_here(chosen, mesh)), reasons
 
 
 def _train_one(
@@ -80,6 +105,7 @@ def _train_one(
     output: Path,
     started: float,
     watch: Watch | None,
+    reasons: Sequence[str] = (),
 ) -> Result:
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
@@ -130,7 +156,11 @@ def _train_one(
         write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
         found = warnings(cfg, finished, output)
         finished = dataclasses.replace(
-            finished, warnings=found, assessments=assessed, predicted=predicted
+            finished,
+            warnings=found,
+            assessments=assessed,
+            predicted=predicted,
+            notes=[*finished.notes, *reasons],
         )
         if options.reference:
             finished = with_verdict(finished, output, options.reference)

@@ -16,7 +16,7 @@ from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import first_rows
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError
-from trainmark.run.run_folder import find_checkpoint, parse_config
+from trainmark.run.run_folder import CONFIG_FILE, find_checkpoint, parse_config, read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,32 @@ def find(options: TrainOptions, cfg: Run) -> Start | None:
     return Start(path=path, with_optimizer=options.with_optimizer, grown=_grown(path, cfg))
 
 
-def _grown(checkpoint: Path, cfg: Run) -> Mapping[str, int]:
+def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:
+    """The run, before it is resolved, with what the weights that it begins with decide: those that
+    it continues, or those of --from."""
+    earlier = None
+    if (output / CONFIG_FILE).is_file():
+        earlier = read_config(output)
+    elif options.weights_from is not None:
+        earlier = _earlier(find_checkpoint(options.weights_from), cfg)
+    if earlier is None or earlier.workload != cfg.workload:
+        return cfg
+    return workloads.definition(cfg).like_the_earlier(cfg, earlier)
+
+
+def _earlier(checkpoint: Path, cfg: Run) -> Run | None:
+    """The run of a checkpoint, if it is of this workload."""
     config = checkpoints.read_state(checkpoint).get("config")
-    if cfg.data is None or not isinstance(config, dict) or config.get("workload") != cfg.workload:
+    if not isinstance(config, dict) or config.get("workload") != cfg.workload:
+        return None
+    earlier: Run = parse_config(config, checkpoint)
+    return earlier
+
+
+def _grown(checkpoint: Path, cfg: Run) -> Mapping[str, int]:
+    earlier, definition = _earlier(checkpoint, cfg), workloads.definition(cfg)
+    if cfg.data is None or earlier is None:
         return {}
-    earlier, definition = parse_config(config, checkpoint), workloads.definition(cfg)
     grown = definition.grown_tables(earlier, cfg.data)
     if not grown:
         definition.check_data(earlier, cfg.data)

@@ -39,6 +39,8 @@ from trainmark.training.precision import set_matmul_precision
 GEMM_WIDTHS = (64, 256, 1024, 4096)
 TABLE_WIDTHS = (16, 64, 128)
 """Columns, of 4 bytes."""
+LONG_S = 0.005
+"""Of work on a device, beside which the host's waiting does not count."""
 DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -161,21 +163,24 @@ def seconds_of(action: Callable[[], object], here: torch.device, budget_s: float
     """The mean of at least five times, after two that do not count.
 
     Not the median: a step of training is made of many operations, and sees the mean of what a busy
-    machine leaves it.
+    machine leaves it. A device is given several to do before the host waits for it, which takes as
+    long as a small operation.
     """
     wait = backends.synchronizer(here)
     times: list[float] = []
-    end = math.inf
+    end, repeats = math.inf, 1
     for attempt in range(100):
         wait()
         begin = time.perf_counter()
-        action()
+        for _ in range(repeats):
+            action()
         wait()
         now = time.perf_counter()
         if attempt == 1:
             end = now + budget_s
+            repeats = 1 if here.type == "cpu" else max(1, round(LONG_S / (now - begin)))
         if attempt > 1:
-            times.append(now - begin)
+            times.append((now - begin) / repeats)
         if len(times) >= 5 and now > end:
             break
     return statistics.mean(times)

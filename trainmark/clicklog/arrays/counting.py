@@ -39,7 +39,7 @@ class Counts:
         """In the order in which files hold them."""
         return self.values, self.counts, self.firsts
 
-    def keep(self, which: Array) -> "Counts":
+    def keep(self, which: Array | slice) -> "Counts":
         firsts = self.firsts[which] if len(self.firsts) else NO_KEYS
         return Counts(self.values[which], self.counts[which], firsts)
 

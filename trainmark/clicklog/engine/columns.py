@@ -161,14 +161,20 @@ class IdColumn(DatasetColumn):
 
     def build(self, parts: Sequence[Spilled], shared: bool) -> Built:
         if self.old is None or self._given.job.grow:
-            rows = self._counted()
-            sizes = vocabulary.build(self.readers, self.rules, rows, parts, self.path, self.old)
+            rows, missing = self._counted(), self._missing()
+            sizes = vocabulary.build(
+                self.readers, self.rules, rows, parts, self.path, missing, self.old
+            )
         else:
             shutil.copyfile(self.old, self.path)
             sizes = read_sizes(self.path)
         if shared:
             self._vocabulary(shared).share()
         return self._built(sizes.distinct, sizes.kept)
+
+    def _missing(self) -> int:
+        """Rows without a value, where these may have an id of their own."""
+        return 0
 
     def _built(self, distinct: int, kept: int) -> Built:
         raise NotImplementedError
@@ -214,6 +220,11 @@ class CategoricalColumn(IdColumn):
         everything = self._given.job.vocabulary_from == "all"
         division = self._given.division
         return division.all_rows if everything else division.splits[0]
+
+    def _missing(self) -> int:
+        if self._most or not self.rules.recipe.missing_is_value:
+            return 0
+        return self.readers[0].missing(self._counted())
 
     def _built(self, distinct: int, kept: int) -> Built:
         facts: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Vocabularies: which categorical values have an id, and which one. Built, extended and looked up.
 
 Their files (vocabulary_files.py) hold value, id and count. The number 0 of a column is among the
-values if it is one; the missing value is not.
+values if it is one; the missing value is one where the recipe says so.
 """
 
 import itertools
@@ -20,10 +20,13 @@ from trainmark.clicklog.engine.column_reader import ColumnReader, arrow_array, n
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.vocabulary_files import (
     Entries,
+    MissingEntry,
     Sizes,
     Writer,
     merged,
+    of_values,
     read,
+    read_missing,
     read_sizes,
 )
 from trainmark.clicklog.sources.recipes import Recipe
@@ -151,6 +154,7 @@ def build(
     rows: RowSet,
     parts: Sequence[Spilled],
     path: Path,
+    missing: int,
     old: Path | None = None,
 ) -> Sizes:
     """Write a column's vocabulary.
@@ -159,6 +163,7 @@ def build(
         readers, rows: as for `count`.
         parts: what it has counted, by rising values; the files are removed.
         path: the file to write.
+        missing: how many of the rows have none of its values; 0: it shall not be a value.
         old: a vocabulary to extend: its values keep their ids, and new ones follow.
     """
     reader, parts = readers[0], list(parts)
@@ -176,14 +181,21 @@ def build(
             folded, counts = arrow_array(rules.fold(ids)), arrow_array(part.counts)
             yield reader.to_arrow(part.values), folded, counts
 
+    kept = sum(part.kept for part in parts)
+    nothing = read_missing(old) if old else None
+    if nothing is None and missing >= max(rules.threshold, 1):
+        # Behind all values: it has no place among them.
+        nothing = MissingEntry(int(rules.fold(np.array([first_id + kept]))[0]), missing)
     with Writer(path, reader.arrow_type()) as writer:
+        if nothing is not None:
+            writer.write_missing(nothing)
         for entries in merged(read(old), counted()) if old else counted():
             writer.write(*entries)
     for part in parts:
         part.path.unlink()
     if old:
         return read_sizes(path)
-    return Sizes(sum(part.distinct for part in parts), sum(part.kept for part in parts))
+    return Sizes(sum(part.distinct for part in parts) + bool(missing), read_sizes(path).kept)
 
 
 def _count_zeros(readers: Sequence[ColumnReader], rules: Rules, rows: RowSet) -> Counts | None:
@@ -303,8 +315,14 @@ class Vocabulary:
         if self._reader.kind == "string":
             return None
         for values, ids in self._batches(1):
-            return int(ids[0]) if len(values) and values[0] == 0 else None
+            if len(values):
+                return int(ids[0]) if values[0] == 0 else None
         return None
+
+    def missing_id(self) -> int | None:
+        """The id of the missing value, if it has one of its own."""
+        found = read_missing(self._path)
+        return None if found is None else found.id
 
     def without(self, counts: Counts) -> Counts:
         """The counts of those values that it does not know."""
@@ -350,11 +368,12 @@ class Vocabulary:
 
         with pq.ParquetFile(self._path) as file:
             if file.metadata.num_rows <= size:
-                table = file.read(["value", "id"], use_threads=False)
+                table = of_values(file.read(["value", "id"], use_threads=False))
                 yield self._numbers(table.column(0)), numpy_array(table.column(1))
                 return
             for batch in file.iter_batches(size, columns=["value", "id"], use_threads=False):
-                yield self._numbers(batch.column(0)), numpy_array(batch.column(1))
+                known = of_values(batch)
+                yield self._numbers(known.column(0)), numpy_array(known.column(1))
 
     def _numbers(self, values: Any) -> Array:
         return self._reader.from_arrow(values)
@@ -378,5 +397,7 @@ class SpecialIds:
     def of(cls, vocabulary: Vocabulary, rules: Rules) -> "SpecialIds":
         found = vocabulary.zero_id()
         zero = UNKNOWN if found is None else found
-        missing = zero if rules.recipe.missing_is_zero else rules.rare_id
-        return cls(rules.rare_id, zero, missing)
+        if rules.recipe.missing_is_zero:
+            return cls(rules.rare_id, zero, zero)
+        missing = vocabulary.missing_id()
+        return cls(rules.rare_id, zero, rules.rare_id if missing is None else missing)

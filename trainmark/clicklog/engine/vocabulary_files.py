@@ -1,4 +1,7 @@
-"""A vocabulary's file: Parquet, with the columns value, id and count, by rising value."""
+"""A vocabulary's file: Parquet, with the columns value, id and count, by rising value.
+
+Where a missing value has an id of its own, it is a null, in the first row.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +27,14 @@ class Sizes:
     """Values that occur."""
     kept: int
     """Values that have an id of their own."""
+
+
+@dataclass(frozen=True)
+class MissingEntry:
+    """Of the missing value."""
+
+    id: int
+    count: int
 
 
 def read_sizes(path: Path) -> Sizes:
@@ -70,6 +81,13 @@ class Writer:
         self._waiting.append(pa.Table.from_arrays([values, ids, counts], schema=self._schema))
         self._write(sum(map(len, self._waiting)) // GROUP_ROWS * GROUP_ROWS)
 
+    def write_missing(self, entry: MissingEntry) -> None:
+        """Add the missing value, before all others."""
+        import pyarrow as pa
+
+        columns = ([None], [entry.id], [entry.count])
+        self.write(*map(pa.array, columns, self._schema.types))
+
     def _write(self, rows: int) -> None:
         import pyarrow as pa
 
@@ -81,12 +99,30 @@ class Writer:
 
 
 def read(path: Path) -> Iterator[Entries]:
-    """All entries, some at a time."""
+    """The entries of all values, some at a time."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
-            yield batch.column("value"), batch.column("id"), batch.column("count")
+            known = of_values(batch)
+            yield known.column("value"), known.column("id"), known.column("count")
+
+
+def of_values(entries: Any) -> Any:
+    """Rows of the file without that of the missing value."""
+    has_missing = len(entries) and not entries.column("value")[0].is_valid
+    return entries.slice(1) if has_missing else entries
+
+
+def read_missing(path: Path) -> MissingEntry | None:
+    """None if it has no id of its own."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(1, use_threads=False):
+            (row,) = batch.to_pylist()
+            return MissingEntry(row["id"], row["count"]) if row["value"] is None else None
+    return None
 
 
 def merged(first: Iterator[Entries], second: Iterator[Entries]) -> Iterator[Entries]:

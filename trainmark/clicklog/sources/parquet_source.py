@@ -1,7 +1,7 @@
 """Parquet files with any columns, as a source."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,19 @@ from trainmark.clicklog.sources.source import (
 from trainmark.clicklog.sources.unpack import Unpacker
 from trainmark.errors import InputError, raise_all
 
-FILES_AT_A_TIME = 2
 LIST_ROWS = 65_536
 """Rows at a time, where the longest list of a column is looked for."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Consecutive groups of a file's rows, which a thread decodes."""
+
+    start: Position
+    """Where to begin: in the first group."""
+    groups: list[int]
+    first_row: int
+    """Of the first group."""
 
 
 class ParquetSource:
@@ -119,45 +129,58 @@ class ParquetSource:
     def pieces(self, start: Position, piece_bytes: int, room: Room) -> Generator[Piece]:
         # In memory a row takes about this much, whatever it takes in the file.
         batch_rows = max(piece_bytes // (16 * max(len(self.uses), 1)), 1)
-        places = starts(self.files, start)
+        shares = {
+            share.start: share
+            for of_file in starts(self.files, start)
+            for share in self._shares(of_file, batch_rows)
+        }
 
         def unpack(place: Position) -> Iterator[Piece]:
-            return self._pieces_of(place.file, place.offset, batch_rows, room.folder)
+            return self._pieces_of(shares[place], batch_rows, room.folder)
 
-        # Arrow's own threads share the columns of a file.
-        with Unpacker(places, unpack, replace(room, threads=FILES_AT_A_TIME)) as unpacker:
-            for place in places:
+        with Unpacker(list(shares), unpack, room) as unpacker:
+            for place in shares:
                 yield from unpacker.pieces(place)
 
-    def _pieces_of(self, number: int, first: int, batch_rows: int, folder: Path) -> Iterator[Piece]:
-        file = open_parquet(self.files[number])
-        total, size = file.metadata.num_rows, self.files[number].stat().st_size
-        row = 0
+    def _shares(self, start: Position, least_rows: int) -> Iterator[_Share]:
+        """A file's rows from a place on, in shares of so many rows or more."""
+        metadata = open_parquet(self.files[start.file]).metadata
+        if metadata.num_rows == 0:
+            yield _Share(start, [], 0)
+        row = first = 0
         groups: list[int] = []
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if row + rows > first or groups:
+        for group in range(metadata.num_row_groups):
+            begin, row = row, row + metadata.row_group(group).num_rows
+            if row > max(begin, start.offset):
+                first = first if groups else begin
                 groups.append(group)
-            else:
-                row += rows
-        names = self._names_read()
-        for batch in batches(
-            file, self.files[number], batch_rows, row_groups=groups, columns=names
-        ):
-            begin, row = row, row + batch.num_rows
-            if row <= first:
-                continue
-            batch = batch.slice(max(first - begin, 0))
-            begin = max(begin, first)
-            stop = Position(number + 1) if row == total else Position(number, row)
-            num_bytes = size * row // total - size * begin // total
-            path = folder / f"{number}.{begin}.arrow"
-            with pa.ipc.new_file(path, batch.schema) as unpacked:
-                unpacked.write_batch(batch)
-            disk_bytes = path.stat().st_size
-            yield Piece(Position(number, begin), stop, path, num_bytes, disk_bytes)
+            place = max(first, start.offset)
+            if groups and (row - place >= least_rows or row == metadata.num_rows):
+                yield _Share(Position(start.file, place), groups, first)
+                groups = []
+
+    def _pieces_of(self, share: _Share, batch_rows: int, folder: Path) -> Iterator[Piece]:
+        place, row = share.start, share.first_row
+        number, path = place.file, self.files[place.file]
+        file, size = open_parquet(path), path.stat().st_size
+        total = file.metadata.num_rows
         if total == 0:
             yield Piece(Position(number), Position(number + 1), None, size)
+            return
+        found = batches(file, path, batch_rows, row_groups=share.groups, columns=self._names_read())
+        for batch in found:
+            begin, row = row, row + batch.num_rows
+            if row <= place.offset:
+                continue
+            batch = batch.slice(max(place.offset - begin, 0))
+            begin = max(begin, place.offset)
+            stop = Position(number + 1) if row == total else Position(number, row)
+            num_bytes = size * row // total - size * begin // total
+            unpacked = folder / f"{number}.{begin}.arrow"
+            with pa.ipc.new_file(unpacked, batch.schema) as writer:
+                writer.write_batch(batch)
+            disk_bytes = unpacked.stat().st_size
+            yield Piece(Position(number, begin), stop, unpacked, num_bytes, disk_bytes)
 
     def parse(self, piece: Piece) -> ParsedRows:
         path = self.files[piece.start.file]

@@ -43,6 +43,9 @@ class Recipe:
     rare_id: int = 0
     missing_is_zero: bool = False
     """Whether a missing categorical value is the value 0; otherwise it has the rare id."""
+    missing_is_value: bool = False
+    """Whether it is a value of its own instead, which has an id if it occurs as often as others
+    must."""
     threshold: int = 0
     """Default frequency threshold."""
     folds_values: bool = False
@@ -104,6 +107,15 @@ RECIPES: dict[str, Recipe] = {
             missing_is_zero=True,
             folds_values=True,
             rounds_up=True,
+        ),
+        # Of data of any columns. That a value is missing often says more than most values do.
+        Recipe(
+            name="tabular",
+            shift=3,
+            missing_integer=None,
+            order="count",
+            first_id=1,
+            missing_is_value=True,
         ),
     )
 }

@@ -1,11 +1,13 @@
 """Input that can only be read from its start on: unpacked ahead of those who parse it.
 
-Each of several files is unpacked by a thread of its own, into files of a piece each, which the
-processes that parse take and remove. The rows of a file have numbers when those of all files before
-it have theirs; so the pieces of later files wait on disk, within a share of what is free there.
-Beyond that share, the file whose turn it is goes on alone, a few pieces ahead of those who parse.
+Each of several files, or of the groups of rows that a file has, is unpacked by a thread of its own,
+into files of a piece each, which the processes that parse take and remove. The rows of a file have
+numbers when those of all files before it have theirs; so the pieces of later files wait on disk,
+within a share of what is free there. Beyond that share, the file whose turn it is goes on alone, a
+few pieces ahead of those who parse.
 """
 
+import itertools
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +26,9 @@ class Unpacker:
     """Unpacks files, several at a time.
 
     Args:
-        places: where to begin in each file, in their order.
-        unpack: the pieces of a file from a place on, each in a file of its own.
+        places: where to begin, in their order: in each file, or several times in one.
+        unpack: the pieces from a place on to the next, or to the end of its file, each in a file of
+            its own.
         room: where these are, and how many threads write them.
     """
 
@@ -36,6 +39,7 @@ class Unpacker:
         room: Room,
     ) -> None:
         self._unpack = unpack
+        self._next = dict(itertools.pairwise(places))
         self._ready = {place: SimpleQueue[Piece | BaseException]() for place in places}
         self._turn: Position | None = None
         self._changed = threading.Condition()
@@ -60,7 +64,7 @@ class Unpacker:
         self._pool.shutdown(cancel_futures=True)
 
     def pieces(self, place: Position) -> Iterator[Piece]:
-        """Those of the file whose turn it is."""
+        """Those from the place whose turn it is."""
         with self._changed:
             self._turn = place
             self._changed.notify_all()
@@ -73,7 +77,7 @@ class Unpacker:
                 self._waiting -= piece.disk_bytes
                 self._changed.notify_all()
             yield piece
-            ended = piece.stop.file > place.file
+            ended = piece.stop.file > place.file or piece.stop == self._next.get(place)
 
     def _work(self, place: Position) -> None:
         try:

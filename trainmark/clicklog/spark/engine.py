@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
@@ -203,7 +202,8 @@ class SparkEngine:
         for number, (rule, ranges) in enumerate(zip(self.job.rules, parts, strict=True)):
             rising = [ranges[of_range] for of_range in sorted(ranges)]
             reader, path = self._readers[number], self.path_of(number)
-            sizes.append(vocabulary.build([reader], rule, self._train, rising, path))
+            # In Criteo's recipes, a value that is missing is none.
+            sizes.append(vocabulary.build([reader], rule, self._train, rising, path, missing=0))
         return sizes
 
     @cached_property
@@ -289,17 +289,18 @@ class SparkEngine:
     def clicks_and_rare(self) -> tuple[dict[str, int], list[int]]:
         """Clicks of each split; rare rows of each column. After `write_pieces`."""
         facts = self.spark.read.text(f"{self.work}/pieces/file={FACTS}")
-        clicks, rare = dict.fromkeys((split.name for split in self.splits), 0), 0
+        clicks = dict.fromkeys((split.name for split in self.splits), 0)
+        rare = np.zeros(len(self.job.rules), np.int64)
         for row in facts.collect():
             of_labels, _, *of_columns = json.loads(row["value"])
             clicks[self.splits[row["split"]].name] += of_labels
-            rare += np.array(of_columns)
-        return clicks, np.asarray(rare).tolist()
+            rare += of_columns
+        return clicks, list(map(int, rare))
 
     def missing(self) -> list[int]:
         """Missing values of each column."""
-        of_blocks = [[c.missing for c in block.record.columns] for block in self.blocks]
-        return np.array(of_blocks).sum(axis=0).tolist()
+        columns = zip(*(block.record.columns for block in self.blocks), strict=True)
+        return [sum(stored.missing for stored in column) for column in columns]
 
     def numbers(self) -> list[NumberFacts]:
         """Of each integer column."""
@@ -308,8 +309,8 @@ class SparkEngine:
 
     # --- helpers
 
-    def _mapped(self, frame: DataFrame, task: Any) -> DataFrame:
-        def run(batches: Batches) -> Iterator[Any]:
+    def _mapped(self, frame: DataFrame, task: Parse | Count | Merge | Encode | Order) -> DataFrame:
+        def run(batches: Batches) -> Batches:
             return task(batches)
 
         return frame.mapInArrow(run, task.gives)
@@ -323,12 +324,11 @@ class SparkEngine:
     def _batches_of(self, rows: int) -> Iterator[None]:
         """Let Spark send so many rows to Python at a time."""
         key = "spark.sql.execution.arrow.maxRecordsPerBatch"
-        before = self.spark.conf.get(key)
         self.spark.conf.set(key, rows)
         try:
             yield
         finally:
-            self.spark.conf.set(key, before)
+            self.spark.conf.unset(key)
 
     def _saved(self, name: str, plan: Callable[[], DataFrame], batch: int = BATCH) -> DataFrame:
         """The result of a phase: as an earlier run left it, or computed and written now."""

@@ -98,15 +98,12 @@ class Encode:
         return [Vocabulary(Path(), reader, 0, Path(path)) for path in paths]
 
     def _fields(self, store: Store, vocabularies: Sequence[Vocabulary]) -> list[Field]:
-        columns = zip(self.rules, vocabularies, self.cardinalities, self.special, strict=True)
-        return [
-            LabelField(store),
-            NumericalField(store),
-            *(
-                CategoricalField(ColumnReader(store, number, rule.value_modulus), *others)
-                for number, (rule, *others) in enumerate(columns)
-            ),
-        ]
+        fields: list[Field] = [LabelField(store), NumericalField(store)]
+        columns = zip(vocabularies, self.cardinalities, self.special, strict=True)
+        for number, of_column in enumerate(columns):
+            reader = ColumnReader(store, number, self.rules[number].value_modulus)
+            fields.append(CategoricalField(reader, *of_column))
+        return fields
 
     def _encoded(
         self, split: int, first: int, part: Part, fields: Sequence[Field]

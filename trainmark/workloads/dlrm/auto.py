@@ -10,19 +10,21 @@ also on twenty sets that had no say in it.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trainmark.config import filled
 from trainmark.schedule import Schedule
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 
 NAME = "dlrm-auto"
+Interaction = Literal["dot", "dot_and_inputs"]
 MIN_BATCH, MAX_BATCH = 64, 2048
 BATCHES_PER_EPOCH = 100
 EPOCHS_OF_ONE_ROW, MAX_EPOCHS, TWICE_UP_TO = 1000, 40, 2_000_000
 LR_OF_ONE_CLICK, MIN_LR, MAX_LR = 2e-5, 0.02, 0.05
 SHARE_OF_ONE_ROW = 0.1
 DROPOUT, DROPOUT_UP_TO = 0.1, 50_000
+TRIED_UP_TO = 100_000
 WARM_UP = 0.05
 
 
@@ -72,6 +74,25 @@ def dropout(rows: int) -> float:
     return DROPOUT if rows <= DROPOUT_UP_TO else 0.0
 
 
+def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
+    """What to choose from by trial, where nobody chose: what the top MLP reads.
+
+    A product says how two vectors go together, not what one says by itself, and the bottom MLP
+    hands all numbers on as one vector; so most small logs gain from a top MLP that reads the rows
+    and the numbers, too. Others learn pairs worse beside that easier lesson, and there is no
+    telling by their rows or ids which. Large logs have pairs to learn, and two cores no time.
+    """
+    if cfg.model.interaction != "auto" or filled(resolved.auto_rows) > TRIED_UP_TO:
+        return {}
+    kinds: tuple[Interaction, ...] = ("dot", "dot_and_inputs")
+    return {
+        f"--model.interaction {kind}": dataclasses.replace(
+            cfg, model=dataclasses.replace(cfg.model, interaction=kind)
+        )
+        for kind in kinds
+    }
+
+
 def eps(global_batch: int) -> float:
     """Of Adagrad, in units of what one row contributes to a batch's gradient.
 
@@ -102,6 +123,8 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
         cfg = dataclasses.replace(cfg, lr=lr(log.clicks))
     if cfg.model.dropout is None:
         cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dropout=dropout(rows)))
+    if cfg.model.interaction == "auto":  # and was not tried
+        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, interaction="dot"))
     size = cfg.global_batch or filled(cfg.micro_batch) * (cfg.accumulate or 1)
     if cfg.optimizer.eps is None:
         optimizer = dataclasses.replace(cfg.optimizer, eps=eps(size))
@@ -111,6 +134,14 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
         steps = min(whole, cfg.max_steps or whole)
         cfg = dataclasses.replace(cfg, schedule=schedule(steps), schedule_steps=steps)
     return dataclasses.replace(cfg, auto_rows=rows, auto_clicks=log.clicks)
+
+
+def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
+    """With the network of the run whose weights it begins with, where nobody chose another."""
+    if cfg.model.interaction != "auto":
+        return cfg
+    model = dataclasses.replace(cfg.model, interaction=earlier.model.interaction)
+    return dataclasses.replace(cfg, model=model)
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:

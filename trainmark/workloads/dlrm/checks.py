@@ -37,6 +37,8 @@ def _network_problems(cfg: DlrmRun) -> list[str]:
         problems.append("optimizer.eps must be a number; None is for dlrm-auto to choose it.")
     if model.dropout is None:
         problems.append("model.dropout must be a number; None is for dlrm-auto to choose it.")
+    if cfg.model.interaction == "auto":
+        problems.append("model.interaction must be one; auto is for dlrm-auto to choose it.")
     if not model.bottom_mlp or model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
             f"The last width of model.bottom_mlp must equal model.embedding_dim "

@@ -17,7 +17,7 @@ from trainmark.contract import (
     Workload,
 )
 from trainmark.hardware.devices import Cluster
-from trainmark.workloads.dlrm import fitted, runs, sizes
+from trainmark.workloads.dlrm import auto, fitted, runs, sizes
 from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -85,6 +85,8 @@ DLRM = Definition(
     on_other_data=on_other_data,
     check_data=check_data,
     encode_files=_encode_files,
+    like_the_earlier=auto.like_the_earlier,
+    candidates=auto.candidates,
     grown_tables=grown_tables,
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,

@@ -67,7 +67,8 @@ prepared (columns), and the rows of the tables.
 """
 RAW_VALUES = """
 preparation/ has what turns raw values into these inputs: the vocabularies (value, id and count as
-Parquet), and how each column is read (vocabulary.json). With it, of the safetensors layout,
+Parquet; a null is a missing value), and how each column is read (vocabulary.json). With it, of the
+safetensors layout,
 
     trainmark serve . --host ...                           takes raw values over HTTP
     trainmark predict . --input FILES --output FILE        scores raw files

@@ -25,18 +25,21 @@ Layer = tuple[Tensor, Tensor]
 Logits = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
 """([B, N] numbers, [B, F] ids) -> [B] logits."""
 
+INTERACTIONS = ("dot", "dot_and_inputs")
+
 
 def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     """A trainer's predictor; None where its own way is the fastest."""
     cfg, model = trainer.cfg, trainer.model
-    if cfg.precision != "fp32" or cfg.model.interaction != "dot" or has_bags(cfg.model):
+    kind = cfg.model.interaction
+    if cfg.precision != "fp32" or kind not in INTERACTIONS or has_bags(cfg.model):
         return None
     weights = model.tables.table_weights()
     tables = [weights.get(f"{name}.weight") for name in table_names(len(cfg.model.table_rows))]
     held = [len(table) if isinstance(table, Tensor) else 0 for table in tables]
     if held != list(cfg.model.table_rows):
         return None  # others hold the rest of them
-    logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg))
+    logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg), kind)
     if logits is None:
         return None
     width = len(tables)
@@ -55,7 +58,8 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
 def of_exported(model: Any) -> Logits | None:
     """The same of an exported model (`standalone.Dlrm`)."""
     config = model.config
-    if config.get("interaction", "dot") != "dot" or "pooling" in config:
+    kind = config.get("interaction", "dot")
+    if kind not in INTERACTIONS or "pooling" in config:
         return None
     buffers = dict(model.named_buffers())
     tables = [buffers.get(f"tables_{i}_weight") for i in range(len(config["table_rows"]))]
@@ -64,7 +68,7 @@ def of_exported(model: Any) -> Logits | None:
         numbers = range(0, 2 * len(config[f"{name}_mlp"]), 2)
         return [(buffers[f"{name}_{n}_weight"], buffers[f"{name}_{n}_bias"]) for n in numbers]
 
-    return _on_a_cpu(tables, layers("bottom"), layers("top"), config.get("logit_offset", 0.0))
+    return _on_a_cpu(tables, layers("bottom"), layers("top"), config.get("logit_offset", 0.0), kind)
 
 
 def _linears(mlp: nn.Sequential) -> list[Layer]:
@@ -72,7 +76,7 @@ def _linears(mlp: nn.Sequential) -> list[Layer]:
 
 
 def _on_a_cpu(
-    tables: Sequence[Tensor | None], bottom: list[Layer], top: list[Layer], offset: float
+    tables: Sequence[Tensor | None], bottom: list[Layer], top: list[Layer], offset: float, kind: str
 ) -> Logits | None:
     dim = len(bottom[-1][1])
     if not INSTALLED or not all(_is_plain(table, dim) for table in tables):
@@ -81,10 +85,11 @@ def _on_a_cpu(
 
     places = cpu_scores.find_tables([table for table in tables if table is not None])
     before = cpu_scores.pack_layers(bottom, bottom[0][0].shape[1])
-    after = cpu_scores.pack_layers(top, cpu_scores.interaction_width(len(tables), dim))
-    shift = np.float32(offset)
+    after = cpu_scores.pack_layers(top, top[0][0].shape[1])
+    shift, with_inputs = np.float32(offset), kind == "dot_and_inputs"
     return lambda numbers_BN, ids_BF: (
-        cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after) + shift
+        cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after, with_inputs=with_inputs)
+        + shift
     )
 
 

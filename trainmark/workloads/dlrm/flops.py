@@ -44,7 +44,7 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     # The rows, the joined vectors and their gradients, the dot products of all pairs and theirs;
     # or whatever else is between them and what the top MLP reads.
     per_sample += 4 * vectors * model.embedding_dim
-    per_sample += 2 * vectors * vectors * (model.interaction == "dot")
+    per_sample += 2 * vectors * vectors * (model.interaction in ("dot", "dot_and_inputs"))
     per_sample += 2 * interaction_activations(model)
     # Where numbers are dropped: which, and what is left of them.
     mlps = [model.bottom_mlp, model.top_mlp]

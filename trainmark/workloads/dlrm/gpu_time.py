@@ -182,9 +182,7 @@ def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool =
     return samples * element * moved * (BACKWARD if backward else 1) / rates.copy
 
 
-def _update_s(
-    cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]
-) -> float:
+def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
     """Of all rows that a step looked up, duplicates first added up."""
     name, dim = cfg.optimizer.name, cfg.model.embedding_dim
     per_element, per_row = STATE_BYTES[name]

@@ -46,6 +46,21 @@ class DotInteraction(InteractionLayer):
         return tables.lookup_and_interact(prepared, x_BD, self.plain)
 
 
+class DotAndInputsInteraction(InteractionLayer):
+    """The dot products, and the rows beside them; the model adds the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = _products_and_rows
+
+
+def _products_and_rows(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
+    """Without the zeros that fill dot products up: what follows them does."""
+    _, F, D = rows_BFD.shape
+    products = dot_interaction(x_BD, rows_BFD)[:, : D + F * (F + 1) // 2]
+    return torch.cat([products, rows_BFD.flatten(1)], dim=1)
+
+
 class CatInteraction(InteractionLayer):
     """The vectors side by side, and nothing else."""
 
@@ -158,6 +173,7 @@ def _projection(cfg: DlrmRun) -> InteractionLayer:
 _BUILDERS = {
     "dot": lambda cfg: DotInteraction(),
     "cat": lambda cfg: CatInteraction(),
+    "dot_and_inputs": lambda cfg: DotAndInputsInteraction(),
     "dcn": _cross_network,
     "projection": _projection,
 }

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from trainmark.config import filled
 from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
@@ -44,6 +45,7 @@ class Dlrm(nn.Module):
             model.table_rows, model.embedding_dim, table_rule(cfg)
         )
         self.interaction = make_interaction(cfg)
+        self.shape = model
         self.positive_weight = cfg.positive_weight
         self.top_gradients_done: Callable[[], None] | None = None
         """Called in the backward pass when only the bottom MLP's gradients are left to compute."""
@@ -82,6 +84,10 @@ class Dlrm(nn.Module):
         done = self.top_gradients_done
         if done is not None and x_BD.requires_grad:  # after the tables' own hooks
             x_BD.register_hook(lambda _: done())
+        if self.shape.interaction == "dot_and_inputs":
+            numbers = numerical_BN[:, : self.shape.numerical_features]  # without zeros behind them
+            x_BM = torch.cat([x_BM, numbers.to(x_BM.dtype)], dim=1)
+            x_BM = pad(x_BM, (0, interaction_width(self.shape) - x_BM.shape[1]))
         return self.interaction_dropout(x_BM)
 
     def cast_dense(self, dtype: torch.dtype) -> None:

@@ -82,9 +82,14 @@ def _dot(graph: Graph, config: Config, tensors: Tensors, x_BD: str, vectors_BVD:
     high, low = torch.tril_indices(V, V, offset=-1)
     of_pairs = graph.constant(high * V + low)
     pairs = graph.add("Gather", _flat(graph, dots_BVV, V * V), of_pairs, axis=1)
-    joined = graph.add("Concat", x_BD, pairs, axis=1)
+    parts, width = [x_BD, pairs], config["embedding_dim"] + len(high)
+    if config["interaction"] == "dot_and_inputs":
+        rows_BFD = graph.add("Slice", vectors_BVD, *map(graph.constant, ([1], [V], [1])))
+        width_of_rows = (V - 1) * config["embedding_dim"]
+        parts += [_flat(graph, rows_BFD, width_of_rows), "numerical"]
+        width += width_of_rows + config["numerical_features"]
+    joined = graph.add("Concat", *parts, axis=1)
     # The first layer was trained on an interaction that is filled up with zeros.
-    width = config["embedding_dim"] + len(high)
     zeros = tensors["top.0.weight"].shape[1] - width
     return graph.add("Pad", joined, graph.constant([0, 0, 0, zeros])) if zeros else joined
 
@@ -126,7 +131,9 @@ def _flat(graph: Graph, x: str, width: int) -> str:
     return graph.add("Reshape", x, graph.constant([0, width]))
 
 
-_INTERACTIONS = {"dot": _dot, "cat": _cat, "dcn": _dcn, "projection": _projection}
+_INTERACTIONS = {
+    "dot": _dot, "dot_and_inputs": _dot, "cat": _cat, "dcn": _dcn, "projection": _projection,
+}  # fmt: skip
 
 
 # --- tables

@@ -53,9 +53,10 @@ class Model:
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
     top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the top MLP; the last one must be 1."""
-    interaction: Literal["dot", "dcn", "projection", "cat"] = "dot"
+    interaction: Literal["dot", "dcn", "projection", "cat", "dot_and_inputs", "auto"] = "dot"
     """What the top MLP reads: dot products of all pairs of vectors; all vectors, through cross
-    layers (DCNv2); dot products of two projections of them; or the vectors side by side."""
+    layers (DCNv2); dot products of two projections of them; the vectors side by side; or dot
+    products, and beside them the rows and the numbers themselves. dlrm-auto chooses (`auto`)."""
     cross_layers: Layers | None = None
     """Of dcn: how many; by default 3, as in MLPerf."""
     cross_rank: Width | Literal["full"] | None = None
@@ -339,6 +340,7 @@ def dlrm_auto() -> DlrmRun:
             # A row that was hardly trained must say hardly anything. As published, those of a small
             # table begin as large as others end.
             table_init=0.02,
+            interaction="auto",
             dropout=None,
         ),
         optimizer=Optimizer(name="adagrad", eps=None),

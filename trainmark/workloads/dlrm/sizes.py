@@ -65,19 +65,21 @@ def dense_tensors(model: Model) -> int:
 def interaction_width(model: Model) -> int:
     """What the top MLP reads. Zeros fill dot products up to a multiple of 8, as NVIDIA's do."""
     width = width_without_zeros(model)
-    return -(-width // 8) * 8 if model.interaction == "dot" else width
+    return -(-width // 8) * 8 if model.interaction in ("dot", "dot_and_inputs") else width
 
 
 def width_without_zeros(model: Model) -> int:
     """The same up to those zeros."""
     if model.interaction in ("dot", "projection"):  # behind the bottom MLP's output
         return model.embedding_dim + dot_products(model)
+    if model.interaction == "dot_and_inputs":
+        return joined_width(model) + dot_products(model) + model.numerical_features
     return joined_width(model)
 
 
 def dot_products(model: Model) -> int:
     """How many of a sample's products of two vectors the interaction computes."""
-    if model.interaction == "dot":
+    if model.interaction in ("dot", "dot_and_inputs"):
         vectors = len(model.table_rows) + 1
         return vectors * (vectors - 1) // 2
     if model.interaction == "projection":

@@ -41,14 +41,17 @@ class Dlrm(nn.Module):
         bags = ids_BF.long().split(hotness, dim=1)
         rows = [self._pooled(table, ids_BH) for table, ids_BH in enumerate(bags)]
         rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
-        joined = self._interaction(x_BD, torch.stack([x_BD, *rows], dim=1))
+        joined = self._interaction(x_BD, torch.stack([x_BD, *rows], dim=1), numerical_BN.float())
         logits_B = self._perceptron("top", "top_mlp", joined, last_relu=False).squeeze(1)
         return logits_B + self.config.get("logit_offset", 0.0)
 
-    def _interaction(self, x_BD: Tensor, vectors_BVD: Tensor) -> Tensor:
+    def _interaction(self, x_BD: Tensor, vectors_BVD: Tensor, numerical_BN: Tensor) -> Tensor:
         kind = self.config.get("interaction", "dot")
         if kind == "dot":
             return torch.cat([x_BD, self._dot_products(vectors_BVD)], dim=1)
+        if kind == "dot_and_inputs":
+            rows, products = vectors_BVD[:, 1:].flatten(1), self._dot_products(vectors_BVD)
+            return torch.cat([x_BD, products, rows, numerical_BN], dim=1)
         all_BN = vectors_BVD.flatten(1)
         if kind == "dcn":
             return self._cross_network(all_BN)

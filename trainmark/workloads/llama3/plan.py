@@ -75,7 +75,7 @@ def _sentences(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> list[str]:
 
 def _interval_s(cluster: Cluster, found: Prediction) -> tuple[float, float] | None:
     low, high = WITHIN if cluster.hardware in RATES else ELSEWHERE
-    return found.step_s and (low * found.step_s, high * found.step_s)
+    return None if found.step_s is None else (low * found.step_s, high * found.step_s)
 
 
 def _rates(cluster: Cluster, found: Prediction) -> str:

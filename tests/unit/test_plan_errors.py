@@ -1,0 +1,66 @@
+"""Predictions beside what one H200 measured: `benchmarks/results/plan_sweep_h200.json`.
+
+The bounds are what was found, rounded up; nothing is measured here.
+"""
+
+import statistics
+from functools import cache
+from typing import Any
+
+import pytest
+
+from benchmarks import plan_errors
+
+
+@cache
+def rows(workload: str) -> list[dict[str, Any]]:
+    return [row for row in plan_errors.swept() if row["workload"] == workload]
+
+
+def errors(found: list[dict[str, Any]], what: str) -> list[float]:
+    return [abs(row[f"predicted_{what}"] / row[f"measured_{what}"] - 1) for row in found]
+
+
+def test_the_sweep_was_read() -> None:
+    assert len(rows("dlrm")) == 40
+    assert len(rows("distilbert")) == 9
+
+
+@pytest.mark.parametrize(
+    ("workload", "held_out", "median", "worst"),
+    [
+        ("dlrm", True, 0.025, 0.11),
+        ("dlrm", False, 0.015, 0.13),
+        ("distilbert", True, 0.04, 0.075),
+        ("distilbert", False, 0.015, 0.04),
+    ],
+)
+def test_times_are_as_near_as_found(
+    workload: str, held_out: bool, median: float, worst: float
+) -> None:
+    off = errors([row for row in rows(workload) if row["held_out"] == held_out], "s")
+    assert statistics.median(off) < median
+    assert max(off) < worst
+
+
+def test_most_held_out_dlrms_are_within_six_percent() -> None:
+    held_out = [row for row in rows("dlrm") if row["held_out"]]
+    off = dict(zip((row["case"] for row in held_out), errors(held_out, "s"), strict=True))
+    outside = [case for case, error in off.items() if error > 0.06]
+    # Large products in tf32, of which no configuration was fitted to, and three short steps.
+    assert len(outside) <= 6
+    assert sum("tf32" in case for case in outside) <= 3
+
+
+def test_memory_is_within_three_percent() -> None:
+    """But for the smallest, whose libraries take most of its 374 MB."""
+    for row in [*rows("dlrm"), *rows("distilbert")]:
+        off = row["predicted_bytes"] - row["measured_bytes"]
+        assert abs(off) < max(0.025 * row["measured_bytes"], 75e6), row["case"]
+
+
+def test_intervals_hold_what_was_measured() -> None:
+    every = [*rows("dlrm"), *rows("distilbert")]
+    inside = [row["interval_s"][0] <= row["measured_s"] <= row["interval_s"][1] for row in every]
+    assert sum(inside) >= 0.9 * len(every)
+    assert all(row["interval_s"][0] < row["predicted_s"] < row["interval_s"][1] for row in every)
