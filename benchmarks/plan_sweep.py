@@ -295,6 +295,8 @@ def sweep(
     if options.device.type == "cuda":
         say("compiling")
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many processes as cores
+        # Else inductor sets one of its own: what a process compiles after that is not found again.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
         trained = {c.name: c for found in cases.values() for c in found if c.kind == "train"}
         # The longest first: DistilBERT's are compiled by inductor.
         listed = sorted(trained.values(), key=lambda c: not c.run.startswith("distilbert"))

@@ -324,7 +324,7 @@ def test_plans_need_no_torch(run: str) -> None:
         "import sys; from trainmark.cli import main; main(sys.argv[1:]); "
         "sys.exit('torch' in sys.modules)"
     )
-    words = ["plan", "dlrm-large", "--cluster", "a100-80gx1x8"]
+    words = ["plan", run, "--cluster", "a100-80gx1x8"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Predicted, not measured" in done.stdout
