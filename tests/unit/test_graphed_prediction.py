@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -188,3 +189,18 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch: pytest.M
             graph.captured(work)
         assert gc.isenabled()
     assert seen == [False, False]
+
+
+def test_a_model_goes_with_its_last_predictor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of itself, since a server keeps the garbage collector from what it has loaded."""
+    # A GPU keeps a graph, where a CPU keeps the request's own method: a cycle of the CPU alone.
+    monkeypatch.setattr(Lane, "captured", lambda lane, function: lambda: None)
+    model = exported((8,), (9, 1))
+    kept = weakref.ref(model)
+    gc.disable()
+    try:
+        logits = graphed.of_exported(model, torch.device("cpu"))
+        del model, logits
+        assert kept() is None
+    finally:
+        gc.enable()

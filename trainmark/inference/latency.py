@@ -178,20 +178,17 @@ def _at_a_time(predictors: Sequence[Predict], requests: list[Any]) -> tuple[list
     if len(predictors) == 1:
         seconds = seconds_of(predictors[0], requests)
         return seconds, sum(seconds)
-    start = Barrier(len(predictors) + 1)
+    start = Barrier(len(predictors))
     left = iter(requests)  # of a list: threads may share it
 
-    def client(predict: Predict) -> list[float]:
-        start.wait()
-        return seconds_of(predict, left)
-
-    with ThreadPoolExecutor(len(predictors)) as threads:
-        clients = [threads.submit(client, predict) for predict in predictors]
+    def client(predict: Predict) -> tuple[float, list[float], float]:
         start.wait()
         began = time.perf_counter()
-        taken = [one.result() for one in clients]
-        all_s = time.perf_counter() - began
-    return [one for own in taken for one in own], all_s
+        return began, seconds_of(predict, left), time.perf_counter()
+
+    with ThreadPoolExecutor(len(predictors)) as threads:
+        begins, taken, ends = zip(*threads.map(client, predictors), strict=True)
+    return [one for own in taken for one in own], max(ends) - min(begins)
 
 
 def seconds_of(predict: Predict, requests: Iterable[Any]) -> list[float]:

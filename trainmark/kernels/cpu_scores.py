@@ -30,7 +30,15 @@ from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
 
-PANEL, TILE = (32, 8) if get_host_cpu_features().get("avx512f") else (16, 4)
+
+def _has_avx512() -> bool:
+    try:
+        return bool(get_host_cpu_features().get("avx512f"))
+    except RuntimeError:  # LLVM does not know this processor
+        return False
+
+
+PANEL, TILE = (32, 8) if _has_avx512() else (16, 4)
 """Outputs of a panel, two registers of them, and most samples of a tile: so that there are as many
 sums as a processor adds to at a time, and registers for them."""
 BLOCK = 64

@@ -164,6 +164,7 @@ def infer(options: InferOptions) -> None:
     chosen = f"{found.checkpoint} ({role(Path(found.checkpoint))})"
     console.print(chosen, markup=False, highlight=False, soft_wrap=True)
     title = f"{found.case}, {found.precision}, {options.steps:,} requests of each size"
+    title += f", {options.clients} at a time" if options.clients > 1 else ""
     console.print(grid_table(inference_grid(found.rows), title))
     whole = found.with_rows_of(figures.read(options.folder))
     path = whole.write(options.folder)  # last: what is printed cannot get lost

@@ -63,8 +63,9 @@ class RowGraphs:
         size = filled_up(samples)
         if size not in self._graphs:
             like = [empty_like((size, columns), dtype) for columns, dtype in self._columns]
+            logits = self._logits  # not by self: a cycle would keep a model that was replaced
             self._graphs[size] = RequestGraph(
-                self._lane, like, lambda inputs: self._logits(*inputs), staged=True
+                self._lane, like, lambda inputs: logits(*inputs), staged=True
             )
         graph = self._graphs[size]
         if samples < size:
@@ -91,7 +92,7 @@ class ColumnGraphs:
     def _of(self, size: int, given: list[Tensor], features: list[list[int]]) -> RequestGraph:
         key = (size, tuple(tensor.dtype for tensor in given), tuple(map(tuple, features)))
         if key not in self._graphs:
-            axes = _sample_axes(given)
+            axes, of_batch = _sample_axes(given), self._logits
             like = [
                 empty_like((*t.shape[:axis], size, *t.shape[axis + 1 :]), t.dtype)
                 for axis, t in zip(axes, given, strict=True)
@@ -99,7 +100,7 @@ class ColumnGraphs:
 
             def logits(inputs: list[Tensor]) -> Tensor:
                 groups = [IdGroup(f, ids) for f, ids in zip(features, inputs[1:], strict=True)]
-                return self._logits(inputs[0], groups)
+                return of_batch(inputs[0], groups)
 
             self._graphs[key] = RequestGraph(self._lane, like, logits, staged=False)
         return self._graphs[key]
