@@ -510,7 +510,7 @@ def compare_spark(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 load = os.getloadavg()[0]
                 more = ("--master", f"local[{cores}]")
                 measured = measure(engine, raw, output, *more, cores=cores)
-                row = row_for(f"{engine}-{size}", raw, [measured], cores=cores, load=load)
+                row = row_for(f"{engine}-{size}", raw, [measured], cores=cores, load=round(load, 1))
                 if engine == "spark":
                     row["same_bytes"] = _digest(output) == expected
                 print(row, flush=True)

@@ -10,7 +10,7 @@ import torch
 from tests import small
 from tests.docs.commands import ROOT
 from trainmark.cli import main
-from trainmark.workloads.dlrm import standalone
+from trainmark.workloads.dlrm import export, standalone
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -19,7 +19,10 @@ pytest.importorskip("onnxruntime")
 def test_the_code_runs_what_was_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = (ROOT / "docs" / "inference.md").read_text().split("\n## Export\n")[1]
     blocks = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    *blocks, of_raw_values = blocks
     assert len(blocks) == 2
+    for line in of_raw_values.splitlines():  # tests/unit/test_predict.py runs them
+        assert line.split("#")[0].strip() in export.RAW_VALUES or line.startswith("raw_numbers")
     run = tmp_path / "run"
     assert small.train(run) == 0
     numerical, ids = torch.randn(5, 13), torch.randint(0, 3, (5, 3))

@@ -1,5 +1,6 @@
 """`trainmark predict`: every row of files, as `trainmark evaluate` scores it, broken off or not."""
 
+import itertools
 import json
 import random
 import shutil
@@ -94,6 +95,36 @@ def test_labels_and_their_order_are_not_needed(run: Path, tmp_path: Path) -> Non
     (tmp_path / "odd.csv").write_text("\n".join([HEADER, *("?" + row[1:] for row in ROWS)]))
     found = predict(run, tmp_path / "s.parquet", inputs=str(tmp_path / "odd.csv"))
     np.testing.assert_allclose(found["score"], expected(run), atol=1e-6)
+
+
+def test_an_onnx_model_of_raw_values(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the lines of its README.txt, with the encoder that lies beside it."""
+    pytest.importorskip("onnxruntime")
+    words = ["export", str(run), "--format", "onnx", "--output", str(tmp_path / "onnx")]
+    assert main(words) == 0
+    monkeypatch.chdir(tmp_path / "onnx")
+    readme = Path("README.txt").read_text()
+    scoring, *_, encoding = (
+        "\n".join(line.strip() for line in block)
+        for is_code, block in itertools.groupby(
+            readme.splitlines(), lambda line: line.startswith("    ")
+        )
+        if is_code
+    )
+    _, users, cities, prices, seen = zip(*(row.split(",") for row in ROWS), strict=True)
+    given: dict[str, Any] = {
+        "raw_numbers": [[float(price)] for price in prices],
+        "raw_categories": list(zip(users, cities, map(int, seen), strict=True)),
+    }
+    exec(encoding, given)
+    assert (given["encoder"].numerical, given["encoder"].categorical) == (
+        ("price",),
+        ("user", "city", "seen"),
+    )
+    exec(scoring, given)
+    np.testing.assert_allclose(given["clicks"], expected(run), atol=1e-6)
 
 
 def test_rows_that_are_skipped_take_their_columns_with_them(run: Path, tmp_path: Path) -> None:

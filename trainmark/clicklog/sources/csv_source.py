@@ -210,7 +210,8 @@ class CsvSource:
 def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:
     """The other lines, and their numbers from 0. A blank line has no label, and so is no row, at
     the end of a file, where editors and joined files leave some, or elsewhere."""
-    if not text.startswith((b"\n", b"\r\n")) and b"\n\n" not in text and b"\n\r\n" not in text:
+    pairs = [b"\n\n", b"\n\r\n"] if b"\r" in text else [b"\n\n"]
+    if not text.startswith((b"\n", b"\r\n")) and not any(pair in text for pair in pairs):
         return text, np.arange(text.count(b"\n"))
     lines = text.split(b"\n")
     kept = [number for number, line in enumerate(lines) if line not in (b"", b"\r")]

@@ -72,6 +72,15 @@ safetensors layout,
 
     trainmark serve . --host ...                           takes raw values over HTTP
     trainmark predict . --input FILES --output FILE        scores raw files
+
+and of any layout, where Trainmark is installed, rows of values in the order of encoder.numerical
+and encoder.categorical, None where one is missing, become inputs by
+
+    from pathlib import Path
+    from trainmark.clicklog.raw_values import open_dataset
+    encoder = open_dataset(Path("preparation"))
+    numbers, categorical = encoder.encode(raw_numbers, raw_categories)
+    numerical = numbers.astype("float32")
 """
 
 # --- the layouts; whatever ranks wrote the checkpoint, tables keep the types they were trained in
