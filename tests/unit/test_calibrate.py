@@ -84,5 +84,25 @@ def _rank(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def test_a_device_is_not_waited_for_after_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes as long as a small one."""
+    clock, waits = 0.0, 0
+
+    def wait() -> None:
+        nonlocal clock, waits
+        clock += 50e-6
+        waits += 1
+
+    def operate() -> None:
+        nonlocal clock
+        clock += 10e-6
+
+    monkeypatch.setattr(calibrate.backends, "synchronizer", lambda _: wait)
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock)
+    found = calibrate.seconds_of(operate, torch.device("cuda"), 0.1)
+    assert found == pytest.approx(10e-6, rel=0.1)
+    assert calibrate.seconds_of(operate, torch.device("cpu"), 0.1) == pytest.approx(60e-6)
+
+
 def test_ranks_measure_their_links_and_add_up_their_rates(tmp_path: Path) -> None:
     rank_processes.run(_rank, tmp_path, world=2)
