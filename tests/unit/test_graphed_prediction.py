@@ -195,7 +195,7 @@ def test_a_model_goes_with_its_last_predictor(monkeypatch: pytest.MonkeyPatch) -
     """Of itself, since a server keeps the garbage collector from what it has loaded."""
     # A GPU keeps a graph, where a CPU keeps the request's own method: a cycle of the CPU alone.
     monkeypatch.setattr(Lane, "captured", lambda lane, function: lambda: None)
-    model = exported((8,), (9, 1))
+    model = exported((8,), (9, 1), numerical_features=5)
     kept = weakref.ref(model)
     gc.disable()
     try:
