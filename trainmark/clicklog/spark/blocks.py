@@ -85,6 +85,8 @@ class Parse:
 
 def _texts(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Text]]:
     """The lines of every split that a batch has some of."""
+    if not len(batch):
+        return
     files, blocks = batch.column(0).to_numpy(), batch.column(1).to_numpy()
     changes = np.flatnonzero((np.diff(files) != 0) | (np.diff(blocks) != 0)) + 1
     lines = batch.column(2)

@@ -187,7 +187,8 @@ class SparkEngine:
             grouped = self._grouped(found, len(rules) << bits, "column", "range")
             return self._mapped(grouped, Merge([r.threshold for r in rules], self._keyed))
 
-        return self._saved("counts", plan)
+        # Not `counts`: unfinished work of an earlier version has other columns under that name.
+        return self._saved("value_counts", plan)
 
     @cached_property
     def vocabularies(self) -> list[Sizes]:
