@@ -131,26 +131,32 @@ def _dtype(cardinality: int) -> str:
     return "int8" if cardinality < 127 else "int16"
 
 
-@pytest.mark.parametrize("merged_rows", [8, 40, 1 << 17])
+@pytest.mark.parametrize(
+    ("merged_rows", "merged_bytes"),
+    [(8, 1 << 25), (40, 1 << 25), (1 << 17, 1 << 25), (1 << 17, 4000), (1 << 17, 1), (20, 900)],
+)
 def test_strings_of_blocks_are_merged_by_their_bytes(
-    merged_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    merged_rows: int, merged_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few at a time, and each but once: a table of all for every block was 5 x as slow."""
+    """A few at a time, fewer of long ones, and each but once: a table of all for every block was
+    5 x as slow."""
     monkeypatch.setattr(strings, "BATCH_ROWS", 8)
     monkeypatch.setattr(strings, "MERGED_ROWS", merged_rows)
+    monkeypatch.setattr(strings, "MERGED_BYTES", merged_bytes)
+    monkeypatch.setattr(strings, "PART_BYTES", 100)
     rng, numbered = random.Random(1), strings.number_block
-    letters = ["", "a", "b", "ä", "日", "\0", " "]
+    letters = ["", "a", "b", "ä", "日", "\0", " ", "long" * 30]
     pool = ["".join(rng.choices(letters, k=rng.randint(0, 6))) for _ in range(300)]
     blocks: list[list[str | None]] = [
         [None, *rng.choices(pool, k=size)] for size in (200, 0, 7, 90, 1)
     ]
-    own, seen = [], list[int]()
+    own, seen = [], list[pa.Array]()
     for index, block in enumerate(blocks):
         numbers, dictionary = numbered(pa.array(block, pa.string()))
         strings.write_dictionary(strings.dictionary_path(tmp_path, index, 3), dictionary)
         own.append((numbers, len(dictionary)))
     monkeypatch.setattr(
-        strings, "number_block", lambda part: (seen.append(len(part)), numbered(part))[1]
+        strings, "number_block", lambda part: (seen.append(part), numbered(part))[1]
     )
     strings.intern(tmp_path, range(len(blocks)), [3])
     everything = sorted({text.encode() for block in blocks for text in block if text is not None})
@@ -164,8 +170,11 @@ def test_strings_of_blocks_are_merged_by_their_bytes(
         final = np.fromfile(strings.numbers_path(tmp_path, index, 3), np.uint32)[own[index][0]]
         expected = [0 if text is None else everything.index(text.encode()) + 1 for text in block]
         assert final.tolist() == expected
-    assert sum(seen) == sum(count for _, count in own)
-    assert max(seen) <= merged_rows + len(blocks) * strings.BATCH_ROWS
+    assert sum(map(len, seen)) == sum(count for _, count in own)
+    assert max(map(len, seen)) <= merged_rows + len(blocks) * strings.BATCH_ROWS
+    most = strings.PART_BYTES + max(map(len, everything))
+    sizes = [sum(map(len, part.to_pylist())) for part in seen]
+    assert max(sizes) <= merged_bytes + len(blocks) * most
     asked = sorted({*everything[::3], b"between", b"~"})
     assert strings.to_numbers(path, pa.array(asked, pa.binary())).tolist() == [
         everything.index(text) + 1 if text in everything else 0 for text in asked

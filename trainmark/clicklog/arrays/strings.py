@@ -22,6 +22,10 @@ BATCH_ROWS = 1 << 12
 """Strings of a batch in the files of dictionaries."""
 MERGED_ROWS = 1 << 17
 """Strings of all dictionaries that are merged at a time, roughly."""
+MERGED_BYTES = 1 << 25
+"""And bytes of theirs, where strings are long."""
+PART_BYTES = 1 << 20
+"""Of a batch of long strings: parts in which it may be merged, roughly."""
 
 
 def dictionary_path(folder: Path, index: int, column: int) -> Path:
@@ -95,10 +99,24 @@ def _mapped(path: Path) -> Any:
 
 def _bounds(blocks: Sequence[Any]) -> list[bytes]:
     """Rising strings, the largest one included, that divide all into stretches of about
-    `MERGED_ROWS`, judged by the ends of batches."""
-    ends = sorted(_text(chunk[-1]) for block in blocks for chunk in block.chunks if len(chunk))
-    step = MERGED_ROWS // BATCH_ROWS
-    return sorted({*ends[step - 1 :: step], *ends[-1:]})
+    `MERGED_ROWS` or `MERGED_BYTES`, whichever is less, judged by the ends of batches' parts."""
+    ends = sorted(end for block in blocks for chunk in block.chunks for end in _ends(chunk))
+    bounds, rows, size = {end for end, _, _ in ends[-1:]}, 0, 0
+    for end, of_rows, of_bytes in ends:
+        rows, size = rows + of_rows, size + of_bytes
+        if rows >= MERGED_ROWS or size >= MERGED_BYTES:
+            bounds.add(end)
+            rows = size = 0
+    return sorted(bounds)
+
+
+def _ends(batch: Any) -> Iterator[tuple[bytes, int, int]]:
+    """Of each part of a batch: the last string, and how many strings and bytes it has."""
+    ends = np.cumsum(pc.binary_length(batch).to_numpy())
+    last = np.flatnonzero(np.diff(ends // PART_BYTES, append=-1))
+    counts, sizes = np.diff(last, prepend=-1), np.diff(ends[last], prepend=0)
+    for place, count, size in zip(last.tolist(), counts.tolist(), sizes.tolist(), strict=True):
+        yield _text(batch[place]), count, size
 
 
 def _text(string: Any) -> bytes:
