@@ -412,6 +412,39 @@ def test_blank_lines_are_no_rows(end: str, piece_bytes: int, tmp_path: Path) -> 
     assert found == [(6, "1 fields, expected 2"), (10, open_quote)]
 
 
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 16])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_carriage_return_within_a_line_cuts_no_value(
+    end: str, piece_bytes: int, tmp_path: Path
+) -> None:
+    lines = ["label,name", "1,a", "1,he\rllo", "", "0", '1,"x\ry"', '0,"open\r', "\r\r", "0,b", ""]
+    path = tmp_path / "log.csv"
+    path.write_bytes(end.join(lines).encode())
+    source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
+    blocks = parsed(source, piece_bytes, tmp_path)
+    names = [name for block in blocks for name in block.categorical[0].to_pylist()]
+    assert names == ["a", "b"]
+    inner = "a carriage return (CR) is not at the end of the line"
+    numbers = (3, 6, 8) if end == "\n" else (3, 6, 7, 8)
+    open_quote = [] if end == "\r\n" else [(7, "a quoted field does not end on its line")]
+    expected = [(5, "1 fields, expected 2"), *open_quote, *((number, inner) for number in numbers)]
+    assert bad_lines(blocks) == sorted(expected)
+
+
+def test_any_text_has_a_row_or_a_reason_for_each_line(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    path = tmp_path / "log.csv"
+    path.write_text("label,name,tail\n")
+    source = CsvSource([path], "label=label categorical=name,tail", bad_rows="skip")
+    parts = [b"1,a,b\r\n", b"0,c,\n", b"\r\n", b"\n", b"\r", b"\xe9", "é".encode(), b",", b"x"]
+    for _ in range(300):
+        text = b"".join(rng.choices(parts, k=rng.randint(0, 40)))
+        _, numbers, reasons = source._rows(text)
+        lines = enumerate(text.split(b"\n"))
+        filled = {number for number, line in lines if line.removesuffix(b"\r")}
+        assert sorted([*numbers.tolist(), *reasons]) == sorted(filled)
+
+
 def test_blocks_that_arrow_reads_decide_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +509,9 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text('label,"name\n1,a\n')
     with pytest.raises(InputError, match=r"log.csv:1: a quoted field does not end on its line"):
+        CsvSource([path], "label=label categorical=name")
+    path.write_bytes(b"label,name\r1,a\r0,b\r")
+    with pytest.raises(InputError, match=r"log.csv:1: .* lines of the file end in CR alone, conv"):
         CsvSource([path], "label=label categorical=name")
     write_parquet(path, random_rows(5))
     with pytest.raises(

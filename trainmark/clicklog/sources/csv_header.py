@@ -12,6 +12,7 @@ from trainmark.errors import InputError
 
 HEADER_BYTES = text_files.MAX_LINE_BYTES
 OPEN_QUOTE = "a quoted field does not end on its line"
+INNER_RETURN = "a carriage return (CR) is not at the end of the line"
 OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 """And how they are given on a command line."""
 
@@ -48,10 +49,16 @@ def _first_line(path: Path, delimiter: str) -> list[str]:
         raise InputError(f"{path}: the first line is empty.")
     if b"\0" in line:
         raise InputError(f"{path} is not text. `trainmark prepare parquet` reads Parquet files.")
+    line = line.removesuffix(b"\r")
+    if b"\r" in line:
+        raise InputError(
+            f"{path}:1: {INNER_RETURN}, which is LF or CRLF. If all lines of the file end in CR "
+            r"alone, convert it, as by tr '\r' '\n'."
+        )
     most = line.count(delimiter.encode()) + 1
     try:
         table = pa.csv.read_csv(
-            pa.BufferReader(line.removesuffix(b"\r") + b"\n"),
+            pa.BufferReader(line + b"\n"),
             pa.csv.ReadOptions(autogenerate_column_names=True, block_size=len(line) + 1),
             pa.csv.ParseOptions(delimiter=delimiter, ignore_empty_lines=False),
             pa.csv.ConvertOptions(

@@ -15,6 +15,7 @@ from trainmark.clicklog.sources import column_match, column_spec, number_reading
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.csv_header import (
+    INNER_RETURN,
     OPEN_QUOTE,
     column_names,
     decoded,
@@ -102,11 +103,13 @@ class CsvSource:
         if not text.endswith(b"\n") and text:
             text += b"\n"
         text, numbers = _without_blank_lines(text)
-        reasons: dict[int, str] = {}
+        text, places = _without_inner_returns(text)
+        reasons = {int(numbers[place]): INNER_RETURN for place in places}
+        numbers = np.delete(numbers, places)
         table, odd = self._with_empty_line(text)
         if table.num_rows + len(odd) != len(numbers) + 1:
             text, places = self._without_open_quotes(text)
-            reasons = {int(numbers[place]): OPEN_QUOTE for place in places}
+            reasons |= {int(numbers[place]): OPEN_QUOTE for place in places}
             numbers = np.delete(numbers, places)
             table, odd = self._with_empty_line(text)
         places = [row.number - 1 for row in odd]
@@ -216,6 +219,18 @@ def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:
     lines = text.split(b"\n")
     kept = [number for number, line in enumerate(lines) if line not in (b"", b"\r")]
     return b"".join(lines[number] + b"\n" for number in kept), np.array(kept, np.int64)
+
+
+def _without_inner_returns(text: bytes) -> tuple[bytes, list[int]]:
+    """The text without the lines that Arrow would divide, by a carriage return (CR) that is not at
+    their end, and their places."""
+    if b"\r" not in text or text.count(b"\r") == text.count(b"\r\n"):
+        return text, []
+    lines = text.split(b"\n")[:-1]
+    places = [place for place, line in enumerate(lines) if b"\r" in line[:-1]]
+    left_out = set(places)
+    kept = (line + b"\n" for place, line in enumerate(lines) if place not in left_out)
+    return b"".join(kept), places
 
 
 def _utf8(column: pa.ChunkedArray) -> pa.Array:
