@@ -17,6 +17,7 @@ from trainmark.embeddings.placement import costs as formulas
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.products import COPY_OF_BANDWIDTH
 from trainmark.run import memory
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import sharding
@@ -73,6 +74,20 @@ def test_one_device_is_predicted_no_slower_than_others_were(
     found = predict(resolved("dlrm-small", cluster, precision=precision))
     assert found.samples_per_s is not None
     assert 0.95 * published < found.samples_per_s < factor * published
+
+
+def with_bags(hotness: int) -> DlrmRun:
+    model = Model(table_rows=(1_000_000,) * 4, hotness=(hotness,) * 4, pooling="sum")
+    return resolved("dlrm-small", "h200x1x1", model=model, multi_hot="uniform")
+
+
+def test_the_ids_of_bags_are_read_and_updated() -> None:
+    """65536 samples, four features: 512 bytes a row, at the rate of a copy."""
+    few, many = predict(with_bags(10)), predict(with_bags(20))
+    read = 65536 * 4 * 10 * 512 / (4.8e12 * COPY_OF_BANDWIDTH)
+    grown = many.tables[0].gather - few.tables[0].gather
+    assert read < grown < 1.07 * read  # at the power limit
+    assert many.tables[0].update > 1.5 * few.tables[0].update
 
 
 # --- access counts of prepared data
