@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,7 @@ def test_small_logs_choose_what_the_top_mlp_reads(rows: int, tried: bool, tmp_pa
     assert run(folder).model.interaction == "dot"  # as long as nothing was tried
     given = dataclasses.replace(found, model=dataclasses.replace(found.model, interaction="cat"))
     assert auto.candidates(given, run(folder)) == {}
+    assert auto.candidates(found, dataclasses.replace(run(folder), patience=None)) == {}
 
 
 def test_the_better_candidate_is_trained(
@@ -116,10 +118,39 @@ def test_the_better_candidate_is_trained(
     (why,) = [note for note in found["notes"] if note.startswith("Chose")]
     assert why.startswith(f"Chose --model.interaction {kind} by trial: auc on validation was ")
     assert all(f"{value:.5f} with --model.interaction {k}" in why for k, value in values.items())
+    assert "The trials took " in why
     assert not (chosen / "trials").exists()
     capsys.readouterr()
     assert main([*command, "--output", str(chosen)]) == 0
     assert "is finished already" in capsys.readouterr().err
+    assert main([*command[:-1], "3", "--output", str(chosen)]) == 0
+    assert why in result(chosen)["notes"]  # of a run that went on, too
+
+
+def test_what_trials_leave_is_known_again(dataset: Path, tmp_path: Path) -> None:
+    """A choice is not made twice; for other flags, or afresh, it is."""
+    output, planted = tmp_path / "run", "Chose by trial, as was planted."
+    command = ["train", "dlrm-auto", "--data", str(dataset), "--max-steps", "4", "--epochs", "1"]
+
+    def why_after_a_kill(*flags: str) -> str:
+        """Of a run that was killed when its trials had ended."""
+        for path in output.glob("*"):
+            if path.name not in ("choice.json", "trials"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert main([*command, *flags, "--output", str(output)]) == 0
+        (why,) = [note for note in result(output)["notes"] if "by trial" in note]
+        known = json.loads((output / "choice.json").read_text())
+        (output / "choice.json").write_text(json.dumps(known | {"why": planted}))
+        assert isinstance(why, str)
+        return why
+
+    assert why_after_a_kill() != planted
+    assert why_after_a_kill() == planted
+    begun = ["--model.interaction", "dot", "--output", str(output / "trials/0")]
+    assert main([*command, *begun]) == 0  # a trial of the other flags
+    assert why_after_a_kill("--lr", "0.02") != planted
+    assert why_after_a_kill("--lr", "0.02") == planted
+    assert why_after_a_kill("--lr", "0.02", "--fresh") != planted
 
 
 def test_a_run_from_another_has_its_network(dataset: Path, tmp_path: Path) -> None:

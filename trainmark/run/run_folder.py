@@ -36,6 +36,8 @@ CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 TRIALS = "trials"
+CHOICE = "choice.json"
+"""Of what was chosen by trials, and why."""
 
 
 def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
@@ -44,7 +46,7 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
         raise InputError(f"Output {output} is a file; give a folder.")
     contents = set(output.iterdir()) if output.is_dir() else set()
     # A run that was killed before it had written anything leaves these alone.
-    contents -= {output / LOCK_FILE, output / TRIALS, *unfinished(output)}
+    contents -= {output / name for name in (LOCK_FILE, TRIALS, CHOICE)} | set(unfinished(output))
     if fresh and contents:
         raise InputError(f"--fresh: {output} is not empty. Give another --output or remove it.")
     if (output / CONFIG_FILE).exists():

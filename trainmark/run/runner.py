@@ -2,9 +2,10 @@
 
 import dataclasses
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,11 +66,13 @@ def train(
             seeded = start.like_the_earlier(
                 options, folder, dataclasses.replace(cfg, seed=cfg.seed + repeat)
             )
-            seeded, reasons = _with_choices(seeded, options, mesh, folder)
+            seeded, tried = _with_choices(seeded, options, mesh, folder)
+            if tried:
+                started = time.perf_counter()
             remark = accumulation_remark(workloads.named_run(cfg.name), cfg, seeded)
             if remark and mesh.is_main and not repeat:
                 print(remark, file=sys.stderr)
-            done = _train_one(seeded, options, mesh, folder, started, watch, reasons)
+            done = _train_one(seeded, options, mesh, folder, started, watch)
             finished.append((done, folder))
             started = time.perf_counter()
     return finished
@@ -77,25 +80,45 @@ def train(
 
 def _with_choices(
     cfg: AnyRun, options: TrainOptions, mesh: Mesh, output: Path
-) -> tuple[AnyRun, list[str]]:
-    """The run, resolved, with what its data choose by trial, and why."""
+) -> tuple[AnyRun, bool]:
+    """The run, resolved, with what its data choose by trial, and whether they had to."""
     resolved = run_folder.with_full_path(_resolve_here(cfg, mesh))
     candidates = workloads.definition(cfg).candidates(cfg, resolved)
     if not candidates:
-        return resolved, []
+        return resolved, False
     if mesh.is_main:  # lest a trial is for nothing
         run_folder.check(output, resolved, fresh=options.fresh, from_another=False)
+        if options.fresh and not launched.is_restart():
+            trials.forget(output)
+    mesh.barrier()
     alone = dataclasses.replace(options, reference=None, fresh=False)
 
     def train(candidate: AnyRun, folder: Path) -> Result:
-        tried = run_folder.with_full_path(_resolve_here(candidate, mesh))
-        return _train_one(tried, alone, mesh, folder, time.perf_counter(), None)
+        if mesh.is_main:
+            _remove_another(folder, candidate)
+        mesh.barrier()
+        return _train_one(candidate, alone, mesh, folder, time.perf_counter(), None)
 
+    here = {
+        flags: run_folder.with_full_path(_resolve_here(candidate, mesh))
+        for flags, candidate in candidates.items()
+    }
     better = workloads.load(cfg.workload).better
-    chosen, reasons = trials.choose(candidates, train, output, mesh, better)
+    chosen = trials.Trials(
+        candidates=here, train=train, output=output, mesh=mesh, better=better
+    ).choose()
+    why = trials.reasons(output, mesh)
     if mesh.is_main:
-        print(*reasons, sep="\n", file=sys.stderr)
-    return run_folder.with_full_path(_resolve_here(chosen, mesh)), reasons
+        print(*why, sep="\n", file=sys.stderr)
+    return chosen, True
+
+
+def _remove_another(folder: Path, cfg: Run) -> None:
+    """A trial that was begun with other flags; nobody asked for it by name."""
+    try:
+        run_folder.check(folder, cfg, fresh=False, from_another=False)
+    except InputError:
+        shutil.rmtree(folder)
 
 
 def _train_one(
@@ -105,7 +128,6 @@ def _train_one(
     output: Path,
     started: float,
     watch: Watch | None,
-    reasons: Sequence[str] = (),
 ) -> Result:
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
@@ -146,7 +168,7 @@ def _train_one(
             claims.enter_context(run_folder.claimed(output, cfg))
         mesh.barrier()
         training.run()
-    predictions = training.final_predictions()
+    predictions, reasons = training.final_predictions(), trials.reasons(output, mesh)
     finished = make_result(training, this_cluster(mesh), monitor.summary(), began)
     if mesh.is_main:
         if workload.save_model:

@@ -84,6 +84,8 @@ def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
     """
     if cfg.model.interaction != "auto" or filled(resolved.auto_rows) > TRIED_UP_TO:
         return {}
+    if resolved.patience is None:  # without it no evaluation is kept to choose by
+        return {}
     kinds: tuple[Interaction, ...] = ("dot", "dot_and_inputs")
     return {
         f"--model.interaction {kind}": dataclasses.replace(
@@ -140,8 +142,9 @@ def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
     """With the network of the run whose weights it begins with, where nobody chose another."""
     if cfg.model.interaction != "auto":
         return cfg
-    model = dataclasses.replace(cfg.model, interaction=earlier.model.interaction)
-    return dataclasses.replace(cfg, model=model)
+    names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
+    network = {name: getattr(earlier.model, name) for name in names}
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **network))
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:
