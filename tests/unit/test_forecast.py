@@ -113,12 +113,12 @@ def on_gpu(allocated: int) -> Memory:
 
 def test_the_page_shows_both(tmp_path: Path) -> None:
     """45 s of 900 steps: 50 ms each, of which 5.56 are waiting; 40 ms were predicted."""
-    folder = write_run(
-        tmp_path / "run", make_result(predicted=make_predicted(), memory=on_gpu(2000))
-    )
+    predicted = make_predicted(interval_s=(0.036, 0.046))
+    folder = write_run(tmp_path / "run", make_result(predicted=predicted, memory=on_gpu(2000)))
     page = report.report([folder], None).read_text()
-    for words in ("Predicted and measured", "40.00 ms", "50.00 ms", "-20.0 %", "25.0 k", "20.0 k",
-                  "+25.0 %", "-50.0 %", "matmul of peak 0.5", "a datasheet"):  # fmt: skip
+    for words in ("Predicted and measured", "40.00 ms (36.00 to 46.00)", "50.00 ms", "-20.0 %",
+                  "25.0 k", "20.0 k", "+25.0 %", "-50.0 %", "matmul of peak 0.5",
+                  "a datasheet"):  # fmt: skip
         assert words in page, words
     assert "The step took 10.00 ms more than predicted. It waited 5.56 ms for input" in page
     assert "dense at 1.15 times its prediction would be the rest." in page

@@ -1,5 +1,6 @@
 """`hardware.toml`: what it changes in plans and runs, and what is wrong with bad ones."""
 
+import dataclasses
 import json
 import math
 import re
@@ -12,12 +13,15 @@ import pytest
 
 from tests.docs.commands import ROOT
 from tests.small import FLAGS, train
+from trainmark import workloads
 from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.hardware import hardware_file, known, machine
 from trainmark.hardware.devices import Cluster, Peak, Unknown, cpu_name, key_of, peak_flops
 from trainmark.hardware.memory import card_bytes
 from trainmark.run import result
+from trainmark.verbs.plan import make_plan
+from trainmark.workloads.dlrm.sizes import on_one_gpu
 
 WHOLE = """
 name = "Example X100"
@@ -30,6 +34,7 @@ bf16 = {tflops = 200, source = "C"}
 node = {gb_s = 100, source = "D"}
 host = {gb_s = 50, source = "E"}
 """
+BYTES: list[machine.Used] = ["memory bandwidth", "reading rows"]
 MEASURED = """
 [measured]
 source = "yesterday"
@@ -68,7 +73,7 @@ def test_what_a_file_says_holds_in_its_block(tmp_path: Path) -> None:
         assert card_bytes(cluster) == 64 * 2**30
         found = machine.machine(cluster)
         assert (found.bandwidth, found.node_link, found.host_link) == (2000e9, 100e9, 50e9)
-        assert machine.sources(cluster, "bf16", of_gemms=False) == [
+        assert machine.sources(cluster, "bf16", ["peak", *BYTES, "link between devices"]) == [
             "peak: C",
             "memory bandwidth: B",
             "link between devices: D",
@@ -166,6 +171,61 @@ def test_a_plan_of_a_described_accelerator(
     words = ["train", "llama3-1b", "--dry-run", "--hardware", file, "--cluster", "acmex1x2"]
     assert main(words) == 0
     assert "acmex1x2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["dlrm-small"], "Taken from: peak: C; memory bandwidth: yesterday."),
+        (["dlrm-small", "--host-tables", "0"],
+         "Taken from: peak: C; memory bandwidth, reading rows, updating rows: yesterday; link to "
+         "the host: E."),
+        (["distilbert-sst2"], "Taken from: peak: C; memory bandwidth: yesterday."),
+    ],
+)  # fmt: skip
+def test_a_plan_names_the_figures_that_it_used(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(written(tmp_path, WHOLE + MEASURED))
+    more = ["--precision", "bf16", "--hardware", file, "--cluster", "acmex1x1"]
+    assert main(["plan", *words, *more]) == 0
+    assert sentence in capsys.readouterr().out
+
+
+def test_the_link_to_the_host_is_asked_for_where_tables_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of peak, bandwidth and memory alone."""
+    file = str(written(tmp_path, WHOLE.partition("[links]")[0]))
+    more = ["--precision", "bf16", "--hardware", file, "--cluster", "acmex1x1"]
+    for run in ("distilbert-sst2", "dlrm-small", "llama3-1b"):
+        assert main(["plan", run, *more]) == 0
+        assert "Predicted, not measured" in capsys.readouterr().out
+    assert main(["plan", "dlrm-small", "--host-tables", "0", *more]) == 0
+    assert (
+        "No time is predicted: the link to the host of 'acme' is not known (trainmark calibrate "
+        "measures it)."
+    ) in capsys.readouterr().out
+
+
+def test_a_plan_says_which_shares_it_took(tmp_path: Path) -> None:
+    def constants(cluster: str) -> set[str]:
+        run = dataclasses.replace(workloads.named_run("distilbert-sst2"), data="synthetic",
+                                  precision="fp32")  # fmt: skip
+        parsed = Cluster.parse(cluster)
+        return set(make_plan(run, parsed).constants)
+
+    assert constants("h100x1x1") == {"matmul of peak", "copy of bandwidth"}
+    assert constants("h100x1x8") == constants("h100x1x1") | {"collective of link"}
+    with hardware_file.described(written(tmp_path, WHOLE + MEASURED)):
+        assert constants("acmex1x8") == set()
+
+
+def test_one_gpu_is_one_whatever_its_key(tmp_path: Path) -> None:
+    run = dataclasses.replace(workloads.named_run("dlrm-small"), data="synthetic", precision="bf16")
+    with hardware_file.described(written(tmp_path, WHOLE.replace("acme", "box1x"))):
+        for cluster, is_one in (("box1xx1x1", True), ("box1xx1x2", False), ("cpux1x1", False)):
+            assert on_one_gpu(workloads.resolve(run, Cluster.parse(cluster))) is is_one
 
 
 def test_plans_with_files_need_no_torch(tmp_path: Path) -> None:

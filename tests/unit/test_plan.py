@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.dlrm_systems import with_changes
 from tests.small import FLAGS
 from trainmark import workloads
 from trainmark.cli import main
@@ -17,10 +19,14 @@ from trainmark.embeddings.placement import costs as formulas
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.machine import ELSEWHERE
+from trainmark.hardware.products import COPY_OF_BANDWIDTH
+from trainmark.kernels import fp8_mlp, relu_mlp
 from trainmark.run import memory
+from trainmark.verbs.plan import make_plan
 from trainmark.workloads import resolve
-from trainmark.workloads.dlrm import sharding
-from trainmark.workloads.dlrm.prediction import predict
+from trainmark.workloads.dlrm import gpu_time, sharding
+from trainmark.workloads.dlrm.prediction import WITHIN, predict
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.sharding import place, plan_devices
 
@@ -73,6 +79,71 @@ def test_one_device_is_predicted_no_slower_than_others_were(
     found = predict(resolved("dlrm-small", cluster, precision=precision))
     assert found.samples_per_s is not None
     assert 0.95 * published < found.samples_per_s < factor * published
+
+
+def test_the_planner_knows_which_layers_the_kernels_take() -> None:
+    """It loads no torch, and so cannot ask them."""
+    assert gpu_time.LARGE_LAYER == relu_mlp.SMALLEST_FUSED == fp8_mlp.SMALL_LAYER
+    assert gpu_time.FP8_STEP == fp8_mlp.WIDTH_STEP
+
+
+def with_bags(hotness: int) -> DlrmRun:
+    model = Model(table_rows=(1_000_000,) * 4, hotness=(hotness,) * 4, pooling="sum")
+    return resolved("dlrm-small", "h200x1x1", model=model, multi_hot="uniform")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"interaction": "dcn"}},
+        {"model": {"hotness": (2,) * 26}, "multi_hot": "uniform"},
+        {"model": {"dropout": 0.1}},
+        {"model": {"interaction_dropout": 0.1}},
+        {"model": {"embedding_dim": 16, "bottom_mlp": (16,)}},
+        {"micro_batch": 32768},
+        {"eager": True},
+        {"global_batch": 2048},
+    ],
+    ids=str,
+)
+def test_only_what_was_measured_has_a_narrow_interval(changes: dict[str, Any]) -> None:
+    assert predict(resolved("dlrm-small", "h200x1x1")).off == WITHIN
+    run = with_changes(workloads.named_run("dlrm-small"), {"data": "synthetic", **changes})
+    assert predict(resolve(run, Cluster.parse("h200x1x1"))).off == ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "changes", "is_narrow"),
+    [
+        ("distilbert-sst2", "h200x1x1", {"precision": "bf16"}, True),
+        ("distilbert-sst2", "h100x1x1", {"precision": "bf16"}, False),
+        ("distilbert-sst2", "h200x1x1", {"precision": "fp32"}, False),
+        ("distilbert-demo", "h200x1x1", {"precision": "bf16"}, False),
+        ("llama3-8b", "h200x1x1", {"optimizer_states": "bf16"}, True),
+        ("llama3-8b", "h200x1x1", {"optimizer_states": "bf16", "recompute": "full"}, False),
+        ("llama3-8b", "h200x1x1", {"optimizer_states": "bf16", "sequence": 512}, False),
+        ("llama3-8b", "h100x1x8", {"parallel": "PP1DP4TP2"}, False),
+        ("llama3-1b", "h200x1x1", {}, False),
+        ("llama3-demo", "h200x1x1", {}, False),
+    ],
+)
+def test_only_measured_kinds_of_other_models_have_a_narrow_interval(
+    name: str, cluster: str, changes: dict[str, Any], is_narrow: bool
+) -> None:
+    run = dataclasses.replace(workloads.named_run(name), data="synthetic", **changes)
+    found = make_plan(run, Cluster.parse(cluster))
+    expected = (0.92, 1.08) if is_narrow else ELSEWHERE
+    assert found.step_s is not None
+    assert found.interval_s == pytest.approx([share * found.step_s for share in expected])
+
+
+def test_the_ids_of_bags_are_read_and_updated() -> None:
+    """65536 samples, four features: 512 bytes a row, at the rate of a copy."""
+    few, many = predict(with_bags(10)), predict(with_bags(20))
+    read = 65536 * 4 * 10 * 512 / (4.8e12 * COPY_OF_BANDWIDTH)
+    grown = many.tables[0].gather - few.tables[0].gather
+    assert read < grown < 1.07 * read  # at the power limit
+    assert many.tables[0].update > 1.5 * few.tables[0].update
 
 
 # --- access counts of prepared data
@@ -370,6 +441,7 @@ def test_plan_of_runs_without_tables(run: str, capsys: pytest.CaptureFixture[str
     assert main(["plan", run, "--cluster", "h100x1x2"]) == 0
     out = capsys.readouterr().out
     assert "/80" in out
-    assert "Predicted, not measured" in out
+    assert re.search(r"Predicted, not measured: [\d.]+ m?s \([\d.]+ to [\d.]+\) for ", out)
+    assert re.search(r"^ 0-1 ", out, re.M)  # both devices
     assert main(["plan", run, "--json", "x.json"]) == 2
     assert "has no tables" in capsys.readouterr().err

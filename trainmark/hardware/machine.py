@@ -1,6 +1,8 @@
 """The devices that a plan is made for, as the numbers that its formulas need."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Peak, Unknown, peak_flops
@@ -31,6 +33,8 @@ class Machine:
     """What goes before shares of the bandwidth."""
     unknown: str = ""
     """Why these numbers serve to weigh alternatives, but not to predict times."""
+    unknown_host: str = ""
+    """The same, where tables lie in host memory."""
 
     @property
     def nodes(self) -> int:
@@ -76,11 +80,10 @@ def machine(cluster: Cluster, network_gb_s: float | None = None) -> Machine:
     missing = {
         "the memory bandwidth": bandwidth,
         "the link between devices": node or cluster.devices == 1,
-        "the link to the host": host,
     }
-    lacking = " and ".join(what for what, rate in missing.items() if not rate)
+    lacking = [what for what, rate in missing.items() if not rate]
     if found is None:
-        lacking = "the memory and link bandwidths"
+        lacking = ["the memory", "link bandwidths"]
     return Machine(
         devices=cluster.world,
         devices_per_node=cluster.devices,
@@ -90,9 +93,17 @@ def machine(cluster: Cluster, network_gb_s: float | None = None) -> Machine:
         network=network or (node if found and node else _NETWORK),
         host_link=host or _HOST_LINK,
         measured=measured,
-        unknown=lacking
-        and f"{lacking} of {cluster.hardware!r} are not known (trainmark calibrate measures them)",
+        unknown=_not_known(cluster, lacking),
+        unknown_host=_not_known(cluster, [] if host else ["the link to the host"]),
     )
+
+
+def _not_known(cluster: Cluster, lacking: Sequence[str]) -> str:
+    if not lacking:
+        return ""
+    verb, them = ("is", "it") if len(lacking) == 1 else ("are", "them")
+    what = f"{' and '.join(lacking)} of {cluster.hardware!r}"
+    return f"{what} {verb} not known (trainmark calibrate measures {them})"
 
 
 def _value(device: Known, name: str) -> float | None:
@@ -113,29 +124,47 @@ def peak_of(cluster: Cluster, precision: str) -> Peak | Unknown:
     return replace(peak, flops=peak.flops / cluster.devices)
 
 
-def sources(cluster: Cluster, precision: str, *, of_gemms: bool) -> list[str]:
-    """Who says what a plan of this cluster is made of: figures, and behind a colon their source.
+Used = Literal[
+    "GEMMs",
+    "peak",
+    "memory bandwidth",
+    "reading rows",
+    "updating rows",
+    "link between devices",
+    "network",
+    "link to the host",
+]
+"""Figures of a device that a time may be made of."""
 
-    Args:
-        of_gemms: whether products are timed by measured GEMMs, not by a share of the peak.
-    """
+
+def sources(cluster: Cluster, precision: str, used: Collection[Used]) -> list[str]:
+    """Who says what a plan of this cluster is made of: figures, and behind a colon their source."""
     found = known(cluster.hardware)
     if found is None:
         return []
-    measured, peak = found.measured, found.peaks.get(precision)
+    measured = found.measured
+    figures: dict[Used, tuple[object, Figure | None]] = {  # measured; else as stated
+        "GEMMs": (measured.gemm, None),
+        "peak": (None, found.peaks.get(precision)),
+        "memory bandwidth": (measured.copy, found.bandwidth),
+        "reading rows": (measured.gather, None),
+        "updating rows": (measured.update, None),
+        "link between devices": (measured.node, found.node),
+        "network": (measured.network, found.network),
+        "link to the host": (measured.host, found.host),
+    }
     said: dict[str, list[str]] = {}
-
-    def say(what: str, is_measured: object, stated: Figure | None) -> None:
+    for what, (is_measured, stated) in figures.items():
         source = measured.source if is_measured else stated and stated.source
-        if source:
+        if source and what in used:
             said.setdefault(source, []).append(what)
+    return [f"{', '.join(names)}: {source}" for source, names in said.items()]
 
-    say("GEMMs" if of_gemms else "peak", of_gemms, peak)
-    say("memory bandwidth", measured.copy, found.bandwidth)
-    say("reading rows", measured.gather, None)
-    say("updating rows", measured.update, None)
-    if cluster.devices > 1:
-        say("link between devices", measured.node, found.node)
-    if cluster.nodes > 1:
-        say("network", measured.network, found.network)
-    return [f"{', '.join(figures)}: {source}" for source, figures in said.items()]
+
+def used_links(cluster: Cluster) -> list[Used]:
+    """Those between the devices."""
+    links: dict[Used, bool] = {
+        "link between devices": cluster.devices > 1,
+        "network": cluster.nodes > 1,
+    }
+    return [name for name, is_used in links.items() if is_used]

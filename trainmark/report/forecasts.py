@@ -73,8 +73,12 @@ def forecast_sections(runs: Sequence[Run]) -> list[Markup]:
 
 
 def _rows(result: Result) -> list[list[str]]:
+    time = _row(step_time(result), _milliseconds)
+    if result.predicted and result.predicted.interval_s:
+        low, high = result.predicted.interval_s
+        time[1] += f" ({1e3 * low:,.2f} to {1e3 * high:,.2f})"
     return [
-        _row(step_time(result), _milliseconds),
+        time,
         _row(_throughput(result), human),
         _row(memory(result), readable_size),
     ]

@@ -86,6 +86,8 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
     for header in headers:
         table.add_column(header, justify="right", overflow="fold")
     for alike, row in _equal(rows):
+        if len(rows) == 1:  # they are all alike
+            alike = list(range(cluster.world))
         table.add_row(*([ranges(alike)] if len(table.columns) > len(headers) else []), *row)
     return table
 

@@ -14,11 +14,19 @@ from trainmark.formatting import human
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.known import CPU
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import ELSEWHERE, Machine, machine, sources
+from trainmark.hardware.machine import ELSEWHERE, Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import LIBRARIES, MemoryPlan, misfit
-from trainmark.hardware.products import MEASURED, Kind, Rates, product_s, rates_of, shares_of
+from trainmark.hardware.products import (
+    COPY_OF_BANDWIDTH,
+    MEASURED,
+    Kind,
+    Rates,
+    product_s,
+    rates_of,
+    shares_of,
+)
 from trainmark.workloads.distilbert.flops import TILE, activation_bytes, tokens_computed
-from trainmark.workloads.distilbert.runs import DistilbertRun, parameters
+from trainmark.workloads.distilbert.runs import DistilbertRun, Model, parameters
 
 TILE_SHARE, PLAIN_TILE_SHARE = 0.11, 0.245
 """Of the peak, by a tile forward and backward, 14 x 128 x 128 operations for each column: in 16
@@ -33,7 +41,7 @@ MICRO_BATCH, UPDATE, UNSCALED = 57.0, 41.0, 12.0
 STRETCH = 1.025
 """Products bring a GPU to its power limit."""
 WITHIN = (0.92, 1.08)
-"""Of a predicted time, on one H200."""
+"""Of a predicted time, on one H200, of a model as large as the published one."""
 
 BOUND_BY = {
     "products": "compute (matrix products)",
@@ -71,9 +79,11 @@ def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
         lines = [f"No time is predicted: {rates}."]
         return Plan(memory=[memory], no_time=rates, sentences=lines, too_large=too_large)
     time = _time(cfg, rates, devices)
-    said = sources(cluster, cfg.precision, of_gemms=rates.of_gemms)
+    rate: Used = "GEMMs" if rates.of_gemms else "peak"
+    link = used_links(cluster)[-1:]  # the slowest hop of the ring
+    said = sources(cluster, cfg.precision, [rate, "memory bandwidth", *link])
     parts = asdict(time)
-    batch, off = filled(cfg.global_batch), WITHIN if cluster == MEASURED else ELSEWHERE
+    batch, off = filled(cfg.global_batch), WITHIN if _is_like_measured(cfg, cluster) else ELSEWHERE
     low, high = time.total * off[0], time.total * off[1]
     return Plan(
         memory=[memory],
@@ -81,7 +91,7 @@ def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
         parts=parts,
         interval_s=(low, high),
         bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])],
-        constants={"matmul of peak": shares_of(cfg.precision)["forward"]},
+        constants=_constants(cfg, rates, devices),
         sources=said,
         sentences=[
             f"Predicted, not measured: {1e3 * time.total:.2f} ms "
@@ -91,6 +101,28 @@ def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
         ],
         too_large=too_large,
     )
+
+
+def _is_like_measured(cfg: DistilbertRun, cluster: Cluster) -> bool:
+    """Whether it has the precisions and blocks of the nine runs."""
+
+    def blocks(model: Model) -> tuple[object, ...]:
+        return model.layout, model.layers, model.hidden, model.heads, model.feed_forward
+
+    is_alike = cfg.precision in ("bf16", "fp16", "tf32") and blocks(cfg.model) == blocks(Model())
+    return cluster == MEASURED and is_alike and not cfg.eager
+
+
+def _constants(cfg: DistilbertRun, rates: Rates, devices: Machine) -> dict[str, float]:
+    """The shares of peaks and bandwidths that stand where nothing was measured."""
+    shares, measured = {}, devices.measured
+    if not rates.of_gemms:
+        shares["matmul of peak"] = shares_of(cfg.precision)["forward"]
+    if not measured.copy:
+        shares["copy of bandwidth"] = COPY_OF_BANDWIDTH
+    if devices.devices > 1 and not (measured.network if devices.nodes > 1 else measured.node):
+        shares["collective of link"] = LINK_EFFICIENCY
+    return shares
 
 
 def _time(cfg: DistilbertRun, rates: Rates, devices: Machine) -> StepTime:

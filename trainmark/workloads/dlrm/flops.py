@@ -14,7 +14,7 @@ from trainmark.workloads.dlrm.sizes import (
     hotness,
     interaction_activations,
     interaction_width,
-    on_one_gpu,
+    is_plain,
 )
 
 
@@ -36,8 +36,7 @@ def multiply_adds(cfg: DlrmRun) -> int:
 def dense_activation_bytes(cfg: DlrmRun) -> int:
     """Estimated: what one micro-batch keeps for its backward pass, with its gradients."""
     model = cfg.model
-    has_slots = on_one_gpu(cfg) and cfg.accumulate == 1 and not has_bags(model)
-    if has_slots and model.interaction == "dot" and not cfg.eager and not filled(model.dropout):
+    if is_plain(cfg):
         return _in_slots(cfg)
     vectors = len(model.table_rows) + 1
     per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + interaction_width(model))

@@ -1,6 +1,6 @@
 """How long the kernels of a DLRM step take on one GPU, one after another.
 
-    forward   gather and interaction, which are one kernel
+    forward   gather and interaction, which are one kernel; bags are added up by one before it
     dense     products of the MLPs, the interaction's backward pass, passes over activations,
               the optimiser of the MLPs, and what every step costs
     update    the rows of the tables
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from trainmark.config import filled
 from trainmark.embeddings.placement.access import AccessProfile
-from trainmark.embeddings.placement.costs import STATE_BYTES
+from trainmark.embeddings.placement.costs import MIN_ACCESS, STATE_BYTES
 from trainmark.hardware.products import Kind, Rates, product_s
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     Layer,
     dense_layers,
     dense_parameters,
+    has_bags,
     interaction_activations,
     interaction_width,
     stored_rows,
@@ -92,6 +93,8 @@ def gpu_time(
     count = filled(cfg.accumulate)
     small = _small_s(cfg, rates)
     forward = count * _interaction_s(cfg, rates, samples)
+    if has_bags(cfg.model):
+        forward += count * _pool_s(cfg, rates, samples, profiles)
     dense = count * (_layers_s(cfg, rates, samples) + _passes_s(cfg, rates, samples))
     dense += count * _interaction_s(cfg, rates, samples, backward=True)
     update = _update_s(cfg, rates, samples * count, profiles)
@@ -180,6 +183,16 @@ def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool =
     two = len({row.weight for row in stored_rows(cfg)}) > 1
     moved = vectors * dim * (VECTOR_BYTES + TWO_STORES * two) + PAIR_BYTES * padded**2 * has_pairs
     return samples * element * moved * (BACKWARD if backward else 1) / rates.copy
+
+
+def _pool_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
+    """Of reading the rows of every bag, and writing their sums; counted, not fitted."""
+    dim = cfg.model.embedding_dim
+    moved = sum(
+        profile.hotness * max(MIN_ACCESS, dim * profile.stored.weight) + dim * _element(cfg)
+        for profile in profiles
+    )
+    return samples * moved / rates.copy
 
 
 def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:

@@ -23,8 +23,9 @@ from trainmark.kernels.table_formats import FORMATS
 from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
 from trainmark.workloads.dlrm.runs import DlrmRun
-from trainmark.workloads.dlrm.sharding import cluster, place
+from trainmark.workloads.dlrm.sharding import place
 from trainmark.workloads.dlrm.sizes import (
+    cluster,
     has_bags,
     has_narrow_tables,
     hotness,

@@ -7,12 +7,12 @@ from trainmark.contract import Plan
 from trainmark.embeddings.placement.placement import TablePlacement, to_json
 from trainmark.formatting import gib_cell, human, ranges, readable_size
 from trainmark.hardware.devices import Cluster
-from trainmark.hardware.machine import machine, sources
+from trainmark.hardware.machine import Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import card_bytes
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.prediction import Prediction, constants, predict
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
-from trainmark.workloads.dlrm.sizes import widths
+from trainmark.workloads.dlrm.sizes import on_one_gpu, widths
 
 BOUND_BY = {
     "gather": "memory bandwidth (reading rows)",
@@ -26,6 +26,7 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
     """Of a resolved run, on the cluster that it was resolved for."""
     prediction = predict(cfg)
     parts, found = _slowest(prediction), machine(cluster, cfg.sharding.network_gb_s)
+    said = sources(cluster, cfg.precision, _used(cfg, cluster, found, prediction))
     return Plan(
         memory=prediction.memory,
         host_bytes=prediction.host_bytes,
@@ -35,12 +36,12 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
         interval_s=prediction.interval_s,
         bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None,
         constants=constants(cfg, found),
-        sources=_sources(cfg),
+        sources=said,
         tables=[
             _table(cfg, placed)
             for placed in sorted(prediction.placement.tables, key=lambda t: t.table)
         ],
-        sentences=_sentences(cfg, prediction),
+        sentences=_sentences(cfg, prediction, said),
         too_large=_too_large(cfg, cluster, prediction),
         placement=to_json(prediction.placement),
     )
@@ -57,10 +58,12 @@ def _seconds(prediction: Prediction, device: int) -> Mapping[str, float | None]:
     }
 
 
-def _sources(cfg: DlrmRun) -> list[str]:
-    cluster = sharding.cluster(cfg)
-    measured = cfg.precision in machine(cluster, cfg.sharding.network_gb_s).measured.gemm
-    return sources(cluster, cfg.precision, of_gemms=measured)
+def _used(cfg: DlrmRun, cluster: Cluster, found: Machine, prediction: Prediction) -> list[Used]:
+    figures: list[Used] = ["GEMMs" if cfg.precision in found.measured.gemm else "peak"]
+    figures += ["memory bandwidth", *used_links(cluster)]
+    if not on_one_gpu(cfg):  # whose kernels have constants of their own
+        figures += ["reading rows", "updating rows"]
+    return [*figures, "link to the host"] if any(prediction.host_bytes) else figures
 
 
 def _slowest(prediction: Prediction) -> Mapping[str, float]:
@@ -84,7 +87,7 @@ def _table(cfg: DlrmRun, placed: TablePlacement) -> Mapping[str, str]:
     }
 
 
-def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
+def _sentences(cfg: DlrmRun, prediction: Prediction, said: list[str]) -> list[str]:
     lookups = (
         "as often as preparation counted them"
         if sharding.counted(cfg)
@@ -105,7 +108,7 @@ def _sentences(cfg: DlrmRun, prediction: Prediction) -> list[str]:
         f"Predicted, not measured: {1e3 * prediction.step_s:.2f} ms ({low:.2f} to {high:.2f}) for "
         f"{prediction.batch:,} samples, {human(prediction.samples_per_s)} samples/s (the formulas: "
         "docs/planning.md).",
-        f"Taken from: {'; '.join(_sources(cfg))}.",
+        f"Taken from: {'; '.join(said)}.",
     ]
 
 

@@ -35,11 +35,13 @@ from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.gpu_time import StepTime, gpu_time
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
+    cluster,
     dense_layers,
     dense_parameters,
     dot_products,
     interaction_activations,
     interaction_width,
+    is_plain,
     on_one_gpu,
 )
 
@@ -91,13 +93,15 @@ class Prediction:
 
 def predict(cfg: DlrmRun) -> Prediction:
     """Memory and time of a resolved run on the cluster that it was resolved for."""
-    devices = sharding.cluster(cfg).world
+    devices = cluster(cfg).world
     costs = sharding.table_costs(cfg, devices)
     placed = sharding.place(cfg, devices)
     loads = costs.loads(placed, sharding.profiles(cfg))
     received = costs.received(exchanged_tables(placed))
     tables = [costs.time(load, received) for load in loads]
-    found = _on_cpus(cfg, costs) if sharding.cluster(cfg).hardware == CPU else _on_gpus(cfg, costs)
+    found = _on_cpus(cfg, costs) if cluster(cfg).hardware == CPU else _on_gpus(cfg, costs)
+    if any(load.host for load in loads) and costs.machine.unknown_host:
+        found = costs.machine.unknown_host
     dense, unknown = (None, found) if isinstance(found, str) else (found.dense, "")
     if not isinstance(found, str) and on_one_gpu(cfg):
         tables = [DeviceTime(gather=found.forward, exchange=0.0, update=found.update)]
@@ -116,14 +120,27 @@ def predict(cfg: DlrmRun) -> Prediction:
 
 
 def _off(cfg: DlrmRun, found: StepTime | str) -> tuple[float, float]:
-    if isinstance(found, str) or not (on_one_gpu(cfg) and sharding.cluster(cfg) == MEASURED):
+    if isinstance(found, str) or not _is_like_measured(cfg):
         return ELSEWHERE
     return WITHIN if found.total >= SMALL_STEP_S else WITHIN_SMALL
 
 
+def _is_like_measured(cfg: DlrmRun) -> bool:
+    """Whether it lies within what the 40 configurations varied."""
+    model = cfg.model
+    is_within = (
+        4096 <= filled(cfg.global_batch) <= 262_144
+        and 32 <= model.embedding_dim <= 256
+        and 8 <= len(model.table_rows) <= 40
+    )
+    return (
+        cluster(cfg) == MEASURED and is_plain(cfg) and is_within and not model.interaction_dropout
+    )
+
+
 def constants(cfg: DlrmRun, machine: Machine) -> dict[str, float]:
     """The shares of peaks and bandwidths that stand where nothing was measured."""
-    measured, on_cpu = machine.measured, sharding.cluster(cfg).hardware == CPU
+    measured, on_cpu = machine.measured, cluster(cfg).hardware == CPU
     matmul = MATMUL_EFFICIENCY if on_cpu else shares_of(cfg.precision)["forward"]
     copy = TRAFFIC_EFFICIENCY if on_cpu else COPY_OF_BANDWIDTH
     shares = {
@@ -139,7 +156,7 @@ def constants(cfg: DlrmRun, machine: Machine) -> dict[str, float]:
 
 
 def _on_gpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
-    rates = rates_of(sharding.cluster(cfg), costs.machine, cfg.precision)
+    rates = rates_of(cluster(cfg), costs.machine, cfg.precision)
     if isinstance(rates, str):
         return rates
     return gpu_time(cfg, rates, filled(cfg.micro_batch), sharding.profiles(cfg))
@@ -175,7 +192,7 @@ def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
             6.0 * products * samples / (machine.measured.matmul(cfg.precision, width) or 1)
             for products, width in _products(cfg)
         )
-    peak = peak_of(sharding.cluster(cfg), cfg.precision)
+    peak = peak_of(cluster(cfg), cfg.precision)
     if isinstance(peak, Unknown) and machine.measured.gemm:
         return f"GEMMs were measured in {', '.join(machine.measured.gemm)}, not in {cfg.precision}"
     if isinstance(peak, Unknown):

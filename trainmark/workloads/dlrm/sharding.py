@@ -17,13 +17,13 @@ from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.placement.strategies import by_strategy, whole_tables
 from trainmark.errors import InputError, raise_all
 from trainmark.formatting import GIB, readable_size
-from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import machine
 from trainmark.hardware.memory import MemoryPlan, what_fits
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
 from trainmark.workloads.dlrm.resolve import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law, is_generated
 from trainmark.workloads.dlrm.sizes import (
+    cluster,
     dense_parameters,
     dense_tensors,
     has_narrow_tables,
@@ -92,13 +92,6 @@ def _auto(cfg: DlrmRun, devices: int) -> Placement:
 
 
 # --- what a placement depends on
-
-
-def cluster(cfg: DlrmRun, devices: int | None = None) -> Cluster:
-    """The cluster that the run was resolved for; one node of it for another number of devices."""
-    hardware, nodes, per_node = filled(cfg.sharding.cluster).rsplit("x", 2)
-    resolved = Cluster(hardware, int(nodes), int(per_node))
-    return resolved if devices in (None, resolved.world) else Cluster(hardware, 1, devices)
 
 
 def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:

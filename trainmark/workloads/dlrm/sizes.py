@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trainmark.config import filled
 from trainmark.embeddings.placement.access import StoredRow
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.known import CPU
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
@@ -115,6 +118,35 @@ def interaction_activations(model: Model) -> int:
     return outputs + sums
 
 
+# --- devices
+
+
+def cluster(cfg: DlrmRun, devices: int | None = None) -> Cluster:
+    """The cluster that the run was resolved for; one node of it for another number of devices."""
+    hardware, nodes, per_node = filled(cfg.sharding.cluster).rsplit("x", 2)
+    resolved = Cluster(hardware, int(nodes), int(per_node))
+    return resolved if devices in (None, resolved.world) else Cluster(hardware, 1, devices)
+
+
+def on_one_gpu(cfg: DlrmRun) -> bool:
+    """Whether a single GPU holds all tables, and the kernels that gather, interact and update."""
+    sharding = cfg.sharding
+    exchanges = sharding.host_tables or sharding.force_exchange or has_narrow_tables(cfg.model)
+    has_kernels = sharding.engine == "native" and cfg.optimizer.name != "adam"
+    if sharding.cluster is None or exchanges or not has_kernels:
+        return False
+    return cluster(cfg).world == 1 and cluster(cfg).hardware != CPU
+
+
+def is_plain(cfg: DlrmRun) -> bool:
+    """Whether one GPU takes one id of each feature, dot products and one micro-batch: the kind of
+    step whose time and memory were measured."""
+    model = cfg.model
+    is_whole = cfg.accumulate == 1 and not cfg.eager and not filled(model.dropout)
+    is_simple = model.interaction == "dot" and not has_bags(model)
+    return on_one_gpu(cfg) and is_whole and is_simple
+
+
 # --- tables
 
 
@@ -179,15 +211,6 @@ def table_bytes(cfg: DlrmRun) -> int:
 def in_other_formats(cfg: DlrmRun) -> bool:
     """Whether some table is not fp32."""
     return any(kind != "fp32" for kind in table_formats(cfg))
-
-
-def on_one_gpu(cfg: DlrmRun) -> bool:
-    """Whether a single GPU holds all tables, and the kernels that gather, interact and update."""
-    sharding = cfg.sharding
-    hardware, _, devices = (sharding.cluster or "").partition("x1x")
-    exchanges = sharding.host_tables or sharding.force_exchange or has_narrow_tables(cfg.model)
-    has_kernels = sharding.engine == "native" and cfg.optimizer.name != "adam"
-    return hardware != "cpu" and devices == "1" and has_kernels and not exchanges
 
 
 # --- the model

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import get_args
 
+from trainmark.config import filled
 from trainmark.contract import Plan
 from trainmark.formatting import human
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import ELSEWHERE, sources
+from trainmark.hardware.machine import ELSEWHERE, Used, sources, used_links
 from trainmark.hardware.memory import MemoryPlan, misfit, what_fits
+from trainmark.hardware.products import MEASURED
 from trainmark.workloads.llama3.memory import plan_devices
 from trainmark.workloads.llama3.prediction import (
     RATES,
@@ -19,11 +21,11 @@ from trainmark.workloads.llama3.prediction import (
     RankTime,
     predict,
 )
-from trainmark.workloads.llama3.runs import LlamaRun, Recompute, smaller
+from trainmark.workloads.llama3.runs import LlamaRun, Model, Recompute, block_parameters, smaller
 
 MICRO_BATCHES = (1, 2, 4, 8)
 WITHIN = (0.92, 1.08)
-"""Of a predicted time, on hardware whose rates were fitted."""
+"""Of a predicted time, where the rates were fitted to this package's own runs."""
 BOUND_BY = {
     "compute": "compute",
     "tensor": "the link (tensor-parallel exchange)",
@@ -43,12 +45,12 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
         seconds=[_seconds(rank) for rank in prediction.ranks for _ in range(each)],
         no_time=prediction.unknown or None,
         parts=_parts(prediction),
-        interval_s=_interval_s(cluster, prediction),
+        interval_s=_interval_s(cfg, cluster, prediction),
         bound_by=_bound_by(prediction),
         constants=_constants(prediction),
         sources=[
             f"shares: {_rates(cluster, prediction)}",
-            *sources(cluster, cfg.precision, of_gemms=prediction.rates.of_gemms),
+            *_sources(cfg, cluster, prediction),
         ],
         sentences=_sentences(cfg, cluster, prediction),
         too_large=misfit(cfg.name, fullest, cluster, partial(_advice, cfg, cluster)),
@@ -62,20 +64,34 @@ def _seconds(rank: RankTime) -> Mapping[str, float | None]:
 def _sentences(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> list[str]:
     if found.step_s is None:
         return [f"No time is predicted: {found.unknown}."]
+    low, high = filled(_interval_s(cfg, cluster, found))
     mfu = "–".join(f"{100 * share:.1f}" for share in found.mfu)
     mfu = f"MFU {mfu} % (6N)" if mfu else "no MFU (no peak is known)"
     return [
-        f"Predicted, not measured: {found.step_s:.3g} s for {found.tokens:,} tokens, "
+        f"Predicted, not measured: {found.step_s:.3g} s ({low:.3g} to {high:.3g}) for "
+        f"{found.tokens:,} tokens, "
         f"{human(found.tokens_per_device_s)} tokens/s and device, {mfu}. Bound by "
         f"{_bound_by(found)}.",
         f"Rates: {_rates(cluster, found)} (the formulas: docs/planning.md).",
-        f"Taken from: {'; '.join(sources(cluster, cfg.precision, of_gemms=found.rates.of_gemms))}.",
+        f"Taken from: {'; '.join(_sources(cfg, cluster, found))}.",
     ]
 
 
-def _interval_s(cluster: Cluster, found: Prediction) -> tuple[float, float] | None:
-    low, high = WITHIN if cluster.hardware in RATES else ELSEWHERE
+def _interval_s(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> tuple[float, float] | None:
+    low, high = WITHIN if _is_like_measured(cfg, cluster) else ELSEWHERE
     return None if found.step_s is None else (low * found.step_s, high * found.step_s)
+
+
+def _is_like_measured(cfg: LlamaRun, cluster: Cluster) -> bool:
+    """Whether it has what all fitted rows have; of several devices, those are of another system."""
+    is_shaped = block_parameters(cfg.model) == block_parameters(Model()) and cfg.sequence == 8192
+    is_usual = cfg.precision in ("bf16", "fp8") and cfg.recompute == "none" and not cfg.eager
+    return cluster == MEASURED and is_shaped and is_usual and filled(cfg.micro_batch) <= 2
+
+
+def _sources(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> list[str]:
+    rate: Used = "GEMMs" if found.rates.of_gemms else "peak"
+    return sources(cluster, cfg.precision, [rate, "memory bandwidth", *used_links(cluster)])
 
 
 def _rates(cluster: Cluster, found: Prediction) -> str:
