@@ -36,9 +36,12 @@ def sentences(text: str) -> list[str]:
     ("how", "code", "first", "then"),
     [
         ("input", 2, ": The shard of this rank is damaged", "rank 1 ended with exit code 2"),
-        ("crash", 1, ": a bug in the last rank", "rank 1 ended with exit code 1"),
+        pytest.param(
+            *("crash", 1, ": a bug in the last rank", "rank 1 ended with exit code 1"),
+            marks=pytest.mark.slow,
+        ),
         ("memory", 2, ": Out of memory ([enforce fail at", "rank 1 ended with exit code 2"),
-        ("kill", 137, "was killed by SIGKILL", None),
+        pytest.param("kill", 137, "was killed by SIGKILL", None, marks=pytest.mark.slow),
         ("kill-unseen", 137, "was killed by SIGKILL", None),
     ],
 )

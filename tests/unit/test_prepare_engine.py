@@ -137,7 +137,7 @@ def undisturbed(log: Path) -> dict[str, bytes]:
     return files(output)
 
 
-@pytest.mark.parametrize("recipe", ["nvidia", "torchrec"])
+@pytest.mark.parametrize("recipe", ["nvidia", pytest.param("torchrec", marks=pytest.mark.slow)])
 def test_limits_and_numba_do_not_matter(
     recipe: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_buckets: None
 ) -> None:
