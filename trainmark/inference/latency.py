@@ -166,7 +166,8 @@ def measure_size(
         for predict in predictors[1:]:
             seconds_of(predict, islice(requests, DROPPED))
         seconds, all_s = _at_a_time(predictors, list(islice(requests, steps)))
-        found = row(size, seconds, steps * size, all_s)
+        answered = len(seconds) * size  # requests were chosen by their samples, on all ranks
+        found = row(size, seconds, answered, all_s)
         return dataclasses.replace(found, clients=len(predictors))
     except torch.OutOfMemoryError as error:
         sentence = str(error).splitlines()[0]
