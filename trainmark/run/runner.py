@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import stored_weights
 from trainmark.config import AnyRun, Precision, Run, TrainOptions
 from trainmark.contract import MODEL_FOLDER, AnyWorkload, Trainer
 from trainmark.distributed import launched
@@ -316,9 +317,7 @@ def loaded(
         check_memory(cfg, workload, mesh, training=False)
         _settle(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
-        state = checkpoints.load(
-            path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
-        )
+        state = checkpoints.load(path, stored_weights(trainer))
         yield Loaded(
             cfg=cfg,
             workload=workload,
