@@ -135,11 +135,6 @@ class _Terminal:
         return table
 
 
-def result_table(results: Sequence[Result], title: str | None = None) -> RenderableType:
-    """The published form for a terminal."""
-    return grid_table(result_grid(results), title)
-
-
 def grid_table(grid: Grid, title: str | None = None) -> RenderableType:
     """A table for a terminal of any width."""
     return _Terminal(grid, title)

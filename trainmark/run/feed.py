@@ -23,13 +23,11 @@ class Feed(Generic[BatchT, PreparedT]):
         trainer: Trainer[BatchT, PreparedT],
         clocks: Clocks,
         device: torch.device,
-        ahead: int = 1,
     ) -> None:
         self._batches = batches
         self._trainer = trainer
         self._waits = HostWaits(clocks) if device.type == "cpu" else DeviceWaits(clocks, device)
         self._queue: deque[PreparedT] = deque()
-        self._ahead = ahead
         self._more = True
 
     def __iter__(self) -> Iterator[PreparedT]:
@@ -37,7 +35,7 @@ class Feed(Generic[BatchT, PreparedT]):
 
     def __next__(self) -> PreparedT:
         self._waits.begin()
-        while self._more and len(self._queue) <= self._ahead:
+        while self._more and len(self._queue) < 2:  # this one, and the next
             self._fetch()
         if not self._queue:
             raise StopIteration
