@@ -185,19 +185,18 @@ class CriteoSource:
             _scratch.array("numerical", (most, NUM_NUMERICAL), np.uint16),
             _scratch.array("categorical", (NUM_CATEGORICAL, most), np.uint32),
         )
+        counted = np.tile(np.array(NOTHING_COUNTED)[:, None], NUM_NUMERICAL)
         rows = lines = 0
         zeros = [np.empty((0, 2), np.int64)]
-        facts = [NumberFacts(0, None, None)] * NUM_NUMERICAL
         odd_lines: list[OddLine] = []
         damage = None
         for text in texts:
-            before = rows
-            rows, count, odd, counted = self._parse_text(text, out, before)
-            bad, large, here = odd
-            out[1][large[:, 0], large[:, 1]] = transformed_bits(large[:, 2], self.recipe)
-            zeros.append(here)
-            of_columns = zip(facts, counted.T.tolist(), strict=True)
-            facts = [fact + _facts(rows - before, *found) for fact, found in of_columns]
+            rows, count, odd = self._parse_text(text, (*out, counted), rows)
+            bad, large, zero = odd
+            if len(large):
+                out[1][large[:, 0], large[:, 1]] = transformed_bits(large[:, 2], self.recipe)
+            if len(zero):
+                zeros.append(zero.copy())
             odd_lines += [
                 OddLine(bytes(text.buffer[start:end]), lines + line, row)
                 for start, end, line, row in bad.tolist()
@@ -210,31 +209,33 @@ class CriteoSource:
             out[1][:rows],
             out[2][:, :rows],
             [row[column == number] for number in range(NUM_CATEGORICAL)],
-            facts,
+            [_facts(rows, *of_column) for of_column in counted.T.tolist()],
         )
         return parsed, lines, odd_lines, damage
 
-    def _parse_text(self, text: text_files.Text, out: tuple[Array, ...], row: int) -> Any:
-        """Parse lines into rows from `row` on: the row behind them, how many lines there were, what
-        was odd, and what was counted."""
+    def _parse_text(
+        self, text: text_files.Text, out: tuple[Array, ...], row: int
+    ) -> tuple[int, int, list[Array]]:
+        """Parse lines into rows from `row` on: the row behind them, how many lines there were, and
+        what was odd, which is good until the next call."""
         from trainmark.clicklog.sources import criteo_kernel
 
         table = (self._table, TABLE_START, self.recipe.smallest)
-        room = [64, 4096, 4096]
+        before = out[-1].copy()
+        room = (64, 4096, 4096)
         while True:
             odd = tuple(
-                np.empty((size, width), np.int64)
+                _scratch.array(f"odd {width}", (size, width), np.int64)
                 for size, width in zip(room, (4, 3, 2), strict=True)
             )
-            counted = np.tile(np.array(NOTHING_COUNTED)[:, None], NUM_NUMERICAL)
             rows, lines, *needed = criteo_kernel.parse(
-                text.buffer, text.length, table, (*out, counted), odd, row
+                text.buffer, text.length, table, out, odd, row
             )
             if all(map(int.__le__, needed, room)):
-                break
-            room = needed  # many odd lines: once more, with enough room to list them
-        found = [entries[:size] for entries, size in zip(odd, needed, strict=True)]
-        return rows, lines, found, counted
+                found = [entries[:size] for entries, size in zip(odd, needed, strict=True)]
+                return rows, lines, found
+            room = tuple(map(max, needed, room))  # many odd lines: once more, with enough room to list them
+            out[-1][...] = before
 
     def _parse_with_arrow(self, texts: Iterable[text_files.Text], num_bytes: int) -> "_Taken":
         from trainmark.clicklog.sources import criteo_arrow
