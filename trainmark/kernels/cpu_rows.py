@@ -14,7 +14,6 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -44,7 +43,8 @@ def gather_rows(table: Tensor, ids_BF: Tensor, rows_BFD: Tensor) -> None:
     """
     if not rows_BFD.is_contiguous():
         ids_BF, rows_BFD = ids_BF.t(), rows_BFD.transpose(0, 1)
-    torch.index_select(table, 0, ids_BF.flatten(), out=rows_BFD.view(-1, table.shape[1]))
+    ids_N = ids_BF.flatten()
+    in_threads(_gather, len(ids_N), table, ids_N, rows_BFD.view(-1, table.shape[1]))
 
 
 def pool_rows(table: Tensor, ids_N: Tensor, blocks: Tensor, out_RD: Tensor) -> None:
@@ -108,7 +108,7 @@ def _ask(_, array, index):
 
 
 @_inlined
-def _ask_for(rows, row):
+def ask_for(rows, row):
     if rows.ndim == 1:  # known to the compiler
         _ask(rows, row)
     else:
@@ -117,22 +117,31 @@ def _ask_for(rows, row):
 
 
 @_compiled
+def _gather(table, ids, rows_ND, begin, end):
+    for n in range(begin, end):
+        ask_for(table, ids[min(n + AHEAD, len(ids) - 1)])
+        rows_ND[n] = table[ids[n]]
+
+
+@_compiled
 def _pool(table, ids, blocks, out_RD, begin, end):
     """Bags `begin` to `end`, counted through all blocks."""
     before = 0
     for block in blocks:
         first_id, id_step, bag_step, hotness, bags, first_row, row_step, _ = block  # no offset
-        ahead = AHEAD // max(hotness, 1) + 1
+        ahead, there = AHEAD // max(hotness, 1) + 1, np.empty(hotness + 1, np.int64)
         for bag in range(max(begin - before, 0), min(end - before, bags)):
             if bag + ahead < bags:
                 for i in range(hotness):
-                    _ask_for(table, max(ids[first_id + (bag + ahead) * bag_step + i * id_step], 0))
+                    ask_for(table, max(ids[first_id + (bag + ahead) * bag_step + i * id_step], 0))
+            count = 0
+            for i in range(hotness):
+                there[count] = ids[first_id + bag * bag_step + i * id_step]
+                count += np.int64(there[count] >= 0)  # a branch would be a guess each time
             total = out_RD[first_row + bag * row_step]
             total[:] = _ZERO
-            for i in range(hotness):
-                row = ids[first_id + bag * bag_step + i * id_step]
-                if row >= 0:
-                    _add_to(total, table[row], _ONE)
+            for row in there[:count]:
+                _add_to(total, table[row], _ONE)
         before += bags
 
 
@@ -140,7 +149,7 @@ def _pool(table, ids, blocks, out_RD, begin, end):
 def _add(table, ids, rows_ND, places, scale, begin, end):
     listed = _of_shares(ids, begin, end)
     for i in range(len(listed)):
-        _ask_for(table, ids[listed[min(i + AHEAD, len(listed) - 1)]])
+        ask_for(table, ids[listed[min(i + AHEAD, len(listed) - 1)]])
         _add_to(table[ids[listed[i]]], rows_ND[_place(places, listed[i])], scale)
 
 
@@ -188,7 +197,7 @@ def _adagrad(table, sums, ids, grads_ND, places, squares, lr, eps, begin, end):
             ahead = several[min(i + AHEAD, len(several) - 1)]
             n = in_bucket[ahead]
             _ask_for_update(table, sums, ids[n], grads_ND, _place(places, n))
-            _ask_for(grads_ND, _place(places, in_bucket[following[ahead]]))
+            ask_for(grads_ND, _place(places, in_bucket[following[ahead]]))
             row, other = ids[in_bucket[several[i]]], following[several[i]]
             g[:] = grads_ND[_place(places, in_bucket[several[i]])]
             while other >= 0:
@@ -199,9 +208,9 @@ def _adagrad(table, sums, ids, grads_ND, places, squares, lr, eps, begin, end):
 
 @_inlined
 def _ask_for_update(table, sums, row, grads_ND, place):
-    _ask_for(table, row)
-    _ask_for(sums, row)
-    _ask_for(grads_ND, place)
+    ask_for(table, row)
+    ask_for(sums, row)
+    ask_for(grads_ND, place)
 
 
 @_inlined
