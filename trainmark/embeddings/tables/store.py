@@ -97,12 +97,7 @@ class TableStore(nn.Module):
 
     def gather_into(self, ids: Tensor, rows: Tensor) -> None:
         """Write the rows to a contiguous [n, width] tensor, in its type."""
-        if ids.is_cuda:
-            gather_rows_into(rows, ids, Tables(Rows(self.weight)))
-        elif rows.dtype == self.weight.dtype:
-            torch.index_select(self.weight, 0, ids, out=rows)
-        else:
-            rows.copy_(self.gather(ids))
+        gather_rows_into(rows, ids, Tables(Rows(self.weight)))
 
     def pool_into(self, ids: Tensor, bags: Bags, rows: Tensor) -> None:
         """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
