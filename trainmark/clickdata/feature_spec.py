@@ -255,9 +255,8 @@ def count_rows(spec: FeatureSpec, base: str | Path, mapping: str) -> int:
         mapping: `train`, `test` or `validation`.
     """
     if mapping not in spec.source_spec:
-        raise InputError(
-            f"{base}: there is no mapping {mapping!r}; there is {', '.join(spec.source_spec) or 'none'}."
-        )
+        there = ", ".join(spec.source_spec) or "none"
+        raise InputError(f"{base}: there is no mapping {mapping!r}; there is {there}.")
     rows: dict[Path, int] = {}
     problems: list[str] = []
     for chunk in spec.source_spec[mapping]:
