@@ -6,6 +6,7 @@ interpreter's lock, and one list of memory pages, which 16 of them spend most of
 """
 
 import ctypes
+import gc
 import itertools
 import os
 import resource
@@ -154,6 +155,7 @@ class _Task:
 def _serve(served: Any, calls: Connection, parent: int) -> None:
     """What a process does until it is killed, or its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent will end it
+    gc.freeze()  # to look for garbage in what the parent knew would copy all of it
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     while os.getppid() == parent:

@@ -20,6 +20,7 @@ from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL, NUM_NUMERI
 
 TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
 ABSENT = -(1 << 63)  # instead of an integer, of which none here has so many digits
+LARGEST = (1 << 63) - 1
 AT_A_TIME = 64  # lines: the processor's first cache holds their fields
 _EACH_BYTE = 0x0101010101010101
 _ZEROS = ZERO * _EACH_BYTE
@@ -143,22 +144,19 @@ def _long_integer(text: Any, place: int) -> Any:
 
 @_compiled
 def _count(numbers: Any, lines: int, smallest: int, facts: Any) -> None:
-    """Add the numbers of some lines to the facts of their columns.
-
-    Without a decision: ABSENT is less than every number and so no maximum; less 1, it is the
-    largest of all.
-    """
+    """Add the numbers of some lines to the facts of their columns. ABSENT, the least number there
+    is, is no maximum anyway."""
     for column in range(NUM_NUMERICAL):
         absent = small = 0
-        low, high = facts[1, column] - 1, facts[2, column]
+        low, high = facts[1, column], facts[2, column]
         for line in range(lines):
             number = numbers[column, line]
             absent += number == ABSENT
-            low = min(low, number - 1)
+            low = min(low, LARGEST if number == ABSENT else number)
             high = max(high, number)
             small += number < smallest
         facts[0, column] += absent
-        facts[1, column], facts[2, column] = low + 1, high
+        facts[1, column], facts[2, column] = low, high
         facts[3, column] += small
 
 
