@@ -62,6 +62,8 @@ def serve(
         log_level="warning",
         access_log=False,
         lifespan="off",
+        ws="none",
+        proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=PATIENCE_S,
         http=ImpatientProtocol,
