@@ -49,7 +49,9 @@ def iterate(made: Callable[[], Iterator[T]]) -> Iterator[T]:
                 return
             yield item
     except EOFError:
-        raise RuntimeError("A process that read has ended: was it killed, for its memory?") from None
+        raise RuntimeError(
+            "A process that read has ended: was it killed, for its memory?"
+        ) from None
     finally:
         process.kill()
         process.join()
