@@ -129,7 +129,7 @@ def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyP
     assert "again in a moment" in answer.json()["detail"]
 
 
-def numbers(*given: int, has_left: bool = False) -> batching.Question:
+def numbers(*given: float, has_left: bool = False) -> batching.Question:
     return own_form.question(json.dumps({"numbers": given}).encode(), lambda: has_left)
 
 
