@@ -132,7 +132,7 @@ CASES = [
     *(
         Case(shape="several ids", ranks=2, sharding=sharding, optimizer=optimizer)
         for sharding in ("table_wise", "row_wise")
-        for optimizer in ("sgd", "rowwise_adagrad")
+        for optimizer in ("sgd", "adagrad", "rowwise_adagrad")
     ),
 ]
 

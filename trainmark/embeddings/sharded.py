@@ -45,10 +45,11 @@ from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes
+from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes, whole_tables
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
+from trainmark.kernels.gather_rows import gather_rows_into
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.pool_rows import pool_rows
 from trainmark.kernels.sparse_update import SortedRows
@@ -282,9 +283,8 @@ class ShardedEngine(nn.Module):
         units, places = self._received_rows(prepared), prepared.layout.places
         rows_BFD = self._by_feature(units.view(-1, self.routes.unit), places, prepared.samples)
         if torch.is_grad_enabled():
-            prepared.in_order = rows_BFD.requires_grad_()
             # As soon as the interaction's backward pass is done, before the bottom MLP's.
-            rows_BFD.register_post_accumulate_grad_hook(
+            rows_BFD.requires_grad_().register_post_accumulate_grad_hook(
                 lambda rows: self._send_gradients(prepared, self._as_received(prepared, rows))
             )
         return rows_BFD
@@ -316,8 +316,11 @@ class ShardedEngine(nn.Module):
 
     def _as_received(self, prepared: RowExchange, rows_BFD: Tensor) -> Tensor:
         """The gradients in the order in which the rows came."""
-        units = gradient(rows_BFD).reshape(-1, self.routes.unit)
-        return units.index_select(0, prepared.layout.inverse).view(-1)
+        prepared.in_order = gradient(rows_BFD)
+        units, inverse = prepared.in_order.reshape(-1, self.routes.unit), prepared.layout.inverse
+        in_order = units.new_empty(len(inverse), self.routes.unit)
+        gather_rows_into(in_order, inverse, Tables(Rows(units)))
+        return in_order.view(-1)
 
     def _send_gradients(self, prepared: RowExchange, grads: Tensor) -> None:
         layout = prepared.layout
@@ -330,10 +333,9 @@ class ShardedEngine(nn.Module):
             self.replicas.add_gradients(prepared.replica_ids, prepared.replica_plan, rows)
 
     def gradients(self) -> list[Tensor]:
-        """Of rows read in place, 0, or infinite if one is not finite: the kernel has checked."""
-        in_order = [prepared.in_order for prepared in self._looked_up]
-        grads = [rows.grad for rows in in_order if rows is not None and rows.grad is not None]
-        return grads or [1 / self._connect().finite - 1]
+        """Of rows read in place, 0, or infinite if one is not: the kernel has checked."""
+        in_order = [p.in_order for p in self._looked_up if p.in_order is not None]
+        return in_order or [1 / self._connect().finite - 1]
 
     def rows_in_use(self, prepared: RowExchange) -> list[Tensor]:
         self._take_rows(prepared)
@@ -467,25 +469,15 @@ class ShardedEngine(nn.Module):
         return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
 
     def table_weights(self) -> dict[str, Any]:
-        of_parts = [
-            (part, f"{part.name}.{kind}", rows)
-            for store in self.stores
-            for part, kind, rows in store.part_weights()
-        ]
-        replicas = self.replicas.part_weights()
-        whole = {f"{part.name}.{kind}": rows for part, kind, rows in replicas}
-        return {**table_boxes(of_parts), **whole}
+        of_stores = table_boxes(rows for store in self.stores for rows in store.part_weights())
+        return {**of_stores, **whole_tables(self.replicas.part_weights())}
 
     def table_state(self) -> dict[str, Any]:
-        of_parts = [
-            (part, f"{part.name}.{kind}", rows)
-            for store in self.stores
-            for part, kind, rows in store.part_state()
-        ]
-        whole = {f"{part.name}.{kind}": rows for part, kind, rows in self.replicas.part_state()}
+        of_stores = table_boxes(rows for store in self.stores for rows in store.part_state())
+        whole = whole_tables(self.replicas.part_state())
         scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
         updates = {} if self.updates is None else {"tables.updates": self.updates}
-        return {**table_boxes(of_parts), **whole, **scalars, **updates}
+        return {**of_stores, **whole, **scalars, **updates}
 
     def _all_scalars(self) -> dict[str, Tensor]:
         """The state that all rows share, of any one store: all have the same."""

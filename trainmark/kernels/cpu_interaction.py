@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
-from trainmark.kernels.cpu_rows import gather_rows
+from trainmark.kernels.cpu_rows import ask_for, gather_rows
 from trainmark.kernels.interaction_layout import output_width
 
 GROUP = 14  # vectors whose products are added at a time in the backward pass
+AHEAD = 1  # samples whose rows are asked for before their turn
 PITCH = 64
 """Columns that are taken at a time there, and how far apart the vectors lie: a number that the
 compiler knows, or it would make sure each time that none of them overlaps with the sums."""
@@ -100,6 +101,7 @@ def _forward(x_BD, places_BQ, sample_step, piece_step, pieces, out_BW, begin, en
     brought = _scratch(V * D)
     vectors = brought.reshape(V, D)
     for b in range(begin, end):
+        _ask_for_sample(places_BQ, sample_step, piece_step, pieces, min(b + AHEAD, end - 1))
         _bring(brought, D, x_BD, places_BQ, sample_step, piece_step, pieces, b, 0, D)
         _copy(out_BW[b, :D], vectors[0])
         dots = out_BW[b, D:]
@@ -129,6 +131,7 @@ def _backward(
     pairs = np.zeros((padded, padded), np.float32)
     nothing = _ZERO  # stays so as long as all is finite, for 0 times anything else is not a number
     for b in range(begin, end):
+        _ask_for_sample(places_BQ, sample_step, piece_step, pieces, min(b + AHEAD, end - 1))
         _arrange(pairs, grad_BW[b, D:], V)
         for start in range(0, D, PITCH):
             stop = min(start + PITCH, D)
@@ -192,6 +195,12 @@ def _bring(vectors, pitch, x_BD, places_BQ, sample_step, piece_step, pieces, b, 
             at = row * pitch + first - start
             _copy(vectors[at : at + last - first], pieces[place, first - column : last - column])
         row, column = _next_piece(row, column, U, D)
+
+
+@_inlined
+def _ask_for_sample(places_BQ, sample_step, piece_step, pieces, b):
+    for q in range(places_BQ.shape[1]):
+        ask_for(pieces, _place_of(places_BQ, sample_step, piece_step, b, q))
 
 
 @_inlined

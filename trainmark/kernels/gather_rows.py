@@ -6,14 +6,9 @@ Shapes: B samples, F features, D width of a row, N = B F rows.
 import torch
 from torch import Tensor
 
+from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.table_formats import Tables, kernel_arguments, next_power_of_2, read_rows
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a machine without a GPU
-    triton = None
-
+from trainmark.kernels.triton_here import tl, triton
 
 # --- plain torch
 
@@ -98,6 +93,10 @@ def gather_rows_into(out_ND: Tensor, ids_N: Tensor, tables: Tables) -> None:
     """The same for a list of ids, into a contiguous tensor, in its type."""
     if _has_kernel(ids_N):
         gather_rows_triton(ids_N[:, None], tables, out_ND.dtype, out=out_ND)
+    elif tables.second is None and has_compiled(tables.first.codes, out_ND):
+        from trainmark.kernels import cpu_rows
+
+        cpu_rows.gather_rows(tables.first.codes, ids_N[:, None], out_ND[:, None])
     else:
         out_ND.copy_(gather_rows_reference(ids_N[:, None], tables, out_ND.dtype)[:, 0])
 

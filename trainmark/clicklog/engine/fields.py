@@ -50,7 +50,7 @@ class NumericalField(Field):
         end = 0
         for part in parts:
             start, end = end, end + part.rows
-            out[start:end] = self._store.numerical(part.record, part.start, part.stop)
+            self._store.numerical(part.record, part.start, part.stop, out[start:end])
         return out
 
 
@@ -98,13 +98,11 @@ class CategoricalField(Field):
         reader, record = self._reader, part.record
         if not record.columns[reader.column].distinct:
             numbers = reader.numbers(record, part.start, part.stop)
-            lookup(numbers, ids)
-            ids[numbers == 0] = self._special.missing
+            lookup(numbers, ids, self._special.missing)
             return
         numbers, _ = reader.dictionary(record)
         id_of_code = np.full(len(numbers), UNKNOWN, np.int32)
-        lookup(numbers, id_of_code)
-        id_of_code[numbers == 0] = self._special.missing
+        lookup(numbers, id_of_code, self._special.missing)
         codes = reader.codes(record, part.start, part.stop)
         if first:
             primitives.take(id_of_code, codes, ids)
@@ -113,11 +111,7 @@ class CategoricalField(Field):
             np.copyto(ids, known, where=known != UNKNOWN)
 
     def finish(self, rows: Array) -> Array:
-        unknown = rows == UNKNOWN
-        count = int(np.count_nonzero(unknown))
-        if count:
-            self.count += count
-            rows[unknown] = self._special.rare
+        self.count += primitives.replace(rows, UNKNOWN, self._special.rare)
         return rows
 
 
@@ -151,10 +145,8 @@ class BagField(Field):
         return ids
 
     def finish(self, rows: Array) -> Array:
-        unknown, missing = rows == UNKNOWN, rows == self.MISSING
-        self.count += int(np.count_nonzero(unknown))
-        rows[unknown] = self._rare_id
-        rows[missing] = self.NONE
+        self.count += primitives.replace(rows, UNKNOWN, self._rare_id)
+        primitives.replace(rows, self.MISSING, self.NONE)
         return rows
 
 

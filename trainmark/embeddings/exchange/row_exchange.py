@@ -35,7 +35,8 @@ class RowExchange:
     """Rows for this rank's samples, once they are there; those of replicated tables last."""
     rows: Pending | None = None
     in_order: Tensor | None = None
-    """[B, F, D] the same for an interaction that needs them so; collects the gradient."""
+    """[B, F, D] the gradient of rows that were put in order. (Not of them: they know this object,
+    and if it knew them, both would stay until somebody collects garbage.)"""
     gradients: Pending | None = None
 
     def prepared_tensors(self) -> list[Tensor]:

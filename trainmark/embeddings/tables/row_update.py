@@ -70,7 +70,10 @@ def plan_update(rule: UpdateRule, ids: Tensor, places: Tensor | None = None) -> 
     if places is None:
         return ids
     there = ids >= 0
-    return PlacedRows(ids[there], places[there])
+    if bool(there.all()):
+        return PlacedRows(ids, places)
+    kept = there.nonzero().squeeze(1)
+    return PlacedRows(ids[kept], places[kept])
 
 
 def plan_sorted(ids: Tensor, places: Tensor | None) -> SortedRows:

@@ -112,6 +112,11 @@ class Adagrad:
         gate: Tensor,
         places: Tensor | None = None,
     ) -> None:
+        if has_compiled(weight, grads):
+            from trainmark.kernels import cpu_rows
+
+            cpu_rows.adagrad(weight, state["sum"], ids, grads, lr, self.eps, places)
+            return
         rows, grads = sum_duplicates(ids, grads, places)
         total = state["sum"].index_select(0, rows).addcmul_(grads, grads)
         state["sum"].index_copy_(0, rows, total)
@@ -141,7 +146,7 @@ class RowwiseAdagrad:
         if has_compiled(weight, grads):
             from trainmark.kernels import cpu_rows
 
-            cpu_rows.rowwise_adagrad(weight, state["sum"], ids, grads, lr, self.eps, places)
+            cpu_rows.adagrad(weight, state["sum"], ids, grads, lr, self.eps, places)
             return
         rows, grads = sum_duplicates(ids, grads, places)
         self.update_rows(weight, state, rows, grads, square_sums(grads) / grads.shape[1], lr)

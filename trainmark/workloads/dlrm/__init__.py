@@ -11,7 +11,7 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     sizes.py              layers, parameters, widths and bytes; checks.py: what is wrong with them
     mlp.py                a multi-layer perceptron; interactions.py: what goes before the top one
     sharding.py           which device holds which part of which table
-    prediction.py         how long a step should take; gpu_time.py: its kernels on one GPU;
+    step_time.py          how long a step should take; gpu_time.py: its kernels on one GPU;
                           plan.py: what `trainmark plan` tells of it
     slots.py              places on a GPU where CUDA graphs find their batches; mlperf.py: its rules
     fast_prediction.py    predictions in one pass on a CPU; graphed_prediction.py: as CUDA graphs

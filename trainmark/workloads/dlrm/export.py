@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import preparation
 from trainmark.clicklog.sources import criteo_format
@@ -30,7 +30,6 @@ from trainmark.workloads.dlrm.sizes import (
     widths,
 )
 
-PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]
 
 ONNX_README = """A DLRM that Trainmark trained, for ONNX runtimes:
@@ -135,17 +134,13 @@ def _reading(checkpoint_path: Path) -> Iterator[tuple[dict[str, Tensor], Load]]:
 
     A bar shows how much was loaded.
     """
-    shapes = {
-        name.removeprefix(PREFIX): tensor
-        for name, tensor in checkpoints.shapes(checkpoint_path).items()
-        if name.startswith(PREFIX)
-    }
+    shapes = weight_shapes(checkpoint_path)
     with bytes_bar("exporting", sum(tensor.nbytes for tensor in shapes.values())) as advance:
 
         def load(names: list[str]) -> dict[str, Tensor]:
-            tensors = checkpoints.read(checkpoint_path, [PREFIX + name for name in names])
+            tensors = read_weights(checkpoint_path, names)
             advance(sum(tensor.nbytes for tensor in tensors.values()))
-            return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+            return tensors
 
         yield shapes, load
 

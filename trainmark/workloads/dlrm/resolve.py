@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainmark.clickdata import feature_spec, identity, negatives, terabyte
+from trainmark.clickdata import feature_spec, identity, negatives, spec_rules, terabyte
 from trainmark.config import SYNTHETIC, filled
 from trainmark.errors import InputError, raise_all
 from trainmark.hardware.devices import Cluster
@@ -143,7 +143,7 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     if folder.is_file():
         raise InputError(f"data must be a dataset's folder. Received a file: {folder}.")
     spec = feature_spec.read(folder)
-    feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
+    spec_rules.check(spec, source=str(feature_spec.path_of(folder)))
     model = dataclasses.replace(
         cfg.model,
         numerical_features=len(spec.numerical),

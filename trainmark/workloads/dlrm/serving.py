@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.preparation import FOLDER
 from trainmark.clicklog.raw_values import RawValues, open_dataset
@@ -58,16 +59,9 @@ def of_export(folder: Path, device: str) -> standalone.Dlrm:
 
 def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
     """Its weights, table by table: of those for a GPU, one at a time is in the host's memory."""
-    weights = {
-        name: tensor
-        for name, tensor in checkpoints.shapes(path).items()
-        if name.startswith(export.PREFIX)
-    }
-    _check_memory(sum(tensor.nbytes for tensor in weights.values()), device)
-    return {
-        name.removeprefix(export.PREFIX): checkpoints.read(path, [name])[name].to(device)
-        for name in weights
-    }
+    shapes = weight_shapes(path)
+    _check_memory(sum(tensor.nbytes for tensor in shapes.values()), device)
+    return {name: read_weights(path, [name])[name].to(device) for name in shapes}
 
 
 def _check_memory(needed: int, device: str) -> None:
