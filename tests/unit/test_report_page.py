@@ -274,7 +274,7 @@ def test_of_several_those_without_a_result_are_left_out_and_named(
     with pytest.raises(InputError, match="failed has no"):
         report.report([tmp_path / "failed"])
     (run / "result.json").write_text("{")
-    with pytest.raises(InputError, match="not valid JSON"):
+    with pytest.raises(InputError, match="not readable as JSON"):
         report.report([run, tmp_path / "repeats"])
 
 
