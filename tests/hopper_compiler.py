@@ -52,7 +52,7 @@ def compile_instead(self: JITFunction, *args: Any, grid: Any, warmup: bool, **na
     options = {key: named.pop(key) for key in OPTIONS if key in named}
     values = dict(zip(self.arg_names, args, strict=False)) | named
     signature: dict[str, Any] = {}
-    constants, aligned = {}, {}
+    constants, aligned = {}, dict[tuple[int, ...], list[list[Any]]]()
     for place, parameter in enumerate(self.params):
         name, value = parameter.name, values[parameter.name]
         if parameter.is_constexpr:

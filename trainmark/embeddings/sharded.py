@@ -333,9 +333,9 @@ class ShardedEngine(nn.Module):
             self.replicas.add_gradients(prepared.replica_ids, prepared.replica_plan, rows)
 
     def gradients(self) -> list[Tensor]:
-        """Of rows read in place, 0, or infinite if one is not finite: the kernel has checked."""
-        in_order = [prepared.in_order for prepared in self._looked_up]
-        return [grads for grads in in_order if grads is not None] or [1 / self._connect().finite - 1]
+        """Of rows read in place, 0, or infinite if one is not: the kernel has checked."""
+        in_order = [p.in_order for p in self._looked_up if p.in_order is not None]
+        return in_order or [1 / self._connect().finite - 1]
 
     def rows_in_use(self, prepared: RowExchange) -> list[Tensor]:
         self._take_rows(prepared)

@@ -5,6 +5,7 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     auto.py               what dlrm-auto chooses, by a log's rows
     fitted.py             which settings follow from a log, and which may differ
     rows.py               where click rows come from: a dataset on disk, or made in memory
+    crosses.py            tables of combinations of features; cross_choice.py: which a log has
     multi_hot.py          several ids per feature from one, as MLPerf makes them
     terabyte.py           rows of the planted Terabyte, made on the device
     sizes.py              layers, parameters, widths and bytes; checks.py: what is wrong with them
