@@ -7,14 +7,13 @@ loading, scoring, writing. CPU seconds hardly depend on what else the machine do
 second, times the cores, bound what an idle machine reaches.
 """
 
-import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,26 @@ from typing import Any
 import pyarrow.parquet as pq
 import tyro
 
+from benchmarks.common import write_results
+
 
 @dataclass(frozen=True)
 class Options:
     """What to score, and how often."""
 
     run: Path
-    """Output folder of a run on Criteo text."""
+    """Output folder of a run on Criteo text, or an export of one."""
     input: str
     """Files to score."""
     repeats: int = 3
     output: Path | None = None
-    """JSON to write besides printing it."""
+    """A folder in the place of results/."""
+    commit: str | None = None
+    """What is measured, for a machine that has a copy of the files but not of git."""
 
 
-def measure(options: Options) -> dict[str, Any]:
-    """Wall and CPU seconds of each repeat, and the rows that it scored."""
-    repeats = []
+def measure(options: Options) -> Iterator[dict[str, Any]]:
+    """A row for each repeat."""
     for _ in range(options.repeats):
         with tempfile.TemporaryDirectory() as folder:
             scores = Path(folder) / "scores.parquet"
@@ -48,16 +50,17 @@ def measure(options: Options) -> dict[str, Any]:
             subprocess.run([sys.executable, "-m", "trainmark", *words], check=True)
             wall_s, cpu_s = time.perf_counter() - began, _cpu_s() - before
             rows = pq.read_metadata(scores).num_rows
-        repeats.append({"rows": rows, "wall_s": wall_s, "cpu_s": cpu_s, "load": os.getloadavg()[0]})
-    wall_s, cpu_s = (statistics.median(r[key] for r in repeats) for key in ("wall_s", "cpu_s"))
-    rows = repeats[0]["rows"]
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "rows": rows,
-        "rows_per_s": rows / wall_s,
-        "rows_per_cpu_s": rows / cpu_s,
-        "repeats": repeats,
-    }
+        yield {
+            "system": "trainmark",
+            "run": options.run.name,
+            "rows": rows,
+            "cores": len(os.sched_getaffinity(0)),
+            "wall_s": round(wall_s, 3),
+            "cpu_s": round(cpu_s, 3),
+            "rows_per_s": round(rows / wall_s),
+            "rows_per_cpu_s": round(rows / cpu_s),
+            "load": os.getloadavg()[0],
+        }
 
 
 def _cpu_s() -> float:
@@ -65,9 +68,14 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def main() -> None:
+    options = tyro.cli(Options)
+    rows = []
+    for row in measure(options):
+        print(row, flush=True)
+        rows.append(row)
+    print(write_results("predict_cpu", rows, folder=options.output, commit=options.commit))
+
+
 if __name__ == "__main__":
-    chosen = tyro.cli(Options)
-    text = json.dumps(measure(chosen), indent=2)
-    print(text)
-    if chosen.output:
-        chosen.output.write_text(text + "\n")
+    main()

@@ -336,12 +336,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu", help="of trainmark; its peer has the CPU")
     parser.add_argument("--output", type=Path, help="a folder in the place of results/")
+    parser.add_argument("--commit", help="what is measured, where there is no git")
     chosen = parser.parse_args()
     rates = [float(rate) for rate in chosen.rates.split(",")]
     rows = measure(chosen.folder, rates, chosen.seconds, chosen.rounds, chosen.device)
     for within_ms in (10, 25, 50, 100):
         print(within_ms, "ms:", best_rates(rows, within_ms))
-    print(write_results("serve_load", rows, folder=chosen.output))
+    print(write_results("serve_load", rows, folder=chosen.output, commit=chosen.commit))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def compile_instead(self: JITFunction, *args: Any, grid: Any, warmup: bool, **na
     """What a launch would compile, with aligned pointers."""
     options = {key: named.pop(key) for key in OPTIONS if key in named}
     values = dict(zip(self.arg_names, args, strict=False)) | named
-    signature, constants, aligned = {}, {}, {}
+    signature: dict[str, Any] = {}
+    constants, aligned = {}, dict[tuple[int, ...], list[list[Any]]]()
     for place, parameter in enumerate(self.params):
         name, value = parameter.name, values[parameter.name]
         if parameter.is_constexpr:
@@ -59,6 +60,9 @@ def compile_instead(self: JITFunction, *args: Any, grid: Any, warmup: bool, **na
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
             aligned[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, tuple):
+            signature[name] = tuple(TYPES[tensor.dtype] for tensor in value)
+            aligned |= {(place, i): [["tt.divisibility", 16]] for i in range(len(value))}
         elif isinstance(value, TensorDescriptor):
             signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
         else:
@@ -107,8 +111,8 @@ def compile_bags(dim: int, tables: Tables, dtype: torch.dtype) -> None:
 def compile_cross_layers(dtype: torch.dtype) -> None:
     x = torch.empty(4096, 3456, dtype=dtype)
     cross_layers._crossed(x, x, x)
-    for of_first, copy, adds in ((None, x, False), (x, None, False), (x, None, True)):
-        cross_layers._cross_gradients(x, x, x, of_first, copy, adds=adds)
+    cross_layers._cross_gradient(x, x)
+    cross_layers._first_gradients([x] * 3, x, [x] * 3)
 
 
 def compile_updates(

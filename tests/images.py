@@ -16,7 +16,7 @@ from trainmark.config import Hidden, Run, filled
 from trainmark.contract import Data, Definition, Metrics, Workload
 from trainmark.distributed.mesh import Mesh
 from trainmark.hardware.devices import Cluster
-from trainmark.training.batches import GlobalBatches
+from trainmark.training.batches import RankBatches
 from trainmark.training.seeding import generator
 
 SIDE, CLASSES = 8, 4
@@ -47,14 +47,9 @@ class Images:
     ready: None = None
 
 
-class ImageData:
+class ImageData(RankBatches):
     def __init__(self, cfg: ImageRun, split: str, dp_rank: int, dp_size: int) -> None:
-        self.split, self._share, self._start = split, (dp_rank, dp_size), 0
-        training = split == "train"
-        size = filled(cfg.global_batch) if training else filled(cfg.eval_batch) * dp_size
-        epochs = cfg.epochs if training else 1
-        self._batches = GlobalBatches(samples=ROWS[split], size=size, epochs=epochs)
-        self.steps_per_epoch, self.samples = self._batches.per_epoch, ROWS[split]
+        super().__init__(ROWS[split], cfg, split, dp_rank, dp_size, drops_last=False)
         random = generator(torch.device("cpu"), cfg.seed, split)
         self._labels = torch.randint(CLASSES, (ROWS[split],), generator=random)
         self._pixels = torch.rand(ROWS[split], SIDE, SIDE, generator=random)
@@ -63,15 +58,12 @@ class ImageData:
             row, column = divmod(label, 2)
             image[row * half : (row + 1) * half, column * half : (column + 1) * half] += 0.5
 
-    def restore(self, state: dict[str, int]) -> None:
-        self._start = state["samples"]
-
     def describe(self, position: int) -> str:
         return f"the images before number {position}"
 
     def __iter__(self) -> Iterator[Images]:
-        for whole in self._batches.after(self._start):
-            rows = whole.share(*self._share)
+        for whole in self._to_come():
+            rows = self._share(whole)
             part = slice(rows.start, rows.stop)
             yield Images(
                 pixels=self._pixels[part],

@@ -253,6 +253,11 @@ def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
     return changed
 
 
+def element_bytes(precision: str) -> int:
+    """Of a number that is computed with, fp8's own matrix products aside."""
+    return 4 if precision in ("fp32", "tf32") else 2
+
+
 def filled(value: T | None) -> T:
     """A field that `resolve` fills in, as what it is after that."""
     if value is None:

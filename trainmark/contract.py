@@ -61,6 +61,7 @@ class Prepared(Protocol):
         ...
 
 
+T = TypeVar("T")
 RunT = TypeVar("RunT", bound=Run)
 RunT_contra = TypeVar("RunT_contra", bound=Run, contravariant=True)
 BatchT = TypeVar("BatchT", bound=Batch)
@@ -149,26 +150,37 @@ class DeviceBytes:
     optimizer: int
 
 
-# --- what the training loop calls
-
-MODEL_FOLDER = "model"
-"""In the folder of a run: what `save_model` writes."""
+# --- what a workload does where it brings no function of its own
 
 
-def _nothing(cfg: Any) -> list[Any]:
+def _unchanged(given: T, *_: Any) -> T:
+    return given
+
+
+def _none(*_: Any) -> None:
+    return None
+
+
+def _empty_list(*_: Any) -> list[Any]:
     return []
 
 
-def _no_groups(cfg: Any, split: str) -> None:
-    return None
+def _empty_dict(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _no_fields(cfg: Any) -> frozenset[str]:
+    return frozenset()
 
 
 def _own_name(cfg: Run) -> str:
     return cfg.workload
 
 
-def _none_counted(subject: Any) -> dict[str, Any]:
-    return {}
+# --- what the training loop calls
+
+MODEL_FOLDER = "model"
+"""In the folder of a run: what `save_model` writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +201,7 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     ) = None
     """`Trainer.step` for `--check-every`: loss and gradients are computed twice (by
     `training/checking.py`), and by name it says whether their bits differ."""
-    observed: Callable[[TrainerT], Mapping[str, Tensor]] = _none_counted
+    observed: Callable[[TrainerT], Mapping[str, Tensor]] = _empty_dict
     """Of the last step besides its loss, as scalars that stay on the device and are the same on all
     ranks: `gradient_norm` (of dense parameters, over all ranks, unscaled, before any clipping) and,
     where there is one, the `loss_scale` that it was computed with."""
@@ -197,7 +209,7 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     """On all ranks, each sample once. A workload has this or `predict`."""
     predict: Callable[[TrainerT, Data[BatchT]], Predictions] | None = None
     """Likewise, where labels are yes or no: their metrics are those of `metrics/binary.py`."""
-    groups: Callable[[RunT, str], Tensor | None] = _no_groups
+    groups: Callable[[RunT, str], Tensor | None] = _none
     """(cfg, split) -> the number of each row's group, for the AUC within groups, if there are."""
     importance: Callable[[TrainerT, str, int], list[Importance]] | None = None
     """(trainer, split, most rows) -> what the AUC loses where a column says nothing, of each column
@@ -213,16 +225,16 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     """Estimated, on one device."""
     mlperf: Callable[[RunT], str] = _own_name
     """What MLPerf's rules call this benchmark, or the workload's own name where they do not."""
-    mlperf_settings: Callable[[RunT], dict[str, Any]] = _none_counted
+    mlperf_settings: Callable[[RunT], dict[str, Any]] = _empty_dict
     """What its rules want logged of the optimiser and the model, by MLPerf's keys."""
-    plan_devices: Callable[[RunT], list[MemoryPlan]] = _nothing
+    plan_devices: Callable[[RunT], list[MemoryPlan]] = _empty_list
     """Bytes on each device, where they differ."""
-    host_bytes: Callable[[RunT], list[int]] = _nothing
+    host_bytes: Callable[[RunT], list[int]] = _empty_list
     """Bytes that each device keeps in its host's memory."""
     device_bytes: Callable[[TrainerT], DeviceBytes] | None = None
     """What the fullest device holds, where it is not the trainer's tensors and a gradient for each
     parameter (masters, gathered shards)."""
-    sent_bytes_per_step: Callable[[TrainerT], dict[str, float]] = _none_counted
+    sent_bytes_per_step: Callable[[TrainerT], dict[str, float]] = _empty_dict
     """Bytes that this rank sends to others, by what they are."""
     build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
     """A function from a batch in host memory to its samples' scores, there too. From then on the
@@ -358,42 +370,6 @@ class Exporter(Protocol[RunT_contra]):
     def __call__(self, cfg: RunT_contra, checkpoint_path: Path, folder: Path, /) -> None: ...
 
 
-def _same(cfg: RunT) -> RunT:
-    return cfg
-
-
-def _same_on_other_data(cfg: RunT, data: str) -> RunT:
-    return cfg
-
-
-def _any_data(cfg: Any, data: str) -> None:
-    return None
-
-
-def _as_it_is(cfg: Any, earlier: Any) -> Any:
-    return cfg
-
-
-def _no_choice(cfg: Any, resolved: Any) -> Mapping[str, Any]:
-    return {}
-
-
-def _none_grown(cfg: Any, data: str) -> Mapping[str, int]:
-    return {}
-
-
-def _no_fields(cfg: Any) -> frozenset[str]:
-    return frozenset()
-
-
-def _unknown(cfg: Any) -> None:
-    return None
-
-
-def _no_warnings(cfg: Any, metrics: Any) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True, kw_only=True)
 class Definition(Generic[RunT]):
     """A workload before anything heavy is loaded: only `exporters`, `load_scorer` and `load` may
@@ -424,19 +400,19 @@ class Definition(Generic[RunT]):
     """Fields that lay the same arithmetic out over devices: a run may be continued with others."""
     fitted_fields: Callable[[RunT], frozenset[str]] = _no_fields
     """Fields that nobody chose and that follow from the data, or from how far the run goes."""
-    notes: Callable[[RunT], list[str]] = _nothing
+    notes: Callable[[RunT], list[str]] = _empty_list
     """Sentences that a reader of the result must know."""
-    warnings: Callable[[RunT, Mapping[str, Metrics]], list[str]] = _no_warnings
+    warnings: Callable[[RunT, Mapping[str, Metrics]], list[str]] = _empty_list
     """(cfg, last metrics of each held-out split) -> sentences: why the result should not be trusted
     as it is, and what to do. Those on steps and on the loss come from `run/warnings.py`."""
-    smaller: Callable[[RunT], Iterable[tuple[str, RunT]]] = _nothing
+    smaller: Callable[[RunT], Iterable[tuple[str, RunT]]] = _empty_list
     """Flags with which a run takes less memory, each with the run that it makes; what costs the
     least quality comes first. `resolve` may refuse some of them."""
-    for_prediction: Callable[[RunT], RunT] = _same
+    for_prediction: Callable[[RunT], RunT] = _unchanged
     """Without what only training needs, for whatever devices are here."""
-    on_other_data: Callable[[RunT, str], RunT] = _same_on_other_data
+    on_other_data: Callable[[RunT, str], RunT] = _unchanged
     """A finished run's settings without what `resolve` took from its own data."""
-    check_data: Callable[[RunT, str], None] = _any_data
+    check_data: Callable[[RunT, str], None] = _none
     """Refuse, by an `InputError`, a dataset that a model of a finished run cannot be used with;
     asked before that dataset is resolved."""
     encode_files: Callable[[RunT, RawFiles, Path], EncodedFiles] | None = None
@@ -445,16 +421,16 @@ class Definition(Generic[RunT]):
     """(model, files, a folder to work in, parts to leave out) -> the files' rows in parts that are
     the same each time: for `trainmark predict` with an exported model, and for those of runs where
     there is no `encode_files`."""
-    like_the_earlier: Callable[[RunT, RunT], RunT] = _as_it_is
+    like_the_earlier: Callable[[RunT, RunT], RunT] = _unchanged
     """(cfg that is not resolved yet, cfg of the run that it continues or takes its weights of) ->
     the first with what these weights decide, where nobody chose it."""
-    candidates: Callable[[RunT, RunT], Mapping[str, RunT]] = _no_choice
+    candidates: Callable[[RunT, RunT], Mapping[str, RunT]] = _empty_dict
     """(cfg that is not resolved yet, the same resolved) -> by the flags that choose them, runs of
     which training shall take the one that validates best; none where there is no choice."""
-    grown_tables: Callable[[RunT, str], Mapping[str, int]] = _none_grown
+    grown_tables: Callable[[RunT, str], Mapping[str, int]] = _empty_dict
     """(cfg of a finished run, data) -> tables by name that data which extend the run's make larger,
     with the rows that the run's have; empty for any other data."""
-    best_possible: Callable[[RunT], float | None] = _unknown
+    best_possible: Callable[[RunT], float | None] = _none
     """The best value of the metric that any model can have on this data, where it is known."""
     plan: Callable[[RunT, Cluster], Plan] | None = None
     """Memory and predicted time of a resolved run; without it, memory alone is planned."""
@@ -463,7 +439,7 @@ class Definition(Generic[RunT]):
     `resolve` may refuse some of them."""
     inference_batches: tuple[int, ...] = ()
     """Batch sizes that `infer` times by default."""
-    tables_precision: Callable[[RunT], str | None] = _unknown
+    tables_precision: Callable[[RunT], str | None] = _none
     """The type of large embedding tables, for `infer`'s rows."""
     exported_types: tuple[str, ...] = ()
     """What config.json of an exported model calls it (`model_type`)."""

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests import bags
-from tests.distributed import dlrm_ranks, joining, torchrec_ranks
-from tests.distributed.dlrm_ranks import GLOBAL_BATCH, TABLE_ROWS, TRAIN_ROWS
+from tests.distributed import joining, small_dlrm, torchrec_ranks
+from tests.distributed.small_dlrm import GLOBAL_BATCH, TABLE_ROWS, TRAIN_ROWS
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
@@ -36,7 +36,7 @@ NATIVE: list[tuple[str, str, dict[str, Any]]] = [
     ("data_parallel", "adam", {}),
     ("column_wise", "sgd", {"regular": True}),
     ("row_wise", "rowwise_adagrad", MICRO),
-    ("formats", "rowwise_adagrad", MICRO | dlrm_ranks.stored("int8")),
+    ("formats", "rowwise_adagrad", MICRO | small_dlrm.stored("int8")),
 ]
 TORCHREC: list[tuple[str, str, dict[str, Any]]] = [
     ("auto", "adagrad", {}),
@@ -89,8 +89,8 @@ def step(built: DlrmTrainer, batch: Any, lr: float) -> float:
 
 
 def one_process(cfg: DlrmRun, changes: dict[str, Any], device: torch.device) -> DlrmTrainer:
-    found = dlrm_ranks.config(1, cfg.optimizer.name, data=cfg.data, device=device, **changes)
-    return dlrm_ranks.trainer(
+    found = small_dlrm.config(1, cfg.optimizer.name, data=cfg.data, device=device, **changes)
+    return small_dlrm.trainer(
         dataclasses.replace(found, micro_batch=found.global_batch, accumulate=1), single(device)
     )
 
@@ -103,11 +103,11 @@ def on_ranks(rank: int, folder: Path, engine: str, device_kind: str = "cpu") -> 
         if engine == "torchrec":
             cfg = torchrec_ranks.placed(2, kind, optimizer, folder, data=data, **changes)
         else:
-            cfg = dlrm_ranks.placed(2, optimizer, kind, folder, data=data, device=device, **changes)
+            cfg = small_dlrm.placed(2, optimizer, kind, folder, data=data, device=device, **changes)
         assert cfg.model.hotness == HOTNESS
         alone = one_process(cfg, changes, device)
         assert isinstance(alone.model.tables, LocalBagEngine | FusedBagEngine)
-        built = dlrm_ranks.trainer(cfg, mesh)
+        built = small_dlrm.trainer(cfg, mesh)
         check(built, alone, f"{engine} {kind} {optimizer} {changes}")
         if kind == "mixture" and not changes:
             continue_alone(built, alone, folder / f"saved-{engine}-{optimizer}")
@@ -117,10 +117,10 @@ def on_ranks(rank: int, folder: Path, engine: str, device_kind: str = "cpu") -> 
 
 def continue_alone(built: DlrmTrainer, alone: DlrmTrainer, folder: Path) -> None:
     """What two ranks saved, one process goes on with."""
-    path = checkpoints.save(folder, STEPS, dlrm_ranks.tensors(built), {}, keep=1)
+    path = checkpoints.save(folder, STEPS, small_dlrm.tensors(built), {}, keep=1)
     built.mesh.barrier()
-    again = dlrm_ranks.trainer(alone.cfg, single(built.mesh.device))
-    checkpoints.load(path, dlrm_ranks.tensors(again))
+    again = small_dlrm.trainer(alone.cfg, single(built.mesh.device))
+    checkpoints.load(path, small_dlrm.tensors(again))
     again.load_state_dict({})
     last = list(build_data(alone.cfg, "train", 0, 1))[-1]
     losses = [step(trainer, last, 0.1) for trainer in (alone, again)]

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
-from tests.distributed import dlrm_ranks, torchrec_ranks
-from tests.distributed.dlrm_ranks import CPU, DIM, TABLE_ROWS, config
+from tests.distributed import small_dlrm, torchrec_ranks
+from tests.distributed.small_dlrm import CPU, DIM, TABLE_ROWS, config
 from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh, single
@@ -120,7 +120,7 @@ def on_ranks(rank: int, folder: Path, engine: str) -> None:
         if engine == "torchrec":
             cfg = torchrec_ranks.placed(2, "mixture", optimizer, folder)
         else:
-            cfg = dlrm_ranks.placed(2, optimizer, "mixture_host", folder, micro_batch=24)
+            cfg = small_dlrm.placed(2, optimizer, "mixture_host", folder, micro_batch=24)
         check(trainer(cfg, mesh))
     dist.barrier()
     dist.destroy_process_group()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.distributed import joining
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import stored_tensors
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.run.assessment import evaluated
@@ -145,7 +146,7 @@ def train(
     data = workload.build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
     step = 0
     if start is not None:
-        step = checkpoints.load(start, _tensors(trainer), exact=True)["step"]
+        step = checkpoints.load(start, stored_tensors(trainer), exact=True)["step"]
         data.restore({"samples": step * cfg.global_batch})
     losses = []
     for batch in data:
@@ -161,7 +162,7 @@ def train(
         step += 1
         losses.append(loss.item())
         if save_to is not None and step == SAVED_AT:
-            checkpoints.save(save_to, step, _tensors(trainer), {"step": step}, keep=1)
+            checkpoints.save(save_to, step, stored_tensors(trainer), {"step": step}, keep=1)
         if step == stop:
             break
     if step < STEPS:
@@ -172,11 +173,6 @@ def train(
     losses.append(held_out_loss)
     losses.append(workload.observed(trainer)["gradient_norm"].item())
     return losses
-
-
-def _tensors(trainer: Any) -> dict[str, torch.Tensor]:
-    weights = {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
-    return weights | {f"trainer.{name}": t for name, t in trainer.state_dict().items()}
 
 
 def main(rank: int, group: str, folder: Path, kind: str = "cpu", long: bool = False) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
-from tests.distributed import joining
+from tests.distributed import joining, small_dlrm
 from tests.distributed.dlrm_ranks import Group
 from trainmark.distributed.mesh import single
 from trainmark.training.batches import rank_shares
@@ -47,8 +47,8 @@ def check_groups(groups: tuple[Group, ...], folder: Path) -> dict[Group, Found]:
 def one_process(kind: str, optimizer: str, **changes: Any) -> Found:
     """What one process on one device finds."""
     device = joining.device_of(kind)
-    cfg = ranks.config(1, optimizer, device=device, **changes)
-    return ranks.train(ranks.trainer(cfg, single(device)))
+    cfg = small_dlrm.config(1, optimizer, device=device, **changes)
+    return small_dlrm.train(small_dlrm.trainer(cfg, single(device)))
 
 
 def alone(kind: str, optimizer: str, changes: dict[str, Any]) -> Found:
@@ -80,21 +80,21 @@ def _check_run(name: str, found: Found, reference: Found, tolerance: float) -> N
     assert found["scores"] == pytest.approx(reference["scores"], rel=1e-3, abs=100 * tolerance), (
         name
     )
-    assert found["samples"] == reference["samples"] == 2 * ranks.TRAIN_ROWS, name
+    assert found["samples"] == reference["samples"] == 2 * small_dlrm.TRAIN_ROWS, name
 
 
 def _check_bytes(sent: list[dict[str, int]]) -> None:
     """Table i lies on rank i modulo the ranks; count what must go elsewhere, sample by sample."""
-    world, epochs, table_count = len(sent), 2, len(ranks.TABLE_ROWS)
-    batches = [ranks.GLOBAL_BATCH] * 3 + [3]
+    world, epochs, table_count = len(sent), 2, len(small_dlrm.TABLE_ROWS)
+    batches = [small_dlrm.GLOBAL_BATCH] * 3 + [3]
     totals = [sum(rank_shares(b, world)[r] for b in batches) * epochs for r in range(world)]
     for rank, found in enumerate(sent):
         mine = len(range(rank, table_count, world))
         others = sum(totals) - totals[rank]
         asked = totals[rank] * (table_count - mine)
         assert found["ids"] == 4 * asked
-        assert found["rows"] == others * mine * ranks.DIM * 4
-        assert found["gradients"] == asked * ranks.DIM * 4
+        assert found["rows"] == others * mine * small_dlrm.DIM * 4
+        assert found["gradients"] == asked * small_dlrm.DIM * 4
         assert found["counts"] == found["replicas"] == found["squares"] == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
-from tests.distributed import sharded
+from tests.distributed import sharded, small_dlrm
 from tests.small import FLAGS, result, train
 from trainmark.checkpoint import checkpoints
 from trainmark.distributed.mesh import single
@@ -41,19 +41,19 @@ def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) ->
     newest = checkpoints.latest(root)
     assert newest is not None
     checkpoints.verify(newest)
-    built = ranks.trainer(ranks.config(1, "rowwise_adagrad"), single(ranks.CPU))
-    state = checkpoints.load(newest, ranks.tensors(built), exact=True)
+    built = small_dlrm.trainer(small_dlrm.config(1, "rowwise_adagrad"), single(small_dlrm.CPU))
+    state = checkpoints.load(newest, small_dlrm.tensors(built), exact=True)
     assert newest.name == f"step-{state['step']:08d}"
     # As many steps on one process end in the same weights.
-    again = ranks.trainer(ranks.config(1, "rowwise_adagrad"), single(ranks.CPU))
+    again = small_dlrm.trainer(small_dlrm.config(1, "rowwise_adagrad"), single(small_dlrm.CPU))
     for _ in range(state["step"]):
-        ranks.steps(again, ranks.batches(again)[:1])
-    for name, tensor in ranks.tensors(again).items():
+        small_dlrm.steps(again, small_dlrm.batches(again)[:1])
+    for name, tensor in small_dlrm.tensors(again).items():
         assert tensor.numpy() == pytest.approx(built_tensor(built, name), rel=1e-3, abs=1e-5), name
 
 
 def built_tensor(built: Any, name: str) -> Any:
-    return ranks.tensors(built)[name].numpy()
+    return small_dlrm.tensors(built)[name].numpy()
 
 
 def _wait_until(condition: Any) -> None:

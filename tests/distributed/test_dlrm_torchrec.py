@@ -9,7 +9,7 @@ import pytest
 
 from tests import rank_processes
 from tests.distributed import torchrec_ranks
-from tests.distributed.dlrm_ranks import CPU, batches, config, steps, tensors, train, trainer
+from tests.distributed.small_dlrm import CPU, batches, config, steps, tensors, train, trainer
 from tests.distributed.torchrec_ranks import CONTINUED, SAVED_AT, cases
 from trainmark.checkpoint import checkpoints
 from trainmark.distributed.mesh import single

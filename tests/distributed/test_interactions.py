@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests import rank_processes
-from tests.distributed.dlrm_ranks import CPU, DIM, TABLE_ROWS, batches, config, placed
 from tests.distributed.interaction_ranks import EPS, OPTIMIZERS, check, on_ranks, trainer
+from tests.distributed.small_dlrm import CPU, DIM, TABLE_ROWS, batches, config, placed
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables import format_store

@@ -17,6 +17,7 @@ from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.run.assessment import evaluated
+from trainmark.run.clocks import global_counts
 from trainmark.run.loop import Interrupted, Training
 
 CPU = torch.device("cpu")
@@ -64,7 +65,7 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
     return {
         "error_at_end": at_end["error"],
         "ended": ended,
-        "counts": training.global_counts(),
+        "counts": global_counts(training.clocks.totals, training.mesh),
         "local_samples": totals.samples,
         "partial": totals.steps_partial,
         "step": training.progress.step,

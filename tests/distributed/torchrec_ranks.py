@@ -1,4 +1,4 @@
-"""Ranks that train the small DLRM of `dlrm_ranks` with TorchRec's tables.
+"""Ranks that train the small DLRM of `small_dlrm` with TorchRec's tables.
 
     python -m tests.distributed.torchrec_ranks RANK WORLD FOLDER
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.distributed.dlrm_ranks import (
+from tests.distributed.small_dlrm import (
     CPU,
     DIM,
     GLOBAL_BATCH,

@@ -23,6 +23,7 @@ from tests.distributed import (
     joining,
     llama3_ranks,
     sharded,
+    small_dlrm,
 )
 from tests.distributed.dlrm_ranks import Group
 from tests.distributed.launching import ROOT, SHORT, finish, start
@@ -57,8 +58,8 @@ def test_dlrm_in_every_placement(tmp_path: Path) -> None:
     found = sharded.check_groups(dlrm_ranks.WITH_A_GPU, tmp_path)
     alone = {}
     for optimizer in ("sgd", "adam", "rowwise_adagrad"):
-        built = dlrm_ranks.trainer(dlrm_ranks.long_run(1, optimizer, GPU), single(GPU))
-        alone[optimizer] = dlrm_ranks.steps(built, dlrm_ranks.batches(built))
+        built = small_dlrm.trainer(dlrm_ranks.long_run(1, optimizer, GPU), single(GPU))
+        alone[optimizer] = small_dlrm.steps(built, small_dlrm.batches(built))
     print(f"largest difference of a loss from one device's up to steps {SHOWN}")
     for group in dlrm_ranks.WITH_A_GPU[:3]:
         for optimizer, losses in found[group]["long"].items():
@@ -71,7 +72,7 @@ def test_dlrm_in_every_placement(tmp_path: Path) -> None:
             if optimizer == "adam":
                 assert "Adam needs fp32 tables" in outcome, (name, outcome)
             elif kind in whole_rows:
-                changes = dlrm_ranks.stored(precision)
+                changes = small_dlrm.stored(precision)
                 near = sharded.one_process("cuda", optimizer, **changes)["losses"]
                 assert outcome == pytest.approx(near, rel=sharded.LOW_PRECISION_TOLERANCE), name
             else:

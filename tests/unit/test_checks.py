@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from tests import flips, rank_processes, small
-from tests.distributed.dlrm_ranks import batches, placed
-from tests.distributed.dlrm_ranks import trainer as trainer_on
+from tests.distributed.small_dlrm import batches, placed
+from tests.distributed.small_dlrm import trainer as trainer_on
 from tests.flips import Moments, Trained, flip
 from tests.small import newest, train
 from trainmark.config import filled

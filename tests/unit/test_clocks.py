@@ -1,14 +1,15 @@
 """The clocks, with time under control."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 
 from trainmark.run import clocks as module
-from trainmark.run.clocks import Clocks, DeviceWaits, HostWaits
-from trainmark.run.feed import Feed
+from trainmark.run.clocks import Clocks
+from trainmark.run.feed import DeviceWaits, Feed, HostWaits
 
 
 class Time:
@@ -59,7 +60,7 @@ def test_one_session(time: Time) -> None:
     clocks = Clocks(time.now, warmup_steps=2)
     session(clocks, time)
     time.passes(11)  # the final evaluation
-    clocks.state()  # a checkpoint after it must not move the end of training
+    clocks.so_far()  # a checkpoint after it must not move the end of training
     time.passes(1)
     clocks.run_ends()
     totals = clocks.totals
@@ -87,7 +88,7 @@ def test_seconds_between_looks_are_those_of_steps(time: Time) -> None:
 def test_a_continued_run_adds_up(time: Time) -> None:
     first = Clocks(time.now, warmup_steps=2)
     session(first, time)
-    state = first.state()
+    state = asdict(first.so_far())
     time.passes(1000)  # between the sessions nothing is counted
     second = Clocks(time.now, warmup_steps=2)
     second.restore(state)
@@ -106,7 +107,7 @@ def test_a_checkpoint_during_warmup_counts_it_as_warmup(time: Time) -> None:
     with clocks.pause("evaluation"):
         time.passes(2)
     step(clocks, time, 4)
-    state = clocks.state()
+    state = asdict(clocks.so_far())
     assert (state["whole"], state["evaluation"], state["warmup"]) == (10, 2, 8)
 
 

@@ -87,6 +87,8 @@ class StandIn:
         for name in (A_SCALE, B_SCALE):
             if name in wanted:
                 result *= memory(wanted[name], 1, torch.float32)
+        if beta._obj.value:
+            result += beta._obj.value * self.matrix(c, c_layout)
         epilogue = wanted[EPILOGUE]
         if epilogue & ADD_BIAS:
             bias = memory(wanted[BIAS], len(result), TYPES[wanted[BIAS_TYPE]])
@@ -116,9 +118,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 @pytest.mark.parametrize("scaled", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("with_summand", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (5, 16, 136), (33, 24, 128)])
 def test_products(
-    stand_in: StandIn, shape: tuple[int, int, int], with_bias: bool, scaled: tuple[bool, bool]
+    stand_in: StandIn,
+    shape: tuple[int, int, int],
+    with_summand: bool,
+    with_bias: bool,
+    scaled: tuple[bool, bool],
 ) -> None:
     """Twice with other tensors: a plan keeps nothing of those that it was made for."""
     torch.manual_seed(0)
@@ -127,13 +134,22 @@ def test_products(
         x, weight = torch.randn(samples, inputs), torch.randn(outputs, inputs)
         scales = tuple(torch.rand(()) if has else None for has in scaled)
         bias = torch.randn(outputs) if with_bias else None
-        result = torch.empty(samples, outputs)
+        summand = torch.randn(samples, outputs) if with_summand else None
+        result = torch.full((samples, outputs), torch.nan)
         assert cublaslt.run(
-            Gemm(left=x, right=weight, result=result, bias=bias, scales=scales)  # type: ignore[arg-type]
+            Gemm(
+                left=x,
+                right=weight,
+                result=result,
+                summand=summand,
+                bias=bias,
+                scales=scales,  # type: ignore[arg-type]
+            )
         )
         exact = x @ weight.t()
         for scale in scales:
             exact = exact if scale is None else exact * scale
+        exact = exact if summand is None else exact + summand
         exact = exact if bias is None else (exact + bias).relu()
         torch.testing.assert_close(result, exact, rtol=1e-5, atol=1e-5)
     assert len(cublaslt._PLANS) == 1

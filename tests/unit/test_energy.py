@@ -100,7 +100,7 @@ def test_training_is_charged_for_its_steps_only_over_sessions() -> None:
     meter.now = 0.0
     first = Clocks(0.0, 1, joules=meter)
     session(first, meter)
-    state = first.state()
+    state = dataclasses.asdict(first.so_far())
     assert (state["train_joules"], state["joules"]) == (6, 93)
     meter.now = 0.0  # another process, another monitor
     second = Clocks(0.0, 1, joules=meter)
@@ -113,7 +113,11 @@ def test_training_is_charged_for_its_steps_only_over_sessions() -> None:
 def test_a_session_that_did_not_count_makes_the_sum_unknown() -> None:
     meter = Meter()
     clocks = Clocks(0.0, 1, joules=meter)
-    old = {k: v for k, v in clocks.state().items() if k not in ("joules", "train_joules")}
+    old = {
+        k: v
+        for k, v in dataclasses.asdict(clocks.so_far()).items()
+        if k not in ("joules", "train_joules")
+    }
     clocks.restore(old)
     session(clocks, meter)
     clocks.run_ends()

@@ -185,14 +185,14 @@ def test_both_updates_round_the_state_alike() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("rank", [4, None])
+@pytest.mark.parametrize(("layers", "rank"), [(1, 4), (2, 4), (3, 4), (3, None)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_cross_layers_are_plain_torchs(
-    rank: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    layers: int, rank: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross, "has_kernel", lambda x: True)
     monkeypatch.setattr(cross, "weight_gradient", lambda g, x: g.float().t() @ x.float())
-    samples, width, layers = 70, 24, 3
+    samples, width = 70, 24
     inner = rank or width
 
     def parameters(*shape: int) -> list[Tensor]:
@@ -206,8 +206,10 @@ def test_cross_layers_are_plain_torchs(
     first = random(samples, width, seed=1, device="cpu").to(dtype).requires_grad_()
     used = [first, *ups, *biases, *downs]
     upstream = random(samples, width, seed=2, device="cpu")
+    given = upstream.to(dtype)
     ours = cross.cross_layers(first, downs, ups, biases)
-    found = torch.autograd.grad(ours, used, upstream.to(dtype))
+    found = torch.autograd.grad(ours, used, given)
+    assert given.equal(upstream.to(dtype))  # who handed it on may still need it
 
     def exact(tensors: list[Tensor]) -> list[Tensor]:
         return [t.detach().double().requires_grad_() for t in tensors]

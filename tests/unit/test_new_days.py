@@ -15,6 +15,7 @@ from tests.unit.refusals import refused
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box, Boxes, first_rows
+from trainmark.checkpoint.run_tensors import stored_tensors
 from trainmark.cli import main
 from trainmark.config import TrainOptions
 from trainmark.distributed.mesh import single
@@ -131,7 +132,7 @@ def begun(weeks: Path, tmp_path: Path, *flags: str, taken: Path | None) -> Train
 
 def tensors(training: Training) -> dict[str, Tensor]:
     """Weights and optimiser state, whole."""
-    found: dict[str, Any] = training._weights() | training._trainer_state()
+    found: dict[str, Any] = stored_tensors(training.trainer)
     return {
         name: torch.cat([box.tensor for box in tensor.boxes])
         if isinstance(tensor, Boxes)

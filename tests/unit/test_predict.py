@@ -27,7 +27,7 @@ from trainmark.inference.options import ServeOptions
 from trainmark.inference.scored_parts import Parts
 from trainmark.run import runner
 from trainmark.run.assessment import read_scores
-from trainmark.workloads.dlrm import exported_files
+from trainmark.workloads.dlrm import exported_files, standalone
 
 __all__ = ["sentences_run"]  # a fixture
 
@@ -290,6 +290,18 @@ def test_an_export_carries_what_encodes_raw_values(
     assert main(["verify", str(target)]) == 0
     sealed = json.loads((target / "checksums.json").read_text())["files"]
     assert "preparation/vocabulary/cat_0.parquet" in sealed
+
+
+def test_an_export_scores_files_as_fast_as_the_server(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU in one pass over the samples, not layer after layer."""
+    pytest.importorskip("numba")
+    assert main(["export", str(run), "--output", str(tmp_path / "exported")]) == 0
+    monkeypatch.delattr(standalone.Dlrm, "forward")
+    log = str(run.parent / "new.csv")
+    found = predict(tmp_path / "exported", tmp_path / "s.parquet", inputs=log)
+    np.testing.assert_allclose(found["score"], expected(run), atol=1e-6)
 
 
 def test_an_export_needs_nothing_else(

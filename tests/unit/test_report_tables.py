@@ -12,7 +12,7 @@ from trainmark import report
 from trainmark.formatting import duration, human, readable_size
 from trainmark.report import published
 from trainmark.report.comparison import compare, not_comparable
-from trainmark.report.tables import published_grid, quality, result_grid, result_table
+from trainmark.report.tables import grid_table, published_grid, quality, result_grid
 from trainmark.run.result import Aligned, Memory, Mfu, Quality, Throughput
 
 
@@ -117,7 +117,7 @@ def test_a_language_model_has_its_own_columns() -> None:
 def test_a_narrow_terminal_gets_every_cell_whole() -> None:
     result = make_result()
     for width in (200, 80, 40):
-        text = text_of(result_table([result]), width)
+        text = text_of(grid_table(result_grid([result])), width)
         assert all(cell in text for cell in row_of(result_grid([result])).values()), width
         assert max(map(len, text.splitlines())) <= width
 

@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.unit.served import app_of, client_of, source_of
-from trainmark.inference.server import batching, bodies, own_form, process
+from trainmark.inference.server import asgi, batching, bodies, own_form, process
 from trainmark.inference.server.limits import Limits
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -128,7 +129,7 @@ def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyP
     assert "again in a moment" in answer.json()["detail"]
 
 
-def numbers(*given: int, has_left: bool = False) -> batching.Question:
+def numbers(*given: float, has_left: bool = False) -> batching.Question:
     return own_form.question(json.dumps({"numbers": given}).encode(), lambda: has_left)
 
 
@@ -152,15 +153,59 @@ def test_requests_whose_clients_have_left_are_not_scored() -> None:
 
 def test_a_client_that_closes_its_connection_has_left(address: tuple[str, int]) -> None:
     """By uvicorn's own knowledge, which costs no question to the event loop."""
-    connection = SimpleNamespace(disconnected=False)
-    connection.receive = type(connection).__init__.__get__(connection)
-    has_left = bodies.has_left(SimpleNamespace(receive=connection.receive))  # type: ignore[arg-type]
-    assert not has_left()
-    connection.disconnected = True
-    assert has_left()
+    connection = SimpleNamespace(disconnected=False, more_body=True)
+    receive: Any = type(connection).__init__.__get__(connection)
+    request = asgi.Request({"path": "/score", "headers": []}, receive)
+    assert not request.has_left()
+    assert not request.has_come
+    connection.disconnected, connection.more_body = True, False
+    assert request.has_left()
+    assert request.has_come
     for name in ("h11_impl", "httptools_impl"):
         protocol = importlib.import_module(f"uvicorn.protocols.http.{name}")
-        assert "disconnected" in inspect.getsource(protocol.RequestResponseCycle.__init__)
+        made = inspect.getsource(protocol.RequestResponseCycle.__init__)
+        assert "self.disconnected = " in made
+        assert "self.more_body = " in made
+
+
+def test_quick_passes_are_made_in_the_event_loop_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is up to twice as large as what was quick; a slow one sends its size to the thread."""
+    monkeypatch.setattr(batching, "QUICK_S", 0.4)
+    in_loop: list[bool] = []
+
+    class Measured(Doubler):
+        def score(self, requests: Sequence[Any]) -> Any:
+            in_loop.append(threading.current_thread() is threading.main_thread())
+            time.sleep(0.5 if -1 in requests[0] else 0)
+            return super().score(requests)
+
+    asked = [7, 7, 123456789.0123456789, 7, -1, -1, 7, 7]
+
+    async def ask() -> list[Any]:
+        queue = queue_of(Measured(), Limits())
+        return [json.loads(await queue.answer(numbers(number))) for number in asked]
+
+    assert asyncio.run(ask()) == [{"doubled": [2 * number]} for number in asked]
+    assert in_loop == [False, True, False, True, True, False, False, True]
+
+
+def test_the_event_loop_takes_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are quick together; the others wait for the next turn, not for a thread."""
+    monkeypatch.setattr(batching, "QUICK_S", WAIT_S)
+    scorer = Doubler()
+
+    async def ask() -> list[Any]:
+        queue = queue_of(scorer, Limits())
+        await queue.answer(numbers(5))
+        asked = [queue.answer(numbers(number)) for number in range(8)]
+        return await asyncio.gather(*asked)
+
+    assert [json.loads(answer)["doubled"][0] for answer in asyncio.run(ask())] == [
+        2 * number for number in range(8)
+    ]
+    assert [len(call) for call in scorer.calls] == [1, 2, 4, 2]
 
 
 class Stuck(Doubler):
@@ -224,6 +269,22 @@ def test_statuses_over_http() -> None:
     for encoding in ("gzip", "br"):
         answer = client.post("/score", content=b"xyz", headers={"Content-Encoding": encoding})
         assert answer.status_code == 422
+
+
+def test_paths_and_methods() -> None:
+    client = client_of(source_of(Doubler()))
+    assert client.get("/v2/models/doubler/ready/").status_code == 200
+    assert client.head("/v2/health/live").status_code == 200
+    for method, path, status in [
+        ("GET", "/score", 405),
+        ("POST", "/models", 405),
+        ("GET", "/scores", 404),
+        ("GET", "/models//example", 404),
+        ("GET", "/v2/models/doubler/more/than/there/is", 404),
+    ]:
+        answer = client.request(method, path)
+        assert answer.status_code == status
+        assert list(answer.json()) == ["error" if path.startswith("/v2") else "detail"]
 
 
 def test_a_client_that_leaves_in_its_body_is_no_error() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.dlrm_ranks import DIM, TABLE_ROWS, placement
+from tests.distributed.small_dlrm import DIM, TABLE_ROWS, placement
 from tests.embedding_kernels import triton
 from trainmark.distributed.mesh import single
 from trainmark.embeddings import engine

@@ -19,6 +19,7 @@ from trainmark.embeddings.tables.store import (
     TableStore,
     table_names,
     whole_table,
+    whole_tables,
 )
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.compiled import has_compiled
@@ -283,9 +284,8 @@ class LocalEngine(nn.Module):
         return held_bytes(self)
 
     def table_weights(self) -> dict[str, Tensor]:
-        weights = self.store.part_weights()
-        return {f"{part.name}.{kind}": rows for part, kind, rows in weights}
+        return whole_tables(self.store.part_weights())
 
     def table_state(self) -> dict[str, Tensor]:
-        state = {f"{part.name}.{kind}": rows for part, kind, rows in self.store.part_state()}
+        state = whole_tables(self.store.part_state())
         return state | {f"tables.{k}": tensor for k, tensor in self.store.scalar_state().items()}

@@ -18,7 +18,7 @@ from trainmark.embeddings.engine import Interaction, held_bytes, side_by_side
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import LARGEST_INT32, Formats, FormatStore
 from trainmark.embeddings.tables.row_update import Settings
-from trainmark.embeddings.tables.store import TableBytes, table_names, whole_table
+from trainmark.embeddings.tables.store import TableBytes, table_names, whole_table, whole_tables
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.gather_rows import gather_rows
 from trainmark.kernels.interaction import dot_interaction
@@ -222,18 +222,10 @@ class FusedEngine(nn.Module):
         """Nothing: there is no copy to fill."""
 
     def table_weights(self) -> dict[str, Tensor]:
-        return {
-            f"{part.name}.{kind}": rows
-            for store in self._stores()
-            for part, kind, rows in store.part_weights()
-        }
+        return whole_tables(rows for store in self._stores() for rows in store.part_weights())
 
     def table_state(self) -> dict[str, Tensor]:
-        state = {
-            f"{part.name}.{kind}": rows
-            for store in self._stores()
-            for part, kind, rows in store.part_state()
-        }
+        state = whole_tables(rows for store in self._stores() for rows in store.part_state())
         return state | ({"tables.updates": self.updates} if self._rounds else {})
 
     def device_bytes(self) -> TableBytes:

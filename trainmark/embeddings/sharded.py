@@ -45,7 +45,7 @@ from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes
+from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes, whole_tables
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -333,11 +333,9 @@ class ShardedEngine(nn.Module):
             self.replicas.add_gradients(prepared.replica_ids, prepared.replica_plan, rows)
 
     def gradients(self) -> list[Tensor]:
-        """Of rows read in place, 0, or infinite if one is not finite: the kernel has checked."""
-        in_order = [prepared.in_order for prepared in self._looked_up]
-        return [grads for grads in in_order if grads is not None] or [
-            1 / self._connect().finite - 1
-        ]
+        """Of rows read in place, 0, or infinite if one is not: the kernel has checked."""
+        in_order = [p.in_order for p in self._looked_up if p.in_order is not None]
+        return in_order or [1 / self._connect().finite - 1]
 
     def rows_in_use(self, prepared: RowExchange) -> list[Tensor]:
         self._take_rows(prepared)
@@ -471,25 +469,15 @@ class ShardedEngine(nn.Module):
         return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
 
     def table_weights(self) -> dict[str, Any]:
-        of_parts = [
-            (part, f"{part.name}.{kind}", rows)
-            for store in self.stores
-            for part, kind, rows in store.part_weights()
-        ]
-        replicas = self.replicas.part_weights()
-        whole = {f"{part.name}.{kind}": rows for part, kind, rows in replicas}
-        return {**table_boxes(of_parts), **whole}
+        of_stores = table_boxes(rows for store in self.stores for rows in store.part_weights())
+        return {**of_stores, **whole_tables(self.replicas.part_weights())}
 
     def table_state(self) -> dict[str, Any]:
-        of_parts = [
-            (part, f"{part.name}.{kind}", rows)
-            for store in self.stores
-            for part, kind, rows in store.part_state()
-        ]
-        whole = {f"{part.name}.{kind}": rows for part, kind, rows in self.replicas.part_state()}
+        of_stores = table_boxes(rows for store in self.stores for rows in store.part_state())
+        whole = whole_tables(self.replicas.part_state())
         scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
         updates = {} if self.updates is None else {"tables.updates": self.updates}
-        return {**table_boxes(of_parts), **whole, **scalars, **updates}
+        return {**of_stores, **whole, **scalars, **updates}
 
     def _all_scalars(self) -> dict[str, Tensor]:
         """The state that all rows share, of any one store: all have the same."""

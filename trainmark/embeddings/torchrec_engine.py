@@ -295,13 +295,13 @@ class TorchRecEngine(nn.Module):
 
     def table_weights(self) -> dict[str, Any]:
         weights = zip(self.parts, self._part_weights(), strict=True)
-        return table_boxes([(part, f"{part.name}.weight", rows) for part, rows in weights])
+        return table_boxes((part, "weight", rows) for part, rows in weights)
 
     def table_state(self) -> dict[str, Any]:
         if self.specs.optimizer == "sgd":
             return {}
         sums = zip(self.parts, self._part_sums(), strict=True)
-        return table_boxes([(part, f"{part.name}.sum", rows) for part, rows in sums])
+        return table_boxes((part, "sum", rows) for part, rows in sums)
 
     def device_bytes(self) -> TableBytes:
         _, plan = self._unsharded

@@ -7,7 +7,7 @@ turn every MFU computed with it into fiction. How devices are connected: `links.
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Accelerator:
     """One row of a vendor's datasheet."""
 
@@ -39,135 +39,41 @@ _A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
 _H100_SOURCE = "NVIDIA H100 architecture whitepaper v1.04, 2023, dense, in whole TFLOPS"
 _H100_SXM = {"fp32": 67.0, "tf32": 495.0, "bf16": 989.0, "fp16": 989.0, "fp8": 1979.0}
 _H100_PCIE = {"fp32": 51.0, "tf32": 378.0, "bf16": 756.0, "fp16": 756.0, "fp8": 1513.0}
+_H100_NVL_SOURCE = "NVIDIA H100 datasheet, 2024, half of the figures with sparsity"
+_H200_SOURCE = "NVIDIA H200 datasheet, 2024, half of the figures with sparsity"
 _HOPPER_NVL = {"fp32": 60.0, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5, "fp8": 1670.5}
+_B200_SOURCE = "NVIDIA Blackwell datasheet, 2025, HGX B200, half of the figures with sparsity"
+_B200 = {"fp32": 75.0, "tf32": 1100.0, "bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0}
+_MI300X_SOURCE = "AMD Instinct MI300X data sheet, December 2023"
+_MI300X = {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9}
 
 ACCELERATORS = {
-    "v100-16g": Accelerator(
-        names=r"tesla v100-sxm[23]-16gb",
-        memory_gib=16,
-        bandwidth=0.9e12,
-        tflops=_V100_SXM,
-        source=_V100_SOURCE,
-    ),
+    "v100-16g": Accelerator(r"tesla v100-sxm[23]-16gb", 16, 0.9e12, _V100_SXM, _V100_SOURCE),
     "v100-32g": Accelerator(
-        names=r"tesla v100-(sxm[23](-lp)?|dgxs)-32gb",
-        memory_gib=32,
-        bandwidth=0.9e12,
-        tflops=_V100_SXM,
-        source=_V100_SOURCE,
+        r"tesla v100-(sxm[23](-lp)?|dgxs)-32gb", 32, 0.9e12, _V100_SXM, _V100_SOURCE
     ),
-    "v100-pcie-16g": Accelerator(
-        names=r"tesla v100-pcie-16gb",
-        memory_gib=16,
-        bandwidth=0.9e12,
-        tflops=_V100_PCIE,
-        source=_V100_SOURCE,
-    ),
-    "v100-pcie-32g": Accelerator(
-        names=r"tesla v100-pcie-32gb",
-        memory_gib=32,
-        bandwidth=0.9e12,
-        tflops=_V100_PCIE,
-        source=_V100_SOURCE,
-    ),
-    "a100-40g": Accelerator(
-        names=r"(nvidia )?a100-sxm4?-40gb",
-        memory_gib=40,
-        bandwidth=1.555e12,
-        tflops=_A100,
-        source=_A100_SOURCE,
-    ),
-    "a100-80g": Accelerator(
-        names=r"(nvidia )?a100-sxm4?-80gb",
-        memory_gib=80,
-        bandwidth=2.039e12,
-        tflops=_A100,
-        source=_A100_SOURCE,
-    ),
-    "a100-pcie-40g": Accelerator(
-        names=r"(nvidia )?a100-pcie-40gb",
-        memory_gib=40,
-        bandwidth=1.555e12,
-        tflops=_A100,
-        source=_A100_SOURCE,
-    ),
+    "v100-pcie-16g": Accelerator(r"tesla v100-pcie-16gb", 16, 0.9e12, _V100_PCIE, _V100_SOURCE),
+    "v100-pcie-32g": Accelerator(r"tesla v100-pcie-32gb", 32, 0.9e12, _V100_PCIE, _V100_SOURCE),
+    "a100-40g": Accelerator(r"(nvidia )?a100-sxm4?-40gb", 40, 1.555e12, _A100, _A100_SOURCE),
+    "a100-80g": Accelerator(r"(nvidia )?a100-sxm4?-80gb", 80, 2.039e12, _A100, _A100_SOURCE),
+    "a100-pcie-40g": Accelerator(r"(nvidia )?a100-pcie-40gb", 40, 1.555e12, _A100, _A100_SOURCE),
     "a100-pcie-80g": Accelerator(
-        names=r"(nvidia )?a100(-pcie-80gb| 80gb pcie)",
-        memory_gib=80,
-        bandwidth=1.935e12,
-        tflops=_A100,
-        source=_A100_SOURCE,
+        r"(nvidia )?a100(-pcie-80gb| 80gb pcie)", 80, 1.935e12, _A100, _A100_SOURCE
     ),
     "a800-40g": Accelerator(
-        names=r"(nvidia )?a800(-sxm4-40gb|-pcie-40gb| 40gb active)",
-        memory_gib=40,
-        bandwidth=1.555e12,
-        tflops=_A100,
-        source=_A800_SOURCE,
+        r"(nvidia )?a800(-sxm4-40gb|-pcie-40gb| 40gb active)", 40, 1.555e12, _A100, _A800_SOURCE
     ),
-    "a800-80g": Accelerator(
-        names=r"(nvidia )?a800-sxm4-80gb",
-        memory_gib=80,
-        bandwidth=2.039e12,
-        tflops=_A100,
-        source=_A800_SOURCE,
-    ),
+    "a800-80g": Accelerator(r"(nvidia )?a800-sxm4-80gb", 80, 2.039e12, _A100, _A800_SOURCE),
     "a800-pcie-80g": Accelerator(
-        names=r"(nvidia )?a800(-pcie-80gb| 80gb pcie)",
-        memory_gib=80,
-        bandwidth=1.935e12,
-        tflops=_A100,
-        source=_A800_SOURCE,
+        r"(nvidia )?a800(-pcie-80gb| 80gb pcie)", 80, 1.935e12, _A100, _A800_SOURCE
     ),
-    "h100": Accelerator(
-        names=r"nvidia h100 80gb hbm3",
-        memory_gib=80,
-        bandwidth=3.35e12,
-        tflops=_H100_SXM,
-        source=_H100_SOURCE,
-    ),
-    "h100-pcie": Accelerator(
-        names=r"nvidia h100 pcie",
-        memory_gib=80,
-        bandwidth=2.0e12,
-        tflops=_H100_PCIE,
-        source=_H100_SOURCE,
-    ),
-    "h100-nvl": Accelerator(
-        names=r"nvidia h100 nvl",
-        memory_gib=94,
-        bandwidth=3.9e12,
-        tflops=_HOPPER_NVL,
-        source="NVIDIA H100 datasheet, 2024, half of the figures with sparsity",
-    ),
-    "h200": Accelerator(
-        names=r"nvidia h200",
-        memory_gib=141,
-        bandwidth=4.8e12,
-        tflops=_H100_SXM,
-        source="NVIDIA H200 datasheet, 2024, half of the figures with sparsity, in whole TFLOPS",
-    ),
-    "h200-nvl": Accelerator(
-        names=r"nvidia h200 nvl",
-        memory_gib=141,
-        bandwidth=4.8e12,
-        tflops=_HOPPER_NVL,
-        source="NVIDIA H200 datasheet, 2024, half of the figures with sparsity",
-    ),
-    "b200": Accelerator(
-        names=r"nvidia b200",
-        memory_gib=180,
-        bandwidth=7.7e12,
-        tflops={"fp32": 75.0, "tf32": 1100.0, "bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0},
-        source="NVIDIA Blackwell datasheet, 2025, HGX B200, half of the figures with sparsity",
-    ),
-    "mi300x": Accelerator(
-        names=r"amd instinct mi300x( oam)?",
-        memory_gib=192,
-        bandwidth=5.3e12,
-        tflops={"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
-        source="AMD Instinct MI300X data sheet, December 2023",
-    ),
+    "h100": Accelerator(r"nvidia h100 80gb hbm3", 80, 3.35e12, _H100_SXM, _H100_SOURCE),
+    "h100-pcie": Accelerator(r"nvidia h100 pcie", 80, 2.0e12, _H100_PCIE, _H100_SOURCE),
+    "h100-nvl": Accelerator(r"nvidia h100 nvl", 94, 3.9e12, _HOPPER_NVL, _H100_NVL_SOURCE),
+    "h200": Accelerator(r"nvidia h200", 141, 4.8e12, _H100_SXM, f"{_H200_SOURCE}, in whole TFLOPS"),
+    "h200-nvl": Accelerator(r"nvidia h200 nvl", 141, 4.8e12, _HOPPER_NVL, _H200_SOURCE),
+    "b200": Accelerator(r"nvidia b200", 180, 7.7e12, _B200, _B200_SOURCE),
+    "mi300x": Accelerator(r"amd instinct mi300x( oam)?", 192, 5.3e12, _MI300X, _MI300X_SOURCE),
 }
 
 KEYS = ("cpu", *ACCELERATORS)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainmark.hardware.datasheets import ACCELERATORS, KEYS
 from trainmark.hardware.links import LINKS
@@ -74,10 +75,11 @@ class Measured:
 
     def scaled(self, share: float) -> "Measured":
         """Of one of several ranks that share what was measured; links they do not share."""
+        rates: dict[str, Any] = {name: _times(getattr(self, name), share) for name in BY_WIDTH}
         return dataclasses.replace(
             self,
+            **rates,
             copy=self.copy and self.copy * share,
-            **{name: _times(getattr(self, name), share) for name in BY_WIDTH},
             gemm={precision: _times(rates, share) for precision, rates in self.gemm.items()},
         )
 

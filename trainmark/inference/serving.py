@@ -19,7 +19,7 @@ from trainmark.run import run_folder
 if TYPE_CHECKING:  # it needs the extra
     from trainmark.inference.server.models import Source
 
-PACKAGES = ("uvicorn", "httptools", "starlette", "prometheus_client")
+PACKAGES = ("uvicorn", "httptools", "prometheus_client")
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 

@@ -8,5 +8,5 @@ on a CPU       compiled.py, cpu_dropout.py, cpu_interaction.py, cpu_mlp.py, cpu_
                cpu_scores.py, by numba
 other models   adamw_update.py, fp8_linear.py, linear_cross_entropy.py, sentence_attention.py
 click rows     terabyte_rows.py
-launches       graph.py; request_graphs.py: from a request to its answer
+launches       triton_here.py; graph.py; request_graphs.py: from a request to its answer
 """

@@ -14,12 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from trainmark.kernels.table_formats import next_power_of_2
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a machine without a GPU
-    triton = None
+from trainmark.kernels.triton_here import tl, triton
 
 PROGRAMS = 32  # each with a tile of TILE bytes under way: more than the link's latency takes
 TILE = 16384

@@ -1,7 +1,8 @@
 """DCNv2's cross layers, forward and backward, with little besides the GEMMs.
 
 In each layer, x <- x + (first x) * (W V x + b), by element. What is between the GEMMs is one pass
-in the forward direction, and one back, which also takes the bias's gradient along.
+in the forward direction, and one back, which also takes the bias's gradient along. All layers add
+to the gradient of first x: the last pass does, from what the others kept.
 
 Shapes: B samples, N width of x, R rank.
 """
@@ -14,13 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from trainmark.kernels import cublaslt
+from trainmark.kernels.cublaslt import Gemm
 from trainmark.kernels.relu_mlp import cast_together, column_sums, weight_gradient
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a machine without a GPU
-    triton = None
+from trainmark.kernels.triton_here import tl, triton
 
 # --- plain torch
 
@@ -78,26 +76,32 @@ class CrossLayers(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         layers, saved = ctx.layers, list(ctx.saved_tensors)
         inputs, lows, outputs, ups, downs = _in_turn(saved, layers)
-        grad_BN, of_first_BN = grads[0].contiguous(), None
+        of_outputs = [grads[0].contiguous()]  # of those layers that have one already
         of_ups, of_biases, of_downs = [], [], []
         for layer in reversed(range(layers)):
-            # What comes from outside is not ours to overwrite below.
-            copy_BN = torch.empty_like(grad_BN) if layer == layers - 1 > 0 else None
-            of_up_BN, of_first_BN, of_bias = _cross_gradients(
-                grad_BN, inputs[0], outputs[layer], of_first_BN, copy_BN, adds=layer == 0
-            )
+            summand_BN = of_outputs[0]
+            if layer > 0:
+                of_up_BN, of_bias = _cross_gradient(summand_BN, inputs[0])
+            else:
+                of_up_BN, of_bias, summand_BN = _first_gradients(of_outputs, inputs[0], outputs)
             of_biases.append(of_bias)
-            grad_BN = grad_BN if copy_BN is None else copy_BN
-            # With the first layer, whose input is the first x, all of its gradient is together.
-            target = of_first_BN if layer == 0 else grad_BN
             of_ups.append(weight_gradient(of_up_BN, lows[layer] if downs else inputs[layer]))
             of_low_BR = of_up_BN @ ups[layer]
             if downs:
                 of_downs.append(weight_gradient(of_low_BR, inputs[layer]))
-                grad_BN = target.addmm_(of_low_BR, downs[layer])
+                of_outputs.insert(0, _product_and_sum(of_low_BR, downs[layer], summand_BN))
             else:
-                grad_BN = target.add_(of_low_BR)
-        return (grad_BN, None, *reversed(of_ups), *reversed(of_biases), *reversed(of_downs))
+                of_outputs.insert(0, of_low_BR.add_(summand_BN))
+        of_first_BN = of_outputs[0]
+        return (of_first_BN, None, *reversed(of_ups), *reversed(of_biases), *reversed(of_downs))
+
+
+def _product_and_sum(left_BR: Tensor, right_RN: Tensor, summand_BN: Tensor) -> Tensor:
+    """left right + summand, which stays as it is."""
+    result_BN = torch.empty_like(summand_BN)
+    right_NR = right_RN.t().contiguous()
+    gemm = Gemm(left=left_BR, right=right_NR, result=result_BN, summand=summand_BN)
+    return result_BN if cublaslt.run(gemm) else torch.addmm(summand_BN, left_BR, right_RN)
 
 
 def _forward(
@@ -140,33 +144,43 @@ def _crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor) -> Tensor:
     return result_BN
 
 
-def _cross_gradients(
-    grad_BN: Tensor,
-    first_BN: Tensor,
-    up_BN: Tensor,
-    of_first_BN: Tensor | None,
-    copy_BN: Tensor | None = None,
-    *,
-    adds: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x + first * up: the gradient of `up`; that of `first`, with those of later layers, and
-    with x's own if `adds`, since x is `first`; and the sum of `up`'s over the batch, in fp32.
-
-    Overwrites `of_first_BN`; fills `copy_BN`, if given, with `grad_BN`.
-    """
-    B, N = grad_BN.shape
-    of_up_BN = torch.empty_like(grad_BN)
-    has_more = of_first_BN is not None
-    result_BN = of_first_BN if of_first_BN is not None else torch.empty_like(grad_BN)
-    programs = min(-(-B // SUM_ROWS), SUM_PROGRAMS)
-    sums = grad_BN.new_empty(programs, N, dtype=torch.float32)
-    _cross_gradients_kernel[(programs, -(-N // SUM_COLUMNS))](
-        grad_BN, first_BN, up_BN, of_up_BN, result_BN,
-        grad_BN if copy_BN is None else copy_BN, sums, B, N,
-        HAS_MORE=has_more, ADDS=adds, COPIES=copy_BN is not None,
+def _cross_gradient(of_output_BN: Tensor, first_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Of x + first * up: the gradient of `up`, and its sum over the batch, in fp32."""
+    of_up_BN, sums = torch.empty_like(of_output_BN), _new_sums(of_output_BN)
+    _cross_gradient_kernel[_grid(sums)](
+        of_output_BN, first_BN, of_up_BN, sums, *of_output_BN.shape,
         ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
     )  # fmt: skip
-    return of_up_BN, result_BN, column_sums(sums)
+    return of_up_BN, column_sums(sums)
+
+
+def _first_gradients(
+    of_outputs: Sequence[Tensor], first_BN: Tensor, ups: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for the first layer, whose x is `first`, too; and all of the gradient of `first` but
+    what comes through that layer's `up`.
+
+    Args:
+        of_outputs: gradients of what each layer gives, in the layers' order.
+        ups: of each layer.
+    """
+    of_up_BN, of_first_BN = torch.empty_like(first_BN), torch.empty_like(first_BN)
+    sums = _new_sums(first_BN)
+    _cross_first_kernel[_grid(sums)](
+        tuple(of_outputs), tuple(ups), first_BN, of_up_BN, of_first_BN, sums, *first_BN.shape,
+        LAYERS=len(ups), ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
+    )  # fmt: skip
+    return of_up_BN, column_sums(sums), of_first_BN
+
+
+def _new_sums(x_BN: Tensor) -> Tensor:
+    """[programs, N], each of every so many-th tile of rows."""
+    programs = min(-(-len(x_BN) // SUM_ROWS), SUM_PROGRAMS)
+    return x_BN.new_empty(programs, x_BN.shape[1], dtype=torch.float32)
+
+
+def _grid(sums: Tensor) -> tuple[int, int]:
+    return len(sums), -(-sums.shape[1] // SUM_COLUMNS)
 
 
 if triton is not None:
@@ -180,10 +194,26 @@ if triton is not None:
         tl.store(result + place, value.to(result.dtype.element_ty), inside)
 
     @triton.jit
-    def _cross_gradients_kernel(
-        grad, first, up, of_up, of_first, copy, sums, B, N,
-        HAS_MORE: tl.constexpr, ADDS: tl.constexpr, COPIES: tl.constexpr,
-        ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    def _cross_gradient_kernel(
+        of_output, first, of_up, sums, B, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    ):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for tile in range(tl.program_id(0), tl.cdiv(B, ROWS), tl.num_programs(0)):
+            row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
+            inside = (row[:, None] < B) & (column[None, :] < N)
+            place = row[:, None] * N + column[None, :]
+            of_x = tl.load(of_output + place, inside, other=0.0).to(tl.float32)
+            value = of_x * tl.load(first + place, inside, other=0.0)
+            tl.store(of_up + place, value.to(of_up.dtype.element_ty), inside)
+            total += value
+        sums += tl.program_id(0) * N
+        tl.store(sums + column, tl.sum(total, axis=0), column < N)
+
+    @triton.jit
+    def _cross_first_kernel(
+        of_outputs, ups, first, of_up, of_first, sums, B, N,
+        LAYERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -191,17 +221,14 @@ if triton is not None:
             row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
             inside = (row[:, None] < B) & (column[None, :] < N)
             place = row[:, None] * N + column[None, :]
-            of_x = tl.load(grad + place, inside, other=0.0).to(tl.float32)
-            if COPIES:
-                tl.store(copy + place, of_x.to(copy.dtype.element_ty), inside)
+            of_x = tl.load(of_outputs[0] + place, inside, other=0.0).to(tl.float32)
             value = of_x * tl.load(first + place, inside, other=0.0)
             tl.store(of_up + place, value.to(of_up.dtype.element_ty), inside)
             total += value
-            more = of_x * tl.load(up + place, inside, other=0.0)
-            if HAS_MORE:
-                more += tl.load(of_first + place, inside, other=0.0)
-            if ADDS:
-                more += of_x
-            tl.store(of_first + place, more.to(of_first.dtype.element_ty), inside)
+            together = of_x + of_x * tl.load(ups[0] + place, inside, other=0.0)
+            for layer in tl.static_range(1, LAYERS):
+                of_x = tl.load(of_outputs[layer] + place, inside, other=0.0).to(tl.float32)
+                together += of_x * tl.load(ups[layer] + place, inside, other=0.0)
+            tl.store(of_first + place, together.to(of_first.dtype.element_ty), inside)
         sums += tl.program_id(0) * N
         tl.store(sums + column, tl.sum(total, axis=0), column < N)

@@ -1,8 +1,9 @@
-"""cuBLASLt's fp8 GEMMs with a bias and a ReLU behind, through its C interface.
+"""cuBLASLt's GEMMs that torch does not offer, through its C interface.
 
-torch offers the plain GEMMs, but not those with an epilogue and a result in fp8. The library is
-the one that torch has loaded already. Its first choice of an algorithm is taken: it is the same in
-every run, and none of the others was measurably faster on an H200.
+These are fp8 GEMMs with a bias and a ReLU behind, and GEMMs with a summand that stays as it is:
+torch would copy it first. The library is the one that torch has loaded already. Its first choice of
+an algorithm is taken: it is the same in every run, and none of the others was measurably faster on
+an H200.
 
 cuBLASLt counts by columns. Tensors here lie row by row, which to it are transposed: it is asked for
 the transposed result, with the factors exchanged.
@@ -89,23 +90,31 @@ class _Found(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gemm:
-    """result[R, C] = left[R, K] @ right[C, K]^T; with a bias [C], then relu(result + bias)."""
+    """result[R, C] = left[R, K] @ right[C, K]^T + summand[R, C]; with a bias [C], then
+    relu(result + bias). A summand has the result's type."""
 
     left: Tensor
     right: Tensor
     result: Tensor
+    summand: Tensor | None = None
     bias: Tensor | None = None
     scales: tuple[Tensor | None, Tensor | None] = (None, None)
     """What to multiply fp8 factors by, the left one's first: fp32, on the device; None: 1."""
     fast: bool = False
     """fp8: add up in the tensor cores' short accumulators."""
 
+    @property
+    def third(self) -> Tensor:
+        """What the library takes for a summand: it wants one, even if it is taken times 0."""
+        return self.result if self.summand is None else self.summand
+
     def key(self) -> tuple[Any, ...]:
         """What an algorithm depends on."""
-        tensors = (self.left, self.right, self.result)
+        tensors = (self.left, self.right, self.result, self.third)
         return (
             self.left.device,
             self.fast,
+            self.summand is None,
             None if self.bias is None else self.bias.dtype,
             tuple(scale is None for scale in self.scales),
             *((tensor.shape, tensor.dtype, _alignment(tensor)) for tensor in tensors),
@@ -140,7 +149,7 @@ class Plan:
             self._set(_Setting.FAST_ACCUMULATION, c_int8(1))
         self._a, self._b = _layout(gemm.right), _layout(gemm.left)
         self._d = _layout(gemm.result)
-        # The library wants a third summand described, even if it is nothing; never in fp8.
+        # The summand, even if there is none, has the result's layout, but never a type of fp8.
         is_fp8 = gemm.result.dtype in _FP8
         self._c = _layout(gemm.result, torch.bfloat16) if is_fp8 else self._d
         self._point(gemm)
@@ -154,13 +163,14 @@ class Plan:
         return True
 
     def _launch(self, gemm: Gemm, found: _Found) -> None:
-        one, zero = c_float(1), c_float(0)
+        one, beta = c_float(1), c_float(0 if gemm.summand is None else 1)
         workspace = gemm.result.new_empty(found.workspace_bytes, dtype=torch.uint8)
         result = gemm.result.data_ptr()
+        third = None if self._c is not self._d else gemm.third.data_ptr()
         _call(
             "Matmul", _handle(gemm.left.device), self._descriptor,
             byref(one), gemm.right.data_ptr(), self._a, gemm.left.data_ptr(), self._b,
-            byref(zero), None if self._c is not self._d else result, self._c, result, self._d,
+            byref(beta), third, self._c, result, self._d,
             byref(found.algorithm), workspace.data_ptr(), found.workspace_bytes,
             torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
@@ -172,7 +182,7 @@ class Plan:
             _Preference.WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES),
             _Preference.ALIGNMENT_A: c_uint32(_alignment(gemm.right)),
             _Preference.ALIGNMENT_B: c_uint32(_alignment(gemm.left)),
-            _Preference.ALIGNMENT_C: c_uint32(_alignment(gemm.result)),
+            _Preference.ALIGNMENT_C: c_uint32(_alignment(gemm.third)),
             _Preference.ALIGNMENT_D: c_uint32(_alignment(gemm.result)),
         }
         for name, value in wanted.items():

@@ -19,12 +19,7 @@ from torch.nn.functional import pad
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.interaction_layout import output_width
 from trainmark.kernels.table_formats import Rows, Tables, kernel_arguments, next_power_of_2
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a machine without a GPU
-    triton = None
+from trainmark.kernels.triton_here import tl, triton
 
 INFINITE = {torch.float32: 0x7F800000, torch.float16: 0x477FF000, torch.bfloat16: 0x7F7F8000}
 """The smallest fp32 number, by its bits, that is infinite when rounded to that type."""

@@ -17,12 +17,7 @@ from torch import Tensor
 
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.table_formats import Tables, kernel_arguments, next_power_of_2, read_rows
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a machine without a GPU
-    triton = None
+from trainmark.kernels.triton_here import tl, triton
 
 
 @dataclass(frozen=True)

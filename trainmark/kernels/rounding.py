@@ -8,11 +8,7 @@ torch and in Triton give the same bits and, from them, the same numbers.
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a machine without a GPU
-    triton = None
+from trainmark.kernels.triton_here import tl, triton
 
 SPREAD = 0x9E3779B1  # the golden ratio in 32 bits: neighbours start far apart
 SPREAD_HIGH = 0x85EBCA77  # for the upper half of a row number

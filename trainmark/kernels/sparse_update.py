@@ -32,12 +32,7 @@ from trainmark.kernels.table_formats import (
     read_rows,
     write_rows,
 )
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a machine without a GPU
-    triton = None
+from trainmark.kernels.triton_here import tl, triton
 
 RuleName = Literal["sgd", "rowwise_adagrad", "adagrad"]
 STATE_KEY = 0x51ED27  # added to the key by which a row's state is rounded

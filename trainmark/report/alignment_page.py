@@ -1,11 +1,11 @@
 """The page of `trainmark align`: a loss curve and its reference."""
 
-from importlib import resources
 from pathlib import Path
 
 from trainmark.files import write_atomically
 from trainmark.report.charts import Series, line_chart
-from trainmark.report.markup import Markup, tag
+from trainmark.report.html import document
+from trainmark.report.markup import join, tag
 from trainmark.run.alignment import Alignment, curve_file, read_curve, sentence
 from trainmark.run.curves import thin
 
@@ -20,26 +20,14 @@ def write_page(folder: Path, reference: Path, found: Alignment) -> Path:
 
 
 def _page(found: Alignment, ours: dict[int, float], theirs: dict[int, float]) -> str:
-    chart = line_chart(
-        [
-            Series("this run", thin(sorted((float(s), y) for s, y in ours.items())), colour=0),
-            Series(
-                found.reference,
-                thin(sorted((float(s), y) for s, y in theirs.items())),
-                colour=1,
-                dashed=True,
-            ),
-        ],
-        "step",
-        "loss",
+    our_curve, their_curve = (
+        thin(sorted((float(step), loss) for step, loss in losses.items()))
+        for losses in (ours, theirs)
     )
-    style = Markup(resources.files(__package__).joinpath("style.css").read_text())
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", "Loss alignment · Trainmark"),
-        tag("style", style),
-    )
-    body = tag("body", tag("main", tag("h1", "Loss alignment"), tag("p", sentence(found)), chart))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    series = [
+        Series("this run", our_curve, colour=0),
+        Series(found.reference, their_curve, colour=1, dashed=True),
+    ]
+    chart = line_chart(series, "step", "loss")
+    title = "Loss alignment"
+    return document(title, join(tag("h1", title), tag("p", sentence(found)), chart))

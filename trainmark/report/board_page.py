@@ -20,7 +20,7 @@ from trainmark import metrics
 from trainmark.formatting import GIB
 from trainmark.report import tables
 from trainmark.report.board import MEASURES, Board, Change, Entry, commit, drawn, finite
-from trainmark.report.html import document, own_file
+from trainmark.report.html import document, own_file, page_header
 from trainmark.report.markup import Child, Markup, join, tag
 from trainmark.report.sections import section
 
@@ -73,10 +73,9 @@ def _header(board: Board) -> Markup:
     series = len({entry.series for entry in board.entries})
     worse = sum(any(c.worse for c in entry.changes) for entry in board.entries)
     where = f"{len(board.entries)} runs in {series} series (run, case, precision); {worse} flagged"
-    return tag(
-        "header",
-        tag("p", "Trainmark board", class_="eyebrow"),
-        tag("h1", "Runs"),
+    return page_header(
+        "board",
+        "Runs",
         tag("p", where, class_="where"),
         tag("noscript", tag("p", "Sorting, filters and charts need JavaScript.", class_="help")),
     )
@@ -108,7 +107,11 @@ COLUMNS = (
     Column("case", lambda e: e.result.case),
     Column("precision", lambda e: e.result.precision),
     Column("started", lambda e: _date(e), lambda e: e.at),
-    Column("changes", lambda e: _badges(e), lambda e: sum(c.worse for c in e.changes)),
+    Column(
+        "changes",
+        lambda e: join(*map(_badge, e.changes)),
+        lambda e: sum(c.worse for c in e.changes),
+    ),
     Column(
         "p_train",
         lambda e: tables.throughput(e.result.throughput.p_train),
@@ -155,10 +158,6 @@ def _date(entry: Entry) -> str:
     if entry.at is None:
         return entry.result.started
     return f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M}"
-
-
-def _badges(entry: Entry) -> Markup:
-    return join(*map(_badge, entry.changes))
 
 
 def _badge(change: Change) -> Markup:

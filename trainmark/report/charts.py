@@ -76,18 +76,13 @@ def line_chart(
     x_places = [axes.x(tick) for tick in axes.x_ticks]
     x_texts = [tick.label for tick in x_ticks] if x_ticks else tick_texts(axes.x_ticks)
     y_places = [axes.y(tick) for tick in axes.y_ticks]
-    plot = tag(
-        "svg",
+    plot = _stretched(
         tag("title", f"{y_label} over {x_label}"),
         *map(_grid_line, y_places),
         *(_level(axes, level) for level in levels),
         *(_band(axes, one) for one in series),
         *(_lines(axes, one) for one in series),
         *(_dots(axes, one, y_label) for one in series),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox="0 0 100 100",
-        preserveAspectRatio="none",
-        role="img",
     )
     return tag(
         "figure",
@@ -100,6 +95,19 @@ def line_chart(
             class_="chart",
         ),
         tag("p", x_label, class_="axis-title"),
+    )
+
+
+def _stretched(*shapes: Markup, class_: str | None = None) -> Markup:
+    """A picture of 100 x 100 that fills the place it is given."""
+    return tag(
+        "svg",
+        *shapes,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox="0 0 100 100",
+        preserveAspectRatio="none",
+        class_=class_,
+        role="img",
     )
 
 
@@ -260,15 +268,7 @@ def stacked_bar(parts: Sequence[tuple[str, str, float]], full: float) -> Markup:
         place = {"x": f"{x:.3f}", "y": "0", "width": f"{width:.3f}", "height": "100"}
         shapes.append(tag("rect", hint, **place, class_=f"t-{kind}"))
         x += width
-    return tag(
-        "svg",
-        *shapes,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox="0 0 100 100",
-        preserveAspectRatio="none",
-        class_="bar",
-        role="img",
-    )
+    return _stretched(*shapes, class_="bar")
 
 
 # --- bars
@@ -306,14 +306,5 @@ def _bar(bar: Bar, place: Callable[[float], float]) -> tuple[Markup, Markup, Mar
     shape = tag(
         "rect", x=min(zero, end), width=round(abs(end - zero), 3), y=15, height=70, class_="f0"
     )
-    plot = tag(
-        "svg",
-        tag("title", f"{bar.label}: {bar.text}"),
-        shape,
-        whisker,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox="0 0 100 100",
-        preserveAspectRatio="none",
-        role="img",
-    )
+    plot = _stretched(tag("title", f"{bar.label}: {bar.text}"), shape, whisker)
     return tag("span", bar.label, class_="name"), plot, tag("span", bar.text, class_="num")

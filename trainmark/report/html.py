@@ -40,8 +40,7 @@ def page(runs: Sequence[Run]) -> str:
 
 def tables_page(title: str, tables: Sequence[Titled]) -> str:
     """A page of tables and nothing else."""
-    header = tag("header", tag("p", "Trainmark report", class_="eyebrow"), tag("h1", title))
-    return document(title, join(header, *map(_titled, tables)))
+    return document(title, join(page_header("report", title), *map(_titled, tables)))
 
 
 def _titled(one: Titled) -> Markup:
@@ -70,6 +69,12 @@ def document(title: str, content: Markup, more_head: Markup | None = None) -> st
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
+def page_header(kind: str, title: str, *more: Markup) -> Markup:
+    """What a page begins with."""
+    eyebrow = tag("p", f"Trainmark {kind}", class_="eyebrow")
+    return tag("header", eyebrow, tag("h1", title), *more)
+
+
 def _one_run(run: Run) -> Markup:
     return join(
         _headline(run),
@@ -92,9 +97,7 @@ def _one_run(run: Run) -> Markup:
 def _several_runs(runs: Sequence[Run]) -> Markup:
     results = [run.result for run in runs]
     return join(
-        tag(
-            "header", tag("p", "Trainmark report", class_="eyebrow"), tag("h1", f"{len(runs)} runs")
-        ),
+        page_header("report", f"{len(runs)} runs"),
         _warnings([f"{run.label}: {text}" for run in runs for text in run.result.warnings]),
         section("Results", several_table(runs), _reading_help(results[0])),
         learning_section(runs),
@@ -137,18 +140,13 @@ def _footer() -> Markup:
 
 def _headline(run: Run) -> Markup:
     result = run.result
-    where = f"{result.case} · {result.precision} · {_division(result)} · {result.started}"
-    return tag(
-        "header",
-        tag("p", "Trainmark report", class_="eyebrow"),
-        tag("h1", result.run, " ", _verdict(result)),
+    where = f"{result.case} · {result.precision} · {result.division} division · {result.started}"
+    return page_header(
+        "report",
+        join(result.run, " ", _verdict(result)),
         tag("p", where, class_="where"),
         tag("div", *_tiles(result), class_="tiles"),
     )
-
-
-def _division(result: Result) -> str:
-    return f"{result.division} division"
 
 
 def _verdict(result: Result) -> Markup | None:

@@ -16,6 +16,7 @@ from trainmark.report.repeats import histograms
 from trainmark.report.sections import Run, as_row
 from trainmark.report.tables import (
     NOT_APPLICABLE,
+    PUBLISHED_COLUMNS,
     Column,
     inference_grid,
     make_grid,
@@ -87,12 +88,7 @@ def _flagperf_samples(metric: str) -> tuple[Column, ...]:
     )
 
 
-_WHERE = (
-    Column("hardware", lambda r: r.hardware, numeric=False),
-    Column("case", lambda r: r.case, numeric=False),
-    Column("note", lambda r: r.note or NOT_APPLICABLE, optional=True, numeric=False),
-    Column("precision", lambda r: r.precision or NOT_APPLICABLE, numeric=False),
-)
+_WHERE = PUBLISHED_COLUMNS[:4]  # hardware, case, note, precision
 
 _FLAGPERF_TOKENS = (
     *_WHERE,

@@ -9,7 +9,7 @@ from trainmark.errors import unknown
 from trainmark.report import formats, published
 from trainmark.report.formats import Titled
 from trainmark.report.nvidia import gib
-from trainmark.report.tables import NOT_APPLICABLE, PUBLISHED_COLUMNS, Column, make_grid
+from trainmark.report.tables import NOT_APPLICABLE, PUBLISHED_COLUMNS, Column, make_grid, or_slash
 
 
 def for_terminal(system: str | None) -> RenderableType:
@@ -62,25 +62,21 @@ def _of(system: str) -> list[Titled]:
     return [results, *(table for table in further if table.grid.rows)]
 
 
-def _number(value: float | None) -> str:
-    return NOT_APPLICABLE if value is None else f"{value:g}"
-
-
 _RUN = Column("run", lambda r: r.run, numeric=False)
 
 _ROWS = (
     _RUN,
     *PUBLISHED_COLUMNS,
-    Column("time speedup", lambda r: _number(r.time_speedup), optional=True),
-    Column("throughput speedup", lambda r: _number(r.throughput_speedup), optional=True),
-    Column("speedup over CPU", lambda r: _number(r.cpu_speedup), optional=True),
+    Column("time speedup", lambda r: or_slash(r.time_speedup, "g"), optional=True),
+    Column("throughput speedup", lambda r: or_slash(r.throughput_speedup, "g"), optional=True),
+    Column("speedup over CPU", lambda r: or_slash(r.cpu_speedup, "g"), optional=True),
 )
 
 _MODELS = (
     _RUN,
     Column("name", lambda m: m.name, numeric=False),
-    Column("frequency threshold", lambda m: _number(m.frequency_threshold), optional=True),
-    Column("parameters", lambda m: _number(m.parameters), optional=True),
+    Column("frequency threshold", lambda m: or_slash(m.frequency_threshold, "g"), optional=True),
+    Column("parameters", lambda m: or_slash(m.parameters, "g"), optional=True),
     Column("GiB", gib),
     Column(
         "rows per table",
@@ -97,5 +93,5 @@ _INFERENCE = (
     Column("batch", lambda r: str(r.batch)),
     Column("samples/s", lambda r: f"{r.samples_per_s:.0f}"),
     Column("mean ms", lambda r: f"{r.mean_ms:.2f}"),
-    Column("throughput speedup", lambda r: _number(r.throughput_speedup), optional=True),
+    Column("throughput speedup", lambda r: or_slash(r.throughput_speedup, "g"), optional=True),
 )

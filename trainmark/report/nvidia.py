@@ -16,7 +16,14 @@ from trainmark.report import published
 from trainmark.report.formats import Titled
 from trainmark.report.published import InferenceRow, Model, Row
 from trainmark.report.sections import Run, as_row
-from trainmark.report.tables import NOT_APPLICABLE, Column, device_name, make_grid, quality
+from trainmark.report.tables import (
+    NOT_APPLICABLE,
+    Column,
+    device_name,
+    make_grid,
+    or_slash,
+    quality,
+)
 from trainmark.run.result import Result
 
 FULL = ("fp32", "tf32")
@@ -126,7 +133,7 @@ def _models(system: str, results: Sequence[Result]) -> Titled:
     ours = list(dict.fromkeys(our_model(result) for result in results))
     columns = (
         Column("Name", lambda m: m.name, numeric=False),
-        Column("Frequency threshold", lambda m: _or_slash(m.frequency_threshold)),
+        Column("Frequency threshold", lambda m: or_slash(m.frequency_threshold)),
         Column("Number of parameters", lambda m: _short(m.parameters)),
         Column("Model size [GiB]", gib),
     )
@@ -179,10 +186,6 @@ def _our_inference(ours: Sequence[Run]) -> list[InferenceRow]:
 # --- cells
 
 
-def _or_slash(value: object) -> str:
-    return NOT_APPLICABLE if value is None else str(value)
-
-
 def _short(value: float | None) -> str:
     """As the page has it: 17.7k, 0.648M, 13.31M, 113B."""
     if value is None:
@@ -196,7 +199,7 @@ def _short(value: float | None) -> str:
 def _thousands(batch: int | None) -> str:
     """64k for 65,536."""
     whole = batch and batch % 1024 == 0
-    return f"{batch // 1024}k" if batch and whole else _or_slash(batch)
+    return f"{batch // 1024}k" if batch and whole else or_slash(batch)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -204,13 +207,11 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 
 def _minutes(cell: Cell, kind: str) -> str:
-    time_s = cell.mean(kind, "e2e_time_s")
-    return NOT_APPLICABLE if time_s is None else f"{time_s / 60:.2f}"
+    return or_slash(_ratio(cell.mean(kind, "e2e_time_s"), 60), ".2f")
 
 
 def _latency(cell: Cell, kind: str) -> str:
-    time_ms = cell.mean(kind, "mean_ms")
-    return NOT_APPLICABLE if time_ms is None else f"{time_ms:.2f}"
+    return or_slash(cell.mean(kind, "mean_ms"), ".2f")
 
 
 def _speedup(name: str, printed: str, of: tuple[str, str]) -> Callable[[Cell], str]:
@@ -218,8 +219,7 @@ def _speedup(name: str, printed: str, of: tuple[str, str]) -> Callable[[Cell], s
 
     def cell(one: Cell) -> str:
         computed = _ratio(one.mean(of[0], name), one.mean(of[1], name))
-        value = one.mean("mixed", printed) or computed
-        return NOT_APPLICABLE if value is None else f"{value:.3g}"
+        return or_slash(one.mean("mixed", printed) or computed, ".3g")
 
     return cell
 
@@ -261,7 +261,7 @@ _PERFORMANCE = (
 
 _INFERENCE = (
     *_PLACE,
-    Column("Batch size / GPU", lambda c: _or_slash(c.batch)),
+    Column("Batch size / GPU", lambda c: or_slash(c.batch)),
     Column("Throughput - TF32/FP32", lambda c: _short(c.mean("full", "samples_per_s"))),
     Column("Throughput - mixed precision", lambda c: _short(c.mean("mixed", "samples_per_s"))),
     Column("Average latency - TF32/FP32 [ms]", lambda c: _latency(c, "full")),

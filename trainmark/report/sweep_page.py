@@ -11,11 +11,11 @@ from trainmark import metrics
 from trainmark.files import write_atomically
 from trainmark.formatting import duration
 from trainmark.report.charts import Bar, Series, Tick, bar_chart, line_chart
-from trainmark.report.html import document
+from trainmark.report.html import document, page_header
 from trainmark.report.markup import Markup, join, tag
 from trainmark.report.sections import Run, section
 from trainmark.report.sections import table as html_table
-from trainmark.report.tables import NOT_APPLICABLE, Grid
+from trainmark.report.tables import NOT_APPLICABLE, Grid, or_slash
 from trainmark.report.training import loss_charts, quality_charts
 from trainmark.run.curves import Curve, Point, read_loss
 from trainmark.run.result import Result
@@ -74,7 +74,7 @@ def runs_grid(runs: Sequence[SweptRun], better: str, with_folders: bool = True) 
             *([run.folder.name] if with_folders else []),
             *run.values.values(),
             run.outcome,
-            _number(run.value),
+            or_slash(run.value, ".5g"),
             *_cells(run),
         ]
         for run in ordered
@@ -92,11 +92,7 @@ def _cells(run: SweptRun) -> list[str]:
     if run.result is None:
         return [NOT_APPLICABLE, NOT_APPLICABLE]
     test = run.result.final_metrics().get("test", {}).get(run.result.quality.metric)
-    return [_number(test), f"{run.result.time_s.e2e:.1f}"]
-
-
-def _number(value: float | None) -> str:
-    return NOT_APPLICABLE if value is None else f"{value:.5g}"
+    return [or_slash(test, ".5g"), f"{run.result.time_s.e2e:.1f}"]
 
 
 # --- the page
@@ -124,14 +120,9 @@ def _content(
         if not done or done[0].split == "test"
         else f"Runs are compared on {done[0].split}; the test split tells how good the best is.",
     ]
-    header = tag(
-        "header",
-        tag("p", "Trainmark sweep", class_="eyebrow"),
-        tag("h1", name),
-        tag("p", f"over {', '.join(field.name for field in fields)}", class_="where"),
-    )
+    over = f"over {', '.join(field.name for field in fields)}"
     return join(
-        header,
+        page_header("sweep", name, tag("p", over, class_="where")),
         section("Best runs", html_table(shown, highlighted=1 if done else 0), _help(told)),
         _what_mattered(fields, done) if len(done) > 1 else None,
         section("Each field", _charts(fields, done, best[0], better)) if done else None,

@@ -135,11 +135,6 @@ class _Terminal:
         return table
 
 
-def result_table(results: Sequence[Result], title: str | None = None) -> RenderableType:
-    """The published form for a terminal."""
-    return grid_table(result_grid(results), title)
-
-
 def grid_table(grid: Grid, title: str | None = None) -> RenderableType:
     """A table for a terminal of any width."""
     return _Terminal(grid, title)
@@ -260,8 +255,9 @@ def yes_no(value: bool | None) -> str:
     return NOT_APPLICABLE if value is None else "yes" if value else "no"
 
 
-def _or_slash(value: object) -> str:
-    return NOT_APPLICABLE if value is None else str(value)
+def or_slash(value: object, form: str = "") -> str:
+    """A value, written in Python's `form` of numbers."""
+    return NOT_APPLICABLE if value is None else format(value, form)
 
 
 _RESULT_COLUMNS = (
@@ -286,8 +282,8 @@ _RESULT_COLUMNS = (
 )
 
 _INFERENCE_KINDS = (
-    Column("precision", lambda r: _or_slash(r.precision), numeric=False),
-    Column("tables", lambda r: _or_slash(r.tables_precision), numeric=False),
+    Column("precision", lambda r: or_slash(r.precision), numeric=False),
+    Column("tables", lambda r: or_slash(r.tables_precision), numeric=False),
     Column("clients", lambda r: f"{r.clients:,}"),
 )
 _INFERENCE_COLUMNS = (
@@ -303,11 +299,11 @@ _INFERENCE_COLUMNS = (
 PUBLISHED_COLUMNS = (
     Column("hardware", lambda r: r.hardware, numeric=False),
     Column("case", lambda r: r.case, numeric=False),
-    Column("note", lambda r: _or_slash(r.note), optional=True, numeric=False),
-    Column("precision", lambda r: _or_slash(r.precision), numeric=False),
-    Column("parallel", lambda r: _or_slash(r.parallel), optional=True, numeric=False),
-    Column("fix_hp", lambda r: _or_slash(r.fix_hp), optional=True, numeric=False),
-    Column("global batch", lambda r: _or_slash(r.global_batch), optional=True),
+    Column("note", lambda r: or_slash(r.note), optional=True, numeric=False),
+    Column("precision", lambda r: or_slash(r.precision), numeric=False),
+    Column("parallel", lambda r: or_slash(r.parallel), optional=True, numeric=False),
+    Column("fix_hp", lambda r: or_slash(r.fix_hp), optional=True, numeric=False),
+    Column("global batch", lambda r: or_slash(r.global_batch), optional=True),
     Column("e2e_time", lambda r: seconds(r.e2e_time_s), optional=True),
     Column("p_whole", lambda r: throughput(r.p_whole), optional=True),
     Column("p_train", lambda r: throughput(r.p_train), optional=True),

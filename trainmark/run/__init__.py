@@ -5,6 +5,7 @@ loop.py         THE training loop; feed.py prepares its batches ahead; unread.py
                 leave on the device; profiler.py traces steps
 checks.py       what ends a run whose device does not give the same bits twice
 patience.py     best, not last: the split that is watched, and its best evaluation
+progress.py     how far a run is, and why it has ended
 clocks.py       whole, train and core time; the sample counter
 start.py        what a new run takes from another: weights, optimiser state
 trials.py       settings that the data choose, by trying them

@@ -12,13 +12,18 @@ wrote beside it.
 Samples and tokens are counted from the batches that were trained on, never from a product.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from trainmark.distributed.mesh import Mesh
 from trainmark.validation import parse
+
+COUNTS = ("samples", "samples_warmup", "tokens", "tokens_warmup")
+ENERGY = ("joules", "train_joules")
 
 
 @dataclass(kw_only=True)
@@ -204,19 +209,19 @@ class Clocks:
 
     # --- continuing a run
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+    def so_far(self) -> Totals:
+        """As if the session ended here."""
         self._update_whole()
         self._meter(on=self._metered)
         joules = _sum(self._earlier.joules, self._joules())
         totals = replace(self.totals, e2e=self.e2e_so_far, joules=joules)
         if self._warmup_left:
             totals.warmup = self._earlier.warmup + totals.whole - self._earlier.whole - self._paused
-        return asdict(totals)
+        return totals
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where a checkpoint of the same run stopped counting."""
-        unknown = {"joules": None, "train_joules": None}  # in checkpoints of earlier versions
+        unknown = dict.fromkeys(ENERGY)  # in checkpoints of earlier versions
         self._earlier = parse(Totals, unknown | state, "clocks in the checkpoint")
         self.totals = replace(self._earlier, sessions=self._earlier.sessions + 1)
 
@@ -226,61 +231,24 @@ def _sum(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
 
 
-class HostWaits:
-    """Input wait on a CPU: the time blocked in fetching a batch from the reader."""
-
-    def __init__(self, clocks: Clocks) -> None:
-        self._clocks = clocks
-
-    def begin(self) -> None:
-        """The loop asks for a batch."""
-
-    def fetched(self, seconds: float) -> None:
-        """The batch is in host memory; what `prepare` does with it belongs to the step."""
-        if not self._clocks.in_warmup:
-            self._clocks.input_waited(seconds)
-
-    def until(self, ready: Any) -> None:
-        """On a CPU a prepared batch is ready."""
-
-    def collect(self) -> None:
-        """All waits are in the clocks already."""
+# --- of all ranks
 
 
-class DeviceWaits:
-    """Input wait on a GPU: how long the compute stream stood idle, by two events around it.
+def global_counts(totals: Totals, mesh: Mesh) -> dict[str, int]:
+    """Samples and tokens of all data-parallel ranks."""
+    local = [getattr(totals, name) for name in COUNTS]
+    return dict(zip(COUNTS, mesh.sum_over_dp(local), strict=True))
 
-    The first event follows the previous step's kernels at once, so that a host that blocks on
-    its reader before it can launch anything is seen as well.
-    """
 
-    def __init__(self, clocks: Clocks, device: Any) -> None:
-        self._clocks = clocks
-        self._device = device
-        self._pairs: list[tuple[Any, Any]] = []
+def global_energy(totals: Totals, mesh: Mesh) -> dict[str, float | None]:
+    """Joules of all ranks; None where one of them does not know."""
+    local = [getattr(totals, name) for name in ENERGY]
+    summed = mesh.sum_over_ranks([math.nan if joules is None else joules for joules in local])
+    known = [None if math.isnan(joules) else joules for joules in summed]
+    return dict(zip(ENERGY, known, strict=True))
 
-    def begin(self) -> None:
-        self._before = self._record()
 
-    def fetched(self, seconds: float) -> None:
-        """Nothing to note: the device may still be busy with the step before."""
-
-    def until(self, ready: Any) -> None:
-        """Let the compute stream wait until the batch is on the device."""
-        ready.wait()
-        after = self._record()
-        if not self._clocks.in_warmup:
-            self._pairs.append((self._before, after))
-
-    def collect(self) -> None:
-        """Hand the waits since the last call to the clocks; the device must be synchronised."""
-        pairs, self._pairs = self._pairs, []
-        milliseconds = sum(before.elapsed_time(after) for before, after in pairs)
-        self._clocks.input_waited(milliseconds / 1000)
-
-    def _record(self) -> Any:
-        import torch
-
-        event = torch.Event(device=self._device, enable_timing=True)
-        event.record()
-        return event
+def global_state(clocks: Clocks, mesh: Mesh) -> dict[str, Any]:
+    """What a checkpoint keeps: times of this rank, counts of all."""
+    so_far = clocks.so_far()
+    return asdict(so_far) | global_counts(so_far, mesh) | global_energy(so_far, mesh)

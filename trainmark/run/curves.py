@@ -176,7 +176,7 @@ def loss_rows(rows: Iterable[list[str]], path: Path) -> Iterator[tuple[int, int,
             raise _no_row(LOSS, row, number, path) from None
 
 
-def read_curves(path: Path, buckets: int = MAX_BUCKETS) -> dict[str, Curve]:
+def read_curves(path: Path) -> dict[str, Curve]:
     """The curves of a curves.csv by column, over samples, and what is known of stretches over
     seconds; `skipped` counts steps so far. Without columns that are empty."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -196,7 +196,7 @@ def read_curves(path: Path, buckets: int = MAX_BUCKETS) -> dict[str, Curve]:
     if skips := found.get("skipped"):
         xs, each = zip(*skips, strict=True)
         found["skipped"] = list(zip(xs, accumulate(each), strict=True))
-    return {name: thin(points, buckets) for name, points in found.items() if name != "step"}
+    return {name: thin(points) for name, points in found.items() if name != "step"}
 
 
 OF_STRETCHES = ("samples_per_s", "power_w")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainmark import metrics
-from trainmark.run.clocks import Totals
+from trainmark.run.clocks import Totals, global_energy
 from trainmark.run.loop import Training
 from trainmark.run.result import Energy, Times
 
@@ -18,7 +18,7 @@ def make_energy(
 ) -> Energy:
     """All ranks must call this: energy is added up over them."""
     counter, cfg = monitor["energy"], training.cfg
-    used = training.global_energy(vars(training.clocks.totals))
+    used = global_energy(training.clocks.totals, training.mesh)
     joules, train_joules = used["joules"], used["train_joules"]
     [peak] = training.mesh.max_over_ranks([monitor["power_w"]["max"] or 0.0])
     epochs = totals.steps / training.data.steps_per_epoch

@@ -4,6 +4,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.run import run_folder
 from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
-from trainmark.run.runner import loaded
+from trainmark.run.runner import Loaded, loaded
 
 
 def evaluate(
@@ -97,32 +98,16 @@ def _evaluate(
     files: str | None,
 ) -> dict[str, Any]:
     """`files`: what the data were encoded from, if they were, all rows in one split."""
-
-    def check(cfg: Any, workload: AnyWorkload) -> None:
-        if not workload.held_out_splits(cfg):
-            raise InputError(
-                f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
-            )
-        if importance_rows and workload.importance is None:
-            raise InputError(
-                f"--importance is for models of columns; the run in {folder} is of {cfg.workload}."
-            )
-
+    check = partial(_check, folder, importance_rows)
     with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
-        cfg, workload, mesh = model.cfg, model.workload, model.mesh
+        cfg, workload = model.cfg, model.workload
         splits = workload.held_out_splits(cfg)[: 1 if files else None]
-        found: dict[str, Metrics] = {}
-        predictions: dict[str, Predictions] = {}
-        for split in splits:
-            rows = workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
-            found[split], made = evaluated(workload, model.trainer, rows)
-            if made is not None:
-                predictions[split] = made
+        found, predictions = _on_splits(model, splits)
         columns = []
         if importance_rows and workload.importance:
             split = cfg.quality_split if cfg.quality_split in splits else splits[0]
             columns = workload.importance(model.trainer, split, importance_rows)
-        is_main = mesh.is_main  # afterwards there are no ranks
+        is_main = model.mesh.is_main  # afterwards there are no ranks
     assessed = assessments(cfg, workload, predictions) if is_main else {}
     if files:  # one process: see `_encoded`
         found = {INPUT: found[splits[0]]}
@@ -146,3 +131,29 @@ def _evaluate(
         "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},
         "importance": [dataclasses.asdict(column) for column in columns],
     }
+
+
+def _check(folder: Path, importance_rows: int | None, cfg: Any, workload: AnyWorkload) -> None:
+    """Refuse what this run cannot be asked."""
+    if not workload.held_out_splits(cfg):
+        raise InputError(
+            f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."
+        )
+    if importance_rows and workload.importance is None:
+        raise InputError(
+            f"--importance is for models of columns; the run in {folder} is of {cfg.workload}."
+        )
+
+
+def _on_splits(
+    model: Loaded, splits: Sequence[str]
+) -> tuple[dict[str, Metrics], dict[str, Predictions]]:
+    """Metrics by split, and the predictions where labels are yes or no."""
+    cfg, workload, mesh = model.cfg, model.workload, model.mesh
+    found, predictions = {}, {}
+    for split in splits:
+        rows = workload.build_data(cfg, split, mesh.dp_rank, mesh.dp_size)
+        found[split], made = evaluated(workload, model.trainer, rows)
+        if made is not None:
+            predictions[split] = made
+    return found, predictions

@@ -16,9 +16,8 @@ from trainmark.run.result import Result
 class PerfLog:
     """`[PerfLog]` lines as FlagPerf's own writer makes them, into `perf.log`."""
 
-    def __init__(self, stream: TextIO, rank: int = 0) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._rank = rank
 
     def event(
         self, name: str, value: dict[str, Any] | str | None = None, at_s: float | None = None
@@ -27,7 +26,7 @@ class PerfLog:
         record: dict[str, Any] = {"event": name}
         if value is not None:
             record["other" if isinstance(value, str) else "value"] = value
-        record["metadata"] = {**_caller(), "time_ms": _milliseconds(at_s), "rank": self._rank}
+        record["metadata"] = {**_caller(), "time_ms": _milliseconds(at_s), "rank": 0}
         self._stream.write(f"[PerfLog] {json.dumps(record)}\n")
         self._stream.flush()
 

@@ -7,8 +7,7 @@ mesh's. Read `Training.run` from top to bottom; the rest explains one line of it
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from trainmark import metrics
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.room import check_room
+from trainmark.checkpoint.run_tensors import stored_tensors, stored_weights
 from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
 from trainmark.checkpoint.writer import plan_share
 from trainmark.config import Interval, Run, to_plain
@@ -27,12 +27,13 @@ from trainmark.errors import InputError
 from trainmark.hardware.backends import synchronizer
 from trainmark.run.assessment import evaluated
 from trainmark.run.checks import can_check, check
-from trainmark.run.clocks import Clocks
+from trainmark.run.clocks import ENERGY, Clocks, global_counts, global_state
 from trainmark.run.curves import Step, Stretch
 from trainmark.run.feed import Feed
 from trainmark.run.memory import has_room_for_copies
 from trainmark.run.patience import Watch, best_after, watched_split
 from trainmark.run.profiler import Profiler
+from trainmark.run.progress import Progress, why_ended
 from trainmark.run.result import Best, Evaluation
 from trainmark.run.run_folder import CHECKPOINTS
 from trainmark.run.runlog import RunLog, SilentLog
@@ -41,24 +42,6 @@ from trainmark.run.start import Start
 from trainmark.run.start import load as load_start
 from trainmark.run.unread import Unread
 from trainmark.validation import parse
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """What a run remembers besides its weights and clocks; kept in its checkpoints."""
-
-    step: int = 0
-    skipped: int = 0
-    evaluations: list[Evaluation] = field(default_factory=list)
-    evaluated_at_s: list[float] = field(default_factory=list)
-    """End-to-end time of each evaluation."""
-    best: Best | None = None
-    """With patience, the best evaluation so far; its checkpoint is kept."""
-    first_loss: float | None = None
-    last_loss: float | None = None
-
-
-_ENERGY = ("joules", "train_joules")
 
 
 class Interrupted(Exception):  # noqa: N818  (no error: it was asked for)
@@ -128,7 +111,7 @@ class Training:
         cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
         self._saver = self._build_saver()
         with self.log, StopRequest() as stop, self._saver:
-            self._samples_looked_at = self._global_samples()
+            self._samples_looked_at = self._samples()
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
             self.log.training_starts(
                 step=progress.step,
@@ -157,7 +140,7 @@ class Training:
                     self._look()
                     with clocks.pause("evaluation"):
                         self._evaluate(self._watched)
-                    if self._is_best():
+                    if progress.is_best:
                         with clocks.pause("checkpoint"):
                             self._save()
                     if self._watch:
@@ -174,17 +157,7 @@ class Training:
             self._look()
             profiler.stop()
             self.log.training_ends()
-            if cfg.checkpoint_every != "never":
-                self._save()  # first: an evaluation that fails costs none of the steps
-            known = len(progress.evaluations)
-            if cfg.patience is not None:
-                self._take_best_weights()
-            for split in self.workload.held_out_splits(cfg):
-                if not self._is_evaluated(split):
-                    self._evaluate(split)
-            self._wait_for_save()
-            if len(progress.evaluations) > known and not self._unsaved:
-                self._save_evaluations()
+            self._evaluate_at_end()
             clocks.run_ends()
 
     # --- beginning
@@ -205,8 +178,8 @@ class Training:
             self._begin_with(self.start)
 
     def _begin_with(self, start: Start) -> None:
-        state = self._trainer_state() if start.with_optimizer else {}
-        host_state = load_start(start, self._weights() | state)
+        tensors = stored_tensors if start.with_optimizer else stored_weights
+        host_state = load_start(start, tensors(self.trainer))
         if start.with_optimizer:
             self.trainer.load_state_dict(host_state)
         self.log.say(f"Beginning with the {start}.")
@@ -221,7 +194,7 @@ class Training:
                 "evaluate or export this run, give --checkpoint-every '10 minutes'."
             )
             return Saver(root)
-        share = plan_share(self._weights() | self._trainer_state())
+        share = plan_share(stored_tensors(self.trainer))
         check_room(root, share.all_bytes)
         needed = copy_bytes(share)
         self.saves_stand_still = not has_room_for_copies(needed, self._host_bytes_left, mesh)
@@ -242,23 +215,17 @@ class Training:
     @property
     def ended(self) -> str | None:
         """Why there is no step left to do; None while there is one."""
-        if self.progress.step >= self.total_steps:
-            return "max_steps" if self.progress.step == self.cfg.max_steps else "epochs"
-        if self._target_ends_run():
-            return "target"
-        return "patience" if self._patience_ends_run() else None
+        return why_ended(self.progress, self.cfg, self.workload, self.total_steps)
 
     def _restore(self, path: Path) -> None:
-        state = checkpoints.load(path, self._weights() | self._trainer_state(), exact=True)
+        state = checkpoints.load(path, stored_tensors(self.trainer), exact=True)
         self.trainer.load_state_dict(state["trainer"])
-        restored = parse(Progress, state["progress"], str(path))
-        for name, value in vars(restored).items():
-            setattr(self.progress, name, value)
+        self.progress = parse(Progress, state["progress"], str(path))
         if self.cfg.patience is None:
             self.progress.best = None
         self.data.restore(state["data"])
         if self.mesh.dp_rank == 0:  # the counts in a checkpoint are sums over these ranks
-            counted = {} if self.mesh.is_main else dict.fromkeys(_ENERGY, 0.0)
+            counted = {} if self.mesh.is_main else dict.fromkeys(ENERGY, 0.0)
             self.clocks.restore(state["clocks"] | counted)
         self.log.say(f"Continuing {path} at step {self.progress.step:,}.")
 
@@ -362,6 +329,20 @@ class Training:
         if predictions is not None and self.has_finished:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
 
+    def _evaluate_at_end(self) -> None:
+        """Save the last weights, and evaluate those that the run ends with on all splits."""
+        if self.cfg.checkpoint_every != "never":
+            self._save()  # first: an evaluation that fails costs none of the steps
+        known = len(self.progress.evaluations)
+        if self.cfg.patience is not None:
+            self._take_best_weights()
+        for split in self.workload.held_out_splits(self.cfg):
+            if not self._is_evaluated(split):
+                self._evaluate(split)
+        self._wait_for_save()
+        if len(self.progress.evaluations) > known and not self._unsaved:
+            self._save_evaluations()
+
     def final_predictions(self) -> dict[str, Predictions]:
         """For every held-out split, by the weights as they are now; all ranks must call this."""
         if self.workload.predict is None:
@@ -374,17 +355,6 @@ class Training:
             found[split] = kept
         return found
 
-    def reaches_target(self, evaluation: Evaluation) -> bool:
-        """Whether an evaluation is on the quality split and as good as the target."""
-        value = evaluation.metrics[self.workload.metric]
-        on_quality_split = evaluation.split == self.cfg.quality_split
-        return on_quality_split and bool(
-            metrics.reached(value, self.cfg.target, self.workload.better)
-        )
-
-    def _target_ends_run(self) -> bool:
-        return self.cfg.stop_at_target and any(map(self.reaches_target, self.progress.evaluations))
-
     def _is_evaluated(self, split: str) -> bool:
         """Whether the weights as they are now were evaluated on `split`."""
         now = self._weights_at_sample()
@@ -392,58 +362,32 @@ class Training:
 
     def _weights_at_sample(self) -> int:
         """Global samples that the weights as they are now have learned from."""
-        return self._best_taken.at_sample if self._best_taken else self._global_samples()
+        return self._best_taken.at_sample if self._best_taken else self._samples()
 
-    def global_counts(self) -> dict[str, int]:
-        """Samples and tokens of all data-parallel ranks."""
-        names = ("samples", "samples_warmup", "tokens", "tokens_warmup")
-        local = [getattr(self.clocks.totals, name) for name in names]
-        return dict(zip(names, self.mesh.sum_over_dp(local), strict=True))
-
-    def global_energy(self, totals: Mapping[str, Any]) -> dict[str, float | None]:
-        """Joules of all ranks; None where one of them does not know."""
-        local = [math.nan if totals[name] is None else totals[name] for name in _ENERGY]
-        summed = self.mesh.sum_over_ranks(local)
-        known = [None if math.isnan(joules) else joules for joules in summed]
-        return dict(zip(_ENERGY, known, strict=True))
-
-    def _clocks_state(self) -> dict[str, Any]:
-        """Of a checkpoint: times of this rank, counts of all."""
-        state = self.clocks.state()
-        return state | self.global_counts() | self.global_energy(state)
-
-    def _global_samples(self) -> int:
-        return self.global_counts()["samples"]
+    def _samples(self) -> int:
+        """That all ranks have trained on."""
+        return global_counts(self.clocks.totals, self.mesh)["samples"]
 
     # --- patience
-
-    def _is_best(self) -> bool:
-        """Whether the weights as they are now are the best ones so far."""
-        best = self.progress.best
-        return best is not None and best.step == self.progress.step
-
-    def _patience_ends_run(self) -> bool:
-        best, patience = self.progress.best, self.cfg.patience
-        return best is not None and patience is not None and best.since >= patience
 
     def _take_best_weights(self) -> None:
         """Replace the last weights by the best ones, after both were saved."""
         if not self._is_evaluated(self._watched):
             self._evaluate(self._watched)
         best = self.progress.best
-        if self.cfg.checkpoint_every != "never" or self._is_best():
+        if self.cfg.checkpoint_every != "never" or self.progress.is_best:
             self._save()
         self._wait_for_save()
         if best is None:  # the metric was never defined: nothing to choose by
             return
         path = checkpoints.folder_of(self.output / CHECKPOINTS, best.step)
-        if not self._is_best():
+        if not self.progress.is_best:
             if not path.is_dir():
                 raise InputError(
                     f"{path}, the best checkpoint, is gone; the last weights are saved. Evaluate "
                     "them with --checkpoint last."
                 )
-            checkpoints.load(path, self._weights())
+            checkpoints.load(path, stored_weights(self.trainer))
         self._best_taken = best
         self.log.say(f"Best {best.metric} on {best.split}: {best.value:.5f}, of {path}.")
 
@@ -468,13 +412,13 @@ class Training:
         state = {
             "config": to_plain(self.cfg),
             "progress": dataclasses.asdict(self.progress),
-            "clocks": self._clocks_state(),
-            "data": {"samples": self._global_samples()},
+            "clocks": global_state(self.clocks, self.mesh),
+            "data": {"samples": self._samples()},
             "trainer": self.trainer.host_state(),
         }
         self._saver.save(
             self.progress.step,
-            self._weights() | self._trainer_state(),
+            stored_tensors(self.trainer),
             state,
             keep=self.cfg.keep_checkpoints,
             best=best.step if best else None,
@@ -491,17 +435,11 @@ class Training:
     def _save_evaluations(self) -> None:
         """Add them to the checkpoint of this step, which was saved before they were made."""
         path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
-        clocks = self._clocks_state()
+        clocks = global_state(self.clocks, self.mesh)
         if self.mesh.is_main and path.is_dir():
             progress = dataclasses.asdict(self.progress)
             checkpoints.update_state(path, {"progress": progress, "clocks": clocks})
         self.mesh.barrier()
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {f"model.{name}": tensor for name, tensor in self.trainer.weights().items()}
-
-    def _trainer_state(self) -> dict[str, Tensor]:
-        return {f"trainer.{name}": tensor for name, tensor in self.trainer.state_dict().items()}
 
 
 def build_trainer(cfg: Run, workload: AnyWorkload, mesh: Mesh) -> Trainer[Any, Any]:

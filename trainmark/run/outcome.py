@@ -17,9 +17,10 @@ from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
 from trainmark.run import alignment, result
-from trainmark.run.clocks import Totals
+from trainmark.run.clocks import Totals, global_counts
 from trainmark.run.energy import energy_note, make_energy
 from trainmark.run.loop import Training
+from trainmark.run.progress import reaches_target
 from trainmark.run.result import Result
 
 
@@ -28,7 +29,8 @@ def make_result(
 ) -> Result:
     """All ranks must call this: some numbers are the most of any."""
     cfg, mesh, progress = training.cfg, training.mesh, training.progress
-    totals = dataclasses.replace(training.clocks.totals, **training.global_counts())
+    measured_here = training.clocks.totals
+    totals = dataclasses.replace(measured_here, **global_counts(measured_here, mesh))
     machine, software = environment(mesh.device)
     measured = totals.samples - totals.samples_warmup
     tokens = totals.tokens or None
@@ -145,7 +147,7 @@ def _quality(training: Training) -> result.Quality:
     final = result.final_metrics(progress.evaluations, progress.best)
     timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
     at_sample, at_s = next(
-        ((e.at_sample, at_s) for e, at_s in timed if training.reaches_target(e)), (None, None)
+        ((e.at_sample, at_s) for e, at_s in timed if reaches_target(e, cfg, workload)), (None, None)
     )
     return result.Quality(
         metric=workload.metric,

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import stored_weights
 from trainmark.config import AnyRun, Precision, Run, TrainOptions
-from trainmark.contract import MODEL_FOLDER, AnyWorkload, Trainer
+from trainmark.contract import MODEL_FOLDER, AnyWorkload, Predictions, Trainer
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.heartbeat import watch_ranks
@@ -135,12 +136,7 @@ def _train_one(
     _forget_peaks(mesh)
     begin = start.find(options, cfg)
     if mesh.is_main:
-        if options.reference:  # a bad one is found now, not after the last step
-            alignment.read_curve(options.reference)
-        if launched.is_restart():  # what this run wrote itself is to be continued
-            run_folder.check(output, cfg, fresh=False, from_another=False)
-        else:
-            run_folder.check(output, cfg, fresh=options.fresh, from_another=begin is not None)
+        _check_files(cfg, options, output, from_another=begin is not None)
     needed, host_bytes_left = check_memory(cfg, workload, mesh)
     predicted = forecast(cfg, this_cluster(mesh), needed)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
@@ -157,11 +153,8 @@ def _train_one(
             host_bytes_left=host_bytes_left,
         )
         training.set_up()
-        if training.has_finished and (output / result.FILE_NAME).exists():
-            earlier = result.read(output)
-            if earlier.quality.target == cfg.target:  # else it is judged anew
-                training.log.say(f"{output} is finished already; nothing was done.")
-                return earlier
+        if earlier := _finished_before(training):
+            return earlier
         if mesh.is_main:
             if warning := run_folder.newer_data(output, cfg):
                 training.log.say(warning)
@@ -171,23 +164,54 @@ def _train_one(
     predictions, reasons = training.final_predictions(), trials.reasons(output, mesh)
     finished = make_result(training, this_cluster(mesh), monitor.summary(), began)
     if mesh.is_main:
-        if workload.save_model:
-            workload.save_model(training.trainer, output / MODEL_FOLDER)
-        assessed = assessments(cfg, workload, predictions)
-        samples = finished.best.at_sample if finished.best else finished.samples
-        write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
-        found = warnings(cfg, finished, output)
-        finished = dataclasses.replace(
-            finished,
-            warnings=found,
-            assessments=assessed,
-            predicted=predicted,
-            notes=[*finished.notes, *reasons],
-        )
-        if options.reference:
-            finished = with_verdict(finished, output, options.reference)
-        finished.write(output)
-        training.log.finished(finished)
+        notes = [*finished.notes, *reasons]
+        finished = dataclasses.replace(finished, predicted=predicted, notes=notes)
+        finished = _write(training, finished, predictions, options.reference)
+    return finished
+
+
+def _check_files(cfg: Run, options: TrainOptions, output: Path, *, from_another: bool) -> None:
+    """That the reference can be read, now and not after the last step; and that the folder is
+    this run's."""
+    if options.reference:
+        alignment.read_curve(options.reference)
+    if launched.is_restart():  # what this run wrote itself is to be continued
+        run_folder.check(output, cfg, fresh=False, from_another=False)
+    else:
+        run_folder.check(output, cfg, fresh=options.fresh, from_another=from_another)
+
+
+def _finished_before(training: Training) -> Result | None:
+    """The result of a run that has no step left to do; of another target it is judged anew."""
+    output = training.output
+    if not training.has_finished or not (output / result.FILE_NAME).exists():
+        return None
+    earlier = result.read(output)
+    if earlier.quality.target != training.cfg.target:
+        return None
+    training.log.say(f"{output} is finished already; nothing was done.")
+    return earlier
+
+
+def _write(
+    training: Training,
+    finished: Result,
+    predictions: Mapping[str, Predictions],
+    reference: Path | None,
+) -> Result:
+    """The model, the scores and the result, with what these tell besides."""
+    cfg, workload, output = training.cfg, training.workload, training.output
+    if workload.save_model:
+        workload.save_model(training.trainer, output / MODEL_FOLDER)
+    samples = finished.best.at_sample if finished.best else finished.samples
+    assessed = assessments(cfg, workload, predictions)
+    write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
+    found = warnings(cfg, finished, output)
+    finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
+    if reference:
+        finished = with_verdict(finished, output, reference)
+    finished.write(output)
+    training.log.finished(finished)
     return finished
 
 
@@ -316,9 +340,7 @@ def loaded(
         check_memory(cfg, workload, mesh, training=False)
         _settle(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
-        state = checkpoints.load(
-            path, {f"model.{name}": tensor for name, tensor in trainer.weights().items()}
-        )
+        state = checkpoints.load(path, stored_weights(trainer))
         yield Loaded(
             cfg=cfg,
             workload=workload,

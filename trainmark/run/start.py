@@ -14,6 +14,7 @@ from torch import Tensor
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import first_rows
+from trainmark.checkpoint.run_tensors import is_of_trainer, own_name
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError
 from trainmark.run.run_folder import CONFIG_FILE, find_checkpoint, parse_config, read_config
@@ -79,10 +80,7 @@ def _grown(checkpoint: Path, cfg: Run) -> Mapping[str, int]:
 
 def load(start: Start, tensors: dict[str, Tensor]) -> Any:
     """Fill `tensors`, by their names in a checkpoint. Returns the trainer's other state."""
-    missing = sorted(
-        name for name in tensors.keys() - set(checkpoints.names(start.path))
-        if name.startswith("trainer.")
-    )  # fmt: skip
+    missing = sorted(filter(is_of_trainer, tensors.keys() - set(checkpoints.names(start.path))))
     if missing:
         raise InputError(
             f"--with-optimizer: {start.path} was trained with another optimiser or precision; it "
@@ -95,5 +93,5 @@ def load(start: Start, tensors: dict[str, Tensor]) -> Any:
 
 def _as_before(name: str, tensor: Tensor, grown: Mapping[str, int]) -> Tensor | None:
     """The rows that a table had; None if this rank holds none of them."""
-    table = name.split(".", 1)[1].rpartition(".")[0]  # model.tables.3.weight, trainer.tables.3.sum
+    table = own_name(name).rpartition(".")[0]  # of tables.3.weight, tables.3.sum
     return first_rows(tensor, grown[table]) if table in grown else tensor

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainmark.config import Run, filled
+
 
 @dataclass(frozen=True)
 class GlobalBatch:
@@ -61,3 +63,52 @@ class GlobalBatches:
         """The one that ends after so many samples."""
         epoch, last = divmod(position - 1, self.samples_per_epoch)
         return GlobalBatch(epoch, last // self.size * self.size, last + 1, position)
+
+
+class RankBatches:
+    """What the batches of all workloads have in common: those of one split for one data-parallel
+    rank. A workload adds `__iter__`, over `_to_come`, and `describe` (`contract.Data`).
+
+    Args:
+        samples: of the split.
+        cfg: a resolved configuration.
+        split: `train` runs over all epochs, others once.
+        dp_rank, dp_size: which share of every global batch is this rank's.
+        drops_last: whether training leaves out an epoch's last samples if they fill no batch.
+    """
+
+    def __init__(
+        self, samples: int, cfg: Run, split: str, dp_rank: int, dp_size: int, *, drops_last: bool
+    ) -> None:
+        self.split, self._training = split, split == "train"
+        self._dp_rank, self._dp_size = dp_rank, dp_size
+        self._position = 0
+        self._batches = GlobalBatches(
+            samples=samples,
+            size=filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size,
+            epochs=cfg.epochs if self._training else 1,
+            drops_last=self._training and drops_last,
+        )
+
+    @property
+    def samples(self) -> int:
+        return self._batches.samples
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._batches.per_epoch
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Begin after `samples` global samples, whatever the world size that trained on them.
+
+        There is no `state()`: batches are made ahead of the step, and only the loop knows how
+        many samples were trained on.
+        """
+        self._position = state["samples"]
+
+    def _to_come(self) -> Iterator[GlobalBatch]:
+        return self._batches.after(self._position)
+
+    def _share(self, batch: GlobalBatch) -> range:
+        """This rank's."""
+        return batch.share(self._dp_rank, self._dp_size)

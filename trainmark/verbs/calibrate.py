@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ from trainmark.hardware import backends, devices, hardware_file, known
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.hardware.devices import Peak, peak_flops
-from trainmark.hardware.known import CPU, Figure, Known, Measured
+from trainmark.hardware.known import CPU, ByWidth, Figure, Known, Measured
 from trainmark.hardware.nvidia import capability
 from trainmark.kernels.compiled import in_threads
 from trainmark.kernels.interaction import dot_interaction
@@ -150,20 +151,17 @@ def _over_ranks(own: Measured, shared: bool) -> Measured:
     every = meshes.of_all_ranks(own)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(len(every)))) if shared else 1
 
-    def mean(rates: list[float]) -> float:
-        return statistics.mean(rates)
+    def mean(rates: list[ByWidth]) -> ByWidth:
+        return {width: statistics.mean(one[width] for one in rates) for width in rates[0]}
 
-    def merged(name: str) -> dict[int, float]:
-        return {w: mean([getattr(one, name)[w] for one in every]) for w in getattr(own, name)}
-
+    rates: dict[str, Any] = {
+        name: mean([getattr(one, name) for one in every]) for name in known.BY_WIDTH
+    }
     return dataclasses.replace(
         own,
-        copy=mean([one.copy or 0.0 for one in every]),
-        **{name: merged(name) for name in known.BY_WIDTH},
-        gemm={
-            name: {width: mean([one.gemm[name][width] for one in every]) for width in rates}
-            for name, rates in own.gemm.items()
-        },
+        **rates,
+        copy=statistics.mean(one.copy or 0.0 for one in every),
+        gemm={name: mean([one.gemm[name] for one in every]) for name in own.gemm},
     ).scaled(per_node)
 
 
@@ -267,15 +265,10 @@ def _multiplies(here: torch.device, precision: str) -> bool:
 def _gemm(here: torch.device, scale: Scale, precision: str, width: int) -> float:
     """A tall matrix by a square one, as layers have them."""
     set_matmul_precision(precision)
-    done = (
-        2
-        * scale.rows
-        * width
-        * width
-        / seconds_of(_product(here, scale.rows, width, precision), here, scale.budget_s)
-    )
+    product = _product(here, scale.rows, width, precision)
+    seconds = seconds_of(product, here, scale.budget_s)
     set_matmul_precision("fp32")
-    return done
+    return 2 * scale.rows * width * width / seconds
 
 
 def _product(here: torch.device, rows: int, width: int, precision: str) -> Callable[[], Tensor]:

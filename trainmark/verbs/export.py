@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 
 from trainmark import checksums, workloads
-from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.manifest import MANIFEST
+from trainmark.checkpoint.run_tensors import weight_shapes
 from trainmark.contract import MODEL_FOLDER
 from trainmark.errors import InputError
 from trainmark.files import building
@@ -41,11 +41,7 @@ def export(folder: Path, layout: str, output: Path | None, checkpoint: str | Non
             say(f"{target} is an export of {path} already; nothing was done.")
             return target
         raise InputError(f"{target} is not empty. Give another --output.")
-    sizes = [
-        tensor.nbytes
-        for name, tensor in checkpoints.shapes(path).items()
-        if name.startswith("model.")
-    ]
+    sizes = [tensor.nbytes for tensor in weight_shapes(path).values()]
     if layout == "torch":
         _check_memory(cfg.name, sizes)
     with building(target, made_of) as partial:

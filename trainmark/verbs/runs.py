@@ -109,7 +109,7 @@ def dry_run(cfg: Run, cluster: str) -> None:
 def train(cfg: Run, options: TrainOptions, started: float) -> int:
     """Train, then print the table for people and one JSON line for programs."""
     from trainmark.distributed.mesh import is_main_process
-    from trainmark.report.tables import result_table
+    from trainmark.report.tables import grid_table, result_grid
     from trainmark.run import outcome, runner
     from trainmark.run.loop import Interrupted
 
@@ -123,7 +123,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
         return 0
     results = [result for result, _ in finished]
     console = SafeConsole()
-    console.print(result_table(results))
+    console.print(grid_table(result_grid(results)))
     if len(results) > 1:
         console.print(outcome.spread(results))
     _print_warnings(console, finished)

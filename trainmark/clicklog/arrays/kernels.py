@@ -12,12 +12,61 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: the constant of Fibonacci hashing and of SplitMix64."""
 
+AHEAD = 32
+"""Of a value, how many places before its turn its slot is fetched: a large table lies in memory,
+which takes as long to answer as the processor takes for so many values."""
+
+_intrinsic: Any = intrinsic  # whose functions are called without their first argument
 _compiled = numba.njit(nogil=True, cache=True)
 _inlined = numba.njit(nogil=True, cache=True, inline="always")
+
+
+def _address(context: Any, builder: Any, array: Any, kind: Any, place: Any) -> Any:
+    """Of an item of an array that is one piece of memory."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [place]), ir.IntType(8).as_pointer())
+
+
+@_intrinsic
+def _fetch(typing_context: Any, table: Any, slot: Any) -> Any:
+    """Have memory bring a slot of a table, without waiting for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.shl(arguments[1], ir.Constant(ir.IntType(64), 1))
+        to = _address(context, builder, arguments[0], signature.args[0], place)
+        hints = [ir.Constant(ir.IntType(32), hint) for hint in (0, 3, 1)]  # read, keep, data
+        kind = ir.FunctionType(ir.VoidType(), [to.type, *(hint.type for hint in hints)])
+        builder.call(
+            builder.module.declare_intrinsic("llvm.prefetch", [to.type], kind), [to, *hints]
+        )
+        return context.get_dummy_value()
+
+    return types.void(table, types.uint64), generate
+
+
+@_intrinsic
+def _copy8(typing_context: Any, source: Any, start: Any, out: Any, place: Any) -> Any:
+    """Copy 8 bytes of an array of bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64).as_pointer()
+        ends = [
+            builder.bitcast(
+                _address(context, builder, arguments[n], signature.args[n], arguments[n + 1]), word
+            )
+            for n in (0, 2)
+        ]
+        builder.store(builder.load(ends[0], align=1), ends[1], align=1)
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, out, types.int64), generate
 
 
 @_inlined
@@ -50,7 +99,9 @@ def count(table: Any, size: int, limit: int, values: Any, within: Any, one: Any,
     """
     low, high = within
     mask = np.uint64(len(table) - 1)
+    last = len(values) - 1
     while place < len(values):
+        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         value = values[place]
         if low <= value <= high:
             slot = _slot_of(table, value, mask)
@@ -100,7 +151,9 @@ def count_known(
 def insert(table: Any, values: Any, seconds: Any) -> None:
     """Put pairs into the table; the values are distinct and not 0."""
     mask = np.uint64(len(table) - 1)
+    last = len(values) - 1
     for place in range(len(values)):
+        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         slot = _slot_of(table, values[place], mask)
         table[slot, 1] = values[place]
         table[slot, 0] = seconds[place]
@@ -111,7 +164,9 @@ def move(table: Any, firsts: Any, new_table: Any, new_firsts: Any, low: Any, hig
     """Put the entries from `low` to `high` into a new table; how many there are."""
     mask = np.uint64(len(new_table) - 1)
     size = 0
+    last = len(table) - 1
     for old in range(len(table)):
+        _fetch(new_table, _hash(table[min(old + AHEAD, last), 1], mask))
         value = table[old, 1]
         if value != 0 and low <= value <= high:
             slot = _slot_of(new_table, value, mask)
@@ -127,7 +182,9 @@ def move(table: Any, firsts: Any, new_table: Any, new_firsts: Any, low: Any, hig
 def look_up(table: Any, values: Any, ids: Any) -> None:
     """Set `ids` where the table knows the value; leave the others."""
     mask = np.uint64(len(table) - 1)
+    last = len(values) - 1
     for place in range(len(values)):
+        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         value = values[place]
         if value != 0:
             slot = _slot_of(table, value, mask)
@@ -146,11 +203,17 @@ def encode(values: Any, table: Any, codes: Any, dictionary: Any, counts: Any) ->
         dictionary, counts: filled; their length is the maximum number of distinct values.
 
     Returns:
-        How many distinct values there are, or -1 if too many.
+        How many distinct values there are; or -1 if too many, or if so many are expected after an
+        eighth of the rows: twice as many rows have never more than what they had more before.
     """
     mask = np.uint64(len(table) - 1)
     size = np.uint32(0)
+    before = np.uint32(1)
     for place in range(len(values)):
+        if place == len(values) // 16:
+            before = max(size, before)
+        elif place == len(values) // 8 and size * (size / before) ** 3 > len(dictionary):
+            return -1
         value = values[place]
         slot = _hash(value, mask)
         code = table[slot]
@@ -178,12 +241,21 @@ def take(source: Any, order: Any, out: Any) -> None:
 
 
 @_compiled
-def take_rows(source: Any, order: Any, out: Any) -> None:
-    """out[i, :] = source[order[i], :]."""
+def take_rows(source: Any, order: Any, out: Any, row_bytes: int) -> None:
+    """out[i, :] = source[order[i], :], of arrays as bytes, at least 8 in a row."""
     for place in range(len(order)):
-        row = order[place]
-        for column in range(source.shape[1]):
-            out[place, column] = source[row, column]
+        start, to = np.int64(order[place]) * row_bytes, place * row_bytes
+        for byte in range(0, row_bytes - 8, 8):
+            _copy8(source, start + byte, out, to + byte)
+        rest = row_bytes - 8
+        _copy8(source, start + rest, out, to + rest)
+
+
+@_compiled
+def put(source: Any, order: Any, out: Any) -> None:
+    """out[order[i]] = source[i]."""
+    for place in range(len(order)):
+        out[order[place]] = source[place]
 
 
 @_compiled
@@ -199,9 +271,11 @@ def join(source: Any, starts: Any, sizes: Any, out: Any) -> None:
     """Copy segments of `source` one behind the other."""
     place = 0
     for segment in range(len(starts)):
-        for row in range(starts[segment], starts[segment] + sizes[segment]):
-            out[place] = source[row]
-            place += 1
+        size = sizes[segment]
+        begin, to = source[starts[segment] :], out[place:]
+        for row in range(size):
+            to[row] = begin[row]
+        place += size
 
 
 @_compiled
@@ -240,6 +314,17 @@ def keys_of(origin: Any, first_row: int, key_bits: int, rows: Any, keys: Any) ->
         y = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         y = (y ^ (y >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         keys[place] = (y ^ (y >> np.uint64(31))) >> dropped
+
+
+@_compiled
+def replace(values: Any, old: Any, new: Any) -> int:
+    """Put `new` wherever `old` is; how often that was."""
+    found = 0
+    for place in range(len(values)):
+        value = values[place]
+        found += value == old
+        values[place] = new if value == old else value
+    return found
 
 
 @_compiled

@@ -3,6 +3,8 @@
 Both give the same bytes.
 """
 
+import atexit
+import gc
 import importlib.util
 import threading
 from pathlib import Path
@@ -26,8 +28,17 @@ def _kernels() -> Any:
 
 def load() -> None:
     """Load the compiled loops, and what these load when the first of them is called: half a second,
-    which every process that is forked before would spend for itself."""
+    which every process that is forked before would spend for itself.
+
+    There is no garbage in it, for which Python would look a quarter of this time, and as long again
+    before it ends.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
     count(np.zeros(1, np.uint8), 0)
+    if collecting:
+        gc.enable()
+    atexit.register(gc.freeze)
 
 
 class Scratch(threading.local):
@@ -57,17 +68,43 @@ def count(values: Array, value: int) -> int:
 
 def take(source: Array, order: Array, out: Array) -> None:
     """out[i] = source[order[i]], with a cast to a narrower type that holds all values."""
-    if FAST:
-        (_kernels().take if source.ndim == 1 else _kernels().take_rows)(source, order, out)
+    row_bytes = source[:1].nbytes
+    if FAST and source.ndim == 1:
+        _kernels().take(source, order, out)
+    elif FAST and row_bytes >= 8 and source.dtype == out.dtype:
+        _kernels().take_rows(_bytes(source), order, _bytes(out), row_bytes)
     else:
         out[...] = source[order]
+
+
+def put(source: Array, order: Array, out: Array) -> None:
+    """out[order[i]] = source[i]."""
+    if FAST and source.ndim == 1:
+        _kernels().put(source, order, out)
+    else:
+        out[order] = source
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def replace(values: Array, old: int, new: int) -> int:
+    """Put `new` wherever `old` is; how often that was."""
+    if FAST:
+        kind = values.dtype.type
+        return int(_kernels().replace(values.reshape(-1), kind(old), kind(new)))
+    where = values == old
+    values[where] = new
+    return int(np.count_nonzero(where))
 
 
 def join(source: Array, starts: Array, sizes: Array) -> Array:
     """Segments of `source` one behind the other; valid until the next call in this thread."""
     out = _scratch.array("joined", (int(sizes.sum()), *source.shape[1:]), source.dtype)
     if FAST:
-        _kernels().join(source, starts, sizes, out)
+        width = source[:1].size
+        _kernels().join(source.reshape(-1), starts * width, sizes * width, out.reshape(-1))
     elif len(starts):
         ends = (starts + sizes).tolist()
         parts = zip(starts.tolist(), ends, strict=True)
@@ -76,7 +113,8 @@ def join(source: Array, starts: Array, sizes: Array) -> Array:
 
 
 def encode(values: Array, limit: int) -> tuple[Array, Array, Array] | None:
-    """Codes, dictionary in order of appearance, and counts; None if more than `limit` are distinct.
+    """Codes, dictionary in order of appearance, and counts; None if more than `limit` are distinct,
+    or are expected to be.
 
     What is returned holds until the next call in this thread.
     """

@@ -105,13 +105,13 @@ class TrainRows:
         places = zip(self.records, starts.tolist(), stops.tolist(), strict=True)
         return [Part(*place) for place in places]
 
-    def joined(self, rows: Array, buckets: Buckets) -> Iterator[tuple[int, Array]]:
+    def joined(self, rows: Array, buckets: Buckets) -> Iterator[Array]:
         """Each bucket's rows out of those of a group, in input order."""
         bounds = self._bounds[:, buckets.start : buckets.stop + 1].astype(np.int64)
         offsets = np.cumsum(bounds[:, -1] - bounds[:, 0]) - (bounds[:, -1] - bounds[:, 0])
-        for index, bucket in enumerate(range(buckets.start, buckets.stop)):
+        for index in range(buckets.stop - buckets.start):
             starts = offsets + bounds[:, index] - bounds[:, 0]
-            yield bucket, primitives.join(rows, starts, bounds[:, index + 1] - bounds[:, index])
+            yield primitives.join(rows, starts, bounds[:, index + 1] - bounds[:, index])
 
     # --- the order
 
@@ -126,13 +126,13 @@ class TrainRows:
             trains.append(np.ones(len(rows), bool) if whole else self.rows.mask(record)[rows])
         joined_keys = self.joined(np.concatenate(keys), buckets)
         if all(train.all() for train in trains):
-            for _, bucket_keys in joined_keys:
+            for bucket_keys in joined_keys:
                 places = np.arange(len(bucket_keys), dtype=np.uint64)
                 yield shuffle.order_of(bucket_keys, places, self.store.bits)
             return
-        by_bucket = [bucket_keys.copy() for _, bucket_keys in joined_keys]
+        by_bucket = [bucket_keys.copy() for bucket_keys in joined_keys]
         joined_trains = self.joined(np.concatenate(trains), buckets)
-        for bucket_keys, (_, train) in zip(by_bucket, joined_trains, strict=True):
+        for bucket_keys, train in zip(by_bucket, joined_trains, strict=True):
             places = np.flatnonzero(train).astype(np.uint64)
             yield shuffle.order_of(bucket_keys[train], places, self.store.bits)
 
@@ -147,9 +147,14 @@ class TrainRows:
                     sizes.append(len(order))
         return sizes
 
-    def order(self, bucket: int) -> Array:
-        start = int(self._starts[bucket])
-        return np.fromfile(self.path, np.uint32, self.sizes[bucket], offset=4 * start)
+    def orders(self, buckets: Buckets) -> Iterator[Array]:
+        """The order of each bucket; it is good until the next."""
+        with self.path.open("rb", buffering=0) as file:
+            for bucket in range(buckets.start, buckets.stop):
+                order = _scratch.array("order", self.sizes[bucket], np.uint32)
+                file.seek(4 * int(self._starts[bucket]))
+                file.readinto(order.data)
+                yield order
 
 
 def in_training_order(
@@ -163,8 +168,9 @@ def in_training_order(
     """
     for buckets in rows.groups(most_rows, share):
         read = field.read(rows.parts(buckets))
-        for bucket, joined in rows.joined(read, buckets):
-            order = rows.order(bucket)
+        for joined, order in zip(
+            rows.joined(read, buckets), rows.orders(buckets), strict=True
+        ):
             out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
             primitives.take(joined, order, out)
             yield out
@@ -196,7 +202,7 @@ def write_in_order(store: Store, rows: RowSet, field: Field, path: Path, memory:
             for record in batch:
                 start, end = end, end + record.rows
                 out = np.empty((record.rows, *read.shape[1:]), field.dtype)
-                out[store.order(record)] = read[start:end]
+                primitives.put(read[start:end], store.order(record), out)
                 wanted = out if rows.has_all(record) else out[rows.mask(record)]
                 finished = np.ascontiguousarray(field.finish(wanted))
                 check.update(finished)

@@ -50,6 +50,8 @@ class Encoder:
         self._train = TrainRows(store, division.splits[0], work.folder / "order.bin")
         self._columns: dict[str, DatasetColumn] = {}
         self._field: tuple[str, Field] | None = None
+        self._counting = 1
+        """The most processes that count a large column's values."""
 
     def run(self) -> tuple[FittedNumbers, dict[str, dict[str, Any]]]:
         """How the numbers were read, and what is worth knowing of each column."""
@@ -99,6 +101,9 @@ class Encoder:
     def _write_columns(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Write columns; their records by name."""
         rows, done = self.store.rows, len(self._columns) - len(names)
+        # Whoever counts some values of a column has to read them all.
+        large = sum(self._is_large(self._columns[name]) for name in names)
+        self._counting = -(-self._workers // max(large, 1))
         with (
             Workers(self, self._workers) as workers,
             ThreadPoolExecutor(len(names)) as drivers,
@@ -130,12 +135,20 @@ class Encoder:
         )
         return min(most, DICTIONARY_SHARES) if 16 * entries > rows else most
 
+    def _is_large(self, column: DatasetColumn) -> bool:
+        """Whether most of its values are to be counted one by one, not by dictionaries."""
+        rows = [
+            record.rows
+            for record in self.store.records
+            if column.places and not record.columns[column.places[0]].distinct
+        ]
+        return 2 * sum(rows) > self.store.rows
+
     def _made(self, name: str, each: Each) -> dict[str, Any]:
         """Make all files of a column; their checksums, and what is worth knowing of it."""
         column = self._columns[name]
         shares = self._shares(column)
-        # Each has to read all numbers, so fewer count than write.
-        ranges = column.ranges(-(-shares // 2))
+        ranges = column.ranges(min(shares, self._counting) if self._is_large(column) else 1)
         parts = each("count", [(name, within) for within in ranges])
         counted = list(itertools.chain.from_iterable(parts))
         [built] = each("build", [(name, counted, shares > 1)])

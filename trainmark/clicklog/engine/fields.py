@@ -113,11 +113,7 @@ class CategoricalField(Field):
             np.copyto(ids, known, where=known != UNKNOWN)
 
     def finish(self, rows: Array) -> Array:
-        unknown = rows == UNKNOWN
-        count = int(np.count_nonzero(unknown))
-        if count:
-            self.count += count
-            rows[unknown] = self._special.rare
+        self.count += primitives.replace(rows, UNKNOWN, self._special.rare)
         return rows
 
 
@@ -151,10 +147,8 @@ class BagField(Field):
         return ids
 
     def finish(self, rows: Array) -> Array:
-        unknown, missing = rows == UNKNOWN, rows == self.MISSING
-        self.count += int(np.count_nonzero(unknown))
-        rows[unknown] = self._rare_id
-        rows[missing] = self.NONE
+        self.count += primitives.replace(rows, UNKNOWN, self._rare_id)
+        primitives.replace(rows, self.MISSING, self.NONE)
         return rows
 
 

@@ -1,13 +1,18 @@
-"""The compiled parser of Criteo's text (extra `fast`): about a byte of text per processor cycle.
+"""The compiled parser of Criteo's text (extra `fast`).
 
 It accepts exactly what criteo_format.py describes. A line that breaks a rule is not explained here:
 its place is noted, and the slow parser looks at it again.
+
+Lines are split into fields one by one, which is all that has to be done so; what each field says is
+found for 64 lines at a time, in loops without a decision, of which the compiler makes instructions
+for several fields at once.
 """
 
 from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -15,13 +20,23 @@ from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL, NUM_NUMERI
 
 TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
 ABSENT = -(1 << 63)  # instead of an integer, of which none here has so many digits
-AT_A_TIME = 256  # lines whose integers are counted together
+LARGEST = (1 << 63) - 1
+AT_A_TIME = 64  # lines: the processor's first cache holds their fields
 _EACH_BYTE = 0x0101010101010101
+_ZEROS = ZERO * _EACH_BYTE
+_PAIRS, _FOURS = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
+
+_intrinsic: Any = intrinsic  # whose functions are called without their first argument
+_compiled = numba.njit(nogil=True, cache=True)
+_inlined = numba.njit(nogil=True, cache=True, inline="always")
 
 
-@intrinsic
+# --- eight bytes at a time, as one number, the first byte lowest
+
+
+@_intrinsic
 def _load8(typing_context: Any, text: Any, place: Any) -> Any:
-    """The 8 bytes from `place` on as one number, the first byte lowest."""
+    """The 8 bytes from `place` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -33,175 +48,296 @@ def _load8(typing_context: Any, text: Any, place: Any) -> Any:
     return types.uint64(text, types.int64), generate
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
-def _hex8(eight: np.uint64) -> Any:
-    """Eight hexadecimal digits as a number, or -1."""
-    each = np.uint64(_EACH_BYTE)
-    letter = (eight >> np.uint64(6)) & each  # per byte: 1 for a letter, 0 for a digit
-    nibble = (eight & (each * np.uint64(15))) + letter * np.uint64(9)
-    lower = eight | (letter << np.uint64(5))
-    spelled = nibble + each * np.uint64(ZERO) + letter * np.uint64(0x27)
-    above_nine = ((nibble + each * np.uint64(6)) >> np.uint64(4)) & each
-    if spelled != lower or above_nine != letter or (nibble & (each * np.uint64(16))) != 0:
-        return np.int64(-1)
-    pairs = ((nibble << np.uint64(4)) | (nibble >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-    quads = ((pairs << np.uint64(8)) | (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-    return np.int64(((quads << np.uint64(16)) | (quads >> np.uint64(32))) & np.uint64(0xFFFFFFFF))
+@_intrinsic
+def _first_byte(typing_context: Any, marks: Any) -> Any:
+    """Which byte is the first that is not 0; there has to be one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+        return builder.lshr(bits, ir.Constant(bits.type, 3))
+
+    return types.int64(types.uint64), generate
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
-def _hex_digit(byte: int) -> int:
-    if 48 <= byte <= 57:
-        return byte - 48
-    byte |= 32
-    if 97 <= byte <= 102:
-        return byte - 87
-    return -1
+@_inlined
+def _marks(eight: np.uint64, byte: int) -> Any:
+    """A number whose first byte that is not 0 is where the first `byte` is; 0: there is none."""
+    others = eight ^ np.uint64(byte * _EACH_BYTE)
+    return (others - np.uint64(_EACH_BYTE)) & ~others & np.uint64(0x80 * _EACH_BYTE)
 
 
-@numba.njit(nogil=True, cache=True)
-def _count(numbers: Any, lines: int, smallest: int, facts: Any) -> None:
-    """Add the numbers of some lines to the facts of their columns.
+@_inlined
+def _with_zeros(eight: np.uint64, width: int) -> Any:
+    """The first bytes, 7 at most, behind as many digits 0 as make them eight."""
+    bits = np.uint64(width) << np.uint64(3)
+    return ((eight << np.uint64(8)) << (np.uint64(56) - bits)) | (np.uint64(_ZEROS) >> bits)
 
-    Without a decision: ABSENT is less than every number and so no maximum; less 1, it is the
-    largest of all.
+
+# --- fields: eight digits each; where the first one is a tab, there is no value
+
+
+@_compiled
+def _read_integers(fields: Any, lines: int, wrong: Any) -> None:
+    """Decimal digits become numbers, or ABSENT; the first of the eight may be a minus sign.
+
+    Digits are joined to pairs, pairs to fours, and these to the number.
     """
     for column in range(NUM_NUMERICAL):
+        for line in range(lines):
+            eight = np.uint64(fields[column, line])
+            first = eight & np.uint64(0xFF)
+            text = (eight ^ first) | np.uint64(ZERO)
+            kinds = (text | (text + np.uint64(6 * _EACH_BYTE))) & np.uint64(0xF0 * _EACH_BYTE)
+            wrong[line] |= kinds ^ np.uint64(_ZEROS)
+            digits = text ^ np.uint64(_ZEROS)
+            tens = (digits << np.uint64(3)) + (digits << np.uint64(1))
+            pairs = (tens + (digits >> np.uint64(8))) & np.uint64(_PAIRS)
+            hundreds = (pairs << np.uint64(6)) + (pairs << np.uint64(5)) + (pairs << np.uint64(2))
+            fours = (hundreds + (pairs >> np.uint64(16))) & np.uint64(_FOURS)
+            upper = (fours & np.uint64(0xFFFFFFFF)) * np.uint64(10000)
+            number = np.int64(upper + (fours >> np.uint64(32)))
+            number = -number if first == MINUS else number
+            fields[column, line] = ABSENT if first == TAB else number
+
+
+@_compiled
+def _read_values(fields: Any, lines: int, wrong: Any) -> None:
+    """Hexadecimal digits become numbers, or -1."""
+    each = np.uint64(_EACH_BYTE)
+    for column in range(NUM_CATEGORICAL):
+        for line in range(lines):
+            eight = np.uint64(fields[column, line])
+            absent = (eight & np.uint64(0xFF)) == TAB
+            letter = (eight >> np.uint64(6)) & each  # per byte: 1 for a letter, 0 for a digit
+            low = eight & np.uint64(0x0F * _EACH_BYTE)
+            nibble = low + (letter << np.uint64(3)) + letter
+            upper = letter << np.uint64(5)
+            spelled = low + np.uint64(_ZEROS) + upper + (letter << np.uint64(4))
+            above_nine = ((nibble + np.uint64(6 * _EACH_BYTE)) >> np.uint64(4)) & each
+            bad = (spelled ^ (eight | upper)) | (above_nine ^ letter)
+            bad |= nibble & np.uint64(0x10 * _EACH_BYTE)
+            wrong[line] |= np.uint64(0) if absent else bad
+            pairs = ((nibble << np.uint64(4)) | (nibble >> np.uint64(8))) & np.uint64(_PAIRS)
+            fours = ((pairs << np.uint64(8)) | (pairs >> np.uint64(16))) & np.uint64(_FOURS)
+            number = ((fours << np.uint64(16)) | (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
+            fields[column, line] = np.int64(-1) if absent else np.int64(number)
+
+
+@_compiled
+def _long_integer(text: Any, place: int) -> Any:
+    """An integer of more than 7 characters, and the place behind it, or -1 if it breaks a rule."""
+    negative = text[place] == MINUS
+    first = end = place + negative
+    number = np.int64(0)
+    digit = np.int64(text[end]) - ZERO
+    while 0 <= digit <= 9:
+        number = number * 10 + digit
+        end += 1
+        digit = np.int64(text[end]) - ZERO
+    # 19 digits may exceed 63 bits; the slow parser knows. So does it for 64 bits.
+    if end == first or end - first > 18 or text[end] != TAB:
+        end = -1
+    return (-number if negative else number), end
+
+
+# --- lines
+
+
+@_compiled
+def _count(numbers: Any, lines: int, smallest: int, facts: Any) -> None:
+    """Add the numbers of some lines to the facts of their columns. ABSENT, the least number there
+    is, is no maximum anyway."""
+    for column in range(NUM_NUMERICAL):
         absent = small = 0
-        low, high = facts[1, column] - 1, facts[2, column]
-        for place in range(lines):
-            number = numbers[column, place]
+        low, high = facts[1, column], facts[2, column]
+        for line in range(lines):
+            number = numbers[column, line]
             absent += number == ABSENT
-            low = min(low, number - 1)
+            low = min(low, LARGEST if number == ABSENT else number)
             high = max(high, number)
             small += number < smallest
         facts[0, column] += absent
-        facts[1, column], facts[2, column] = low + 1, high
+        facts[1, column], facts[2, column] = low, high
         facts[3, column] += small
 
 
-@numba.njit(nogil=True, cache=True)
-def parse(text: Any, length: int, integers: Any, out: Any, odd: Any) -> Any:
+@_compiled
+def _write_integers(
+    numbers: Any, lines: int, integers: Any, numerical: Any, row: int, large: Any, num_large: int
+) -> int:
+    table, start, _ = integers
+    missing = len(table) - 1
+    out = numerical[row : row + lines]
+    places = np.empty(AT_A_TIME, np.uint64)
+    for column in range(NUM_NUMERICAL):
+        beyond = 0
+        for line in range(lines):
+            number = numbers[column, line]
+            known = start <= number < start + missing
+            beyond += not known and number != ABSENT
+            places[line] = np.uint64(number - start if known else missing)
+        for line in range(lines):
+            out[line, column] = table[places[line]]
+        if beyond == 0:
+            continue
+        for line in range(lines):
+            number = numbers[column, line]
+            if number == ABSENT or start <= number < start + missing:
+                continue
+            if num_large < len(large):
+                large[num_large, 0] = row + line
+                large[num_large, 1] = column
+                large[num_large, 2] = number
+            num_large += 1
+    return num_large
+
+
+@_compiled
+def _write_values(
+    values: Any, lines: int, categorical: Any, row: int, zeros: Any, num_zeros: int
+) -> int:
+    for column in range(NUM_CATEGORICAL):
+        out = categorical[column, row : row + lines]
+        found = 0
+        for line in range(lines):
+            number = values[column, line]
+            out[line] = np.uint32(max(number, 0))
+            found += number == 0
+        if found == 0:
+            continue
+        for line in range(lines):
+            if values[column, line] == 0:
+                if num_zeros < len(zeros):
+                    zeros[num_zeros, 0] = column
+                    zeros[num_zeros, 1] = row + line
+                num_zeros += 1
+    return num_zeros
+
+
+@_compiled
+def parse(text: Any, length: int, integers: Any, out: Any, odd: Any, row: int) -> Any:
     """Parse lines.
 
     Args:
-        text: uint8, `length` bytes and at least 8 zeros; every line but the last is ended.
-        integers: the float16 bits of transformed integers, the first of them, the bits of
-            a missing one, and the smallest integer that is not taken for a larger one.
-        out: labels uint8 [lines], numerical uint16 [lines, 13], categorical uint32 [26, lines]; and
+        text: uint8, `length` bytes; every line but the last is ended. Others may follow, then at
+            least 16 zeros.
+        integers: the float16 bits of transformed integers, at the end those of a missing one; the
+            first of these integers; and the smallest that is not taken for a larger one.
+        out: labels uint8 [rows], numerical uint16 [rows, 13], categorical uint32 [26, rows]; and
             int64 [4, 13] to count in: missing, the smallest, the largest, missing or too small.
         odd: three lists to fill as far as they reach: bad lines [., 4] as first byte, end, line
             index, row before which it came; large integers [., 3] as row, column, number; rows
             [., 2] as column, row where a categorical value is the number 0.
+        row: the first one to write.
 
     Returns:
-        Rows written, and how many entries each list of `odd` needs.
+        The row behind the last one, the lines, and how many entries each list of `odd` needs.
     """
-    table, table_start, missing, smallest = integers
     labels, numerical, categorical, facts = out
-    numbers = np.empty((NUM_NUMERICAL, AT_A_TIME), np.int64)
-    waiting = 0  # lines whose numbers are yet to be counted
     bad, large, zeros = odd
     num_bad = num_large = num_zeros = 0
-    row = line = place = 0
+    numbers = np.empty((NUM_NUMERICAL, AT_A_TIME), np.int64)
+    values = np.empty((NUM_CATEGORICAL, AT_A_TIME), np.int64)
+    starts = np.empty(AT_A_TIME, np.int64)
+    wrong = np.empty(AT_A_TIME, np.uint64)
+    long_ones = np.empty((AT_A_TIME * NUM_NUMERICAL, 3), np.int64)
+    first_line = place = 0
     while place < length:
-        start = place
-        good = True
-        large_before, zeros_before = num_large, num_zeros
-        # The label.
-        label = text[place] - ZERO
-        if (label != 0 and label != 1) or text[place + 1] != TAB:
-            good = False
-        else:
-            labels[row] = label
+        lines = num_long = 0
+        while place < length and lines < AT_A_TIME:
+            starts[lines] = place
+            good = True
+            # The label.
+            label = text[place] - ZERO
+            if (label != 0 and label != 1) or text[place + 1] != TAB:
+                good = False
+            labels[row + lines] = label
             place += 2
-        # Integers: each ends with a tab.
-        if good:
-            for column in range(NUM_NUMERICAL):
-                byte = text[place]
-                if byte == TAB:
-                    numerical[row, column] = missing
-                    numbers[column, waiting] = ABSENT
-                    place += 1
-                    continue
-                negative = byte == MINUS
-                if negative:
-                    place += 1
-                first = place
-                number = np.int64(0)
-                digit = np.int64(text[place]) - ZERO
-                while 0 <= digit <= 9:
-                    number = number * 10 + digit
-                    place += 1
-                    digit = np.int64(text[place]) - ZERO
-                digits = place - first
-                # 19 digits may exceed 63 bits; the slow parser knows. So does it for 64 bits.
-                if digits == 0 or digits > 18 or text[place] != TAB:
-                    good = False
-                    break
-                place += 1
-                if negative:
-                    number = -number
-                numbers[column, waiting] = number
-                index = number - table_start
-                if 0 <= index < len(table):
-                    numerical[row, column] = table[index]
+            # Integers: each ends with a tab.
+            column = 0
+            while good and column < NUM_NUMERICAL:
+                eight = _load8(text, place)
+                tabs = _marks(eight, TAB)
+                first = eight & np.uint64(0xFF)
+                negative = np.int64(first == MINUS)
+                if tabs != 0:
+                    width = _first_byte(tabs)
+                    digits = _with_zeros(eight >> np.uint64(8 * negative), width - negative)
+                    numbers[column, lines] = np.int64(digits ^ np.uint64(ZERO) ^ first)
+                    place += width + 1
+                    good = (eight & np.uint64(0xFFFF)) != MINUS + (TAB << 8)
                 else:
-                    if num_large < len(large):
-                        large[num_large, 0] = row
-                        large[num_large, 1] = column
-                        large[num_large, 2] = number
-                    num_large += 1
-        # Categorical values: each ends with a tab, the last one with the line.
-        if good:
-            for column in range(NUM_CATEGORICAL):
-                number = _hex8(_load8(text, place))  # type: ignore[call-arg]
+                    numbers[column, lines] = np.int64(_ZEROS)
+                    number, end = _long_integer(text, place)
+                    long_ones[num_long, 0] = column
+                    long_ones[num_long, 1] = lines
+                    long_ones[num_long, 2] = number
+                    num_long += 1
+                    place = end + 1
+                    good = end >= 0
+                column += 1
+            # Categorical values: each ends with a tab, the last one with the line.
+            column = 0
+            while good and column < NUM_CATEGORICAL - 1:
+                eight = _load8(text, place)
+                tabs = _marks(eight, TAB)
+                if tabs == 0:
+                    good = text[place + 8] == TAB
+                    place += 9
+                else:
+                    width = _first_byte(tabs)
+                    nothing = np.uint64(ZERO ^ TAB if width == 0 else 0)
+                    eight = _with_zeros(eight, width) ^ nothing
+                    place += width + 1
+                values[column, lines] = np.int64(eight)
+                column += 1
+            if good:
+                eight = _load8(text, place)
                 end = place + 8
-                if number < 0:
-                    end = place
-                    number = np.int64(0)
-                    digit = _hex_digit(np.int64(text[end]))
-                    while digit >= 0 and end < place + 8:
-                        number = number * 16 + digit
-                        end += 1
-                        digit = _hex_digit(np.int64(text[end]))
-                categorical[column, row] = number
-                if number == 0 and end > place:
-                    if num_zeros < len(zeros):
-                        zeros[num_zeros, 0] = column
-                        zeros[num_zeros, 1] = row
-                    num_zeros += 1
-                if column < NUM_CATEGORICAL - 1:
-                    if text[end] != TAB:
-                        good = False
-                        break
-                    place = end + 1
-                elif end >= length:
-                    place = length
-                elif text[end] == NEWLINE:
-                    place = end + 1
-                elif text[end] == RETURN and (end + 1 >= length or text[end + 1] == NEWLINE):
+                if end >= length or text[end] != NEWLINE or _marks(eight, NEWLINE) != 0:
+                    width = 0
+                    while width < 8 and place + width < length:
+                        byte = text[place + width]
+                        if byte in (NEWLINE, RETURN):
+                            break
+                        width += 1
+                    end = place + width
+                    if width < 8:
+                        nothing = np.uint64(ZERO ^ TAB if width == 0 else 0)
+                        eight = _with_zeros(eight, width) ^ nothing
+                values[NUM_CATEGORICAL - 1, lines] = np.int64(eight)
+                place = end + 1
+                if end < length and text[end] == RETURN:
+                    good = end + 1 >= length or text[end + 1] == NEWLINE
                     place = end + 2
-                else:
-                    good = False
-        if good:
-            row += 1
-            waiting += 1
-            if waiting == AT_A_TIME:
-                _count(numbers, waiting, smallest, facts)
-                waiting = 0
-        else:
-            num_large, num_zeros = large_before, zeros_before
-            place = start
+                elif end < length:
+                    good = text[end] == NEWLINE
+            wrong[lines] = np.uint64(0 if good else 1)
+            lines += 1
+            if not good:
+                break
+        _read_integers(numbers, lines, wrong)
+        for number in range(num_long):
+            numbers[long_ones[number, 0], long_ones[number, 1]] = long_ones[number, 2]
+        _read_values(values, lines, wrong)
+        kept = 0
+        while kept < lines and wrong[kept] == 0:
+            kept += 1
+        _count(numbers, kept, integers[2], facts)
+        num_large = _write_integers(numbers, kept, integers, numerical, row, large, num_large)
+        num_zeros = _write_values(values, kept, categorical, row, zeros, num_zeros)
+        row += kept
+        first_line += kept
+        if kept < lines:  # a bad line: what was taken for fields may belong to the next ones
+            place = starts[kept]
             while place < length and text[place] != NEWLINE:
                 place += 1
             if num_bad < len(bad):
-                bad[num_bad, 0] = start
+                bad[num_bad, 0] = starts[kept]
                 bad[num_bad, 1] = place
-                bad[num_bad, 2] = line
+                bad[num_bad, 2] = first_line
                 bad[num_bad, 3] = row
             num_bad += 1
+            first_line += 1
             place += 1
-        line += 1
-    _count(numbers, waiting, smallest, facts)
-    return row, num_bad, num_large, num_zeros
+    return row, first_line, num_bad, num_large, num_zeros

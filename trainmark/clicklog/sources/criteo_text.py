@@ -5,7 +5,7 @@ Both take a piece at a time. `criteo_format.parse_line` decides on lines that th
 
 import dataclasses
 import io
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ from trainmark.errors import raise_all
 
 TABLE_START, TABLE_STOP = -16, 1 << 17
 """Integers whose transformed value is looked up; others are computed."""
+
+CHUNK_BYTES = 1 << 20
+"""What is read at a time: the processor's cache holds it until it is parsed."""
+MIN_LINE_BYTES = NUM_NUMERICAL + NUM_CATEGORICAL
+"""Of a line whose fields are all empty, and which may have no label."""
 
 LABEL, LABEL_OF_NONE = "label", b"0\t"
 
@@ -102,8 +107,9 @@ class CriteoSource:
         self._without_label = [not labelled and _lacks_label(path) for path in self.files]
         self._keep = list(keep)
         raise_all(self._not_to_keep())
-        self._table = transformed_bits(np.arange(TABLE_START, TABLE_STOP), recipe)
         self._missing = missing_bits(recipe)
+        bits = transformed_bits(np.arange(TABLE_START, TABLE_STOP), recipe)
+        self._table = np.append(bits, bits.dtype.type(self._missing))
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -137,15 +143,23 @@ class CriteoSource:
         return text_files.pieces(self.files, start, piece_bytes, room)
 
     def parse(self, piece: Piece) -> ParsedRows:
-        return self.parse_text(piece.start, text_files.read(piece.raw))
+        whole: int = piece.raw.end - piece.raw.begin
+        if not primitives.FAST:
+            return self._parsed(piece.start, [text_files.read(piece.raw)], whole)
+        return self._parsed(piece.start, text_files.chunks(piece.raw, CHUNK_BYTES), whole)
 
     def parse_text(self, start: Position, text: text_files.Text) -> ParsedRows:
         """Parse lines that were read from `start` on."""
+        return self._parsed(start, [text], text.length)
+
+    def _parsed(
+        self, start: Position, texts: Iterable[text_files.Text], num_bytes: int
+    ) -> ParsedRows:
         parser = self._parse_compiled if primitives.FAST else self._parse_with_arrow
         if self._without_label[start.file]:
-            text = _with_labels(text)
-        parsed, odd_lines = parser(text)
-        bad, kept = self._judge(start, text, odd_lines)
+            texts = map(_with_labels, texts)
+        parsed, lines, odd_lines, damage = parser(texts, num_bytes)
+        bad, kept = self._judge(start, lines, odd_lines, damage)
         if kept:
             parsed = self._with_lines(parsed, kept)
         categorical = [
@@ -158,53 +172,76 @@ class CriteoSource:
             categorical,
             bad,
             numbers=parsed.facts,
-            lines=text.lines,
+            lines=lines,
             kept=_label_table(parsed.labels) if self._keep else None,
         )
 
     # --- a piece at a time
 
-    def _parse_compiled(self, text: text_files.Text) -> tuple[CriteoColumns, list["OddLine"]]:
-        from trainmark.clicklog.sources import criteo_kernel
-
+    def _parse_compiled(self, texts: Iterable[text_files.Text], num_bytes: int) -> "_Taken":
+        most = num_bytes // MIN_LINE_BYTES + 1
         out = (
-            _scratch.array("labels", text.lines, np.uint8),
-            _scratch.array("numerical", (text.lines, NUM_NUMERICAL), np.uint16),
-            _scratch.array("categorical", (NUM_CATEGORICAL, text.lines), np.uint32),
+            _scratch.array("labels", most, np.uint8),
+            _scratch.array("numerical", (most, NUM_NUMERICAL), np.uint16),
+            _scratch.array("categorical", (NUM_CATEGORICAL, most), np.uint32),
         )
-        room = [64, 4096, 4096]
-        while True:
-            odd = tuple(
-                np.empty((size, width), np.int64)
-                for size, width in zip(room, (4, 3, 2), strict=True)
-            )
-            table = (self._table, TABLE_START, self._missing, self.recipe.smallest)
-            counted = np.tile(np.array(NOTHING_COUNTED)[:, None], NUM_NUMERICAL)
-            out_and_counted = (*out, counted)
-            rows, *needed = criteo_kernel.parse(
-                text.buffer, text.length, table, out_and_counted, odd
-            )
-            if all(map(int.__le__, needed, room)):
-                break
-            room = needed  # many odd lines: once more, with enough room to list them
-        bad, large, zeros = (entries[:size] for entries, size in zip(odd, needed, strict=True))
-        out[1][large[:, 0], large[:, 1]] = transformed_bits(large[:, 2], self.recipe)
+        counted = np.tile(np.array(NOTHING_COUNTED)[:, None], NUM_NUMERICAL)
+        rows = lines = 0
+        zeros = [np.empty((0, 2), np.int64)]
+        odd_lines: list[OddLine] = []
+        damage = None
+        for text in texts:
+            rows, count, odd = self._parse_text(text, (*out, counted), rows)
+            bad, large, zero = odd
+            if len(large):
+                out[1][large[:, 0], large[:, 1]] = transformed_bits(large[:, 2], self.recipe)
+            if len(zero):
+                zeros.append(zero.copy())
+            odd_lines += [
+                OddLine(bytes(text.buffer[start:end]), lines + line, row)
+                for start, end, line, row in bad.tolist()
+            ]
+            lines += count
+            damage = text.damage
+        column, row = np.concatenate(zeros).T
         parsed = CriteoColumns(
             out[0][:rows],
             out[1][:rows],
             out[2][:, :rows],
-            [zeros[zeros[:, 0] == column, 1] for column in range(NUM_CATEGORICAL)],
+            [row[column == number] for number in range(NUM_CATEGORICAL)],
             [_facts(rows, *of_column) for of_column in counted.T.tolist()],
         )
-        raw = text.buffer
-        return parsed, [
-            OddLine(bytes(raw[start:end]), line, before)
-            for start, end, line, before in bad.tolist()
-        ]
+        return parsed, lines, odd_lines, damage
 
-    def _parse_with_arrow(self, text: text_files.Text) -> tuple[CriteoColumns, list["OddLine"]]:
+    def _parse_text(
+        self, text: text_files.Text, out: tuple[Array, ...], row: int
+    ) -> tuple[int, int, list[Array]]:
+        """Parse lines into rows from `row` on: the row behind them, how many lines there were, and
+        what was odd, which is good until the next call."""
+        from trainmark.clicklog.sources import criteo_kernel
+
+        table = (self._table, TABLE_START, self.recipe.smallest)
+        before = out[-1].copy()
+        room = (64, 4096, 4096)
+        while True:
+            odd = tuple(
+                _scratch.array(f"odd {width}", (size, width), np.int64)
+                for size, width in zip(room, (4, 3, 2), strict=True)
+            )
+            rows, lines, *needed = criteo_kernel.parse(
+                text.buffer, text.length, table, out, odd, row
+            )
+            if all(map(int.__le__, needed, room)):
+                found = [entries[:size] for entries, size in zip(odd, needed, strict=True)]
+                return rows, lines, found
+            # Many odd lines: once more, with enough room to list them.
+            room = tuple(map(max, needed, room))
+            out[-1][...] = before
+
+    def _parse_with_arrow(self, texts: Iterable[text_files.Text], num_bytes: int) -> "_Taken":
         from trainmark.clicklog.sources import criteo_arrow
 
+        [text] = texts
         raw = bytes(text).replace(b"\r\n", b"\n")
         columns = criteo_arrow.read(raw)
         if columns is not None:
@@ -212,7 +249,8 @@ class CriteoSource:
             bits = np.where(missing, self._missing, transformed_bits(numbers, self.recipe))
             pairs = zip(numbers.T, missing.T, strict=True)
             facts = [self._count(column[~absent], int(absent.sum())) for column, absent in pairs]
-            return CriteoColumns(labels, bits, categorical, zeros, facts), []
+            parsed = CriteoColumns(labels, bits, categorical, zeros, facts)
+            return parsed, text.lines, [], text.damage
         # Something is odd: sort it out line by line.
         good: list[Line] = []
         odd: list[OddLine] = []
@@ -222,7 +260,8 @@ class CriteoSource:
                 odd.append(OddLine(line, number, len(good)))
             else:
                 good.append(row)
-        return self._with_lines(_no_rows(), [(0, row) for row in good]), odd
+        parsed = self._with_lines(_no_rows(), [(0, row) for row in good])
+        return parsed, text.lines, odd, text.damage
 
     # --- what is worth knowing of integers
 
@@ -245,7 +284,7 @@ class CriteoSource:
     # --- odd lines
 
     def _judge(
-        self, start: Position, text: text_files.Text, odd_lines: Sequence["OddLine"]
+        self, start: Position, lines: int, odd_lines: Sequence["OddLine"], damage: str | None
     ) -> tuple[list[BadRow], list[tuple[int, Line]]]:
         """What is really bad about lines that a fast parser did not take, and what to keep."""
         path = str(self.files[start.file])
@@ -257,9 +296,9 @@ class CriteoSource:
                 bad.append(BadRow(path, 1 + odd.line, row.problem))
             if not row.problem or (self.bad_rows == "keep" and row.label is not None):
                 kept.append((odd.before, row))
-        if text.damage:
-            bad.append(BadRow(path, 1 + text.lines, text.damage))
-        elif not start.offset and not text.lines:
+        if damage:
+            bad.append(BadRow(path, 1 + lines, damage))
+        elif not start.offset and not lines:
             bad.append(BadRow(path, 1, "the file is empty"))
         return bad, kept
 
@@ -273,6 +312,10 @@ class OddLine:
     """Index within the piece."""
     before: int
     """The row of the parsed ones before which it belongs."""
+
+
+_Taken = tuple[CriteoColumns, int, list[OddLine], str | None]
+"""Rows, how many lines there were, those that were not taken, and why the file ends here."""
 
 
 def _lacks_label(path: Path) -> bool:

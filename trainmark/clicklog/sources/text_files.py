@@ -5,6 +5,7 @@ import io
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ MAX_LINE_BYTES = 1 << 20
 DECOMPRESS_BYTES = 1 << 16
 REST_BYTES = 1 << 16
 """What is read at a time of a line that goes on behind a piece."""
+LAST_BYTES = 8 << 20
+"""The size of the last pieces, if others are larger."""
 PACKED = (".gz", ".zst")
 NEWLINE = ord("\n")
 SAMPLE_BYTES = 1 << 20
@@ -32,13 +35,16 @@ _scratch = Scratch()
 
 @dataclass(frozen=True)
 class Text:
-    """Lines: `length` bytes of `buffer`, which zeros follow."""
+    """Lines: `length` bytes of `buffer`, which zeros follow, or other lines and zeros."""
 
     buffer: Any
     length: int
-    lines: int
     damage: str | None = None
     """Why the rest of the file cannot be decompressed."""
+
+    @cached_property
+    def lines(self) -> int:
+        return count_lines(self.buffer[: self.length])
 
     def __bytes__(self) -> bytes:
         return bytes(self.buffer[: self.length])
@@ -184,12 +190,16 @@ def pieces(
     def unpack(place: Position) -> Iterator[Piece]:
         return _unpacked(paths[place.file], place, piece_bytes, room.folder)
 
+    sizes = {p: paths[p.file].stat().st_size - p.offset for p in places if p not in packed}
+    left = sum(sizes.values())
     with Unpacker(packed, unpack, room) as unpacker:
         for place in places:
             if place in packed:
                 yield from unpacker.pieces(place)
-            else:
-                yield from _plain_pieces(paths[place.file], place, piece_bytes)
+                continue
+            for piece in _plain_pieces(paths[place.file], place, piece_bytes, left, room):
+                left -= piece.num_bytes
+                yield piece
 
 
 def is_packed(path: Path) -> bool:
@@ -197,39 +207,70 @@ def is_packed(path: Path) -> bool:
     return path.suffix in PACKED or remote.is_remote(str(path))
 
 
-def _plain_pieces(path: Path, start: Position, piece_bytes: int) -> Iterator[Piece]:
-    size = path.stat().st_size
-    for begin in range(start.offset, max(size, 1), piece_bytes):
-        end = min(begin + piece_bytes, size)
+def _plain_pieces(
+    path: Path, start: Position, piece_bytes: int, left: int, room: Room
+) -> Iterator[Piece]:
+    """Pieces of a file, of all that is left to read."""
+    size, begin = path.stat().st_size, start.offset
+    while begin < max(size, 1):  # an empty file is a piece, too
+        # Smaller ones at the end of everything, so that no process works on a last one alone.
+        share = max((left + start.offset - begin) // (2 * room.threads), LAST_BYTES)
+        end = min(begin + min(piece_bytes, share), size)
         stop = Position(start.file + 1) if end == size else Position(start.file, end)
         place = Position(start.file, begin)
         yield Piece(place, stop, TextRange(path, begin, end), end - begin)
+        begin = max(end, 1)
 
 
 def read(where: TextRange) -> Text:
     """The text of a piece, which is good until the next one is read in this thread."""
+    [text] = chunks(where, where.end - where.begin + 1)
+    return text
+
+
+def chunks(where: TextRange, most: int) -> Iterator[Text]:
+    """The text of a piece, about `most` bytes of whole lines at a time, or once nothing; each is
+    good until the next."""
     begin = max(where.begin - 1, 0)  # whether a line starts at `begin`, the byte before it says
+    left, held, within = where.end - begin, 0, not where.begin
+    buffer = _scratch.array("text", most + MAX_LINE_BYTES + PADDING, "u1")
     with TextFile(where.path) as file:
         file.skip(begin)
-        buffer = _scratch.array("text", where.end - begin + MAX_LINE_BYTES + PADDING, "u1")
-        filled = file.read_into(buffer[: where.end - begin])
-        while filled and buffer[filled - 1] != NEWLINE:  # the last line goes on
-            more = file.read_into(buffer[filled : filled + REST_BYTES])
-            found = _newline(buffer[filled : filled + more])
-            filled += more if found is None else found + 1
-            if found is not None or not more:
+        while True:
+            count = file.read_into(buffer[held : held + min(left, most)])
+            left, filled, first = left - count, held + count, 0
+            if not within:
+                found = _newline(buffer[:filled])
+                first, within = (filled, False) if found is None else (found + 1, True)
+            buffer[filled : filled + PADDING] = 0
+            if not (count and left):
                 break
-            if filled + REST_BYTES > len(buffer) - PADDING:
+            end = first + _after_last_newline(buffer[first:], filled - first)
+            if end > first:
+                yield Text(buffer[first:], end - first)
+            held = filled - end
+            if held > MAX_LINE_BYTES:
                 raise _too_long(where.path)
+            buffer[:held] = buffer[end:filled]
+        filled = _with_last_line(file, buffer, filled, where.path)
     if where.unpacked:
         where.path.unlink()
-    first = 0
-    if where.begin:
-        found = _newline(buffer[: where.end - begin])
-        first = filled if found is None else found + 1
     buffer[filled : filled + PADDING] = 0
-    text = buffer[first:]
-    return Text(text, filled - first, count_lines(text[: filled - first]), where.damage)
+    first = first if within else filled
+    yield Text(buffer[first:], filled - first, where.damage)
+
+
+def _with_last_line(file: TextFile, buffer: Any, filled: int, path: Path) -> int:
+    """Read what a line that has begun goes on with; where it ends."""
+    while filled and buffer[filled - 1] != NEWLINE:
+        if filled + REST_BYTES > len(buffer) - PADDING:
+            raise _too_long(path)
+        more = file.read_into(buffer[filled : filled + REST_BYTES])
+        found = _newline(buffer[filled : filled + more])
+        filled += more if found is None else found + 1
+        if found is not None or not more:
+            break
+    return filled
 
 
 def _too_long(path: Path) -> InputError:
@@ -285,7 +326,7 @@ def _next_text(file: TextFile, piece_bytes: int, carried: bytes) -> tuple[Text, 
             raise _too_long(file.path)
         carried, wanted = bytes(buffer[:filled]), 2 * wanted
     rest = bytes(buffer[end:filled])
-    return Text(buffer, end, 0, file.damage), rest, ended
+    return Text(buffer, end, file.damage), rest, ended
 
 
 def _after_last_newline(buffer: Any, filled: int) -> int:

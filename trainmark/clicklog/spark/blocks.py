@@ -75,7 +75,7 @@ class Parse:
                     file=file,
                     block=block,
                     part=parts[file, block],
-                    lines=text.lines,
+                    lines=rows.lines,
                     record=json.dumps(record.to_json()),
                     bad=json.dumps(bad) if bad else "",
                     data=stores.path_of(folder, 0).read_bytes(),
@@ -98,7 +98,7 @@ def _texts(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Text]]:
         buffer = _scratch.array("text", length + PADDING, np.uint8)
         buffer[:length] = raw[ends[start] : ends[stop]]
         buffer[length:] = 0
-        yield int(files[start]), int(blocks[start]), Text(buffer, length, stop - start)
+        yield int(files[start]), int(blocks[start]), Text(buffer, length)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.embeddings.tables.row_update import Plan, Settings, plan_sorted
-from trainmark.embeddings.tables.store import INIT_BLOCK_ROWS, TablePart, init_part
+from trainmark.embeddings.tables.store import INIT_BLOCK_ROWS, PartRows, TablePart, init_part
 from trainmark.embeddings.tables.update import State
 from trainmark.kernels.gather_rows import gather_rows_into
 from trainmark.kernels.pool_rows import Bags, pool_rows
@@ -151,7 +151,7 @@ class FormatStore(nn.Module):
             dtype = self._state_dtype if len(shape) > 1 else torch.float32
             self.state = torch.zeros(shape, dtype=dtype, device=self.codes.device)
 
-    def part_weights(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+    def part_weights(self) -> Iterator[PartRows]:
         """Each part with its rows: weights, or codes and scales."""
         if self.scales is None:
             yield from self._of_parts("weight", self.codes)
@@ -159,7 +159,7 @@ class FormatStore(nn.Module):
             yield from self._of_parts("codes", self.codes)
             yield from self._of_parts("scales", self.scales)
 
-    def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+    def part_state(self) -> Iterator[PartRows]:
         """Each part with its optimiser state."""
         if self.state is not None:
             yield from self._of_parts("sum", self.state)
@@ -168,7 +168,7 @@ class FormatStore(nn.Module):
         """None: who updates all stores counts the updates."""
         return {}
 
-    def _of_parts(self, kind: str, tensor: Tensor) -> Iterator[tuple[TablePart, str, Tensor]]:
+    def _of_parts(self, kind: str, tensor: Tensor) -> Iterator[PartRows]:
         bounds = itertools.pairwise(self.starts)
         for part, (first, last) in zip(self.parts, bounds, strict=True):
             yield part, kind, tensor[first:last]

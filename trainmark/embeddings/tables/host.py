@@ -28,7 +28,7 @@ from torch import Tensor
 from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.mapped import map_to_gpu
 from trainmark.embeddings.tables.row_update import Plan, Settings
-from trainmark.embeddings.tables.store import TablePart, TableStore, init_part
+from trainmark.embeddings.tables.store import PartRows, TablePart, TableStore, init_part
 from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
@@ -271,10 +271,10 @@ class HostStore(TableStore):
             else:
                 map_to_gpu(tensor, self._device, owner=self)
 
-    def part_weights(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+    def part_weights(self) -> Iterator[PartRows]:
         self.flush()
         return super().part_weights()
 
-    def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+    def part_state(self) -> Iterator[PartRows]:
         self.flush()
         return super().part_state()

@@ -47,6 +47,10 @@ class TablePart:
         return self.columns[1] - self.columns[0]
 
 
+PartRows = tuple[TablePart, str, Tensor]
+"""A part, which tensor of it (such as `weight`), and that tensor's rows."""
+
+
 def table_names(count: int) -> list[str]:
     """The global names of `count` tables; table i belongs to categorical feature i."""
     return [f"tables.{i}" for i in range(count)]
@@ -131,12 +135,12 @@ class TableStore(nn.Module):
         """Allocate the optimiser's state for all rows."""
         self.optimizer_state = self.rule.new_state(self.weight)
 
-    def part_weights(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+    def part_weights(self) -> Iterator[PartRows]:
         """Each part with its rows."""
         for part, rows in zip(self.parts, self._split(self.weight), strict=True):
             yield part, "weight", rows
 
-    def part_state(self) -> Iterator[tuple[TablePart, str, Tensor]]:
+    def part_state(self) -> Iterator[PartRows]:
         """Each part with each kind of the optimiser's state that has rows."""
         for kind, tensor in self.optimizer_state.items():
             if tensor.dim() > 0:
@@ -181,14 +185,20 @@ def init_part(
         mine.copy_(drawn[inside, slice(*part.columns)])
 
 
-def table_boxes(of_parts: Iterable[tuple[TablePart, str, Tensor]]) -> dict[str, Boxes]:
-    """What this rank holds of each tensor, from (part, name of the tensor, its rows).
+def whole_tables(of_parts: Iterable[PartRows]) -> dict[str, Tensor]:
+    """By the names of tensors in a checkpoint, of parts that are whole tables."""
+    return {f"{part.name}.{kind}": rows for part, kind, rows in of_parts}
+
+
+def table_boxes(of_parts: Iterable[PartRows]) -> dict[str, Boxes]:
+    """What this rank holds of each tensor, likewise.
 
     Of column slices, all of which have the state that a row has once, the first writes it.
     """
     boxes: dict[str, list[Box]] = {}
     shapes = {}
-    for part, name, rows in of_parts:
+    for part, kind, rows in of_parts:
+        name = f"{part.name}.{kind}"
         offsets = (part.rows[0], part.columns[0])[: rows.dim()]
         is_copy = rows.dim() == 1 and part.columns[0] > 0
         boxes.setdefault(name, []).append(Box(offsets=offsets, tensor=rows, is_copy=is_copy))

@@ -5,6 +5,7 @@ batching.py    requests that wait for a model, and are scored together
 bodies.py      what HTTP requests may hold: bodies, limits of time and memory
 own_form.py    requests and answers in JSON of our own
 tensors.py     those of the v2 protocol over HTTP: JSON, and binary tensors behind it
+asgi.py        HTTP as uvicorn hands it over, and which function answers what
 web.py         endpoints over HTTP; v2_web.py: those of the v2 protocol
 rpc.py         the v2 protocol over gRPC; rpc_messages.py: its messages
 metrics.py     counts and times for Prometheus

@@ -1,11 +1,15 @@
-"""Requests that wait for a model, which works in a thread of its own.
+"""Requests that wait for a model.
 
-Requests that arrive while the model is busy are scored together as soon as it is free: a lone
-client waits for nobody, and many clients share the cost of a pass through the model. It is the
-same queue for all protocols.
+Requests that arrive together, or while the model is busy, are scored together: a lone client waits
+for nobody, and many clients share the cost of a pass through the model. It is the same queue for
+all protocols.
+
+A pass that takes hardly longer than it takes to wake a thread up is made in the event loop. Others
+have a thread of the model's own, so that the server goes on answering meanwhile.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 from trainmark.contract import Scorer
 from trainmark.errors import InputError
 from trainmark.inference.server.limits import (
+    LeftError,
     Limits,
     TooLargeError,
     TooLateError,
@@ -28,7 +33,9 @@ from trainmark.inference.server.limits import (
 
 TOGETHER_BYTES = 1 << 20
 """Requests are scored together up to this size."""
-GONE = "The client has left."
+QUICK_S = 0.005
+"""As long as a pass in the event loop may take: two threads that wait for Python's lock cost each
+other more."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ def _stays() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A request, whatever protocol it came by. Both functions are called in the model's thread."""
+    """A request, whatever protocol it came by. Its functions may be called in any thread."""
 
     size: int
     """Of its body, in bytes."""
@@ -60,8 +67,8 @@ class Question:
 class Queue:
     """Requests for one model.
 
-    Its thread goes on from pass to pass as long as requests wait, without a word to the event loop
-    between them but the answers.
+    The thread goes on from pass to pass as long as requests wait, without a word to the event loop
+    between them but the answers. No two passes are made at a time.
 
     Args:
         loaded: what scores, asked before each pass: one pass is never by two versions.
@@ -79,6 +86,9 @@ class Queue:
         self._waiting: deque[_Waiting] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._works, self._lock = False, Lock()
+        self._is_woken = False
+        self._quick_bytes = 0
+        """Of requests that go through the model quickly, by what others took."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -90,7 +100,7 @@ class Queue:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(_Waiting(question, future))
-        self._wake()
+        self._call_soon(loop)
         limit = loop.call_later(self._limits.seconds, self._give_up, future)
         try:
             return await future
@@ -101,11 +111,23 @@ class Queue:
         error = TooLateError(f"The answer took longer than {self._limits.seconds:g} s.")
         _settle(future, error)
 
-    def _wake(self) -> None:
+    def _call_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            loop.call_soon(self._wake, loop)  # when the others that came with it wait, too
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_woken = False
         with self._lock:
-            if not self._works:
-                self._works = True
-                self._thread.submit(self._work)
+            if self._works or not self._waiting:
+                return
+            self._works = True
+        if self._waiting[0].question.size > self._quick_bytes:
+            self._thread.submit(self._work)
+            return
+        _deliver(*self._pass(self._quick_bytes))
+        self._works = False
+        self._call_soon(loop)
 
     def _work(self) -> None:
         """In the model's thread, until nothing waits."""
@@ -114,24 +136,37 @@ class Queue:
                 if not self._waiting:
                     self._works = False
                     return
-            taken = [one for one in self._take() if not one.future.done()]
-            left = [one for one in taken if one.question.has_left()]
-            taken = [one for one in taken if one not in left]
-            found = self._answers([one.question for one in taken]) if taken else []
-            _tell(taken + left, found + [InputError(GONE)] * len(left))
+            _tell(*self._pass(TOGETHER_BYTES))
+
+    def _pass(self, most_bytes: int) -> "tuple[list[_Waiting], list[Any]]":
+        """The next requests, and their answers."""
+        taken = [one for one in self._take(most_bytes) if not one.future.done()]
+        left = [one for one in taken if one.question.has_left()]
+        taken = [one for one in taken if one not in left]
+        questions = [one.question for one in taken]
+        began = time.perf_counter()
+        found = self._answers(questions) if questions else []
+        self._learn(sum(one.size for one in questions), time.perf_counter() - began)
+        return taken + left, found + [LeftError()] * len(left)
+
+    def _learn(self, size: int, seconds: float) -> None:
+        if seconds > QUICK_S:
+            self._quick_bytes = min(self._quick_bytes, size // 2)
+        elif seconds < QUICK_S / 2:
+            self._quick_bytes = min(max(self._quick_bytes, 2 * size), TOGETHER_BYTES)
 
     def _answers(self, questions: list[Question]) -> list[Any]:
         try:
             found, rows = answers(self._loaded(), questions, self._limits.rows)
             self._scored(rows)
             return found
-        except Exception as error:  # the thread must go on, and nobody may wait for ever
+        except Exception as error:  # the others must go on, and nobody may wait for ever
             return [error] * len(questions)
 
-    def _take(self) -> list["_Waiting"]:
+    def _take(self, most_bytes: int) -> list["_Waiting"]:
         taken = [self._waiting.popleft()]
         size = taken[0].question.size
-        while self._waiting and size + self._waiting[0].question.size <= TOGETHER_BYTES:
+        while self._waiting and size + self._waiting[0].question.size <= most_bytes:
             taken.append(self._waiting.popleft())
             size += taken[-1].question.size
         return taken

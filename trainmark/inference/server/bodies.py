@@ -2,12 +2,9 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-
-from starlette.requests import Request
 
 from trainmark.errors import InputError
+from trainmark.inference.server.asgi import Request
 from trainmark.inference.server.limits import (
     Limits,
     TooLargeError,
@@ -27,23 +24,9 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self.limits, self._held_bytes = limits, 0
 
-    @asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[bytes]:
+    def of(self, request: Request) -> "Held":
         """The body of a request, until it is answered."""
-        held = Held(self)
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                body = await _read(request, held, self.limits.body_bytes)
-        except TimeoutError:
-            held.release()
-            raise TooSlowError(f"The body took longer than {self.limits.seconds:g} s.") from None
-        except BaseException:
-            held.release()
-            raise
-        try:
-            yield body
-        finally:
-            held.release()
+        return Held(self, request)
 
     def take(self, count: int) -> None:
         """Hold so many more bytes, or refuse to."""
@@ -60,8 +43,25 @@ class Bodies:
 class Held:
     """What one request holds."""
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies, self._bytes = bodies, 0
+    def __init__(self, bodies: Bodies, request: Request) -> None:
+        self._bodies, self._request, self._bytes = bodies, request, 0
+
+    async def __aenter__(self) -> bytes:
+        limits = self._bodies.limits
+        try:
+            if self._request.has_come:
+                return await _read(self._request, self, limits.body_bytes)
+            async with asyncio.timeout(limits.seconds):
+                return await _read(self._request, self, limits.body_bytes)
+        except TimeoutError:
+            self.release()
+            raise TooSlowError(f"The body took longer than {limits.seconds:g} s.") from None
+        except BaseException:
+            self.release()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self.release()
 
     def take(self, count: int) -> None:
         self._bodies.take(count)
@@ -72,31 +72,23 @@ class Held:
         self._bytes = 0
 
 
-def has_left(request: Request) -> Callable[[], bool]:
-    """Whether the client of a request has gone, without waiting for anything.
-
-    uvicorn knows it, and its object has the method `receive`; Starlette's question costs a pass of
-    the event loop.
-    """
-    connection = getattr(request.receive, "__self__", None)
-    return lambda: bool(getattr(connection, "disconnected", False))
-
-
 async def _read(request: Request, held: Held, most: int) -> bytes:
-    size = int(request.headers.get("content-length", 0))
-    body = bytearray()
-    if size <= most:
-        async for part in request.stream():
-            held.take(len(part))
-            body += part
-            if len(body) > most:
-                break
-    if max(size, len(body)) > most:
-        raise _too_large(max(size, len(body)), most)
-    encoding = request.headers.get("content-encoding", "identity")
+    size = int(request.header(b"content-length") or 0)
+    if size > most:
+        raise _too_large(size, most)
+    parts, size, more = [], 0, True
+    while more:
+        part, more = await request.part()
+        held.take(len(part))
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise _too_large(size, most)
+    body = b"".join(parts)
+    encoding = (request.header(b"content-encoding") or b"identity").decode("latin-1")
     if encoding == "identity":
-        return bytes(body)
-    plain = await asyncio.to_thread(_decompress, bytes(body), encoding, most)
+        return body
+    plain = await asyncio.to_thread(_decompress, body, encoding, most)
     held.take(len(plain))
     return plain
 

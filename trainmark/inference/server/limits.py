@@ -38,6 +38,12 @@ class NotFoundError(RefusalError):
     status = 404
 
 
+class WrongMethodError(RefusalError):
+    """GET where POST is meant, or the other way round."""
+
+    status = 405
+
+
 class TooSlowError(RefusalError):
     """A body that does not come."""
 
@@ -66,6 +72,13 @@ class TooLateError(RefusalError):
     """An answer that took too long."""
 
     status = 504
+
+
+class LeftError(RefusalError):
+    """Nobody waits for the answer any longer."""
+
+    def __init__(self) -> None:
+        super().__init__("The client has left.")
 
 
 def status_of(error: InputError, *, v2: bool) -> int:

@@ -1,8 +1,6 @@
 """Counts and times of a server, for Prometheus."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -35,22 +33,28 @@ class Metrics:
         self.loads = Counter("loads", "Loads of the model.", ("model", "outcome"), **named)
         self.step = Gauge("step", "Training step of what is served.", OF_MODEL, **named)
 
-    @contextmanager
-    def request(self, model: str, protocol: str) -> Iterator[None]:
+    def request(self, model: str, protocol: str) -> "Counted":
         """Count what is answered inside, by its status, and how long that took."""
-        began, status = time.perf_counter(), 200
-        try:
-            yield
-        except InputError as error:
-            status = status_of(error, v2=protocol.startswith("v2"))
-            raise
-        except BaseException:
-            status = 500
-            raise
-        finally:
-            self.requests.labels(model, protocol, status).inc()
-            self.seconds.labels(model, protocol).observe(time.perf_counter() - began)
+        return Counted(self, model, protocol)
 
     def text(self) -> bytes:
         """What Prometheus reads."""
         return generate_latest(self._registry)
+
+
+class Counted:
+    """A request under way."""
+
+    def __init__(self, metrics: Metrics, model: str, protocol: str) -> None:
+        self._metrics, self._model, self._protocol = metrics, model, protocol
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        status = 200 if error is None else 500
+        if isinstance(error, InputError):
+            status = status_of(error, v2=self._protocol.startswith("v2"))
+        self._metrics.requests.labels(self._model, self._protocol, status).inc()
+        seconds = time.perf_counter() - self._began
+        self._metrics.seconds.labels(self._model, self._protocol).observe(seconds)

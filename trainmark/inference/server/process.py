@@ -62,6 +62,8 @@ def serve(
         log_level="warning",
         access_log=False,
         lifespan="off",
+        ws="none",
+        proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=PATIENCE_S,
         http=ImpatientProtocol,
@@ -144,6 +146,31 @@ async def _watch(models: Models, every_s: float | None) -> None:
 # --- HTTP
 
 
+class JoinedWrites:
+    """A transport that sends in one piece what is written in one turn of the event loop: an
+    answer's head and its body."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._held = transport, loop, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._send)
+        self._held += data
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        held, self._held = self._held, b""
+        if held:
+            self._transport.write(held)
+
+
 class ImpatientProtocol(HttpToolsProtocol):
     """Closes a connection whose request's head does not come, or does not end: others may want its
     place."""
@@ -153,7 +180,7 @@ class ImpatientProtocol(HttpToolsProtocol):
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -95,7 +95,8 @@ def _methods(models: Models, metrics: Metrics) -> dict[str, Method]:
         return MESSAGES["ServerReadyResponse"](ready=models.is_ready)
 
     async def model_ready(request: Any) -> Any:
-        return MESSAGES["ModelReadyResponse"](ready=models.named(request.name).is_ready)
+        is_ready = v2_web.is_served(models.named(request.name), request.version)
+        return MESSAGES["ModelReadyResponse"](ready=is_ready)
 
     async def server(request: Any) -> Any:
         return MESSAGES["ServerMetadataResponse"](**v2_web.SERVER)

@@ -105,6 +105,8 @@ def _elements(name: str, raw: bytes) -> Iterator[bytes]:
 
 def _cast(name: str, found: NDArray[Any], kind: Any, datatype: str) -> NDArray[Any]:
     """In another type of the same kind; refuses integers that would become other ones."""
+    if found.dtype == kind:
+        return found
     if found.size and kind.kind in "iu":
         bounds = np.iinfo(kind)
         for value in (int(found.min()), int(found.max())):

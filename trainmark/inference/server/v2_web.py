@@ -1,15 +1,12 @@
 """The KServe v2 protocol over HTTP, as clients of Triton speak it."""
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
 import trainmark
 from trainmark.errors import InputError
+from trainmark.inference.server.asgi import Answer, Request, Route, as_json
 from trainmark.inference.server.batching import Loaded
-from trainmark.inference.server.bodies import Bodies, has_left
+from trainmark.inference.server.bodies import Bodies
 from trainmark.inference.server.metrics import Metrics
-from trainmark.inference.server.models import Models
+from trainmark.inference.server.models import Model, Models
 from trainmark.inference.server.tensors import InferRequest, check_version
 
 SERVER = {
@@ -25,42 +22,42 @@ def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
     """Its endpoints; the one that answers comes first, where it is found soonest."""
 
     def loaded(request: Request) -> tuple[str, Loaded]:
-        model = models.named(request.path_params["name"])
+        model = models.named(request.named["name"])
         found = model.loaded()
-        check_version(request.path_params.get("version", ""), found, model.name)
+        check_version(_version(request), found, model.name)
         return model.name, found
 
-    async def infer(request: Request) -> Response:
-        model = models.named(request.path_params["name"])
-        version = request.path_params.get("version", "")
+    async def infer(request: Request) -> Answer:
+        model = models.named(request.named["name"])
+        version = _version(request)
         with metrics.request(model.name, "v2-http"):
             async with bodies.of(request) as body:
                 asked = InferRequest(model.name, version, body, _json_bytes(request))
-                answer, json_bytes = await model.answer(asked.question(has_left(request)))
+                answer, json_bytes = await model.answer(asked.question(request.has_left))
         if json_bytes is None:
-            return Response(answer, media_type="application/json")
-        headers = {LENGTH: str(json_bytes)}
-        return Response(answer, media_type="application/octet-stream", headers=headers)
+            return Answer(answer)
+        headers = {LENGTH.encode(): str(json_bytes).encode()}
+        return Answer(answer, media_type=b"application/octet-stream", headers=headers)
 
-    async def live(request: Request) -> Response:
-        return JSONResponse({"live": True})
+    async def live(request: Request) -> Answer:
+        return as_json({"live": True})
 
-    async def ready(request: Request) -> Response:
+    async def ready(request: Request) -> Answer:
         return _ready(models.is_ready)
 
-    async def model_ready(request: Request) -> Response:
-        return _ready(models.named(request.path_params["name"]).is_ready)
+    async def model_ready(request: Request) -> Answer:
+        return _ready(is_served(models.named(request.named["name"]), _version(request)))
 
-    async def server(request: Request) -> Response:
-        return JSONResponse(SERVER)
+    async def server(request: Request) -> Answer:
+        return as_json(SERVER)
 
-    async def metadata(request: Request) -> Response:
-        return JSONResponse(describe(*loaded(request)))
+    async def metadata(request: Request) -> Answer:
+        return as_json(describe(*loaded(request)))
 
     of_models = {"/infer": infer, "/ready": model_ready, "": metadata}
     return [
         *(
-            Route(f"/v2/models/{{name}}{version}{end}", endpoint, methods=[_method(end)])
+            Route(f"/v2/models/{{name}}{version}{end}", endpoint, _method(end))
             for end, endpoint in of_models.items()
             for version in ("", "/versions/{version}")
         ),
@@ -68,6 +65,13 @@ def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
         Route("/v2/health/ready", ready),
         Route("/v2", server),
     ]
+
+
+def is_served(model: Model, version: str) -> bool:
+    """Whether a model answers; refuses another version than the one that does."""
+    if model.is_ready:
+        check_version(version, model.loaded(), model.name)
+    return model.is_ready
 
 
 def describe(name: str, loaded: Loaded) -> dict[str, object]:
@@ -91,18 +95,23 @@ def describe(name: str, loaded: Loaded) -> dict[str, object]:
     }
 
 
+def _version(request: Request) -> str:
+    return request.named.get("version", "")
+
+
 def _method(end: str) -> str:
     return "POST" if end == "/infer" else "GET"
 
 
-def _ready(is_ready: bool) -> Response:
-    return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+def _ready(is_ready: bool) -> Answer:
+    return as_json({"ready": is_ready}, 200 if is_ready else 503)
 
 
 def _json_bytes(request: Request) -> int | None:
-    given = request.headers.get(LENGTH)
+    given = request.header(LENGTH.lower().encode())
     if given is None:
         return None
-    if not (given.isascii() and given.isdigit() and len(given) < 12):
-        raise InputError(f"{LENGTH} is {given!r:.40}, expected a number of bytes.")
+    if not given.isdigit() or len(given) >= 12:
+        received = given.decode("latin-1")
+        raise InputError(f"{LENGTH} is {received!r:.40}, expected a number of bytes.")
     return int(given)

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainmark.config import filled
 from trainmark.corpus.sentences import Sentences, shuffled
 from trainmark.errors import InputError
 from trainmark.hardware.backends import is_accelerator
 from trainmark.kernels.sentence_attention import FILLER_LENGTH
-from trainmark.training.batches import GlobalBatch, GlobalBatches
+from trainmark.training.batches import GlobalBatch, RankBatches
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
 
 Ints = NDArray[np.int64]
@@ -117,51 +118,25 @@ def _gather(sentences: Sentences, rows: Ints) -> tuple[Ints, Ints]:
 # --- batches
 
 
-class SentenceData:
-    """Batches of one split for one data-parallel rank. Iterate once; `restore` before that.
-
-    Args:
-        sentences: all of the split's.
-        cfg: a resolved configuration.
-        split: `train` runs over all epochs in shuffled order; others once, as stored.
-        dp_rank, dp_size: which share of every global batch is this rank's.
-    """
+class SentenceData(RankBatches):
+    """Batches of a split's sentences, shuffled for training, else as stored."""
 
     def __init__(
         self, sentences: Sentences, cfg: DistilbertRun, split: str, dp_rank: int, dp_size: int
     ) -> None:
-        self._sentences, self._cfg, self.split = sentences, cfg, split
-        self._dp_rank, self._dp_size = dp_rank, dp_size
-        self._training = split == "train"
-        self._micro = int((cfg.micro_batch if self._training else cfg.eval_batch) or 0)
-        self._batches = GlobalBatches(
-            samples=len(sentences),
-            size=int(cfg.global_batch or 0) if self._training else self._micro * dp_size,
-            epochs=cfg.epochs if self._training else 1,
-            drops_last=self._training and cfg.last_batch == "drop",
-        )
-        self._position = 0
+        drops_last = cfg.last_batch == "drop"
+        super().__init__(len(sentences), cfg, split, dp_rank, dp_size, drops_last=drops_last)
+        self._sentences, self._cfg = sentences, cfg
+        self._micro = filled(cfg.micro_batch if self._training else cfg.eval_batch)
         if self.steps_per_epoch == 0:
             raise InputError(
                 f"The {split} split has {len(sentences):,} sentences, fewer than one global batch "
                 f"({self._batches.size:,}), and last_batch is 'drop'. Lower global_batch."
             )
 
-    @property
-    def samples(self) -> int:
-        return self._batches.samples
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._batches.per_epoch
-
-    def restore(self, state: dict[str, int]) -> None:
-        """Begin after `samples` global samples, whatever the world size that trained on them."""
-        self._position = state["samples"]
-
     def __iter__(self) -> Iterator[SentenceBatch]:
         epoch = -1
-        for batch in self._batches.after(self._position):
+        for batch in self._to_come():
             if batch.epoch != epoch:
                 epoch, order = batch.epoch, self._order(batch.epoch)
             yield self._assemble(batch, order)
@@ -172,7 +147,7 @@ class SentenceData:
 
     def _assemble(self, batch: GlobalBatch, order: Ints) -> SentenceBatch:
         """This rank's share of a global batch."""
-        share = batch.share(self._dp_rank, self._dp_size)
+        share = self._share(batch)
         mine = order[share.start : share.stop]
         layout = self._lay_out(mine)
         missing = layout.first_KS.size - len(mine)

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import read_weights
 from trainmark.errors import InputError
 from trainmark.interop.programs import save_program
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.runs import DistilbertRun
 
-PREFIX = "model."
 INPUTS = ("input_ids", "attention_mask")
 
 ONNX_README = """A sentence classifier that Trainmark trained, for ONNX runtimes:
@@ -100,18 +99,11 @@ def _program(
     classifier = AutoModelForSequenceClassification.from_config(
         described, attn_implementation=attention
     )
-    classifier.load_state_dict(_weights(cfg, checkpoint_path))
+    classifier.load_state_dict(weights.renamed(cfg.model, read_weights(checkpoint_path)))
     tokens = torch.zeros(2, min(8, cfg.model.positions), dtype=torch.int64)
     free = {0: Dim("batch"), 1: Dim("length", max=cfg.model.positions)}
     model = Logits(classifier).eval().requires_grad_(False)
     return torch.export.export(model, (tokens, tokens + 1), dynamic_shapes=(free, free))
-
-
-def _weights(cfg: DistilbertRun, checkpoint_path: Path) -> dict[str, Tensor]:
-    names = [name for name in checkpoints.names(checkpoint_path) if name.startswith(PREFIX)]
-    tensors = checkpoints.read(checkpoint_path, names)
-    ours = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-    return weights.renamed(cfg.model, ours)
 
 
 def _describe(cfg: DistilbertRun, folder: Path, how_to_run: str) -> None:

@@ -8,7 +8,7 @@ were fitted to padded batches in 16 bits on one H200; packed ones test them (doc
 
 from dataclasses import asdict, dataclass
 
-from trainmark.config import filled
+from trainmark.config import element_bytes, filled
 from trainmark.contract import Plan
 from trainmark.formatting import human
 from trainmark.hardware.devices import Cluster
@@ -128,7 +128,7 @@ def _constants(cfg: DistilbertRun, rates: Rates, devices: Machine) -> dict[str, 
 def _time(cfg: DistilbertRun, rates: Rates, devices: Machine) -> StepTime:
     micro, count, model = filled(cfg.micro_batch), filled(cfg.accumulate), cfg.model
     tokens, weights = tokens_computed(cfg), parameters(model)
-    element = 4 if cfg.precision in ("fp32", "tf32") else 2
+    element = element_bytes(cfg.precision)
     blocks = model.layers - 0.85 * (cfg.mode == "packed")  # all of the last but its attention
     kept = (9 * model.hidden + 2 * model.feed_forward) * element
     passes = PASSES * tokens * blocks * kept + MICRO_BATCH * weights

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import read_weights
 from trainmark.config import filled
 from trainmark.contract import MODEL_FOLDER, Served, TensorSpec
 from trainmark.corpus import sst2
@@ -24,7 +25,6 @@ from trainmark.workloads.distilbert.data import packed
 from trainmark.workloads.distilbert.model import SentenceClassifier, build_model, init_weights
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun
 
-PREFIX = "model."
 TOGETHER = 64
 """Sentences that go through the model at once, of similar length."""
 SHORTEST = 16
@@ -44,20 +44,12 @@ def load(served: Served[DistilbertRun]) -> "SentenceScorer":
         state = checkpoints.read_state(path)
         facts |= {"name": cfg.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
-        tensors = _of_checkpoint(path, served.device)
+        tensors = {name: read.to(served.device) for name, read in read_weights(path).items()}
         places = [served.folder / MODEL_FOLDER, *weights.tokenizer_folders(cfg)]
     longest = min(cfg.sequence_length, cfg.model.positions)
     cfg = dataclasses.replace(cfg, mode="packed", precision="fp32")
     tokenizer = sst2.load_tokenizer(_tokenizer_folder(places, facts["name"]), longest)
     return SentenceScorer(cfg, tensors, tokenizer, facts | {"longest_tokens": longest})
-
-
-def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
-    names = [name for name in checkpoints.names(path) if name.startswith(PREFIX)]
-    return {
-        name.removeprefix(PREFIX): tensor.to(device)
-        for name, tensor in checkpoints.read(path, names).items()
-    }
 
 
 def _of_folder(folder: Path, device: str) -> tuple[DistilbertRun, dict[str, Tensor]]:

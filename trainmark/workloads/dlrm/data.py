@@ -28,7 +28,7 @@ from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.hardware.backends import is_accelerator
 from trainmark.training.background import Kept, in_background
-from trainmark.training.batches import GlobalBatch, GlobalBatches, rank_shares
+from trainmark.training.batches import GlobalBatch, RankBatches, rank_shares
 from trainmark.training.transfer import Make
 from trainmark.workloads.dlrm.rows import (
     Columns,
@@ -110,32 +110,18 @@ class RowOrder:
         return rows[self.permutation(window)] if self.shuffles_rows else rows
 
 
-class ClickData:
-    """Batches of one split for one data-parallel rank. Iterate once; `restore` before that.
-
-    Args:
-        source: the rows.
-        cfg: a resolved configuration.
-        split: `train` runs over all epochs in shuffled order; others once, as stored.
-        dp_rank, dp_size: which share of every global batch is this rank's.
-    """
+class ClickData(RankBatches):
+    """Batches of a split's rows, shuffled for training, else as stored."""
 
     def __init__(
         self, source: RowSource, cfg: DlrmRun, split: str, dp_rank: int, dp_size: int
     ) -> None:
-        self._source, self._cfg, self.split = source, cfg, split
-        self._dp_rank, self._dp_size = dp_rank, dp_size
-        self._training = split == "train"
+        drops_last = cfg.last_batch == "drop"
+        super().__init__(source.num_rows, cfg, split, dp_rank, dp_size, drops_last=drops_last)
+        self._source, self._cfg = source, cfg
         self._made_on_gpu: TerabyteRows | None = None
         if isinstance(source, TerabyteRows) and makes_rows_on_gpu(cfg):
             self._made_on_gpu = source
-        self._batches = GlobalBatches(
-            samples=source.num_rows,
-            size=filled(cfg.global_batch) if self._training else filled(cfg.eval_batch) * dp_size,
-            epochs=cfg.epochs if self._training else 1,
-            drops_last=self._training and cfg.last_batch == "drop",
-        )
-        self._position = 0
         self._orders = Kept[int, RowOrder](most=2)
         self._windows = Kept[tuple[int, int], tuple[Columns, NDArray[np.int64]]](WINDOWS_KEPT)
         if source.num_rows == 0:
@@ -151,26 +137,10 @@ class ClickData:
                 f"({self._batches.size:,}), and last_batch is 'drop'. Lower global_batch."
             )
 
-    @property
-    def samples(self) -> int:
-        return self._batches.samples
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._batches.per_epoch
-
-    def restore(self, state: dict[str, int]) -> None:
-        """Begin after `samples` global samples, whatever the world size that trained on them.
-
-        There is no `state()`: batches are made ahead of the step, and only the loop knows how
-        many samples were trained on.
-        """
-        self._position = state["samples"]
-
     def __iter__(self) -> Iterator[ClickBatch]:
         # A CPU that trains has no cores to spare; one that feeds a GPU has little else to do, and
         # readers mostly wait for the disk.
-        batches = self._batches.after(self._position)
+        batches = self._to_come()
         if self._made_on_gpu is not None:
             return map(partial(self._make_batch, self._made_on_gpu), batches)
         if self._cfg.device == "cpu":
@@ -186,13 +156,13 @@ class ClickData:
 
     def _make_batch(self, rows: TerabyteRows, whole: GlobalBatch) -> ClickBatch:
         """This rank's share of a global batch, to be made ahead of the step by the GPU itself."""
-        share = whole.share(self._dp_rank, self._dp_size)
+        share = self._share(whole)
         batch = self._empty_batch(len(share), global_samples=whole.size, position=whole.position)
         return dataclasses.replace(batch, make=rows.maker(share.start))
 
     def _read_batch(self, whole: GlobalBatch) -> ClickBatch:
         """This rank's share of a global batch, read straight into the batch's own memory."""
-        share = whole.share(self._dp_rank, self._dp_size)
+        share = self._share(whole)
         batch = self._empty_batch(len(share), global_samples=whole.size, position=whole.position)
         columns, done = self._columns(batch), 0
         for window, piece in self._order(whole.epoch).pieces(share.start, share.stop):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import preparation
 from trainmark.clicklog.sources import criteo_format
@@ -22,6 +22,7 @@ from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated, score_offset
 from trainmark.workloads.dlrm.sizes import (
     branches,
+    cross_features,
     cross_layers,
     cross_rank,
     has_bags,
@@ -29,7 +30,6 @@ from trainmark.workloads.dlrm.sizes import (
     widths,
 )
 
-PREFIX = "model."
 Load = Callable[[list[str]], dict[str, Tensor]]
 
 ONNX_README = """A DLRM that Trainmark trained, for ONNX runtimes:
@@ -115,7 +115,7 @@ def export_torch(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     with _reading(checkpoint_path) as (shapes, load):
         model = standalone.Dlrm(description(cfg), load(list(shapes))).eval()
     numerical = torch.zeros(2, cfg.model.numerical_features)
-    ids = torch.zeros(2, sum(hotness(cfg.model)), dtype=torch.int64)
+    ids = torch.zeros(2, standalone.num_ids(model.config), dtype=torch.int64)
     batch = {0: torch.export.Dim("batch")}
     program = torch.export.export(model, (numerical, ids), dynamic_shapes=(batch, batch))
     save_program(program, folder / "model.pt2")
@@ -134,17 +134,13 @@ def _reading(checkpoint_path: Path) -> Iterator[tuple[dict[str, Tensor], Load]]:
 
     A bar shows how much was loaded.
     """
-    shapes = {
-        name.removeprefix(PREFIX): tensor
-        for name, tensor in checkpoints.shapes(checkpoint_path).items()
-        if name.startswith(PREFIX)
-    }
+    shapes = weight_shapes(checkpoint_path)
     with bytes_bar("exporting", sum(tensor.nbytes for tensor in shapes.values())) as advance:
 
         def load(names: list[str]) -> dict[str, Tensor]:
-            tensors = checkpoints.read(checkpoint_path, [PREFIX + name for name in names])
+            tensors = read_weights(checkpoint_path, names)
             advance(sum(tensor.nbytes for tensor in tensors.values()))
-            return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+            return tensors
 
         yield shapes, load
 
@@ -171,6 +167,7 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "table_rows": list(model.table_rows),
         "embedding_dim": model.embedding_dim,
         "table_widths": list(widths(model)),
+        **_crosses(model),
         **_bags(model),
         "bottom_mlp": list(model.bottom_mlp),
         "top_mlp": list(model.top_mlp),
@@ -178,6 +175,11 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "logit_offset": score_offset(cfg),
         "dataset": list(cfg.dataset),
     } | _names(cfg)
+
+
+def _crosses(model: Model) -> dict[str, Any]:
+    """The features of each cross, whose tables lie behind those of the features."""
+    return {"crosses": list(map(cross_features, model.crosses))} if model.crosses else {}
 
 
 def _bags(model: Model) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from trainmark.contract import RawFiles, ScoredRows, Served
 from trainmark.errors import InputError
 from trainmark.workloads.dlrm import serving
 from trainmark.workloads.dlrm.raw_files import encode_by
+from trainmark.workloads.dlrm.requests import Clicks, clicks_of
 from trainmark.workloads.dlrm.rows import Columns, SplitBinary
 from trainmark.workloads.dlrm.runs import DlrmRun
-from trainmark.workloads.dlrm.standalone import Dlrm
 
 BATCH = 1 << 14
 PART_ROWS = 1 << 18
@@ -33,13 +33,14 @@ def score_files(
         )
     checksums.check(served.folder)
     encoded = encode_by(data, raw, folder / "data")
-    model = serving.of_export(served.folder, served.device)
+    device = torch.device(served.device)
+    clicks = clicks_of(serving.of_export(served.folder, served.device), device)
     source = SplitBinary(encoded.folder, "test")
     source.check_bytes()
     for start in range(done * PART_ROWS, source.num_rows, PART_ROWS):
         stop = min(start + PART_ROWS, source.num_rows)
         scores = [
-            _score(model, source, first, min(first + BATCH, stop), served.device)
+            _score(clicks, source, first, min(first + BATCH, stop))
             for first in range(start, stop, BATCH)
         ]
         yield ScoredRows(
@@ -49,10 +50,8 @@ def score_files(
         )
 
 
-def _score(model: Dlrm, source: SplitBinary, start: int, stop: int, device: str) -> np.ndarray:
+def _score(clicks: Clicks, source: SplitBinary, start: int, stop: int) -> np.ndarray:
     rows = Columns.empty(stop - start, source)
     source.read(start, stop, rows)
     ids = np.concatenate([column.reshape(len(column), -1) for column in rows.ids], 1, dtype="i8")
-    numerical = torch.from_numpy(rows.numerical.astype(np.float32)).to(device)
-    clicks: np.ndarray = model(numerical, torch.from_numpy(ids).to(device)).cpu().numpy()
-    return clicks
+    return clicks(rows.numerical.astype(np.float32), ids)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from trainmark.config import filled
+from trainmark.config import element_bytes, filled
 from trainmark.hardware.memory import LIBRARIES
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
@@ -52,7 +52,7 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     per_sample += 2 * interaction_width(model) * (model.interaction_dropout > 0)
     # Several ids per feature: these, sorted, and where each one's gradient is.
     ids = 40 * sum(hotness(model)) * (cfg.micro_batch or 0) * has_bags(model)
-    width = 4 if cfg.precision in ("fp32", "tf32") else 2
+    width = element_bytes(cfg.precision)
     local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
     rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4
     return (cfg.micro_batch or 0) * per_sample * width + rows_of_all_micro_batches + ids

@@ -13,7 +13,7 @@ Bytes are over the rate of a copy; seconds are the same on every GPU, an assumpt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainmark.config import filled
+from trainmark.config import element_bytes, filled
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.costs import MIN_ACCESS, STATE_BYTES
 from trainmark.hardware.products import Kind, Rates, product_s
@@ -81,11 +81,6 @@ class StepTime:
         return self.forward + self.dense + self.update
 
 
-def _element(cfg: DlrmRun) -> int:
-    """Bytes of a number that is computed with."""
-    return 4 if cfg.precision in ("fp32", "tf32") else 2
-
-
 def gpu_time(
     cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]
 ) -> StepTime:
@@ -123,7 +118,7 @@ def _layers_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
             for kind in kinds
         )
         if is_masked and back == "input":
-            size = MASKED_CODES if precision == "fp8" else MASKED * _element(cfg)
+            size = MASKED_CODES if precision == "fp8" else MASKED * element_bytes(cfg.precision)
             total += size * samples * layer.fan_in / rates.copy
     return total
 
@@ -150,8 +145,9 @@ def _passes_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
     hidden = [*model.bottom_mlp, *model.top_mlp[:-1]]
     read_last = hidden[-1] if len(model.top_mlp) > 1 else interaction_width(model)
     moved = LOSS * read_last + BIASES * sum(hidden)
-    moved += _element(cfg) * MASKED * model.embedding_dim  # the bottom MLP's last ReLU
-    moved += _element(cfg) * 4 * interaction_activations(model)
+    element = element_bytes(cfg.precision)
+    moved += element * MASKED * model.embedding_dim  # the bottom MLP's last ReLU
+    moved += element * 4 * interaction_activations(model)
     if any(precision == "fp8" for _, precision, _, _ in _layers(cfg)):
         width = interaction_width(model)
         moved += QUANTIZED * (width + read_last)
@@ -162,7 +158,7 @@ def _passes_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
 def _small_s(cfg: DlrmRun, rates: Rates) -> float:
     """Once a step: small kernels, and the optimiser of the MLPs."""
     has_state = cfg.optimizer.name != "sgd"
-    passes = 1 + 2 * has_state + (_element(cfg) == 2)
+    passes = 1 + 2 * has_state + (element_bytes(cfg.precision) == 2)
     layers = len(dense_layers(cfg.model)) * has_state
     weights = PARAMETER * passes * dense_parameters(cfg.model) / rates.copy
     return STEP_S + FP8_S * (cfg.precision == "fp8") + ADAGRAD_LAYER_S * layers + weights
@@ -173,7 +169,7 @@ def _small_s(cfg: DlrmRun, rates: Rates) -> float:
 
 def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool = False) -> float:
     """Of gathering rows, and of their products where these are what the top MLP reads."""
-    model, element = cfg.model, _element(cfg)
+    model, element = cfg.model, element_bytes(cfg.precision)
     vectors, dim = len(model.table_rows) + 1, model.embedding_dim
     padded = max(16, 1 << (vectors - 1).bit_length())
     has_pairs = model.interaction == "dot"
@@ -189,7 +185,8 @@ def _pool_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessP
     """Of reading the rows of every bag, and writing their sums; counted, not fitted."""
     dim = cfg.model.embedding_dim
     moved = sum(
-        profile.hotness * max(MIN_ACCESS, dim * profile.stored.weight) + dim * _element(cfg)
+        profile.hotness * max(MIN_ACCESS, dim * profile.stored.weight)
+        + dim * element_bytes(cfg.precision)
         for profile in profiles
     )
     return samples * moved / rates.copy
@@ -205,7 +202,7 @@ def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[Acces
         changed = profile.distinct((0, profile.rows), lookups)
         row = dim * (profile.stored.weight + per_element) + per_row * 8  # of a sector of 32 bytes
         is_summed = per_row > 0 or profile.stored.scale > 0
-        each = GRADIENT_ROW * (dim * _element(cfg) + 12) + LOOKED_UP
+        each = GRADIENT_ROW * (dim * element_bytes(cfg.precision) + 12) + LOOKED_UP
         each += SUMMED * is_summed + ADAGRAD * (per_element > 0)
         wide = SUMMED_WIDE * (is_summed and dim > ONE_WARP)
         moved += lookups * each + changed * (2 * CHANGED_ROW * row + wide)

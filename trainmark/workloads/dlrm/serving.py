@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.preparation import FOLDER
 from trainmark.clicklog.raw_values import RawValues, open_dataset
@@ -58,16 +59,9 @@ def of_export(folder: Path, device: str) -> standalone.Dlrm:
 
 def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
     """Its weights, table by table: of those for a GPU, one at a time is in the host's memory."""
-    weights = {
-        name: tensor
-        for name, tensor in checkpoints.shapes(path).items()
-        if name.startswith(export.PREFIX)
-    }
-    _check_memory(sum(tensor.nbytes for tensor in weights.values()), device)
-    return {
-        name.removeprefix(export.PREFIX): checkpoints.read(path, [name])[name].to(device)
-        for name in weights
-    }
+    shapes = weight_shapes(path)
+    _check_memory(sum(tensor.nbytes for tensor in shapes.values()), device)
+    return {name: read_weights(path, [name])[name].to(device) for name in shapes}
 
 
 def _check_memory(needed: int, device: str) -> None:
@@ -111,7 +105,7 @@ def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | Non
 
 
 def _prepared(config: dict[str, Any]) -> PreparedValues:
-    count, tables = config["numerical_features"], config["table_rows"]
+    count, tables = config["numerical_features"], _feature_rows(config)
     numerical = config.get("numerical", [f"num_{i}" for i in range(count)])
     categorical = config.get("categorical", [f"cat_{i}.bin" for i in range(len(tables))])
     return PreparedValues(numerical, categorical, tables, config.get("hotness"))
@@ -121,9 +115,15 @@ def _check_same_tables(data: Path, config: dict[str, Any]) -> None:
     """For models of an earlier version, which do not say more about their dataset."""
     spec = feature_spec.read(data)
     found = (len(spec.numerical), list(spec.cardinalities))
-    if found != (config["numerical_features"], config["table_rows"]):
+    if found != (config["numerical_features"], _feature_rows(config)):
         raise InputError(
             f"{data} is not what the model was trained on: it has {found[0]} numerical features "
             f"and tables of {found[1]} rows, the model {config['numerical_features']} and "
-            f"{config['table_rows']}."
+            f"{_feature_rows(config)}."
         )
+
+
+def _feature_rows(config: dict[str, Any]) -> list[int]:
+    """Rows of the tables that are a feature's own."""
+    rows: list[int] = config["table_rows"]
+    return rows[: len(rows) - len(config.get("crosses", []))]

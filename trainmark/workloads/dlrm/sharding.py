@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from trainmark.config import filled
+from trainmark.config import element_bytes, filled
 from trainmark.embeddings.placement import access
 from trainmark.embeddings.placement import placement as placements
 from trainmark.embeddings.placement.access import AccessProfile
@@ -99,7 +99,7 @@ def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:
     step = TableStep(
         batch=filled(cfg.global_batch),
         dim=cfg.model.embedding_dim,
-        element_bytes=4 if cfg.precision in ("fp32", "tf32") else 2,
+        element_bytes=element_bytes(cfg.precision),
         optimizer=cfg.optimizer.name,
     )
     return TableCosts(machine(cluster(cfg, devices), cfg.sharding.network_gb_s), step)

@@ -14,7 +14,7 @@ from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
 from trainmark.hardware.backends import is_accelerator
-from trainmark.training.batches import GlobalBatch, GlobalBatches
+from trainmark.training.batches import GlobalBatch, RankBatches
 from trainmark.workloads.llama3.chain import Chain
 from trainmark.workloads.llama3.runs import LlamaRun
 
@@ -59,47 +59,27 @@ class SyntheticSamples:
         return self._chain.sample(self._start + index, self._length)
 
 
-class TokenData:
-    """Batches of one split for one data-parallel rank. Iterate once; `restore` before that."""
+class TokenData(RankBatches):
+    """Batches of a split's samples; an epoch is all that were drawn: documents repeat inside it as
+    needed."""
 
     def __init__(
         self, samples: Samples, cfg: LlamaRun, split: str, dp_rank: int, dp_size: int
     ) -> None:
-        self._samples, self._cfg, self.split = samples, cfg, split
-        self._dp_rank, self._dp_size = dp_rank, dp_size
-        training = split == "train"
-        size = filled(cfg.global_batch) if training else filled(cfg.eval_batch) * dp_size
-        self._batches = GlobalBatches(
-            samples=len(samples),
-            size=size,
-            epochs=cfg.epochs if training else 1,
-            drops_last=training,
-        )
-        self._position = 0
-        if training and self.steps_per_epoch == 0:
+        super().__init__(len(samples), cfg, split, dp_rank, dp_size, drops_last=True)
+        self._samples, self._cfg = samples, cfg
+        if self._training and self.steps_per_epoch == 0:
             raise InputError(
-                f"train_samples ({len(samples):,}) must fill at least one global batch ({size:,})."
+                f"train_samples ({len(samples):,}) must fill at least one global batch "
+                f"({self._batches.size:,})."
             )
 
-    @property
-    def samples(self) -> int:
-        return self._batches.samples
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """An epoch is all the samples that were drawn: documents repeat inside it as needed."""
-        return self._batches.per_epoch
-
-    def restore(self, state: dict[str, int]) -> None:
-        """Begin after `samples` global samples, whatever the world size that trained on them."""
-        self._position = state["samples"]
-
     def __iter__(self) -> Iterator[TokenBatch]:
-        return map(self._read, self._batches.after(self._position))
+        return map(self._read, self._to_come())
 
     def _read(self, batch: GlobalBatch) -> TokenBatch:
         """This rank's share of a global batch."""
-        share = batch.share(self._dp_rank, self._dp_size)
+        share = self._share(batch)
         rows = [self._samples[index] for index in share]
         shape = (len(share), self._cfg.sequence + 1)
         tokens = torch.from_numpy(np.array(rows, np.int32).reshape(shape))

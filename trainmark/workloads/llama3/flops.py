@@ -1,5 +1,6 @@
 """What a Llama-3 step costs: floating-point operations, and memory for activations."""
 
+from trainmark.config import element_bytes
 from trainmark.workloads.llama3.runs import (
     LlamaRun,
     Model,
@@ -40,7 +41,7 @@ def activation_bytes(cfg: LlamaRun, pp_rank: int = 0) -> int:
     before the first one returns; each rank after it has begun one fewer.
     """
     model, axes = cfg.model, axes_of(cfg)
-    width = 4 if cfg.precision in ("fp32", "tf32") else 2
+    width = element_bytes(cfg.precision)
     tokens = (cfg.micro_batch or 1) * cfg.sequence
     in_flight = min(axes["pp"] - pp_rank, cfg.accumulate or 1) * (stages_per_rank(cfg) + 1) / 2
     layers = model.layers / axes["pp"]

@@ -5,7 +5,7 @@ A dry run builds the model and counts the same (`LlamaTrainer.device_bytes`).
 
 from collections.abc import Iterator
 
-from trainmark.config import filled
+from trainmark.config import element_bytes, filled
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.workloads.llama3.flops import activation_bytes, gradients_beside_activations
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of
@@ -28,7 +28,7 @@ def _of_rank(cfg: LlamaRun, pp_rank: int) -> MemoryPlan:
     axes = axes_of(cfg)
     modules = sorted(map(_elements, _modules(cfg, pp_rank)), reverse=True)
     gathered, stored = sum(modules), _stored_elements(cfg, pp_rank)
-    computing = 4 if cfg.precision in ("fp32", "tf32") else 2
+    computing = element_bytes(cfg.precision)
     shared = axes["dp"] > 1
     kept_as = 4 if shared and cfg.optimizer_states == "fp32" else computing
     shards = stored * kept_as

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainmark.config import filled
+from trainmark.config import element_bytes, filled
 from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.adamw import AdamW, local
@@ -272,7 +272,7 @@ class LlamaTrainer:
 
     def device_bytes(self) -> DeviceBytes:
         """Bytes at a step's fullest moment: weights that compute, gradients, masters, moments."""
-        computing = 2 if self.cfg.precision in ("bf16", "fp16", "fp8") else 4
+        computing = element_bytes(self.cfg.precision)
         modules = self._gathered_modules()
         gathered = sum(modules)
         shards = sum(_bytes(p) for p in self._parameters.values())

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmark.config import filled
+from trainmark.config import element_bytes, filled
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Peak, Unknown
 from trainmark.hardware.known import Known, known
@@ -272,7 +272,7 @@ def _passing_s(cfg: LlamaRun, devices: Machine) -> float:
 
 def _activation_bytes(cfg: LlamaRun) -> int:
     """One micro-batch between two blocks."""
-    element = 4 if cfg.precision in ("fp32", "tf32") else 2
+    element = element_bytes(cfg.precision)
     return filled(cfg.micro_batch) * cfg.sequence * cfg.model.hidden * element
 
 
@@ -284,7 +284,7 @@ def _data_s(cfg: LlamaRun, devices: Machine, pp_rank: int, compute: float) -> fl
     """
     axes = axes_of(cfg)
     dp = axes["dp"]
-    element = 4 if cfg.precision in ("fp32", "tf32") else 2
+    element = element_bytes(cfg.precision)
     weights = local_parameters(cfg, pp_rank) * (dp - 1) / dp
     within = dp * axes["tp"] <= devices.devices_per_node
     link = (devices.node_link if within else devices.network) * LINK_EFFICIENCY
