@@ -13,7 +13,8 @@ a step come from a second pass.
 
     PYTHONPATH=. python benchmarks/dlrm_cpu.py            writes benchmarks/results/dlrm_cpu.json
     PYTHONPATH=. python benchmarks/dlrm_cpu.py --cores 1 2 4 8 16      dlrm_cpu_cores.json: how both
-                                                          scale, one round of each
+                                                          scale, one round of each; rows of
+                                                          other numbers of cores stay
 """
 
 import argparse
@@ -36,7 +37,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from benchmarks.common import write_results
+from benchmarks.common import RESULTS, write_results
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import LocalEngine
 from trainmark.hardware.allocator import keep_freed_memory
@@ -352,13 +353,22 @@ def main() -> None:
         print(json.dumps(measure(SHAPES[args.measure[0]], args.measure[1])))
         return
     if args.cores:
-        rows = [row for cores in args.cores for row in _scaled(cores)]
-        print(write_results("dlrm_cpu_cores", rows, folder=args.results))
+        path = (args.results or RESULTS) / "dlrm_cpu_cores.json"
+        earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+        scaled = {_scale_key(row): row for row in earlier}
+        for cores in args.cores:
+            for row in _scaled(cores):
+                scaled[_scale_key(row)] = row
+                write_results("dlrm_cpu_cores", list(scaled.values()), folder=args.results)
         return
     found = _alternate(args.rounds)
     rows = [_row(shape, system, found) for shape, system in CASES]
     _show(rows)
     print(write_results("dlrm_cpu", rows))
+
+
+def _scale_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["system"], row["shape"], row["cores"]
 
 
 def _scaled(cores: int) -> Iterator[dict[str, Any]]:

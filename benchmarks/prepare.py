@@ -237,6 +237,8 @@ def as_parquet(raw: Path) -> Path:
     types = dict.fromkeys(names[:14], pa.int64()) | dict.fromkeys(names[14:], pa.string())
     output.mkdir(exist_ok=True)
     for day in raw.glob("day_*"):
+        if (output / f"{day.name}.parquet").exists():
+            continue
         table = csv.read_csv(
             day,
             csv.ReadOptions(column_names=names),
@@ -252,6 +254,8 @@ def corpus(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     output, rng = folder / "corpus", random.Random(0)
+    if (output / f"{TEXTS - 1}.txt").exists():
+        return output
     output.mkdir(exist_ok=True)
     syllables = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(1, 4))) for _ in range(900)]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(50_000)]
@@ -273,6 +277,8 @@ def corpus(folder: Path) -> Path:
 # --- how it scales
 
 KINDS = ("criteo", "csv", "parquet", "npy", "tokens")
+PEERS = {"pandas": "pandas", "parse": "pyarrow, parsing alone"}
+"""Of a log in Criteo's text; systems by their children."""
 
 
 def scale(arguments: argparse.Namespace) -> None:
@@ -296,10 +302,11 @@ def scale(arguments: argparse.Namespace) -> None:
             measure(child, made, output)
         for cores in arguments.cores:
             found = measure(child, made, output, cores=cores)
-            shutil.rmtree(output)
+            digest = _digest(output) if arguments.digest else {}
+            shutil.rmtree(output, ignore_errors=True)
             row = {
-                "system": "trainmark",
-                "kind": kind,
+                "system": PEERS.get(kind, "trainmark"),
+                "kind": "criteo" if kind in PEERS else kind,
                 "cores": cores,
                 "rows": 0 if kind == "tokens" else size,
                 "mb": round(mb, 1),
@@ -311,13 +318,15 @@ def scale(arguments: argparse.Namespace) -> None:
                 "output": arguments.stored,
                 "phase_seconds": {n: round(s, 3) for n, s in found["phase_seconds"].items()},
             }
+            if digest:
+                row["digest"] = hashlib.sha256(json.dumps(digest).encode()).hexdigest()
             print(row, flush=True)
             rows[_scale_key(row)] = row
             write_results("prepare_cores", list(rows.values()), folder=arguments.results)
 
 
 def _scale_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["kind"], row["rows"], row["cores"], row["output"]
+    return row["system"], row["kind"], row["rows"], row["cores"], row["output"]
 
 
 # --- Spark
@@ -396,10 +405,12 @@ def main() -> None:
     parser.add_argument("--spark", type=int, nargs="+", help="compare Spark on so many cores")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4m", "16m"], help="of it")
     parser.add_argument("--cores", type=int, nargs="+", help="measure how it scales")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of input")
+    kinds = (*KINDS, *PEERS)
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=KINDS, help="of input")
     parser.add_argument("--rows", type=int, default=SIZES["4m"], help="of the log, with --cores")
     parser.add_argument("--output-folder", type=Path, help="another one for what is written")
     parser.add_argument("--stored", default="memory", help="what that folder is: memory or disk")
+    parser.add_argument("--digest", action="store_true", help="of all that is written")
     parser.add_argument("--warm-up", action="store_true", help="run each kind once before")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()

@@ -13,6 +13,7 @@ from tests.unit.test_prepare_criteo import BAD_LINES
 from tests.unit.test_prepare_engine import ROOMY, TIGHT, assert_agrees, files, prepare
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.sources import criteo_text
 from trainmark.errors import InputError
 
 
@@ -183,3 +184,21 @@ def test_bad_lines_have_their_numbers_in_any_piece_of_any_file(tmp_path: Path) -
         limits = Limits(memory=1 << 20, workers=3, piece_bytes=piece_bytes)
         prepare(tmp_path / f"{name}_*", output, limits, bad_rows="skip")
         assert [line.partition(":")[2] for line in listed(output)] == wanted * 2
+
+
+@pytest.mark.parametrize("chunk_bytes", [40, 700, 1 << 20])
+def test_lines_are_the_same_in_chunks_of_any_size(
+    chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of some lines or of one, with missing numbers and long ones, and bad lines before good ones;
+    by the compiled parser and by Arrow's."""
+    monkeypatch.setattr(criteo_text, "CHUNK_BYTES", chunk_bytes)
+    days, _ = write_dirty(tmp_path)
+    lines = [line for line in days[0] if line[1]][:1] + [line for line in days[0] if not line[1]]
+    lines[3][4:7] = ["123456789", "-7654321", "-12345678"]
+    (tmp_path / "day_2").write_text("\n".join("\t".join(line) for line in lines))
+    outputs = []
+    for fast in (True, False):
+        monkeypatch.setattr(primitives, "FAST", fast and primitives.FAST)
+        outputs.append(prepare(tmp_path / "day_*", tmp_path / f"{fast}", bad_rows="skip"))
+    assert files(outputs[0]) == files(outputs[1])

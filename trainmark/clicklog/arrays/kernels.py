@@ -23,6 +23,7 @@ AHEAD = 32
 """Of a value, how many places before its turn its slot is fetched: a large table lies in memory,
 which takes as long to answer as the processor takes for so many values."""
 
+_intrinsic: Any = intrinsic  # whose functions are called without their first argument
 _compiled = numba.njit(nogil=True, cache=True)
 _inlined = numba.njit(nogil=True, cache=True, inline="always")
 
@@ -33,7 +34,7 @@ def _address(context: Any, builder: Any, array: Any, kind: Any, place: Any) -> A
     return builder.bitcast(builder.gep(data, [place]), ir.IntType(8).as_pointer())
 
 
-@intrinsic
+@_intrinsic
 def _fetch(typing_context: Any, table: Any, slot: Any) -> Any:
     """Have memory bring a slot of a table, without waiting for it."""
 
@@ -42,13 +43,15 @@ def _fetch(typing_context: Any, table: Any, slot: Any) -> Any:
         to = _address(context, builder, arguments[0], signature.args[0], place)
         hints = [ir.Constant(ir.IntType(32), hint) for hint in (0, 3, 1)]  # read, keep, data
         kind = ir.FunctionType(ir.VoidType(), [to.type, *(hint.type for hint in hints)])
-        builder.call(builder.module.declare_intrinsic("llvm.prefetch", [to.type], kind), [to, *hints])
+        builder.call(
+            builder.module.declare_intrinsic("llvm.prefetch", [to.type], kind), [to, *hints]
+        )
         return context.get_dummy_value()
 
     return types.void(table, types.uint64), generate
 
 
-@intrinsic
+@_intrinsic
 def _copy8(typing_context: Any, source: Any, start: Any, out: Any, place: Any) -> Any:
     """Copy 8 bytes of an array of bytes."""
 
@@ -98,7 +101,7 @@ def count(table: Any, size: int, limit: int, values: Any, within: Any, one: Any,
     mask = np.uint64(len(table) - 1)
     last = len(values) - 1
     while place < len(values):
-        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))  # type: ignore[call-arg]
+        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         value = values[place]
         if low <= value <= high:
             slot = _slot_of(table, value, mask)
@@ -150,7 +153,7 @@ def insert(table: Any, values: Any, seconds: Any) -> None:
     mask = np.uint64(len(table) - 1)
     last = len(values) - 1
     for place in range(len(values)):
-        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))  # type: ignore[call-arg]
+        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         slot = _slot_of(table, values[place], mask)
         table[slot, 1] = values[place]
         table[slot, 0] = seconds[place]
@@ -163,7 +166,7 @@ def move(table: Any, firsts: Any, new_table: Any, new_firsts: Any, low: Any, hig
     size = 0
     last = len(table) - 1
     for old in range(len(table)):
-        _fetch(new_table, _hash(table[min(old + AHEAD, last), 1], mask))  # type: ignore[call-arg]
+        _fetch(new_table, _hash(table[min(old + AHEAD, last), 1], mask))
         value = table[old, 1]
         if value != 0 and low <= value <= high:
             slot = _slot_of(new_table, value, mask)
@@ -181,7 +184,7 @@ def look_up(table: Any, values: Any, ids: Any) -> None:
     mask = np.uint64(len(table) - 1)
     last = len(values) - 1
     for place in range(len(values)):
-        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))  # type: ignore[call-arg]
+        _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         value = values[place]
         if value != 0:
             slot = _slot_of(table, value, mask)
@@ -243,9 +246,9 @@ def take_rows(source: Any, order: Any, out: Any, row_bytes: int) -> None:
     for place in range(len(order)):
         start, to = np.int64(order[place]) * row_bytes, place * row_bytes
         for byte in range(0, row_bytes - 8, 8):
-            _copy8(source, start + byte, out, to + byte)  # type: ignore[call-arg]
+            _copy8(source, start + byte, out, to + byte)
         rest = row_bytes - 8
-        _copy8(source, start + rest, out, to + rest)  # type: ignore[call-arg]
+        _copy8(source, start + rest, out, to + rest)
 
 
 @_compiled

@@ -3,6 +3,8 @@
 Both give the same bytes.
 """
 
+import atexit
+import gc
 import importlib.util
 import threading
 from pathlib import Path
@@ -26,8 +28,17 @@ def _kernels() -> Any:
 
 def load() -> None:
     """Load the compiled loops, and what these load when the first of them is called: half a second,
-    which every process that is forked before would spend for itself."""
+    which every process that is forked before would spend for itself.
+
+    There is no garbage in it, for which Python would look a quarter of this time, and as long again
+    before it ends.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
     count(np.zeros(1, np.uint8), 0)
+    if collecting:
+        gc.enable()
+    atexit.register(gc.freeze)
 
 
 class Scratch(threading.local):

@@ -5,15 +5,13 @@ small arguments and small results goes between them; rows go through files. Thre
 interpreter's lock, and one list of memory pages, which 16 of them spend most of their time on.
 """
 
-import ctypes
+import gc
 import itertools
 import os
 import resource
-import signal
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,12 +22,12 @@ from queue import PriorityQueue
 from types import TracebackType
 from typing import Any
 
+from trainmark.clicklog.sources import apart
 from trainmark.errors import InputError
 
 Call = Callable[..., Any]
 """Runs a method, given by its name, with arguments."""
 
-_PR_SET_PDEATHSIG = 1
 STOPPED = "The work was stopped."
 
 
@@ -56,13 +54,8 @@ class Workers:
         self._lock, self._stopped = threading.Lock(), False
 
     def _forked(self, served: Any) -> Call:
-        context = get_context("fork")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(served, theirs, os.getpid()), daemon=True)
-        with warnings.catch_warnings():
-            # Of threads that a fork does not copy: nothing that they do is needed there.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+        ours, theirs = get_context("fork").Pipe()
+        process = apart.start(_serve, served, theirs)
         theirs.close()
         self._processes.append(process)
 
@@ -151,11 +144,10 @@ class _Task:
     result: "Future[Any]" = field(compare=False, default_factory=Future)
 
 
-def _serve(served: Any, calls: Connection, parent: int) -> None:
+def _serve(served: Any, calls: Connection) -> None:
     """What a process does until it is killed, or its parent has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent will end it
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.freeze()  # to look for garbage in what the parent knew would copy all of it
+    parent = os.getppid()
     while os.getppid() == parent:
         try:
             method, arguments = calls.recv()

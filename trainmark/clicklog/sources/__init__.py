@@ -15,5 +15,5 @@ labels.py          which rows are clicks; arrow_columns.py: columns in other typ
 column_match.py    --vocabulary: what they were in an earlier dataset
 row_columns.py     --positive, --split-by, --group: what they say of a row besides its features
 text_files.py      pieces of whole lines, compressed or not; unpack.py: ahead of those who parse;
-                   remote.py: files of other machines
+                   remote.py: files of other machines; apart.py: in another process
 """

@@ -20,11 +20,13 @@ from trainmark.clicklog.sources.criteo_format import NUM_CATEGORICAL, NUM_NUMERI
 
 TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
 ABSENT = -(1 << 63)  # instead of an integer, of which none here has so many digits
+LARGEST = (1 << 63) - 1
 AT_A_TIME = 64  # lines: the processor's first cache holds their fields
 _EACH_BYTE = 0x0101010101010101
 _ZEROS = ZERO * _EACH_BYTE
 _PAIRS, _FOURS = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
 
+_intrinsic: Any = intrinsic  # whose functions are called without their first argument
 _compiled = numba.njit(nogil=True, cache=True)
 _inlined = numba.njit(nogil=True, cache=True, inline="always")
 
@@ -32,7 +34,7 @@ _inlined = numba.njit(nogil=True, cache=True, inline="always")
 # --- eight bytes at a time, as one number, the first byte lowest
 
 
-@intrinsic
+@_intrinsic
 def _load8(typing_context: Any, text: Any, place: Any) -> Any:
     """The 8 bytes from `place` on."""
 
@@ -46,7 +48,7 @@ def _load8(typing_context: Any, text: Any, place: Any) -> Any:
     return types.uint64(text, types.int64), generate
 
 
-@intrinsic
+@_intrinsic
 def _first_byte(typing_context: Any, marks: Any) -> Any:
     """Which byte is the first that is not 0; there has to be one."""
 
@@ -143,22 +145,19 @@ def _long_integer(text: Any, place: int) -> Any:
 
 @_compiled
 def _count(numbers: Any, lines: int, smallest: int, facts: Any) -> None:
-    """Add the numbers of some lines to the facts of their columns.
-
-    Without a decision: ABSENT is less than every number and so no maximum; less 1, it is the
-    largest of all.
-    """
+    """Add the numbers of some lines to the facts of their columns. ABSENT, the least number there
+    is, is no maximum anyway."""
     for column in range(NUM_NUMERICAL):
         absent = small = 0
-        low, high = facts[1, column] - 1, facts[2, column]
+        low, high = facts[1, column], facts[2, column]
         for line in range(lines):
             number = numbers[column, line]
             absent += number == ABSENT
-            low = min(low, number - 1)
+            low = min(low, LARGEST if number == ABSENT else number)
             high = max(high, number)
             small += number < smallest
         facts[0, column] += absent
-        facts[1, column], facts[2, column] = low + 1, high
+        facts[1, column], facts[2, column] = low, high
         facts[3, column] += small
 
 
@@ -257,12 +256,12 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any, row: int) -
             # Integers: each ends with a tab.
             column = 0
             while good and column < NUM_NUMERICAL:
-                eight = _load8(text, place)  # type: ignore[call-arg]
+                eight = _load8(text, place)
                 tabs = _marks(eight, TAB)
                 first = eight & np.uint64(0xFF)
                 negative = np.int64(first == MINUS)
                 if tabs != 0:
-                    width = _first_byte(tabs)  # type: ignore[call-arg]
+                    width = _first_byte(tabs)
                     digits = _with_zeros(eight >> np.uint64(8 * negative), width - negative)
                     numbers[column, lines] = np.int64(digits ^ np.uint64(ZERO) ^ first)
                     place += width + 1
@@ -280,26 +279,26 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any, row: int) -
             # Categorical values: each ends with a tab, the last one with the line.
             column = 0
             while good and column < NUM_CATEGORICAL - 1:
-                eight = _load8(text, place)  # type: ignore[call-arg]
+                eight = _load8(text, place)
                 tabs = _marks(eight, TAB)
                 if tabs == 0:
                     good = text[place + 8] == TAB
                     place += 9
                 else:
-                    width = _first_byte(tabs)  # type: ignore[call-arg]
+                    width = _first_byte(tabs)
                     nothing = np.uint64(ZERO ^ TAB if width == 0 else 0)
                     eight = _with_zeros(eight, width) ^ nothing
                     place += width + 1
                 values[column, lines] = np.int64(eight)
                 column += 1
             if good:
-                eight = _load8(text, place)  # type: ignore[call-arg]
+                eight = _load8(text, place)
                 end = place + 8
                 if end >= length or text[end] != NEWLINE or _marks(eight, NEWLINE) != 0:
                     width = 0
                     while width < 8 and place + width < length:
                         byte = text[place + width]
-                        if byte == NEWLINE or byte == RETURN:
+                        if byte in (NEWLINE, RETURN):
                             break
                         width += 1
                     end = place + width

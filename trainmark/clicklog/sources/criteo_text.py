@@ -234,7 +234,8 @@ class CriteoSource:
             if all(map(int.__le__, needed, room)):
                 found = [entries[:size] for entries, size in zip(odd, needed, strict=True)]
                 return rows, lines, found
-            room = tuple(map(max, needed, room))  # many odd lines: once more, with enough room to list them
+            # Many odd lines: once more, with enough room to list them.
+            room = tuple(map(max, needed, room))
             out[-1][...] = before
 
     def _parse_with_arrow(self, texts: Iterable[text_files.Text], num_bytes: int) -> "_Taken":

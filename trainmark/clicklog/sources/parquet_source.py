@@ -2,13 +2,21 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainmark.clicklog.sources import column_match, column_spec, lists, number_readings
+from trainmark.clicklog.sources import (
+    apart,
+    column_match,
+    column_spec,
+    lists,
+    number_readings,
+    remote,
+)
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.convert import Converted, convert, parsed_rows, resolve
@@ -26,13 +34,15 @@ from trainmark.clicklog.sources.source import (
 from trainmark.clicklog.sources.unpack import Unpacker
 from trainmark.errors import InputError, raise_all
 
+PIECES_OF_A_SHARE = 4
+"""At least, so that it is worth a process."""
 LIST_ROWS = 65_536
 """Rows at a time, where the longest list of a column is looked for."""
 
 
 @dataclass(frozen=True)
 class _Share:
-    """Consecutive groups of a file's rows, which a thread decodes."""
+    """Consecutive groups of a file's rows, which a process or a thread decodes."""
 
     start: Position
     """Where to begin: in the first group."""
@@ -132,11 +142,15 @@ class ParquetSource:
         shares = {
             share.start: share
             for of_file in starts(self.files, start)
-            for share in self._shares(of_file, batch_rows)
+            for share in self._shares(of_file, PIECES_OF_A_SHARE * batch_rows)
         }
+        # Threads of one process would wait for each other whenever one of them needs memory.
+        here = not any(remote.is_remote(str(path)) for path in self.files)
+        is_apart = here and room.threads > 1 and len(shares) > 1
 
         def unpack(place: Position) -> Iterator[Piece]:
-            return self._pieces_of(shares[place], batch_rows, room.folder)
+            pieces = partial(self._pieces_of, shares[place], batch_rows, room.folder, is_apart)
+            return apart.iterate(pieces) if is_apart else pieces()
 
         with Unpacker(list(shares), unpack, room) as unpacker:
             for place in shares:
@@ -159,7 +173,9 @@ class ParquetSource:
                 yield _Share(Position(start.file, place), groups, first)
                 groups = []
 
-    def _pieces_of(self, share: _Share, batch_rows: int, folder: Path) -> Iterator[Piece]:
+    def _pieces_of(
+        self, share: _Share, batch_rows: int, folder: Path, is_apart: bool
+    ) -> Iterator[Piece]:
         place, row = share.start, share.first_row
         number, path = place.file, self.files[place.file]
         file, size = open_parquet(path), path.stat().st_size
@@ -167,7 +183,14 @@ class ParquetSource:
         if total == 0:
             yield Piece(Position(number), Position(number + 1), None, size)
             return
-        found = batches(file, path, batch_rows, row_groups=share.groups, columns=self._names_read())
+        found = batches(
+            file,
+            path,
+            batch_rows,
+            row_groups=share.groups,
+            columns=self._names_read(),
+            use_threads=not is_apart,
+        )
         for batch in found:
             begin, row = row, row + batch.num_rows
             if row <= place.offset:

@@ -87,7 +87,7 @@ class Room:
     folder: Path
     """Which is empty, or yet to be made."""
     threads: int
-    """How many files are unpacked at a time."""
+    """How many files are unpacked, and pieces parsed, at a time."""
 
 
 def stop_at(bad: BadRow) -> NoReturn:

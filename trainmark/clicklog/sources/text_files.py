@@ -24,6 +24,8 @@ MAX_LINE_BYTES = 1 << 20
 DECOMPRESS_BYTES = 1 << 16
 REST_BYTES = 1 << 16
 """What is read at a time of a line that goes on behind a piece."""
+LAST_BYTES = 8 << 20
+"""The size of the last pieces, if others are larger."""
 PACKED = (".gz", ".zst")
 NEWLINE = ord("\n")
 SAMPLE_BYTES = 1 << 20
@@ -188,12 +190,16 @@ def pieces(
     def unpack(place: Position) -> Iterator[Piece]:
         return _unpacked(paths[place.file], place, piece_bytes, room.folder)
 
+    sizes = {p: paths[p.file].stat().st_size - p.offset for p in places if p not in packed}
+    left = sum(sizes.values())
     with Unpacker(packed, unpack, room) as unpacker:
         for place in places:
             if place in packed:
                 yield from unpacker.pieces(place)
-            else:
-                yield from _plain_pieces(paths[place.file], place, piece_bytes)
+                continue
+            for piece in _plain_pieces(paths[place.file], place, piece_bytes, left, room):
+                left -= piece.num_bytes
+                yield piece
 
 
 def is_packed(path: Path) -> bool:
@@ -201,13 +207,19 @@ def is_packed(path: Path) -> bool:
     return path.suffix in PACKED or remote.is_remote(str(path))
 
 
-def _plain_pieces(path: Path, start: Position, piece_bytes: int) -> Iterator[Piece]:
-    size = path.stat().st_size
-    for begin in range(start.offset, max(size, 1), piece_bytes):
-        end = min(begin + piece_bytes, size)
+def _plain_pieces(
+    path: Path, start: Position, piece_bytes: int, left: int, room: Room
+) -> Iterator[Piece]:
+    """Pieces of a file, of all that is left to read."""
+    size, begin = path.stat().st_size, start.offset
+    while begin < max(size, 1):  # an empty file is a piece, too
+        # Smaller ones at the end of everything, so that no process works on a last one alone.
+        share = max((left + start.offset - begin) // (2 * room.threads), LAST_BYTES)
+        end = min(begin + min(piece_bytes, share), size)
         stop = Position(start.file + 1) if end == size else Position(start.file, end)
         place = Position(start.file, begin)
         yield Piece(place, stop, TextRange(path, begin, end), end - begin)
+        begin = max(end, 1)
 
 
 def read(where: TextRange) -> Text:
