@@ -27,10 +27,12 @@ from trainmark.clicklog.engine.workers import Workers
 
 NUMBERS = "numbers"
 """Of the record of what becomes of the numerical columns."""
-SHARE_ROWS = 1 << 22
+SHARE_ROWS = 1 << 20
 """Rows of a column that are worth a process of their own."""
 MOST_SHARES = 8
 """Each reads a part of every block; smaller parts take longer to find than to read."""
+SHARES_OF_A_PROCESS = 8
+"""Of all columns, so that all processes end at about the same time."""
 DICTIONARY_SHARES = 2
 """The most that share a column with dictionaries, all of which each has to look up."""
 
@@ -129,7 +131,8 @@ class Encoder:
     def _shares(self, column: DatasetColumn) -> int:
         """How many processes share a column."""
         records, rows = self.store.records, self.store.rows
-        most = min(self._workers, max(rows // SHARE_ROWS, 1), MOST_SHARES)
+        enough = -(-SHARES_OF_A_PROCESS * self._workers // max(len(self._columns), 1))
+        most = min(self._workers, max(rows // SHARE_ROWS, 1), MOST_SHARES, enough)
         entries = sum(
             record.columns[place].distinct for record in records for place in column.places
         )
