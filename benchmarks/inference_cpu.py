@@ -141,12 +141,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--output", type=Path, help="a folder in the place of results/")
+    parser.add_argument("--commit", help="what is measured, where there is no git")
     chosen = parser.parse_args()
     rows = []
     for threads, name in itertools.product(chosen.threads, NETWORKS):
         torch.set_num_threads(threads)
         rows += measure(name, chosen.folder, chosen.requests)
-    print(write_results("inference_cpu", rows, folder=chosen.output))
+    print(write_results("inference_cpu", rows, folder=chosen.output, commit=chosen.commit))
 
 
 if __name__ == "__main__":

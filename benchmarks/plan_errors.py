@@ -6,7 +6,7 @@ Nothing is measured here. Llama-3: each row of FlagPerf is predicted with consta
 that row (`held_out`); our own two rows fix the two constants of their device, and are not held out.
 DLRM and DistilBERT: the rows of `plan_sweep.py`, by the constants that the planner has; half of
 them were chosen to be held out before any was measured. It prints the constants fitted to all rows
-of Llama-3, which `workloads/llama3/prediction.py` has, and writes `results/plan_errors.json`.
+of Llama-3, which `workloads/llama3/step_time.py` has, and writes `results/plan_errors.json`.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from trainmark.report import published
 from trainmark.workloads import definition, named_run, resolve
 from trainmark.workloads.llama3.flops import activation_bytes
 from trainmark.workloads.llama3.memory import plan_devices
-from trainmark.workloads.llama3.prediction import (
+from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters
+from trainmark.workloads.llama3.step_time import (
     MEGATRON_A100,
     MEGATRON_H100,
     OWN_H200,
     Rates,
     predict,
 )
-from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters
 
 SOURCE = "FlagPerf, Llama-3-8B on Megatron-core 0.6"
 

@@ -126,7 +126,7 @@ def check(folder: Path, names: Iterable[str] | None = None, *, listed_in: str = 
     Raises:
         InputError: naming every file that is not as it was written.
     """
-    sealed = _sealed(folder / listed_in)
+    sealed: dict[str, list[Any]] = _read(folder / listed_in).get("files", {})
     wanted = sealed if names is None else {n: sealed[n] for n in names if n in sealed}
     with ThreadPoolExecutor(_THREADS) as pool:
         good = list(pool.map(lambda item: matches(folder / item[0], item[1]), wanted.items()))
@@ -147,10 +147,6 @@ def check_file(path: Path) -> Path:
             check(folder, [str(path.relative_to(folder))])
             break
     return path
-
-
-def _sealed(path: Path) -> dict[str, list[Any]]:
-    return dict(_read(path).get("files", {}))
 
 
 def _read(path: Path) -> dict[str, Any]:

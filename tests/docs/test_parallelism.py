@@ -14,7 +14,7 @@ from trainmark.cli import main
 from trainmark.embeddings.placement import costs, placement
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import resolve
-from trainmark.workloads.dlrm import prediction, sharding
+from trainmark.workloads.dlrm import sharding, step_time
 from trainmark.workloads.dlrm.runs import THRESHOLD_3, Optimizer, TableFormat
 from trainmark.workloads.dlrm.sizes import table_bytes
 
@@ -31,7 +31,7 @@ def test_the_table_was_read() -> None:
 @pytest.mark.parametrize(("name", "cluster", "precision", "predicted"), ROWS)
 def test_predictions_are_todays(name: str, cluster: str, precision: str, predicted: str) -> None:
     run = dataclasses.replace(workloads.named_run(name), data="synthetic", precision=precision)
-    found = prediction.predict(resolve(run, Cluster.parse(cluster))).samples_per_s
+    found = step_time.predict(resolve(run, Cluster.parse(cluster))).samples_per_s
     assert found is not None
     assert f"{found / 1e6:.3g}" == f"{float(predicted):.3g}"
 

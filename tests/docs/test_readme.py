@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.commands import HELP, PAGES, ROOT, flags, parses, verb_of
 from trainmark import cli, workloads
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 from trainmark.inference import figures
 from trainmark.run import result as results
 from trainmark.run.result import read
@@ -151,7 +151,7 @@ def test_the_specification_in_the_docs_is_valid(tmp_path: Path) -> None:
     (text,) = blocks("docs/data.md", "yaml")
     (tmp_path / "feature_spec.yaml").write_text(text)
     spec = feature_spec.read(tmp_path)
-    feature_spec.check(spec)
+    spec_rules.check(spec)
     assert spec.cardinalities == (7912889,)
 
 

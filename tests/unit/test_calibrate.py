@@ -33,12 +33,15 @@ def test_a_calibrated_cpu_can_be_planned_for(
     found = hardware_file.read(file)
     assert (found.key, found.name) == ("cpu", cpu_name())
     measured = found.measured
-    assert sorted(measured.gather) == sorted(measured.update) == [64, 256, 512]
+    for rates in (measured.gather, measured.update, measured.adagrad, measured.rowwise_adagrad):
+        assert sorted(rates) == [64, 256, 512]
+    assert sorted(measured.interaction) == [16, 64, 128]
     assert {name: sorted(rates) for name, rates in measured.gemm.items()} == {
-        "fp32": [64, 256],
-        "bf16": [64, 256],
+        "fp32": [16, 64, 256],
+        "bf16": [16, 64, 256],
     }
-    assert min(measured.copy or 0, measured.launch_s or 0, measured.disk or 0) > 0
+    assert min(measured.copy or 0, measured.launch_s or 0, measured.threads_s or 0) > 0
+    assert (measured.disk or 0) > 0
     assert measured.node is measured.network is measured.host is None
     assert "calibrate" in measured.source
     assert main(["plan", "dlrm-demo", "--hardware", str(file)]) == 0
@@ -57,10 +60,13 @@ def test_the_bytes_of_a_rate_are_those_that_were_moved(monkeypatch: pytest.Monke
     here = torch.device("cpu")
     assert calibrate._copy(here, SMALL) == 2 * 2**16
     assert calibrate._gemm(here, SMALL, "fp32", 64) == 2 * 32 * 64 * 64
-    read, changed = calibrate._tables(here, dataclasses.replace(SMALL, table_bytes=64 * 16), 16)
+    assert calibrate._interaction(here, SMALL, 8) == 32 * 6 * 8 * (27 * 26 // 2)
+    small = dataclasses.replace(SMALL, table_bytes=64 * 16)
     distinct = len(torch.randint(16, (256,), generator=torch.Generator().manual_seed(0)).unique())
-    assert read == 256 * (64 + 64)
-    assert changed == 256 * (64 + 64) + 2 * distinct * 64
+    assert calibrate._gather(here, small, 16) == 256 * (64 + 64)
+    for optimizer, state in (("sgd", 0), ("rowwise_adagrad", 4), ("adagrad", 64)):
+        changed = 256 * (64 + 64) + 2 * distinct * (64 + state)
+        assert calibrate._update(here, small, 16, optimizer) == changed
 
 
 def test_the_first_two_times_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.small import config, trainer
-from trainmark.embeddings.tables.update import RowwiseAdagrad, Sgd, add_rows
+from trainmark.embeddings.tables.update import Adagrad, RowwiseAdagrad, Sgd, add_rows, make_rule
 from trainmark.kernels import compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction, dot_interaction_reference
@@ -139,16 +139,43 @@ def test_rows_are_added_as_without_numba(
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize(("count", "rows", "dim"), [(500, 30, 64), (500, 4000, 20), (0, 3, 16)])
-def test_rowwise_adagrad(count: int, rows: int, dim: int) -> None:
-    ids = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(5))
-    table, state, grads = random(rows, dim), random(rows, seed=6).square(), random(count, dim)
+@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("count", "rows", "dim"), [(500, 30, 64), (500, 4000, 20), (0, 3, 16), (4000, 70_000, 8)]
+)
+def test_adagrad(count: int, rows: int, dim: int, shared: bool, per_row: bool) -> None:
+    """By rows and by elements, beside its formula in 64 bits; tables of one bucket and of three.
+
+    With `shared`, several ids have the same gradient, as those of a bag do.
+    """
+    draw = torch.Generator().manual_seed(5)
+    ids = torch.randint(rows, (count,), generator=draw)
+    ids[count // 2 :] = ids[: count - count // 2]  # some come twice in the largest table, too
+    places = torch.randint(count // 3 + 1, (count,), generator=draw) if shared else None
+    given = random(count, dim)
+    grads = given if places is None else given[places]
+    table, state = random(rows, dim), random(rows, *([] if per_row else [dim]), seed=6).square()
     g = torch.zeros(rows, dim, dtype=torch.float64).index_add_(0, ids, grads.double())
-    sums = state.double() + g.square().mean(1)
-    wanted = table.double() - 0.3 * g / (sums.sqrt() + 1e-3)[:, None]
-    RowwiseAdagrad(1e-3).update(table, {"sum": state}, ids, grads, 0.3, torch.ones(()))
+    sums = state.double() + (g.square().mean(1) if per_row else g.square())
+    wanted = table.double() - 0.3 * g / (sums.sqrt() + 1e-3).view(rows, -1)
+    rule = RowwiseAdagrad(1e-3) if per_row else Adagrad(1e-3)
+    rule.update(table, {"sum": state}, ids, given, 0.3, torch.ones(()), places)
     assert_near(state, sums)
     assert_near(table, wanted)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_updates_do_not_depend_on_the_number_of_threads(name: str) -> None:
+    ids = torch.randint(50, (700,), generator=torch.Generator().manual_seed(5)) * 999
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        table, rule = random(50_000, 8), make_rule(name, eps=1e-3, beta1=0.9, beta2=0.999)
+        rule.update(table, rule.new_state(table), ids, random(700, 8, seed=2), 0.3, torch.ones(()))
+        found.append(table)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 # --- the MLPs

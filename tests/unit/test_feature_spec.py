@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies
 
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 from trainmark.errors import InputError
 from trainmark.validation import parse
 
@@ -182,18 +182,18 @@ def test_each_rule_has_its_own_message(rule: str) -> None:
     break_rule, message = RULES[rule]
     break_rule(data["feature_spec"], data["source_spec"], data["channel_spec"])
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        feature_spec.check(build(data))
+        spec_rules.check(build(data))
     assert ("problems:" in str(error.value)) == (rule in BREAK_OTHERS_TOO)
 
 
 def test_valid_specifications_pass() -> None:
-    feature_spec.check(build(plain()))
-    feature_spec.check(feature_spec.default_spec([3, 200], 0))
-    feature_spec.check(feature_spec.default_spec([], 4))
+    spec_rules.check(build(plain()))
+    spec_rules.check(feature_spec.default_spec([3, 200], 0))
+    spec_rules.check(feature_spec.default_spec([], 4))
     validation = feature_spec.default_spec([3], 1, mappings=("validation",))
-    feature_spec.check(validation, ("validation",))
+    spec_rules.check(validation, ("validation",))
     with pytest.raises(InputError, match="exactly the mappings train, test; it has validation"):
-        feature_spec.check(validation)
+        spec_rules.check(validation)
 
 
 def test_all_problems_are_reported_at_once() -> None:
@@ -201,13 +201,13 @@ def test_all_problems_are_reported_at_once() -> None:
     data["feature_spec"]["label"]["dtype"] = "int8"
     data["source_spec"]["test"][2]["type"] = "csv"
     with pytest.raises(InputError, match=r"(?s)2 problems.*bool is expected.*'csv'"):
-        feature_spec.check(build(data))
+        spec_rules.check(build(data))
 
 
 def test_largest_ids_fit_exactly() -> None:
     data = plain()
     data["feature_spec"]["cat_0.bin"]["cardinality"] = 128  # ids 0 to 127
-    feature_spec.check(build(data))
+    spec_rules.check(build(data))
 
 
 def test_generic_form_parses_and_is_then_refused() -> None:
@@ -225,7 +225,7 @@ def test_generic_form_parses_and_is_then_refused() -> None:
     """
     spec = build(yaml.safe_load(text))
     with pytest.raises(InputError, match=r"(?s)torch.int8.*exactly the channels"):
-        feature_spec.check(spec)
+        spec_rules.check(spec)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_no_damage_to_the_file_gives_a_traceback(data: strategies.DataObject) ->
         path = Path(folder, feature_spec.FILE_NAME)
         path.write_bytes(text)
         spec = feature_spec.read(path)
-        feature_spec.check(spec)
+        spec_rules.check(spec)
         feature_spec.count_rows(spec, folder, "train")
 
 

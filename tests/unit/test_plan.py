@@ -26,9 +26,9 @@ from trainmark.run import memory
 from trainmark.verbs.plan import make_plan
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import gpu_time, sharding
-from trainmark.workloads.dlrm.prediction import WITHIN, predict
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.sharding import place, plan_devices
+from trainmark.workloads.dlrm.step_time import WITHIN, predict
 
 GIB = 2**30
 

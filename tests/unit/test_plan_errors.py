@@ -16,7 +16,7 @@ from benchmarks.common import RESULTS
 from benchmarks.dlrm_systems import with_changes
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import named_run, resolve
-from trainmark.workloads.dlrm.prediction import predict
+from trainmark.workloads.dlrm.step_time import predict
 
 
 @cache

@@ -18,7 +18,7 @@ from trainmark.hardware.devices import Cluster
 from trainmark.run import memory
 from trainmark.verbs.plan_search import choices
 from trainmark.workloads import resolve
-from trainmark.workloads.llama3 import prediction, runs
+from trainmark.workloads.llama3 import runs, step_time
 from trainmark.workloads.llama3.memory import plan_devices
 
 SMALL = runs.Model(layers=8, hidden=256, ffn=512, heads=8, kv_heads=4, vocab=1000)
@@ -111,7 +111,7 @@ def test_the_constants_are_those_of_the_fit_and_the_file_is_todays() -> None:
     for hardware in ("a100-80g", "h100", "h200"):
         found, kept = (
             plan_errors.rates_from(cases, hardware),
-            prediction.rates_of(Cluster(hardware, 1, 1)),
+            step_time.rates_of(Cluster(hardware, 1, 1)),
         )
         for name in ("matmul", "fp8", "link"):
             assert getattr(kept, name) == pytest.approx(getattr(found, name), abs=6e-4)
@@ -132,11 +132,11 @@ def test_a_pipeline_takes_what_a_simulation_of_1f1b_takes() -> None:
         EIGHT,
     )
     layers = [8, 8, 8, 8]
-    found = prediction.predict(cfg, EIGHT, layers=layers)
+    found = step_time.predict(cfg, EIGHT, layers=layers)
     batches = 8
     slots = [rank.compute / batches for rank in found.ranks]
     simulated = _one_f_one_b(slots, batches)
-    passing = prediction._passing_s(cfg, prediction.machine(EIGHT)) * batches
+    passing = step_time._passing_s(cfg, step_time.machine(EIGHT)) * batches
     assert found.step_s is not None
     rest = found.ranks[0].data + found.ranks[0].update + passing
     assert found.step_s - rest == pytest.approx(simulated, rel=0.01)
@@ -174,7 +174,7 @@ def _order(ahead: int, batches: int) -> list[tuple[str, int]]:
 
 def test_tensor_parallel_ranks_pay_by_their_link() -> None:
     fast, slow = (
-        prediction.predict(
+        step_time.predict(
             resolve(
                 dataclasses.replace(runs.llama3_8b(), data="synthetic", parallel="PP1DP1TP8"),
                 Cluster.parse(f"{hardware}x1x8"),

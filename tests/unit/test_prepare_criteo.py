@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.criteo_oracle import Line, random_lines, write_day
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 from trainmark.clicklog import criteo, synthetic
 from trainmark.clicklog.arrays import primitives
 from trainmark.errors import InputError
@@ -37,7 +37,7 @@ def read_rows(output: Path, mapping: str) -> list[Row]:
     """The rows that training would see, through the specification."""
     path = feature_spec.path_of(output, mapping)
     spec = feature_spec.read(path)
-    feature_spec.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
+    spec_rules.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
     rows = feature_spec.count_rows(spec, output, mapping)
     files = spec.files(mapping)
     labels = np.fromfile(output / files[spec.label], bool)

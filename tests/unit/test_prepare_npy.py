@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit import criteo_oracle
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 from trainmark.clicklog import criteo, npy, npy_files, synthetic
 from trainmark.clicklog.engine.encode_phase import Encoder
 from trainmark.errors import InputError
@@ -43,7 +43,7 @@ def prepare(folder: Path, **options: Any) -> Path:
 def read(output: Path, mapping: str) -> dict[str, Any]:
     """A split through its specification: labels, numerical and ids, as arrays."""
     spec = feature_spec.read(feature_spec.path_of(output, mapping))
-    feature_spec.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
+    spec_rules.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
     rows = feature_spec.count_rows(spec, output, mapping)
     files = spec.files(mapping)
     ids = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainmark.clickdata import feature_spec, terabyte
+from trainmark.clickdata import feature_spec, spec_rules, terabyte
 from trainmark.clickdata.numerical import MISSING, log_transform
 from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
 from trainmark.clicklog import synthetic, synthetic_blocks
@@ -59,7 +59,7 @@ def test_split_binary_is_the_log(log: PlantedClicks, tmp_path: Path) -> None:
     bounds = {"train": (0, 4000), "test": (4000, 4501), "validation": (4501, 5003)}
     for mapping, (start, stop) in bounds.items():
         spec = feature_spec.read(feature_spec.path_of(output, mapping))
-        feature_spec.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
+        spec_rules.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
         assert feature_spec.count_rows(spec, output, mapping) == stop - start
         assert spec.cardinalities == log.cardinalities
         assert spec.metadata == {"best_auc": manifest["best_auc"]}
@@ -93,7 +93,7 @@ def test_other_shapes_and_blocks(tmp_path: Path) -> None:
         tmp_path, format="split_binary", rows=rows, days=2, cardinalities=(7, 300), num_numerical=0
     )
     spec = feature_spec.read(output)
-    feature_spec.check(spec)
+    spec_rules.check(spec)
     assert feature_spec.count_rows(spec, output, "train") == rows // 2
     assert spec.cardinalities == (7, 300)
     assert not (output / "train" / "numerical.bin").exists()

@@ -129,7 +129,7 @@ def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyP
     assert "again in a moment" in answer.json()["detail"]
 
 
-def numbers(*given: int, has_left: bool = False) -> batching.Question:
+def numbers(*given: float, has_left: bool = False) -> batching.Question:
     return own_form.question(json.dumps({"numbers": given}).encode(), lambda: has_left)
 
 
@@ -171,23 +171,41 @@ def test_a_client_that_closes_its_connection_has_left(address: tuple[str, int]) 
 def test_quick_passes_are_made_in_the_event_loop_and_others_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pass is quick once one of its size was; a slow one sends its size to the thread again."""
-    monkeypatch.setattr(batching, "QUICK_S", 0.3)
-    threads: list[bool] = []
+    """What is up to twice as large as what was quick; a slow one sends its size to the thread."""
+    monkeypatch.setattr(batching, "QUICK_S", 0.4)
+    in_loop: list[bool] = []
 
     class Measured(Doubler):
         def score(self, requests: Sequence[Any]) -> Any:
-            threads.append(threading.current_thread() is threading.main_thread())
-            time.sleep(0.35 if -1 in requests[0] else 0)
+            in_loop.append(threading.current_thread() is threading.main_thread())
+            time.sleep(0.5 if -1 in requests[0] else 0)
             return super().score(requests)
+
+    asked = [7, 7, 123456789.0123456789, 7, -1, -1, 7, 7]
 
     async def ask() -> list[Any]:
         queue = queue_of(Measured(), Limits())
-        asked = [7, 7, 700, 7, -1, -1, 7, 7]
         return [json.loads(await queue.answer(numbers(number))) for number in asked]
 
-    assert asyncio.run(ask()) == [{"doubled": [2 * n]} for n in (7, 7, 700, 7, -1, -1, 7, 7)]
-    assert threads == [False, True, False, True, True, False, False, True]
+    assert asyncio.run(ask()) == [{"doubled": [2 * number]} for number in asked]
+    assert in_loop == [False, True, False, True, True, False, False, True]
+
+
+def test_the_event_loop_takes_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are quick together; the others wait for the next turn, not for a thread."""
+    monkeypatch.setattr(batching, "QUICK_S", WAIT_S)
+    scorer = Doubler()
+
+    async def ask() -> list[Any]:
+        queue = queue_of(scorer, Limits())
+        await queue.answer(numbers(5))
+        asked = [queue.answer(numbers(number)) for number in range(8)]
+        return await asyncio.gather(*asked)
+
+    assert [json.loads(answer)["doubled"][0] for answer in asyncio.run(ask())] == [
+        2 * number for number in range(8)
+    ]
+    assert [len(call) for call in scorer.calls] == [1, 2, 4, 2]
 
 
 class Stuck(Doubler):

@@ -75,6 +75,12 @@ def test_health_and_metadata(client: Any) -> None:
     assert asked.is_server_live()
     assert asked.is_server_ready()
     assert asked.is_model_ready(NAME)
+    assert asked.is_model_ready(NAME, "7")
+    if client[0] is clients["http"]:
+        assert not asked.is_model_ready(NAME, "8")
+    else:
+        with pytest.raises(Exception, match="has version 7, not 8"):
+            asked.is_model_ready(NAME, "8")
     as_json = {} if client[0] is clients["http"] else {"as_json": True}
     assert asked.get_server_metadata(**as_json)["extensions"] == ["binary_tensor_data"]
     told = asked.get_model_metadata("other", **as_json)

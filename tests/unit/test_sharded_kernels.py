@@ -1,5 +1,6 @@
 """The sharded engine as it works on a GPU, with its kernels in Triton's interpreter."""
 
+import gc
 from typing import TypeVar
 
 import pytest
@@ -12,6 +13,7 @@ from trainmark.distributed.mesh import single
 from trainmark.embeddings import engine
 from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
 from trainmark.embeddings.exchange import stores
+from trainmark.embeddings.exchange.row_exchange import RowExchange
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.batch import IdGroup
@@ -162,3 +164,19 @@ def test_distinct_ids_are_found_without_counting_them(count: int) -> None:
     assert torch.equal(places, inverse)
     assert torch.equal(inverse[in_order.places_N], in_order.rows_N)
     assert (in_order.rows_N.diff() >= 0).all()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_step_leaves_nothing_for_the_collector_of_garbage(in_place: bool) -> None:
+    """Or memory grows with every step until it comes, and each step gets pages that are new."""
+    ours = sharded("table_wise", "sgd")
+    ours._reads_in_place = in_place
+    train(ours, steps=1)
+    gc.collect()
+    gc.disable()
+    try:
+        train(ours, steps=3)
+        kept = [found for found in gc.get_objects() if type(found) is RowExchange]
+        assert kept == []
+    finally:
+        gc.enable()

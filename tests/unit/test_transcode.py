@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 from trainmark.clicklog import transcode
 from trainmark.errors import InputError
 
@@ -101,7 +101,7 @@ def test_numbers_are_float32_where_the_specification_has_that(tmp_path: Path) ->
     path = base / "train_1_0.csv"
     path.write_text(path.read_text().replace(path.read_text().split("\n")[0], "16777215.0", 1))
     written = feature_spec.read(run(base))
-    feature_spec.check(written)
+    spec_rules.check(written)
     assert written.numerical_dtype == "float32"
     rows = np.fromfile(tmp_path / "data" / "train" / "numerical.bin", np.float32).reshape(-1, 2)
     expected = np.array(columns(ROWS["train"], 0)["y"], np.float32)
@@ -114,7 +114,7 @@ def test_every_value_arrives(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(transcode, "BATCH_ROWS", 64)
     output = run(write_input(tmp_path / "input", kind), kind)
     spec = feature_spec.read(output)
-    feature_spec.check(spec)
+    spec_rules.check(spec)
     assert spec.cardinalities == (10, 300, 45000)
     assert [spec.feature_spec[name].dtype for name in spec.categorical] == [
         "int8",

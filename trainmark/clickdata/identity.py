@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 from trainmark.errors import InputError
 from trainmark.files import read_json
 
@@ -217,7 +217,7 @@ def _differ(a: object, b: object) -> bool:
 
 def _columns(folder: Path) -> Iterator[Column]:
     spec = feature_spec.read(folder)
-    feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
+    spec_rules.check(spec, source=str(feature_spec.path_of(folder)))
     facts = read_json(folder / VOCABULARIES / "vocabulary.json")
     rules = facts.get("columns", {})
     inputs = facts.get("inputs", {}).get("columns", [])

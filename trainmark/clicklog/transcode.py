@@ -21,7 +21,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from trainmark import files
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 from trainmark.clickdata.feature_spec import CHANNELS, Chunk, FeatureSpec
 from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.engine.summary import MANIFEST, SCHEMA
@@ -41,7 +41,7 @@ def check(spec: FeatureSpec, kind: str, source: Path) -> None:
 
 
 def _problems(spec: FeatureSpec, kind: str) -> Iterator[str]:
-    yield from feature_spec.channel_problems(spec)
+    yield from spec_rules.channel_problems(spec)
     if set(spec.channel_spec) != set(CHANNELS):
         return
     if set(spec.source_spec) != {"train", "test"}:
@@ -277,7 +277,7 @@ def prepare(spec_path: Path, output: Path, kind: str, **reading: Any) -> dict[st
             spec.metadata,
             numerical_dtype=job.numerical_dtype,
         )
-        feature_spec.check(written)
+        spec_rules.check(written)
         feature_spec.write(written, feature_spec.path_of(folder))
         manifest = {
             "schema": SCHEMA,

@@ -67,8 +67,12 @@ class MeasuredRates:
     copy_gb_s: Positive | None = None
     gather_gb_s: dict[Width, Positive] = field(default_factory=dict)
     update_gb_s: dict[Width, Positive] = field(default_factory=dict)
+    adagrad_gb_s: dict[Width, Positive] = field(default_factory=dict)
+    rowwise_adagrad_gb_s: dict[Width, Positive] = field(default_factory=dict)
+    interaction_tflops: dict[Width, Positive] = field(default_factory=dict)
     gemm_tflops: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
     launch_us: Positive | None = None
+    threads_us: Positive | None = None
     node_gb_s: Positive | None = None
     network_gb_s: Positive | None = None
     host_gb_s: Positive | None = None
@@ -146,19 +150,20 @@ def _figure(rate: Rate | None) -> Figure | None:
 
 
 def _measured(given: MeasuredRates) -> Measured:
-    def in_bytes(rates: Mapping[int, float]) -> ByWidth:
-        return {width: rate * GB for width, rate in rates.items()}
+    def times(rates: Mapping[int, float], unit: float) -> ByWidth:
+        return {width: rate * unit for width, rate in rates.items()}
 
     return Measured(
         source=given.source,
         copy=given.copy_gb_s and given.copy_gb_s * GB,
-        gather=in_bytes(given.gather_gb_s),
-        update=in_bytes(given.update_gb_s),
-        gemm={
-            precision: {width: rate * TERA for width, rate in rates.items()}
-            for precision, rates in given.gemm_tflops.items()
-        },
+        gather=times(given.gather_gb_s, GB),
+        update=times(given.update_gb_s, GB),
+        adagrad=times(given.adagrad_gb_s, GB),
+        rowwise_adagrad=times(given.rowwise_adagrad_gb_s, GB),
+        interaction=times(given.interaction_tflops, TERA),
+        gemm={precision: times(rates, TERA) for precision, rates in given.gemm_tflops.items()},
         launch_s=given.launch_us and given.launch_us * MICRO,
+        threads_s=given.threads_us and given.threads_us * MICRO,
         node=given.node_gb_s and given.node_gb_s * GB,
         network=given.network_gb_s and given.network_gb_s * GB,
         host=given.host_gb_s and given.host_gb_s * GB,
@@ -187,13 +192,16 @@ def text(found: Known) -> str:
 
 
 def _measured_lines(found: Measured) -> list[str]:
-    units = {"copy": GB, "gather": GB, "update": GB, "node": GB, "network": GB, "host": GB,
-             "disk": GB, "launch_s": MICRO}  # fmt: skip
+    rates = ["copy", "gather", "update", "adagrad", "rowwise_adagrad", "node", "network", "host"]
+    units = {name: (f"{name}_gb_s", GB) for name in [*rates, "disk"]} | {
+        "interaction": ("interaction_tflops", TERA),
+        "launch_s": ("launch_us", MICRO),
+        "threads_s": ("threads_us", MICRO),
+    }
     given = dataclasses.asdict(found)
     lines = ["", "[measured]", f"source = {_quoted(found.source)}"]
-    for name, unit in units.items():
+    for name, (written, unit) in units.items():
         if given[name]:
-            written = "launch_us" if name == "launch_s" else f"{name}_gb_s"
             lines.append(f"{written} = {_value(given[name], unit)}")
     if found.gemm:
         lines += ["", "[measured.gemm_tflops]"]

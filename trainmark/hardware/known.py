@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainmark.hardware.datasheets import ACCELERATORS, KEYS
 from trainmark.hardware.links import LINKS
@@ -41,11 +42,19 @@ class Measured:
     gather: ByWidth = field(default_factory=dict)
     """Bytes of embedding rows that are read in random order, by bytes of a row."""
     update: ByWidth = field(default_factory=dict)
-    """Likewise of rows that are changed, as the formula of `placement/costs.py` counts them."""
+    """Likewise of rows that SGD changes, as the formula of `placement/costs.py` counts them."""
+    adagrad: ByWidth = field(default_factory=dict)
+    """Likewise by Adagrad,"""
+    rowwise_adagrad: ByWidth = field(default_factory=dict)
+    """and with one sum for each row."""
+    interaction: ByWidth = field(default_factory=dict)
+    """Operations of dot products between a sample's rows, forward and backward, by columns."""
     gemm: Mapping[str, ByWidth] = field(default_factory=dict)
     """Operations by precision, and by width of a square matrix that many rows are multiplied by."""
     launch_s: float | None = None
     """Seconds between the starts of two small operations."""
+    threads_s: float | None = None
+    """Seconds until all threads of a CPU have begun and ended a kernel of ours."""
     node: float | None = None
     """Bytes of an all-reduce that leave a device within its node."""
     network: float | None = None
@@ -59,15 +68,23 @@ class Measured:
         """Operations per second of GEMMs of such a width; None where none was measured."""
         return between(self.gemm.get(precision, {}), width)
 
+    def updating(self, optimizer: str) -> ByWidth:
+        """Of rows that an optimiser changes; SGD's, where its own was not measured."""
+        own = {"adagrad": self.adagrad, "rowwise_adagrad": self.rowwise_adagrad}
+        return own.get(optimizer) or self.update
+
     def scaled(self, share: float) -> "Measured":
         """Of one of several ranks that share what was measured; links they do not share."""
+        rates: dict[str, Any] = {name: _times(getattr(self, name), share) for name in BY_WIDTH}
         return dataclasses.replace(
             self,
+            **rates,
             copy=self.copy and self.copy * share,
-            gather=_times(self.gather, share),
-            update=_times(self.update, share),
             gemm={precision: _times(rates, share) for precision, rates in self.gemm.items()},
         )
+
+
+BY_WIDTH = ("gather", "update", "adagrad", "rowwise_adagrad", "interaction")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,9 +48,9 @@ class Machine:
         """Likewise of rows that are read in random order."""
         return between(self.measured.gather, row_bytes) or self.bandwidth * share
 
-    def updating(self, row_bytes: int, share: float) -> float:
-        """Likewise of rows that are changed."""
-        return between(self.measured.update, row_bytes) or self.bandwidth * share
+    def updating(self, row_bytes: int, share: float, optimizer: str) -> float:
+        """Likewise of rows that an optimiser changes."""
+        return between(self.measured.updating(optimizer), row_bytes) or self.bandwidth * share
 
 
 # Proportions of a server: good enough to tell which placement is better.

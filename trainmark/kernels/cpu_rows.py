@@ -30,9 +30,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 _options: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = numba.njit(**_options)
 _inlined = numba.njit(**_options, forceinline=True)
-_in_any_order = numba.njit(
-    **_options, forceinline=True, fastmath={"reassoc", "nsz", "contract"}
-)
+_in_any_order = numba.njit(**_options, forceinline=True, fastmath={"reassoc", "nsz", "contract"})
 
 
 def gather_rows(table: Tensor, ids_BF: Tensor, rows_BFD: Tensor) -> None:
@@ -120,7 +118,7 @@ def ask_for(rows, row):
 def _gather(table, ids, rows_ND, begin, end):
     for n in range(begin, end):
         ask_for(table, ids[min(n + AHEAD, len(ids) - 1)])
-        rows_ND[n] = table[ids[n]]
+        _copy(rows_ND[n], table[ids[n]])
 
 
 @_compiled
@@ -198,12 +196,13 @@ def _adagrad(table, sums, ids, grads_ND, places, squares, lr, eps, begin, end):
             n = in_bucket[ahead]
             _ask_for_update(table, sums, ids[n], grads_ND, _place(places, n))
             ask_for(grads_ND, _place(places, in_bucket[following[ahead]]))
-            row, other = ids[in_bucket[several[i]]], following[several[i]]
-            g[:] = grads_ND[_place(places, in_bucket[several[i]])]
+            n, other = in_bucket[several[i]], following[several[i]]
+            _add_up(g, grads_ND[_place(places, n)], grads_ND[_place(places, in_bucket[other])])
+            other = following[other]
             while other >= 0:
                 _add_to(g, grads_ND[_place(places, in_bucket[other])], _ONE)
                 other = following[other]
-            _update_row(table, sums, row, g, _mean_square(g), lr, eps)
+            _update_row(table, sums, ids[n], g, _mean_square(g), lr, eps)
 
 
 @_inlined
@@ -270,6 +269,19 @@ def _chains(ids, in_bucket, first, last):
         of_several += np.int64(following[i] >= 0)
         first[ids[in_bucket[i]] & within] = -1
     return ones[:of_ones], several[:of_several], following
+
+
+@_inlined
+def _copy(target, source):
+    """Faster than an assignment of slices, which makes sure that they do not overlap."""
+    for k in range(len(target)):
+        target[k] = source[k]
+
+
+@_inlined
+def _add_up(target, first, second):
+    for k in range(len(target)):
+        target[k] = first[k] + second[k]
 
 
 @_inlined

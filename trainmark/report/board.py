@@ -259,16 +259,12 @@ def _name(measure: Measure, result: Result) -> str:
 def _difference(before: Result, after: Result) -> str:
     """What is known to be different, which need not be the cause."""
     rows = different_fields([before, after])
-    pairs = [("commit", *(_commit(one) for one in (before, after)))]
+    pairs = [("commit", *(commit(one) or "unknown" for one in (before, after)))]
     pairs += [(name, a, b) for name, a, b in rows]
     told = [f"{name} {a:.24} → {b:.24}" for name, a, b in pairs if a != b]
     more = len(told) - NAMED_FIELDS
     shown = ", ".join(told[:NAMED_FIELDS]) or "same configuration and commit"
     return f"{shown}, and {more} more" if more > 0 else shown
-
-
-def _commit(result: Result) -> str:
-    return commit(result) or "unknown"
 
 
 def commit(result: Result) -> str | None:

@@ -107,7 +107,11 @@ COLUMNS = (
     Column("case", lambda e: e.result.case),
     Column("precision", lambda e: e.result.precision),
     Column("started", lambda e: _date(e), lambda e: e.at),
-    Column("changes", lambda e: _badges(e), lambda e: sum(c.worse for c in e.changes)),
+    Column(
+        "changes",
+        lambda e: join(*map(_badge, e.changes)),
+        lambda e: sum(c.worse for c in e.changes),
+    ),
     Column(
         "p_train",
         lambda e: tables.throughput(e.result.throughput.p_train),
@@ -154,10 +158,6 @@ def _date(entry: Entry) -> str:
     if entry.at is None:
         return entry.result.started
     return f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M}"
-
-
-def _badges(entry: Entry) -> Markup:
-    return join(*map(_badge, entry.changes))
 
 
 def _badge(change: Change) -> Markup:

@@ -140,17 +140,13 @@ def _footer() -> Markup:
 
 def _headline(run: Run) -> Markup:
     result = run.result
-    where = f"{result.case} · {result.precision} · {_division(result)} · {result.started}"
+    where = f"{result.case} · {result.precision} · {result.division} division · {result.started}"
     return page_header(
         "report",
         join(result.run, " ", _verdict(result)),
         tag("p", where, class_="where"),
         tag("div", *_tiles(result), class_="tiles"),
     )
-
-
-def _division(result: Result) -> str:
-    return f"{result.division} division"
 
 
 def _verdict(result: Result) -> Markup | None:

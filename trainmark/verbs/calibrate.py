@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,21 +25,26 @@ from torch import Tensor
 from trainmark import __version__
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
-from trainmark.embeddings.placement.costs import MIN_ACCESS
+from trainmark.embeddings.placement.costs import MIN_ACCESS, STATE_BYTES
 from trainmark.embeddings.tables.row_update import Settings
 from trainmark.embeddings.tables.store import TableStore, whole_table
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.files import write_atomically
 from trainmark.hardware import backends, devices, hardware_file, known
+from trainmark.hardware.allocator import use_huge_pages
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.hardware.devices import Peak, peak_flops
 from trainmark.hardware.known import CPU, ByWidth, Figure, Known, Measured
 from trainmark.hardware.nvidia import capability
+from trainmark.kernels.compiled import in_threads
+from trainmark.kernels.interaction import dot_interaction
 from trainmark.training.precision import set_matmul_precision
 
-GEMM_WIDTHS = (64, 256, 1024, 4096)
+GEMM_WIDTHS = (16, 64, 256, 1024, 4096)
 TABLE_WIDTHS = (16, 64, 128)
 """Columns, of 4 bytes."""
+VECTORS = 27
+"""Of a sample, whose products are taken: as many as Criteo's log has."""
 LONG_S = 0.005
 """Of work on a device, beside which the host's waiting does not count."""
 DTYPES = {
@@ -116,16 +122,23 @@ def measure(here: torch.device, scale: Scale, folder: Path) -> Known:
 def _measured(here: torch.device, scale: Scale, folder: Path) -> Measured:
     names = [name for name in (*DTYPES, "fp8") if _multiplies(here, name)]
     widths = [width for width in GEMM_WIDTHS if width <= scale.widest]
-    tables = {width: _tables(here, scale, width) for width in TABLE_WIDTHS}
+    updates = {
+        name: {4 * width: _update(here, scale, width, name) for width in TABLE_WIDTHS}
+        for name in ("sgd", "adagrad", "rowwise_adagrad")
+    }
     node, network = _links(here, scale)
     ranks = meshes.launched_ranks()
     return Measured(
         source=f"trainmark {__version__} calibrate, {datetime.now(UTC):%Y-%m-%d}, {ranks} rank(s)",
         copy=_copy(here, scale),
-        gather={4 * width: rates[0] for width, rates in tables.items()},
-        update={4 * width: rates[1] for width, rates in tables.items()},
+        gather={4 * width: _gather(here, scale, width) for width in TABLE_WIDTHS},
+        update=updates["sgd"],
+        adagrad=updates["adagrad"],
+        rowwise_adagrad=updates["rowwise_adagrad"],
+        interaction={width: _interaction(here, scale, width) for width in TABLE_WIDTHS},
         gemm={name: {width: _gemm(here, scale, name, width) for width in widths} for name in names},
         launch_s=_launch(here, scale),
+        threads_s=_threads(here, scale),
         node=node,
         network=network,
         host=_from_host(here, scale),
@@ -141,11 +154,13 @@ def _over_ranks(own: Measured, shared: bool) -> Measured:
     def mean(rates: list[ByWidth]) -> ByWidth:
         return {width: statistics.mean(one[width] for one in rates) for width in rates[0]}
 
+    rates: dict[str, Any] = {
+        name: mean([getattr(one, name) for one in every]) for name in known.BY_WIDTH
+    }
     return dataclasses.replace(
         own,
+        **rates,
         copy=statistics.mean(one.copy or 0.0 for one in every),
-        gather=mean([one.gather for one in every]),
-        update=mean([one.update for one in every]),
         gemm={name: mean([one.gemm[name] for one in every]) for name in own.gemm},
     ).scaled(per_node)
 
@@ -186,29 +201,55 @@ def _copy(here: torch.device, scale: Scale) -> float:
     return 2 * scale.copy_bytes / seconds_of(lambda: target.copy_(source), here, scale.budget_s)
 
 
-def _tables(here: torch.device, scale: Scale, width: int) -> tuple[float, float]:
-    """Rates of reading and of changing random rows, by the engine's own operations; the bytes are
-    those that `placement/costs.py` counts."""
-    rows = scale.table_bytes // (4 * width)
-    store = TableStore(
-        [whole_table("table", rows, width)], width, make_rule("sgd", eps=0, beta1=0, beta2=0)
-    )
-    store.weight = torch.zeros(rows, width, device=here)
-    generator = torch.Generator(here).manual_seed(0)
-    ids = torch.randint(rows, (scale.lookups,), device=here, generator=generator)
-    out = torch.empty(scale.lookups, width, device=here)
-    access = max(MIN_ACCESS, 4 * width)
-    read = scale.lookups * (access + 4 * width)
+def _gather(here: torch.device, scale: Scale, width: int) -> float:
+    """Reading random rows, by the engine's own operations; the bytes are those that
+    `placement/costs.py` counts."""
+    store, ids, rows = _table(here, scale, width, "sgd")
+    read = scale.lookups * (max(MIN_ACCESS, 4 * width) + 4 * width)
+    return read / seconds_of(lambda: store.gather_into(ids, rows), here, scale.budget_s)
+
+
+def _update(here: torch.device, scale: Scale, width: int, optimizer: str) -> float:
+    """Likewise changing them."""
+    store, ids, grads = _table(here, scale, width, optimizer)
     settings = Settings(lr=0.0, gate=torch.ones((), device=here))
+    per_element, per_row = STATE_BYTES[optimizer]
+    changed = max(MIN_ACCESS, 4 * width) + per_element * width + per_row
+    moved = scale.lookups * (4 * width + MIN_ACCESS) + 2 * len(ids.unique()) * changed
 
     def change() -> None:
-        store.update(store.plan_update(ids), out, settings)
+        store.update(store.plan_update(ids), grads, settings)
 
-    changed = scale.lookups * (4 * width + MIN_ACCESS) + 2 * len(ids.unique()) * access
-    return (
-        read / seconds_of(lambda: store.gather_into(ids, out), here, scale.budget_s),
-        changed / seconds_of(change, here, scale.budget_s),
-    )
+    return moved / seconds_of(change, here, scale.budget_s)
+
+
+def _table(
+    here: torch.device, scale: Scale, width: int, optimizer: str
+) -> tuple[TableStore, Tensor, Tensor]:
+    """A table, the rows of it that are looked up, and as many rows to read into or to add."""
+    rows = scale.table_bytes // (4 * width)
+    rule = make_rule(optimizer, eps=1e-8, beta1=0, beta2=0)
+    store = TableStore([whole_table("table", rows, width)], width, rule)
+    store.weight = torch.empty(rows, width, device=here)
+    use_huge_pages(store.weight)
+    store.weight.zero_()
+    store.create_state()
+    generator = torch.Generator(here).manual_seed(0)
+    ids = torch.randint(rows, (scale.lookups,), device=here, generator=generator)
+    return store, ids, torch.zeros(scale.lookups, width, device=here)
+
+
+def _interaction(here: torch.device, scale: Scale, width: int) -> float:
+    """Products of all pairs of a sample's rows, forward and backward."""
+    x = torch.randn(scale.rows, width, device=here, requires_grad=True)
+    rows = torch.randn(scale.rows, VECTORS - 1, width, device=here, requires_grad=True)
+
+    def products() -> None:
+        dot_interaction(x, rows).sum().backward()
+        x.grad = rows.grad = None
+
+    done = 3 * VECTORS * (VECTORS - 1) * width * scale.rows
+    return done / seconds_of(products, here, scale.budget_s)
 
 
 def _multiplies(here: torch.device, precision: str) -> bool:
@@ -255,6 +296,17 @@ def _launch(here: torch.device, scale: Scale) -> float:
             small.add_(1)
 
     return seconds_of(many, here, scale.budget_s) / count
+
+
+def _threads(here: torch.device, scale: Scale) -> float | None:
+    """A kernel of ours that has nothing to do, on all threads."""
+    if here.type != "cpu":
+        return None
+    return seconds_of(lambda: in_threads(_nothing, 2**16), here, scale.budget_s)
+
+
+def _nothing(begin: int, end: int) -> None:
+    pass
 
 
 def _from_host(here: torch.device, scale: Scale) -> float | None:

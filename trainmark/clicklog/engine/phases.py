@@ -167,14 +167,6 @@ class EmbeddedEngine:
         columns: Mapping[str, dict[str, Any]],
     ) -> None:
         job, dataset, splits = self.job, self.work.dataset, division.splits
-        bad = sum(record.bad for record in store.records)
-        if bad:
-            with (dataset / BAD_ROWS).open("wb") as report:
-                for record in store.records:
-                    if record.bad:
-                        report.write(
-                            parse_phase.bad_rows_path(self.work, record.index).read_bytes()
-                        )
         names = [column.name for column in store.schema.categorical]
         rules = [*job.rules[: len(names)], *(numbers.BIN_RULES for _ in fitted.with_bins())]
         names += [numbers.bin_name(column.name) for _, column in fitted.with_bins()]
@@ -209,7 +201,7 @@ class EmbeddedEngine:
             settings=job.settings,
             splits=splits,
             clicks=columns["label"]["clicks"],
-            bad=bad,
+            bad=self._report_bad_rows(store),
             features=dict(zip(names, facts, strict=True)),
             numerical={column.name: column.facts for column in fitted.columns}
             or numbers.of_source(store),
@@ -220,6 +212,16 @@ class EmbeddedEngine:
         checksums.seal(dataset, files.SIGNED, {n: c for of in written for n, c in of.items()})
         store.close()
         self.work.publish()
+
+    def _report_bad_rows(self, store: Store) -> int:
+        """Write them to a file of the dataset, if there are any; how many there are."""
+        bad = [record for record in store.records if record.bad]
+        if bad:
+            with (self.work.dataset / BAD_ROWS).open("wb") as report:
+                for record in bad:
+                    path = parse_phase.bad_rows_path(self.work, record.index)
+                    report.write(path.read_bytes())
+        return sum(record.bad for record in bad)
 
     def _extends(
         self, names: Sequence[str], facts: Sequence[Mapping[str, Any]]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, spec_rules
 
 
 class Writer:
@@ -113,5 +113,5 @@ def write_specs(
         spec = feature_spec.default_spec(
             cardinalities, num_numerical, metadata, mappings, hotness, numerical_dtype, varies
         )
-        feature_spec.check(spec, mappings)
+        spec_rules.check(spec, mappings)
         feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))

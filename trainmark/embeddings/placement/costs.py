@@ -156,7 +156,7 @@ class TableCosts:
         return size / self.machine.gathering(row, GATHER_EFFICIENCY)
 
     def _update_s(self, size: float, row: int) -> float:
-        return size / self.machine.updating(row, UPDATE_EFFICIENCY)
+        return size / self.machine.updating(row, UPDATE_EFFICIENCY, self.step.optimizer)
 
     def _stored(self, profile: AccessProfile, shard: Shard) -> tuple[int, int]:
         """Bytes of the weights, and of the optimiser's state."""

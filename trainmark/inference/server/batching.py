@@ -88,7 +88,7 @@ class Queue:
         self._works, self._lock = False, Lock()
         self._is_woken = False
         self._quick_bytes = 0
-        """Of requests, as many as a pass was quick with."""
+        """Of requests that go through the model quickly, by what others took."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -100,9 +100,7 @@ class Queue:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(_Waiting(question, future))
-        if not self._is_woken:
-            self._is_woken = True
-            loop.call_soon(self._wake)  # when the others that came with it wait, too
+        self._call_soon(loop)
         limit = loop.call_later(self._limits.seconds, self._give_up, future)
         try:
             return await future
@@ -113,17 +111,23 @@ class Queue:
         error = TooLateError(f"The answer took longer than {self._limits.seconds:g} s.")
         _settle(future, error)
 
-    def _wake(self) -> None:
+    def _call_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            loop.call_soon(self._wake, loop)  # when the others that came with it wait, too
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_woken = False
         with self._lock:
             if self._works or not self._waiting:
                 return
             self._works = True
-        if sum(one.question.size for one in self._waiting) <= self._quick_bytes:
-            _deliver(*self._pass())
-            self._works = False
-        else:
+        if self._waiting[0].question.size > self._quick_bytes:
             self._thread.submit(self._work)
+            return
+        _deliver(*self._pass(self._quick_bytes))
+        self._works = False
+        self._call_soon(loop)
 
     def _work(self) -> None:
         """In the model's thread, until nothing waits."""
@@ -132,11 +136,11 @@ class Queue:
                 if not self._waiting:
                     self._works = False
                     return
-            _tell(*self._pass())
+            _tell(*self._pass(TOGETHER_BYTES))
 
-    def _pass(self) -> "tuple[list[_Waiting], list[Any]]":
+    def _pass(self, most_bytes: int) -> "tuple[list[_Waiting], list[Any]]":
         """The next requests, and their answers."""
-        taken = [one for one in self._take() if not one.future.done()]
+        taken = [one for one in self._take(most_bytes) if not one.future.done()]
         left = [one for one in taken if one.question.has_left()]
         taken = [one for one in taken if one not in left]
         questions = [one.question for one in taken]
@@ -146,11 +150,10 @@ class Queue:
         return taken + left, found + [LeftError()] * len(left)
 
     def _learn(self, size: int, seconds: float) -> None:
-        """What is tried in the event loop was as quick in the thread before."""
-        if seconds <= QUICK_S:
-            self._quick_bytes = max(self._quick_bytes, size)
-        elif size <= self._quick_bytes:
-            self._quick_bytes = size // 2
+        if seconds > QUICK_S:
+            self._quick_bytes = min(self._quick_bytes, size // 2)
+        elif seconds < QUICK_S / 2:
+            self._quick_bytes = min(max(self._quick_bytes, 2 * size), TOGETHER_BYTES)
 
     def _answers(self, questions: list[Question]) -> list[Any]:
         try:
@@ -160,10 +163,10 @@ class Queue:
         except Exception as error:  # the others must go on, and nobody may wait for ever
             return [error] * len(questions)
 
-    def _take(self) -> list["_Waiting"]:
+    def _take(self, most_bytes: int) -> list["_Waiting"]:
         taken = [self._waiting.popleft()]
         size = taken[0].question.size
-        while self._waiting and size + self._waiting[0].question.size <= TOGETHER_BYTES:
+        while self._waiting and size + self._waiting[0].question.size <= most_bytes:
             taken.append(self._waiting.popleft())
             size += taken[-1].question.size
         return taken

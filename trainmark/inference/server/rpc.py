@@ -95,7 +95,8 @@ def _methods(models: Models, metrics: Metrics) -> dict[str, Method]:
         return MESSAGES["ServerReadyResponse"](ready=models.is_ready)
 
     async def model_ready(request: Any) -> Any:
-        return MESSAGES["ModelReadyResponse"](ready=models.named(request.name).is_ready)
+        is_ready = v2_web.is_served(models.named(request.name), request.version)
+        return MESSAGES["ModelReadyResponse"](ready=is_ready)
 
     async def server(request: Any) -> Any:
         return MESSAGES["ServerMetadataResponse"](**v2_web.SERVER)
@@ -163,7 +164,7 @@ def _tensors(inputs: Sequence[Any], raw: Sequence[bytes]) -> Iterator[tuple[str,
     for place, one in enumerate(inputs):
         kind = one.name, one.datatype, list(one.shape)
         if raw:
-            yield one.name, of_bytes(*kind, raw[place])
+            yield one.name, of_bytes(*kind, memoryview(raw[place]))
         else:
             elements = list(getattr(one.contents, CONTENTS.get(one.datatype, "bytes_contents")))
             yield one.name, of_lists(*kind, elements)

@@ -6,7 +6,7 @@ from trainmark.inference.server.asgi import Answer, Request, Route, as_json
 from trainmark.inference.server.batching import Loaded
 from trainmark.inference.server.bodies import Bodies
 from trainmark.inference.server.metrics import Metrics
-from trainmark.inference.server.models import Models
+from trainmark.inference.server.models import Model, Models
 from trainmark.inference.server.tensors import InferRequest, check_version
 
 SERVER = {
@@ -24,12 +24,12 @@ def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
     def loaded(request: Request) -> tuple[str, Loaded]:
         model = models.named(request.named["name"])
         found = model.loaded()
-        check_version(request.named.get("version", ""), found, model.name)
+        check_version(_version(request), found, model.name)
         return model.name, found
 
     async def infer(request: Request) -> Answer:
         model = models.named(request.named["name"])
-        version = request.named.get("version", "")
+        version = _version(request)
         with metrics.request(model.name, "v2-http"):
             async with bodies.of(request) as body:
                 asked = InferRequest(model.name, version, body, _json_bytes(request))
@@ -46,7 +46,7 @@ def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
         return _ready(models.is_ready)
 
     async def model_ready(request: Request) -> Answer:
-        return _ready(models.named(request.named["name"]).is_ready)
+        return _ready(is_served(models.named(request.named["name"]), _version(request)))
 
     async def server(request: Request) -> Answer:
         return as_json(SERVER)
@@ -65,6 +65,13 @@ def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
         Route("/v2/health/ready", ready),
         Route("/v2", server),
     ]
+
+
+def is_served(model: Model, version: str) -> bool:
+    """Whether a model answers; refuses another version than the one that does."""
+    if model.is_ready:
+        check_version(version, model.loaded(), model.name)
+    return model.is_ready
 
 
 def describe(name: str, loaded: Loaded) -> dict[str, object]:
@@ -86,6 +93,10 @@ def describe(name: str, loaded: Loaded) -> dict[str, object]:
             }
         ],
     }
+
+
+def _version(request: Request) -> str:
+    return request.named.get("version", "")
 
 
 def _method(end: str) -> str:

@@ -75,24 +75,31 @@ def dropout(rows: int) -> float:
 
 
 def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
-    """What to choose from by trial, where nobody chose: what the top MLP reads.
+    """What to choose from by trial, where nobody chose: what the top MLP reads, and with crosses,
+    if the log has some.
 
     A product says how two vectors go together, not what one says by itself, and the bottom MLP
     hands all numbers on as one vector; so most small logs gain from a top MLP that reads the rows
     and the numbers, too. Others learn pairs worse beside that easier lesson, and there is no
     telling by their rows or ids which. Large logs have pairs to learn, and two cores no time.
+    Crosses that surely say something are still learned by heart here and there.
     """
     if cfg.model.interaction != "auto" or filled(resolved.auto_rows) > TRIED_UP_TO:
         return {}
     if resolved.patience is None:  # without it no evaluation is kept to choose by
         return {}
+    from trainmark.workloads.dlrm import cross_choice  # and torch, which other verbs do without
+
     kinds: tuple[Interaction, ...] = ("dot", "dot_and_inputs")
-    return {
-        f"--model.interaction {kind}": dataclasses.replace(
-            cfg, model=dataclasses.replace(cfg.model, interaction=kind)
-        )
-        for kind in kinds
-    }
+    found = {f"--model.interaction {kind}": _with(cfg, interaction=kind) for kind in kinds}
+    if crosses := () if cfg.model.crosses else cross_choice.of_run(resolved):
+        flags = f"--model.interaction dot_and_inputs --model.crosses {' '.join(crosses)}"
+        found[flags] = _with(cfg, interaction="dot_and_inputs", crosses=crosses)
+    return found
+
+
+def _with(cfg: DlrmRun, **network: Any) -> DlrmRun:
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **network))
 
 
 def eps(global_batch: int) -> float:
@@ -124,9 +131,9 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
     if cfg.lr == named.lr:
         cfg = dataclasses.replace(cfg, lr=lr(log.clicks))
     if cfg.model.dropout is None:
-        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dropout=dropout(rows)))
+        cfg = _with(cfg, dropout=dropout(rows))
     if cfg.model.interaction == "auto":  # and was not tried
-        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, interaction="dot"))
+        cfg = _with(cfg, interaction="dot")
     size = cfg.global_batch or filled(cfg.micro_batch) * (cfg.accumulate or 1)
     if cfg.optimizer.eps is None:
         optimizer = dataclasses.replace(cfg.optimizer, eps=eps(size))
@@ -142,9 +149,9 @@ def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
     """With the network of the run whose weights it begins with, where nobody chose another."""
     if cfg.model.interaction != "auto":
         return cfg
-    names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
+    names = ("interaction", "crosses", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
     network = {name: getattr(earlier.model, name) for name in names}
-    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **network))
+    return _with(cfg, **network)
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:

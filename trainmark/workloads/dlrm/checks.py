@@ -1,11 +1,15 @@
 """What is wrong with a DLRM's settings, told before anything is allocated."""
 
+import re
+
 from trainmark.config import SYNTHETIC
 from trainmark.errors import unknown
 from trainmark.hardware.devices import Cluster, lacks
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated
 from trainmark.workloads.dlrm.sizes import (
+    cross_features,
     dense_parameters,
+    feature_rows,
     has_bags,
     has_narrow_tables,
     hotness,
@@ -28,6 +32,7 @@ def model_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
         *_width_problems(cfg),
         *_interaction_problems(cfg.model),
         *_hotness_problems(cfg),
+        *_cross_problems(cfg),
     ]
 
 
@@ -204,6 +209,25 @@ def _hotness_problems(cfg: DlrmRun) -> list[str]:
             "model.table_widths with several. Leave one of them out."
         )
     return problems
+
+
+def _cross_problems(cfg: DlrmRun) -> list[str]:
+    """Of combinations of features."""
+    model = cfg.model
+    if not model.crosses:
+        return []
+    received = f"Received: {' '.join(model.crosses)}."
+    if has_bags(model) or is_generated(cfg.data):
+        return [f"model.crosses are for a dataset with one id of each feature. {received}"]
+    last = len(feature_rows(model)) - 1
+    return [
+        f"model.crosses must each have two or more different features of 0 to {last}, with an x "
+        f"between them. {received}"
+        for cross in model.crosses
+        if not re.fullmatch(r"\d{1,9}(x\d{1,9})+", cross)
+        or len(set(cross_features(cross))) < len(cross_features(cross))
+        or max(cross_features(cross)) > last
+    ][:1]
 
 
 def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:

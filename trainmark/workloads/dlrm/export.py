@@ -22,6 +22,7 @@ from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated, score_offset
 from trainmark.workloads.dlrm.sizes import (
     branches,
+    cross_features,
     cross_layers,
     cross_rank,
     has_bags,
@@ -114,7 +115,7 @@ def export_torch(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
     with _reading(checkpoint_path) as (shapes, load):
         model = standalone.Dlrm(description(cfg), load(list(shapes))).eval()
     numerical = torch.zeros(2, cfg.model.numerical_features)
-    ids = torch.zeros(2, sum(hotness(cfg.model)), dtype=torch.int64)
+    ids = torch.zeros(2, standalone.num_ids(model.config), dtype=torch.int64)
     batch = {0: torch.export.Dim("batch")}
     program = torch.export.export(model, (numerical, ids), dynamic_shapes=(batch, batch))
     save_program(program, folder / "model.pt2")
@@ -166,6 +167,7 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "table_rows": list(model.table_rows),
         "embedding_dim": model.embedding_dim,
         "table_widths": list(widths(model)),
+        **_crosses(model),
         **_bags(model),
         "bottom_mlp": list(model.bottom_mlp),
         "top_mlp": list(model.top_mlp),
@@ -173,6 +175,11 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "logit_offset": score_offset(cfg),
         "dataset": list(cfg.dataset),
     } | _names(cfg)
+
+
+def _crosses(model: Model) -> dict[str, Any]:
+    """The features of each cross, whose tables lie behind those of the features."""
+    return {"crosses": list(map(cross_features, model.crosses))} if model.crosses else {}
 
 
 def _bags(model: Model) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.tables.store import table_names
 from trainmark.kernels.compiled import INSTALLED
+from trainmark.workloads.dlrm.crosses import crossed
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import score_offset
-from trainmark.workloads.dlrm.sizes import has_bags
+from trainmark.workloads.dlrm.sizes import cross_features, feature_rows, has_bags
 
 Layer = tuple[Tensor, Tensor]
 """Weight [outputs, inputs] and bias."""
@@ -42,7 +43,7 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     logits = _on_a_cpu(tables, _linears(model.bottom), _linears(model.top), score_offset(cfg), kind)
     if logits is None:
         return None
-    width = len(tables)
+    crosses, width = list(map(cross_features, cfg.model.crosses)), len(feature_rows(cfg.model))
 
     def predict(batch: ClickBatch) -> Tensor:
         # By numpy, whose calls cost a fraction of torch's: of one sample they are most of it.
@@ -50,7 +51,7 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
         for group in batch.groups:
             ids_FB[group.features] = group.ids.numpy()
         numbers_BN = batch.numerical.numpy().astype(np.float32)
-        return torch.from_numpy(logits(numbers_BN, ids_FB.T))
+        return torch.from_numpy(logits(numbers_BN, _with_crosses(ids_FB, crosses).T))
 
     return predict
 
@@ -68,7 +69,18 @@ def of_exported(model: Any) -> Logits | None:
         numbers = range(0, 2 * len(config[f"{name}_mlp"]), 2)
         return [(buffers[f"{name}_{n}_weight"], buffers[f"{name}_{n}_bias"]) for n in numbers]
 
-    return _on_a_cpu(tables, layers("bottom"), layers("top"), config.get("logit_offset", 0.0), kind)
+    offset, crosses = config.get("logit_offset", 0.0), config.get("crosses", [])
+    logits = _on_a_cpu(tables, layers("bottom"), layers("top"), offset, kind)
+    if logits is None or not crosses:
+        return logits
+    return lambda numbers_BN, ids_BF: logits(numbers_BN, _with_crosses(ids_BF.T, crosses).T)
+
+
+def _with_crosses(ids_FB: NDArray[np.int64], crosses: Sequence[Sequence[int]]) -> NDArray[Any]:
+    """The ids of all tables."""
+    if not crosses:
+        return ids_FB
+    return np.concatenate([ids_FB, [crossed([ids_FB[f] for f in cross]) for cross in crosses]])
 
 
 def _linears(mlp: nn.Sequential) -> list[Layer]:

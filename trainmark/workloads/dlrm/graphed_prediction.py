@@ -19,8 +19,9 @@ from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.embeddings.tables.format_store import LARGEST_INT32
 from trainmark.kernels.interaction_layout import PAD_TO
 from trainmark.kernels.request_graphs import Lane, RequestGraph, empty_like
+from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.data import ClickBatch
-from trainmark.workloads.dlrm.sizes import has_bags
+from trainmark.workloads.dlrm.sizes import feature_rows, has_bags
 
 SMALLEST = 8
 """Samples of a graph. With fewer, GEMMs lose the bias and the ReLU that are part of them."""
@@ -84,10 +85,12 @@ class ColumnGraphs:
     def __call__(self, batch: ClickBatch) -> Tensor:
         given = [batch.numerical, *(group.ids for group in batch.groups)]
         graph = self._of(filled_up(batch.samples), given, [g.features for g in batch.groups])
-        with torch.inference_mode(), self._lane.working():
+
+        def put() -> None:
             for axis, place, tensor in zip(_sample_axes(given), graph.places, given, strict=True):
                 _put(place, tensor, axis)
-        return graph.answer(batch.samples)
+
+        return graph.answer(batch.samples, put)
 
     def _of(self, size: int, given: list[Tensor], features: list[list[int]]) -> RequestGraph:
         key = (size, tuple(tensor.dtype for tensor in given), tuple(map(tuple, features)))
@@ -129,7 +132,7 @@ def of_trainer(trainer: Any, plain: Predict) -> Predict:
     Args:
         plain: another way, for batches that are made on the device.
     """
-    model, tables = trainer.model, trainer.cfg.model.table_rows
+    model, tables = trainer.model, feature_rows(trainer.cfg.model)
     model.bottom.fill_up_inputs(PAD_TO)
     lane, features = Lane(trainer.mesh.device), list(range(len(tables)))
 
@@ -162,10 +165,12 @@ def of_exported(
 ) -> Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]:
     """The same of an exported model (`standalone.Dlrm`): its own code, as graphs."""
     config = model.config
-    tables = config["table_rows"]
-    columns = sum(config.get("hotness") or [1] * len(tables))
     graphs = RowGraphs(
-        Lane(device), model.logits, config["numerical_features"], columns, _id_type(tables)
+        Lane(device),
+        model.logits,
+        config["numerical_features"],
+        standalone.num_ids(config),
+        _id_type(config["table_rows"]),
     )
     for size in SERVED_SIZES:
         graphs.of(size)

@@ -5,7 +5,7 @@ Tables stay in the types they were trained in: what is looked up is decoded, nev
 Shapes: B samples, N numerical features, F tables, V = F + 1 vectors, D width of a row, R rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from onnx import TensorProto, ValueInfoProto, helper
 from torch import Tensor
 
 from trainmark.interop.onnx_files import Graph
+from trainmark.workloads.dlrm import standalone
 
 BATCH = "batch"
 Config = Mapping[str, Any]
@@ -45,8 +46,7 @@ def build(config: Config, tensors: Tensors) -> Graph:
 
 
 def inputs(config: Config) -> list[ValueInfoProto]:
-    ids = sum(config.get("hotness", [])) or len(config["table_rows"])
-    widths = config["numerical_features"], ids
+    widths = config["numerical_features"], standalone.num_ids(config)
     return [
         helper.make_tensor_value_info("numerical", TensorProto.FLOAT, [BATCH, widths[0]]),
         helper.make_tensor_value_info("categorical", TensorProto.INT64, [BATCH, widths[1]]),
@@ -141,10 +141,24 @@ _INTERACTIONS = {
 
 def _filled_up(graph: Graph, config: Config, tensors: Tensors, table: int) -> str:
     """[B, 1, D] fp32 rows of a table, zeros behind those of a narrower one."""
-    rows = _rows(graph, tensors, table)
+    feature = table - standalone.num_ids(config)
+    ids_B1 = _crossed(graph, config, table, config["crosses"][feature]) if feature >= 0 else None
+    rows = _rows(graph, tensors, table, ids_B1)
     lacking = config["embedding_dim"] - config["table_widths"][table]
     zeros = graph.constant([0, 0, 0, 0, 0, lacking])
     return graph.add("Pad", rows, zeros) if lacking else rows
+
+
+def _crossed(graph: Graph, config: Config, table: int, cross: Sequence[int]) -> str:
+    """[B, 1] ids of a combination of features."""
+    rows = graph.constant([config["table_rows"][table]])
+    multiplier = graph.constant([standalone.MULTIPLIER])
+    columns = [graph.add("Gather", "categorical", graph.constant([f]), axis=1) for f in cross]
+    mixed = graph.add("Mod", columns[0], rows)
+    for column in columns[1:]:
+        sum_B1 = graph.add("Add", graph.add("Mul", mixed, multiplier), column)
+        mixed = graph.add("Mod", sum_B1, rows)
+    return mixed
 
 
 def _pooled(graph: Graph, config: Config, tensors: Tensors, table: int) -> str:

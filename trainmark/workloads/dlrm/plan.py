@@ -10,9 +10,9 @@ from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import card_bytes
 from trainmark.workloads.dlrm import sharding
-from trainmark.workloads.dlrm.prediction import Prediction, constants, predict
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
 from trainmark.workloads.dlrm.sizes import on_one_gpu, widths
+from trainmark.workloads.dlrm.step_time import Prediction, constants, predict
 
 BOUND_BY = {
     "gather": "memory bandwidth (reading rows)",

@@ -16,9 +16,11 @@ def encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
     """Encode raw files as the run's dataset was, into `folder`."""
     data = filled(cfg.data)
     if data == SYNTHETIC or not Path(data).is_dir():
-        where = "made in memory" if data == SYNTHETIC else f"{data}, which is not there now"
+        where = "It was made in memory."
+        if data != SYNTHETIC:
+            where = f"{data} is not there now; an export of the run carries them for predict."
         raise InputError(
-            f"--input needs the vocabularies of the dataset that the run was trained on: {where}."
+            f"--input needs the vocabularies of the dataset that the run was trained on. {where}"
         )
     return encode_by(Path(data), raw, folder)
 

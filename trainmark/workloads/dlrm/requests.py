@@ -58,7 +58,7 @@ class ClickScorer:
             "numerical": list(values.numerical),
             "categorical": list(values.categorical),
             "expects": dict(values.expects),
-            "table_rows": dict(zip(values.tables, model.config["table_rows"], strict=True)),
+            "table_rows": dict(zip(values.tables, model.config["table_rows"], strict=False)),
             "embedding_dim": model.config["embedding_dim"],
         }
         numerical, categorical = values.example()

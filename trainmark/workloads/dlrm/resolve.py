@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainmark.clickdata import feature_spec, identity, negatives, terabyte
+from trainmark.clickdata import feature_spec, identity, negatives, spec_rules, terabyte
 from trainmark.config import SYNTHETIC, filled
 from trainmark.errors import InputError, raise_all
 from trainmark.hardware.devices import Cluster
@@ -28,9 +28,11 @@ from trainmark.workloads.dlrm.runs import (
     terabyte_range,
 )
 from trainmark.workloads.dlrm.sizes import (
+    CROSS_ROWS,
     branches,
     cross_layers,
     cross_rank,
+    feature_rows,
 )
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
@@ -141,11 +143,11 @@ def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     if folder.is_file():
         raise InputError(f"data must be a dataset's folder. Received a file: {folder}.")
     spec = feature_spec.read(folder)
-    feature_spec.check(spec, source=str(feature_spec.path_of(folder)))
+    spec_rules.check(spec, source=str(feature_spec.path_of(folder)))
     model = dataclasses.replace(
         cfg.model,
         numerical_features=len(spec.numerical),
-        table_rows=spec.cardinalities,
+        table_rows=spec.cardinalities + (CROSS_ROWS,) * len(cfg.model.crosses),
         hotness=cfg.model.hotness if cfg.multi_hot == "uniform" else _hotness(spec),
         varies=spec.varies,
     )
@@ -269,7 +271,7 @@ def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
     """Tables that are larger in a dataset that extends a run's -> their rows in the run."""
     if data == SYNTHETIC or not identity.extends(cfg.dataset, Path(data)):
         return {}
-    before, now = cfg.model.table_rows, feature_spec.read(Path(data)).cardinalities
+    before, now = feature_rows(cfg.model), feature_spec.read(Path(data)).cardinalities
     return {
         f"tables.{number}": rows
         for number, (rows, more) in enumerate(zip(before, now, strict=True))

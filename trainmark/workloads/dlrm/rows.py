@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.clickdata import feature_spec, planted, terabyte
+from trainmark.clickdata import feature_spec, planted, spec_rules, terabyte
 from trainmark.clickdata.counters import random_bits
 from trainmark.clickdata.numerical import log_transform
 from trainmark.clickdata.planted import BLOCK_ROWS, PlantedClicks
@@ -96,7 +96,7 @@ class SplitBinary:
     def __init__(self, folder: Path, split: str, page_cache: PageCache = "use") -> None:
         path = feature_spec.path_of(folder, split)
         self._spec = feature_spec.read(path)
-        feature_spec.check(self._spec, mappings=_mappings(split), source=str(path))
+        spec_rules.check(self._spec, mappings=_mappings(split), source=str(path))
         self.num_rows = feature_spec.count_rows(self._spec, folder, split)
         self.num_numerical = len(self._spec.numerical)
         self.numerical_type = np.dtype(self._spec.numerical_dtype)

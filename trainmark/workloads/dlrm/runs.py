@@ -35,7 +35,10 @@ class Model:
     """Numerical features (0 is allowed). A dataset in --data brings its own number."""
     table_rows: tuple[Count, ...] = (100_000,) * 26
     """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
-    its own."""
+    its own. Behind these are those of the crosses."""
+    crosses: tuple[str, ...] = ()
+    """Features whose combinations have a table of their own, by their numbers from 0: `0x4x6` for
+    three of them. dlrm-auto finds some."""
     hotness: tuple[Count, ...] | None = None
     """Ids that a sample has of each categorical feature, at most; by default one of each. A dataset
     in --data brings its own numbers."""

@@ -105,7 +105,7 @@ def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | Non
 
 
 def _prepared(config: dict[str, Any]) -> PreparedValues:
-    count, tables = config["numerical_features"], config["table_rows"]
+    count, tables = config["numerical_features"], _feature_rows(config)
     numerical = config.get("numerical", [f"num_{i}" for i in range(count)])
     categorical = config.get("categorical", [f"cat_{i}.bin" for i in range(len(tables))])
     return PreparedValues(numerical, categorical, tables, config.get("hotness"))
@@ -115,9 +115,15 @@ def _check_same_tables(data: Path, config: dict[str, Any]) -> None:
     """For models of an earlier version, which do not say more about their dataset."""
     spec = feature_spec.read(data)
     found = (len(spec.numerical), list(spec.cardinalities))
-    if found != (config["numerical_features"], config["table_rows"]):
+    if found != (config["numerical_features"], _feature_rows(config)):
         raise InputError(
             f"{data} is not what the model was trained on: it has {found[0]} numerical features "
             f"and tables of {found[1]} rows, the model {config['numerical_features']} and "
-            f"{config['table_rows']}."
+            f"{_feature_rows(config)}."
         )
+
+
+def _feature_rows(config: dict[str, Any]) -> list[int]:
+    """Rows of the tables that are a feature's own."""
+    rows: list[int] = config["table_rows"]
+    return rows[: len(rows) - len(config.get("crosses", []))]

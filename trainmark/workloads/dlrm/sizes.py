@@ -16,6 +16,8 @@ from trainmark.workloads.dlrm.runs import DlrmRun, Model
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
+CROSS_ROWS = 65_521
+"""Of a cross's table: a prime, for its hash (crosses.py)."""
 
 
 # --- the dense part
@@ -148,6 +150,16 @@ def is_plain(cfg: DlrmRun) -> bool:
 
 
 # --- tables
+
+
+def cross_features(cross: str) -> tuple[int, ...]:
+    """The numbers of a cross's features."""
+    return tuple(map(int, cross.split("x")))
+
+
+def feature_rows(model: Model) -> tuple[int, ...]:
+    """Rows of the tables that are a feature's own; those of crosses lie behind them."""
+    return model.table_rows[: len(model.table_rows) - len(model.crosses)]
 
 
 def hotness(model: Model) -> tuple[int, ...]:

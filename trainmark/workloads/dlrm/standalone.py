@@ -12,12 +12,15 @@ numbers that its vocabularies give; `config.json` has their order.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+
+MULTIPLIER = 17_364  # of the hash that gives combinations of ids their rows
 
 
 class Dlrm(nn.Module):
@@ -37,13 +40,25 @@ class Dlrm(nn.Module):
     def logits(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
         """Before the sigmoid."""
         x_BD = self._perceptron("bottom", "bottom_mlp", numerical_BN.float(), last_relu=True)
+        ids_BF = self._with_crosses(ids_BF.long())
         hotness = self.config.get("hotness") or [1] * len(self.config["table_rows"])
-        bags = ids_BF.long().split(hotness, dim=1)
+        bags = ids_BF.split(hotness, dim=1)
         rows = [self._pooled(table, ids_BH) for table, ids_BH in enumerate(bags)]
         rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
         joined = self._interaction(x_BD, torch.stack([x_BD, *rows], dim=1), numerical_BN.float())
         logits_B = self._perceptron("top", "top_mlp", joined, last_relu=False).squeeze(1)
         return logits_B + self.config.get("logit_offset", 0.0)
+
+    def _with_crosses(self, ids_BF: Tensor) -> Tensor:
+        """The ids, and behind them those of combinations of several features."""
+        columns = list(ids_BF.unbind(1))
+        for cross in self.config.get("crosses", []):
+            rows = self.config["table_rows"][len(columns)]
+            mixed = torch.zeros_like(columns[0])
+            for feature in cross:
+                mixed = (mixed * MULTIPLIER + columns[feature]) % rows
+            columns.append(mixed)
+        return torch.stack(columns, dim=1) if "crosses" in self.config else ids_BF
 
     def _interaction(self, x_BD: Tensor, vectors_BVD: Tensor, numerical_BN: Tensor) -> Tensor:
         kind = self.config.get("interaction", "dot")
@@ -111,6 +126,13 @@ class Dlrm(nn.Module):
         # As bytes, because not every device selects among 8-bit floating-point numbers.
         codes_BD = codes.view(torch.int8).index_select(0, ids_B).view(codes.dtype)
         return codes_BD.float() * scales.index_select(0, ids_B)[:, None]
+
+
+def num_ids(config: Mapping) -> int:
+    """Ids of a sample: all columns of `ids`."""
+    if "hotness" in config:
+        return sum(config["hotness"])
+    return len(config["table_rows"]) - len(config.get("crosses", []))
 
 
 def load(folder: str | Path, device: str = "cpu") -> Dlrm:

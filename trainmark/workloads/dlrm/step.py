@@ -35,6 +35,7 @@ from trainmark.training.optimizers import (
 from trainmark.training.precision import autocast, compute_dtype
 from trainmark.training.transfer import Copier, wait_for
 from trainmark.workloads.dlrm import fast_prediction, graphed_prediction
+from trainmark.workloads.dlrm.crosses import with_crosses
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.multi_hot import MoreIds
@@ -164,6 +165,7 @@ class DlrmTrainer:
         rank = self.mesh.dp_rank
         if self._more_ids is not None:
             groups = self._more_ids.add(groups)
+        groups = with_crosses(groups, self.cfg.model)
         return [
             self.model.tables.prepare(
                 [group.part(of_ranks[rank]) for group in groups],

@@ -129,13 +129,10 @@ class VocabParallel(ParallelStyle):
 def _recompute(part: Llama, mode: str) -> None:
     if mode == "none":
         return
-    contexts: dict[str, Any] = {"context_fn": _selective_contexts} if mode == "selective" else {}
+    selective = partial(create_selective_checkpoint_contexts, _policy)
+    contexts: dict[str, Any] = {"context_fn": selective} if mode == "selective" else {}
     for name, block in part.layers.items():
         part.layers[name] = checkpoint_wrapper(block, preserve_rng_state=False, **contexts)
-
-
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -14,14 +14,14 @@ from trainmark.hardware.machine import ELSEWHERE, Used, sources, used_links
 from trainmark.hardware.memory import MemoryPlan, misfit, what_fits
 from trainmark.hardware.products import MEASURED
 from trainmark.workloads.llama3.memory import plan_devices
-from trainmark.workloads.llama3.prediction import (
+from trainmark.workloads.llama3.runs import LlamaRun, Model, Recompute, block_parameters, smaller
+from trainmark.workloads.llama3.step_time import (
     RATES,
     UPDATE_EFFICIENCY,
     Prediction,
     RankTime,
     predict,
 )
-from trainmark.workloads.llama3.runs import LlamaRun, Model, Recompute, block_parameters, smaller
 
 MICRO_BATCHES = (1, 2, 4, 8)
 WITHIN = (0.92, 1.08)

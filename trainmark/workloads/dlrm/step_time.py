@@ -5,7 +5,8 @@
 On one GPU these are its kernels (`gpu_time.py`). Where tables lie on several, gather, exchange and
 update are those of `embeddings/placement/costs.py`, and the dense part is a GPU's. On CPUs it is
 
-    dense = operations / GEMMs as measured + bytes of activations / copies as measured
+    dense = operations / GEMMs and dot products as measured
+            + bytes of activations / copies as measured + operations that are started
 
 The MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
 longer counts. Reading data is taken to be hidden.
@@ -25,7 +26,7 @@ from trainmark.embeddings.placement.costs import (
 )
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.hardware.devices import Unknown
-from trainmark.hardware.known import CPU
+from trainmark.hardware.known import CPU, between
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import ELSEWHERE, Machine, peak_of
 from trainmark.hardware.memory import MemoryPlan
@@ -52,6 +53,10 @@ SMALL_STEP_S = 1e-3
 
 # Assumptions, for CPUs of which only peak and bandwidth are known.
 MATMUL_EFFICIENCY, TRAFFIC_EFFICIENCY = 0.5, 0.5
+# PyTorch's operations of a CPU's step, as its profiler counts them, and our kernels: those of a
+# step, and of each layer.
+OPERATIONS, OF_A_LAYER = 320, 65
+KERNELS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,18 +185,31 @@ def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
     compute = _compute_s(cfg, machine, local)
     if machine.unknown or isinstance(compute, str):
         return machine.unknown or str(compute)
-    moved = local * _elements_moved(cfg) * costs.step.element_bytes
-    dense = compute + moved / machine.streaming(TRAFFIC_EFFICIENCY)
+    moved = local * _elements_moved(cfg, machine) * costs.step.element_bytes
+    dense = compute + moved / machine.streaming(TRAFFIC_EFFICIENCY) + _starting_s(cfg, machine)
     return StepTime(forward=0.0, dense=dense, update=0.0)
+
+
+def _starting_s(cfg: DlrmRun, machine: Machine) -> float:
+    """Seconds of a step that depend on no size, of all micro-batches."""
+    measured, layers = machine.measured, len(dense_layers(cfg.model))
+    operations = (OPERATIONS + OF_A_LAYER * layers) * (measured.launch_s or 0.0)
+    kernels = (KERNELS + layers) * (measured.threads_s or 0.0)
+    return filled(cfg.accumulate) * (operations + kernels)
 
 
 def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
     """Seconds of products; of each layer at the rate of its width, where that was measured."""
-    if cfg.precision in machine.measured.gemm:
-        return sum(
-            6.0 * products * samples / (machine.measured.matmul(cfg.precision, width) or 1)
+    measured = machine.measured
+    if cfg.precision in measured.gemm:
+        layers = sum(
+            6.0 * products * samples / (measured.matmul(cfg.precision, width) or 1)
             for products, width in _products(cfg)
         )
+        dots = 6.0 * dot_products(cfg.model) * cfg.model.embedding_dim * samples
+        width = math.sqrt((len(cfg.model.table_rows) + 1) * cfg.model.embedding_dim)
+        rate = between(measured.interaction, cfg.model.embedding_dim)
+        return layers + dots / (rate or measured.matmul(cfg.precision, width) or 1)
     peak = peak_of(cluster(cfg), cfg.precision)
     if isinstance(peak, Unknown) and machine.measured.gemm:
         return f"GEMMs were measured in {', '.join(machine.measured.gemm)}, not in {cfg.precision}"
@@ -201,16 +219,13 @@ def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
 
 
 def _products(cfg: DlrmRun) -> Iterator[tuple[int, float]]:
-    """Multiply-adds of a sample's forward pass, with the width of the matrix: `multiply_adds`."""
-    model = cfg.model
-    for layer in dense_layers(model):
+    """Multiply-adds of a sample's forward pass, with the width of the matrix."""
+    for layer in dense_layers(cfg.model):
         yield layer.fan_in * layer.fan_out, math.sqrt(layer.fan_in * layer.fan_out)
-    vectors = len(model.table_rows) + 1
-    yield dot_products(model) * model.embedding_dim, math.sqrt(vectors * model.embedding_dim)
 
 
-def _elements_moved(cfg: DlrmRun) -> int:
-    """By one sample, outside of GEMMs.
+def _elements_moved(cfg: DlrmRun, machine: Machine) -> int:
+    """By one sample, outside of GEMMs, and of an interaction that was measured as a whole.
 
     An MLP's activation is written, then read, its gradient written, and read. The interaction reads
     its vectors forward and backward and writes their gradients; so do its dot products. Layers
@@ -220,4 +235,6 @@ def _elements_moved(cfg: DlrmRun) -> int:
     vectors = len(model.table_rows) + 1
     mlps = sum(model.bottom_mlp) + sum(model.top_mlp)
     layers = mlps + interaction_activations(model)
+    if model.interaction == "dot" and machine.measured.interaction:
+        return 4 * layers
     return 4 * layers + 3 * (vectors * model.embedding_dim + interaction_width(model))
