@@ -93,9 +93,9 @@ def _read_integers(fields: Any, lines: int, wrong: Any) -> None:
             eight = np.uint64(fields[column, line])
             first = eight & np.uint64(0xFF)
             text = (eight ^ first) | np.uint64(ZERO)
-            kinds = (text | (text + np.uint64(6 * _EACH_BYTE))) & np.uint64(0xF0 * _EACH_BYTE)
-            wrong[line] |= kinds ^ np.uint64(_ZEROS)
             digits = text ^ np.uint64(_ZEROS)
+            above_nine = (text + np.uint64(6 * _EACH_BYTE)) ^ np.uint64(_ZEROS)
+            wrong[line] |= (digits | above_nine) & np.uint64(0xF0 * _EACH_BYTE)
             tens = (digits << np.uint64(3)) + (digits << np.uint64(1))
             pairs = (tens + (digits >> np.uint64(8))) & np.uint64(_PAIRS)
             hundreds = (pairs << np.uint64(6)) + (pairs << np.uint64(5)) + (pairs << np.uint64(2))
@@ -168,7 +168,7 @@ def _split(text: Any, place: int, length: int, fields: Any, starts: Any, long_on
         starts[lines] = place
         label = text[place] - ZERO
         labels[lines] = label
-        if label > 1 or text[place + 1] != TAB:
+        if label not in (0, 1) or text[place + 1] != TAB:
             return lines + 1, False, place, num_long
         place += 2
         # Integers: each ends with a tab. (A loop of a known length would be unrolled: slower.)
