@@ -168,9 +168,7 @@ def in_training_order(
     """
     for buckets in rows.groups(most_rows, share):
         read = field.read(rows.parts(buckets))
-        for joined, order in zip(
-            rows.joined(read, buckets), rows.orders(buckets), strict=True
-        ):
+        for joined, order in zip(rows.joined(read, buckets), rows.orders(buckets), strict=True):
             out = _scratch.array("out", (len(order), *joined.shape[1:]), field.dtype)
             primitives.take(joined, order, out)
             yield out
