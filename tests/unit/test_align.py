@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainmark import report
 from trainmark.cli import main
 from trainmark.errors import InputError
+from trainmark.report import reports
 from trainmark.report.tables import result_grid
 from trainmark.run import alignment
 from trainmark.run.alignment import FIRST_STEP, compare, read_curve, sentence
@@ -121,7 +121,7 @@ def train(output: Path, *flags: str) -> int:
 
 
 def report_says_aligned(folder: Path) -> str:
-    grid = result_grid([run.result for run in report._load([folder])])
+    grid = result_grid([run.result for run in reports._load([folder])])
     return dict(zip(grid.headers, grid.rows[0], strict=True))["aligned"]
 
 

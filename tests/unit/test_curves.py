@@ -13,7 +13,7 @@ import torch
 from tests import small_distilbert
 from tests.small import STEPS, config, copies, curve, result, train, trainer
 from trainmark.errors import InputError
-from trainmark.report import report
+from trainmark.report.reports import report
 from trainmark.report.training import COLUMNS
 from trainmark.run.curves import CURVES, LOSS, read_curves
 from trainmark.schedule import Schedule

@@ -16,11 +16,10 @@ from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 from tests.small import config, result
 from tests.unit.refusals import refused
 from tests.unit.results import make_result
-from trainmark import report
 from trainmark.cli import main
 from trainmark.contract import Predictions
 from trainmark.metrics.binary import assess
-from trainmark.report import paired
+from trainmark.report import paired, reports
 from trainmark.run import assessment
 from trainmark.run.assessment import read_scores, write_scores
 from trainmark.run.result import Result, read
@@ -126,7 +125,7 @@ def test_results_without_assessments_are_read(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text(  # as earlier versions wrote it
         json.dumps({"run": "x", "step": 1, "samples": 2, "data": "d", "splits": {"test": {}}})
     )
-    assert "Predictions" not in report.report([tmp_path]).read_text()
+    assert "Predictions" not in reports.report([tmp_path]).read_text()
 
 
 # --- evaluate
@@ -377,19 +376,19 @@ def test_the_page_draws_what_was_found(
 ) -> None:
     monkeypatch.setattr(importance, "REPEATS", 1)
     run = copy(log, tmp_path)
-    page = report.report([run]).read_text()
+    page = reports.report([run]).read_text()
     assert page.count("<h2>Predictions</h2>") == 1
     assert "share of positives over mean prediction" in page
     assert "What each column is worth" not in page
     evaluate(run, "--importance")
-    page = report.report([run]).read_text()
+    page = reports.report([run]).read_text()
     assert page.count("<h2>Predictions") == 1  # the same numbers are not shown twice
     assert "<h2>What each column is worth</h2>" in page
     assert ">seen</span>" in page
     (tmp_path / "new.csv").write_text("\n".join([HEADER, *lines(50, seed=6)]) + "\n")
     evaluate(run, "--input", str(tmp_path / "new.csv"))
-    assert "new.csv</h2>" in report.report([run]).read_text()
-    several = report.report([run, log / "other"], tmp_path / "both.html").read_text()
+    assert "new.csv</h2>" in reports.report([run]).read_text()
+    several = reports.report([run, log / "other"], tmp_path / "both.html").read_text()
     assert several.count("<td>normalised_entropy</td>") == 2
 
 

@@ -13,11 +13,11 @@ import pytest
 from tests.small import train
 from tests.small_distilbert import FLAGS as DISTILBERT
 from tests.unit.results import make_predicted, make_result, write_run
-from trainmark import __version__, report, workloads
+from trainmark import __version__, workloads
 from trainmark.cli import main
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MemoryPlan
-from trainmark.report import forecasts
+from trainmark.report import forecasts, reports
 from trainmark.run import result
 from trainmark.run.forecast import forecast
 from trainmark.run.result import Memory
@@ -100,7 +100,7 @@ def test_results_without_one_are_still_read(tmp_path: Path) -> None:
     del data["predicted"], data["checksum"]
     path.write_text(json.dumps(data))
     assert result.read(tmp_path).predicted is None
-    assert "Predicted and measured" not in report.report([tmp_path], None).read_text()
+    assert "Predicted and measured" not in reports.report([tmp_path], None).read_text()
 
 
 # --- beside what was measured
@@ -115,7 +115,7 @@ def test_the_page_shows_both(tmp_path: Path) -> None:
     """45 s of 900 steps: 50 ms each, of which 5.56 are waiting; 40 ms were predicted."""
     predicted = make_predicted(interval_s=(0.036, 0.046))
     folder = write_run(tmp_path / "run", make_result(predicted=predicted, memory=on_gpu(2000)))
-    page = report.report([folder], None).read_text()
+    page = reports.report([folder], None).read_text()
     for words in ("Predicted and measured", "40.00 ms (36.00 to 46.00)", "50.00 ms", "-20.0 %",
                   "25.0 k", "20.0 k", "+25.0 %", "-50.0 %", "matmul of peak 0.5",
                   "a datasheet"):  # fmt: skip
@@ -123,7 +123,7 @@ def test_the_page_shows_both(tmp_path: Path) -> None:
     assert "The step took 10.00 ms more than predicted. It waited 5.56 ms for input" in page
     assert "dense at 1.15 times its prediction would be the rest." in page
     both = [folder, write_run(tmp_path / "older", make_result())]
-    assert "-20.0 %" in report.report(both, tmp_path / "both.html").read_text()
+    assert "-20.0 %" in reports.report(both, tmp_path / "both.html").read_text()
 
 
 def test_on_a_cpu_no_memory_is_compared() -> None:

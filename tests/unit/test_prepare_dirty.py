@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,6 +15,10 @@ from tests.unit.test_prepare_engine import ROOMY, TIGHT, assert_agrees, files, p
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.sources import criteo_text
+from trainmark.clicklog.sources.criteo_text import CriteoSource
+from trainmark.clicklog.sources.recipes import RECIPES
+from trainmark.clicklog.sources.source import Piece, Position
+from trainmark.clicklog.sources.text_files import TextRange
 from trainmark.errors import InputError
 
 
@@ -186,19 +191,34 @@ def test_bad_lines_have_their_numbers_in_any_piece_of_any_file(tmp_path: Path) -
         assert [line.partition(":")[2] for line in listed(output)] == wanted * 2
 
 
-@pytest.mark.parametrize("chunk_bytes", [40, 700, 1 << 20])
-def test_lines_are_the_same_in_chunks_of_any_size(
+def spoiled(text: str, rng: random.Random) -> str:
+    """A text with some characters changed, put in or left out."""
+    for _ in range(rng.choice([0, 1, 4, 40])):
+        place = rng.randrange(len(text) - 50)
+        new = rng.choice("\t\n\r-+*,./:@G`g 09afAF") * rng.choice([0, 1, 1, 2, 9])
+        text = text[:place] + new + text[place + rng.choice([0, 1, 1, 2, 30]) :]
+    return text
+
+
+@pytest.mark.parametrize("chunk_bytes", [50, 2000, 1 << 20])
+def test_the_compiled_parser_takes_what_the_rules_say(
     chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of some lines or of one, with missing numbers and long ones, and bad lines before good ones;
-    by the compiled parser and by Arrow's."""
+    """Of lines that are spoiled, in chunks of one line, of some and of all; beside the parser that
+    takes a line at a time."""
     monkeypatch.setattr(criteo_text, "CHUNK_BYTES", chunk_bytes)
-    days, _ = write_dirty(tmp_path)
-    lines = [line for line in days[0] if line[1]][:1] + [line for line in days[0] if not line[1]]
-    lines[3][4:7] = ["123456789", "-7654321", "-12345678"]
-    (tmp_path / "day_2").write_text("\n".join("\t".join(line) for line in lines))
-    outputs = []
-    for fast in (True, False):
-        monkeypatch.setattr(primitives, "FAST", fast and primitives.FAST)
-        outputs.append(prepare(tmp_path / "day_*", tmp_path / f"{fast}", bad_rows="skip"))
-    assert files(outputs[0]) == files(outputs[1])
+    path, rng = tmp_path / "day_0", random.Random(chunk_bytes)
+    for number in range(40):
+        lines = "\n".join("\t".join(line) for line in random_lines(rng, rng.randint(2, 150)))
+        text = spoiled(lines + rng.choice(["", "\n", "\r\n"]), rng).encode("latin-1")
+        path.write_bytes(text)
+        found = []
+        for fast in (True, False):
+            monkeypatch.setattr(primitives, "FAST", fast)
+            source = CriteoSource([path], RECIPES["nvidia"], ("skip", "keep")[number % 2])
+            where = TextRange(path, 0, len(text))
+            rows = source.parse(Piece(Position(), Position(1), where, len(text)))
+            values = [(v.numbers.tolist(), np.sort(v.zeros).tolist()) for v in rows.categorical]
+            parsed = (rows.labels.tolist(), rows.numerical.tobytes(), values)
+            found.append((*parsed, rows.bad, rows.lines, rows.numbers))
+        assert found[0] == found[1]

@@ -150,6 +150,7 @@ def test_limits_and_numba_do_not_matter(
     for workers, fast, share_rows in ((1, True, 9999), (3, False, 200), (16, True, 200)):
         monkeypatch.setattr(primitives, "FAST", fast)
         monkeypatch.setattr(encode_phase, "SHARE_ROWS", share_rows)
+        monkeypatch.setattr(encode_phase, "SHARES_OF_A_PROCESS", 99)
         limits = Limits(memory=workers * 4096, workers=workers, piece_bytes=5_000)
         output = prepare(log / "day_*", tmp_path / f"tight {workers}", limits, recipe=recipe)
         assert files(output) == files(expected)

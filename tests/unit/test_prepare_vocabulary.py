@@ -183,5 +183,5 @@ def test_tables_of_a_run_that_was_killed_are_not_looked_up(tmp_path: Path) -> No
     assert len(list(shared(40, 1).lookups())) == 3
     (lookup,) = shared(10, 101).lookups()
     found = np.full(40, -1, np.int32)
-    lookup(np.arange(1, 41, dtype=np.uint32), found)
+    lookup(np.arange(1, 41, dtype=np.uint32), found, missing=0)
     assert found.tolist() == [*range(101, 111), *[-1] * 30]

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.unit.results import make_evaluations, make_result, write_run
-from trainmark import report
 from trainmark.errors import InputError
+from trainmark.report import reports
 from trainmark.report.charts import nice_ticks, tick_texts
 from trainmark.report.sections import time_parts
 from trainmark.run.curves import MAX_BUCKETS, read_loss, thin
@@ -93,7 +93,7 @@ def words(page: ElementTree.Element) -> str:
 def test_the_page_of_one_run(tmp_path: Path) -> None:
     losses = [0.6 - 0.002 * i for i in range(100)]
     folder = write_run(tmp_path / "run", make_result(), losses)
-    path = report.report([folder])
+    path = reports.report([folder])
     assert path == folder / "report.html"
     page = parse_page(path)
     text = words(page)
@@ -113,7 +113,7 @@ def test_the_page_of_one_run(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_no_network_and_no_script(tmp_path: Path) -> None:
-    text = report.report([write_run(tmp_path, make_result(), [0.5, 0.4])]).read_text()
+    text = reports.report([write_run(tmp_path, make_result(), [0.5, 0.4])]).read_text()
     links = set(re.findall(r"https?://[^\"' <]+", text)) - {"http://www.w3.org/2000/svg"}
     assert links == set()
     assert "<script" not in text
@@ -122,7 +122,7 @@ def test_the_page_needs_no_network_and_no_script(tmp_path: Path) -> None:
 
 
 def test_a_falling_loss_is_drawn_falling(tmp_path: Path) -> None:
-    page = parse_page(report.report([write_run(tmp_path, make_result(), [0.8, 0.6, 0.4])]))
+    page = parse_page(reports.report([write_run(tmp_path, make_result(), [0.8, 0.6, 0.4])]))
     path = shapes(page, "line")[0].get("d", "")
     points = [tuple(map(float, p.split(","))) for p in re.findall(r"[\d.]+,[\d.]+", path)]
     assert len(points) == 3
@@ -136,7 +136,7 @@ def test_what_a_run_says_cannot_become_markup(tmp_path: Path) -> None:
     result = make_result(
         run="<script>alert(1)</script>", notes=["a < b & c"], config={"<x>": "</dd>"}
     )
-    path = report.report([write_run(tmp_path, result, [0.5])])
+    path = reports.report([write_run(tmp_path, result, [0.5])])
     assert "<script" not in path.read_text()
     text = words(parse_page(path))
     assert "<script>alert(1)</script>" in text
@@ -158,7 +158,7 @@ def test_what_a_run_says_cannot_become_markup(tmp_path: Path) -> None:
 )
 def test_odd_loss_curves(tmp_path: Path, losses: list[float] | None, lines: int, dots: int) -> None:
     folder = write_run(tmp_path, make_result(evaluations=[]), losses)
-    page = parse_page(report.report([folder]))
+    page = parse_page(reports.report([folder]))
     assert (len(shapes(page, "line")), len(shapes(page, "dot"))) == (lines, dots)
     not_finite = sum(not math.isfinite(loss) for loss in losses or [])
     told = f"{not_finite} values of the training loss are not finite" in words(page)
@@ -167,7 +167,7 @@ def test_odd_loss_curves(tmp_path: Path, losses: list[float] | None, lines: int,
 
 def test_a_hundred_thousand_rows_make_a_small_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_result(), [1 / (1 + i) for i in range(100_000)])
-    path = report.report([folder])
+    path = reports.report([folder])
     assert path.stat().st_size < 100_000
     assert len(shapes(parse_page(path), "band")) == 1
 
@@ -175,7 +175,7 @@ def test_a_hundred_thousand_rows_make_a_small_page(tmp_path: Path) -> None:
 def test_evaluations_without_the_metric_are_left_out(tmp_path: Path) -> None:
     evaluations = [replace(e, metrics={"auc": None}) for e in make_evaluations()]
     page = parse_page(
-        report.report([write_run(tmp_path, make_result(evaluations=evaluations), [0.5, 0.4])])
+        reports.report([write_run(tmp_path, make_result(evaluations=evaluations), [0.5, 0.4])])
     )
     assert len(shapes(page, "line")) == 1  # the loss alone
     assert "No AUC was recorded." in words(page)
@@ -184,7 +184,7 @@ def test_evaluations_without_the_metric_are_left_out(tmp_path: Path) -> None:
 def test_the_time_split_has_neither_gap_nor_overlap(tmp_path: Path) -> None:
     result = make_result()
     assert sum(time_parts(result).values()) == pytest.approx(result.time_s.e2e)
-    page = parse_page(report.report([write_run(tmp_path, result)]))
+    page = parse_page(reports.report([write_run(tmp_path, result)]))
     bars = list(page.iter(f"{SVG}rect"))
     assert sum(float(bar.get("width", "nan")) for bar in bars) == pytest.approx(100, abs=0.01)
     core = next(bar for bar in bars if bar.get("class") == "t-core")
@@ -200,7 +200,7 @@ def test_several_runs_share_their_charts(tmp_path: Path) -> None:
         tmp_path / "b", make_result(config={"global_batch": 4000, "best_auc": 0.8021}), [0.6, 0.4]
     )
     third = write_run(tmp_path / "c", make_result(run="dlrm-small", case="h200x1x1"), [0.7, 0.4])
-    path = report.report([first, second, third], tmp_path / "deep" / "all.html")
+    path = reports.report([first, second, third], tmp_path / "deep" / "all.html")
     page = parse_page(path)
     text = words(page)
     assert path == tmp_path / "deep" / "all.html"
@@ -219,7 +219,7 @@ def test_runs_that_are_judged_by_different_metrics_do_not_share_an_axis(tmp_path
         write_run(tmp_path / "a", make_result(), [0.6, 0.4]),
         write_run(tmp_path / "b", make_result(run="x", quality=other, evaluations=evaluations)),
     ]
-    page = parse_page(report.report(folders, tmp_path))
+    page = parse_page(reports.report(folders, tmp_path))
     titles = [e.text for e in page.iter("strong")]
     assert titles == ["training loss", "AUC", "Accuracy"]
 
@@ -230,14 +230,14 @@ def test_losses_of_different_workloads_do_not_share_an_axis(tmp_path: Path) -> N
         write_run(tmp_path / "b", make_result(), [0.7, 0.5]),
         write_run(tmp_path / "c", make_result(run="llama3-demo", workload="llama3"), [9.0, 4.0]),
     ]
-    page = parse_page(report.report(folders, tmp_path))
+    page = parse_page(reports.report(folders, tmp_path))
     assert [e.text for e in page.iter("strong")] == ["training loss", "training loss", "AUC"]
 
 
 def test_a_folder_of_repeats_stands_for_its_runs(tmp_path: Path) -> None:
     for repeat in range(11):
         write_run(tmp_path / "seeds" / str(repeat), make_result(), [0.5, 0.4])
-    path = report.report([tmp_path / "seeds"], tmp_path)
+    path = reports.report([tmp_path / "seeds"], tmp_path)
     assert path == tmp_path / "report.html"
     assert "11 runs" in words(parse_page(path))
 
@@ -250,7 +250,7 @@ def test_a_bad_folder_is_one_clear_sentence(tmp_path: Path, content: str | None)
     if content is not None:
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(InputError, match=re.escape(str(tmp_path))):
-        report.report([tmp_path])
+        reports.report([tmp_path])
     assert not (tmp_path / "report.html").exists()
 
 
@@ -262,22 +262,22 @@ def test_of_several_those_without_a_result_are_left_out_and_named(
     write_run(tmp_path / "repeats" / "0", make_result(), [0.6, 0.4])
     (tmp_path / "failed").mkdir()
     (tmp_path / "sweep.json").write_text('{"schema": "trainmark.sweep/1"}')
-    page = report.report(sorted(tmp_path.iterdir()), tmp_path / "all.html")
+    page = reports.report(sorted(tmp_path.iterdir()), tmp_path / "all.html")
     said = capsys.readouterr().err
     assert said == f"Left out, without a result: {tmp_path}/failed, {tmp_path}/sweep.json.\n"
     assert len(shapes(parse_page(page), "line")) == 4  # two runs, their losses and qualities
 
     with pytest.raises(InputError, match="nowhere has no"):
-        report.report([run, tmp_path / "nowhere"])
+        reports.report([run, tmp_path / "nowhere"])
     with pytest.raises(InputError, match="Nothing to report"):
-        report.report([tmp_path / "failed", tmp_path / "sweep.json"])
+        reports.report([tmp_path / "failed", tmp_path / "sweep.json"])
     with pytest.raises(InputError, match="failed has no"):
-        report.report([tmp_path / "failed"])
+        reports.report([tmp_path / "failed"])
     (run / "result.json").write_text("{")
-    with pytest.raises(InputError, match="not valid JSON"):
-        report.report([run, tmp_path / "repeats"])
+    with pytest.raises(InputError, match="not readable as JSON"):
+        reports.report([run, tmp_path / "repeats"])
 
 
 def test_nothing_to_report_is_an_error() -> None:
     with pytest.raises(InputError, match="Nothing to report"):
-        report.report([])
+        reports.report([])

@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from tests.unit.results import GIB, make_result, write_run
-from trainmark import report
 from trainmark.formatting import duration, human, readable_size
-from trainmark.report import published
+from trainmark.report import published, reports
 from trainmark.report.comparison import compare, not_comparable
 from trainmark.report.tables import grid_table, published_grid, quality, result_grid
 from trainmark.run.result import Aligned, Memory, Mfu, Quality, Throughput
@@ -193,7 +192,7 @@ def test_two_results_side_by_side(tmp_path: Path) -> None:
     )
     write_run(tmp_path / "a", make_result())
     write_run(tmp_path / "b", faster)
-    text = text_of(report.compare(tmp_path / "a", tmp_path / "b"))
+    text = text_of(reports.compare(tmp_path / "a", tmp_path / "b"))
     assert "not comparable" not in text
     assert re.search(r"p_train\s+│\s+20000\s+│\s+50000\s+│\s+2\.500", text)
     assert re.search(r"quality \(auc\)\s+│.*│\s+-0\.0010", text)

@@ -12,9 +12,10 @@ import pytest
 
 from tests.small import config, result, train, write_dataset
 from tests.unit.results import make_result, write_run
-from trainmark import metrics, report, workloads
+from trainmark import metrics, workloads
 from trainmark.cli import main
 from trainmark.config import Run
+from trainmark.report import reports
 from trainmark.run import result as results
 from trainmark.run.result import Steps
 from trainmark.run.warnings import warnings
@@ -201,7 +202,7 @@ def test_a_run_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str
         f"Warning: {text}" for text in found
     ]
     assert json.loads(lines[-1])["run"] == "dlrm-demo"
-    page = report.report([tmp_path / "run"]).read_text()
+    page = reports.report([tmp_path / "run"]).read_text()
     assert page.index("2 steps only") < page.index("<h2")
 
 
@@ -214,9 +215,9 @@ def named_rows() -> tuple[int, ...]:
 def test_a_page_of_several_runs_names_the_one(tmp_path: Path) -> None:
     good = write_run(tmp_path / "good", make_result())
     bad = write_run(tmp_path / "bad", make_result(warnings=["AUC < 0.5."]))
-    page = report.report([good, bad], tmp_path / "page.html").read_text()
+    page = reports.report([good, bad], tmp_path / "page.html").read_text()
     assert page.index("dlrm-demo (bad): AUC &lt; 0.5.") < page.index("<h2")
-    assert "Warnings" not in report.report([good]).read_text()
+    assert "Warnings" not in reports.report([good]).read_text()
 
 
 def test_results_from_before_are_read(tmp_path: Path) -> None:

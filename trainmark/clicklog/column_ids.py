@@ -75,8 +75,7 @@ def _of_numbers(path: Path, column: Column, rules: Rules) -> Callable[[Any], NDA
         if modulus:
             numbers = numbers % numbers.dtype.type(modulus)
         ids = np.full(len(numbers), UNKNOWN, np.int64)
-        known(numbers, ids)
-        ids[numbers == 0] = special.missing
+        known(numbers, ids, special.missing)
         if special.zero != special.missing:
             ids[zeros] = special.zero
         ids[ids == UNKNOWN] = special.rare

@@ -38,7 +38,10 @@ from trainmark.errors import InputError, raise_all
 from trainmark.progress import SafeConsole
 
 STRETCH_ROWS = 1 << 20
-"""What a process reads or writes at a time, where files are mapped."""
+"""What a process reads or writes at a time, where files are mapped, at most."""
+MIN_STRETCH_ROWS = 1 << 16
+STRETCHES = 4
+"""For each process, where there are rows enough."""
 MAX_IDS = 2**31 - 2
 """As many as `split_binary` can number."""
 
@@ -77,8 +80,9 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     hotness = days[0].hotness
     caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
     splits = _split(days, options.test_half)
-    stretches = list(_stretches(days, splits))
-    workers = min(len(os.sched_getaffinity(0)), len(stretches))
+    cores = len(os.sched_getaffinity(0))
+    stretches = list(_stretches(days, splits, _rows(days) // (STRETCHES * cores)))
+    workers = min(cores, len(stretches))
 
     def shared(work: _Reader | _Writer, name: str) -> list[Any]:
         with Workers(work, workers) as processes, progress.rows_bar(name, _rows(days)) as advance:
@@ -151,10 +155,12 @@ class Stretch:
     """Of the first one, in its split."""
 
 
-def _stretches(days: list[Day], splits: list[Split]) -> Iterator[Stretch]:
+def _stretches(days: list[Day], splits: list[Split], rows: int) -> Iterator[Stretch]:
+    """All rows, about so many at a time."""
     first = 0
     for number, day in enumerate(days):
-        step = STRETCH_ROWS if day.is_mapped else max(day.rows, 1)
+        step = min(max(rows, MIN_STRETCH_ROWS), STRETCH_ROWS)
+        step = step if day.is_mapped else max(day.rows, 1)
         for split in splits:
             begin, end = max(split.start - first, 0), min(split.stop - first, day.rows)
             for start in range(begin, end, step):

@@ -21,7 +21,7 @@ import psutil
 from trainmark.distributed import launch_slurm as slurm
 from trainmark.distributed.launch_slurm import State
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import read_json, write_atomically
 from trainmark.validation import parse
 
 Kind = Literal["process", "slurm"]
@@ -71,11 +71,7 @@ def find(folder: Path, handle: str) -> Job:
         known = sorted(found.stem for found in folder.glob("*.json"))
         jobs = f"Known: {', '.join(known)}." if known else "There are no jobs."
         raise InputError(f"There is no job {handle!r} in {folder}. {jobs}")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}).") from None
-    return parse(Job, data, str(path))
+    return parse(Job, read_json(path), str(path))
 
 
 # --- a process of its own on this machine

@@ -21,18 +21,9 @@ from trainmark.hardware.devices import (
 from trainmark.hardware.nvidia import Nvml, is_nvidia, nccl_version, nvml_device
 
 PACKAGES = (
-    "numpy",
-    "numba",
-    "pyarrow",
-    "triton",
-    "safetensors",
-    "tokenizers",
-    "transformers",
-    "torchrec",
-    "fbgemm-gpu",
-    "pydantic",
-    "tyro",
-)
+    "numpy", "numba", "pyarrow", "triton", "safetensors", "tokenizers", "transformers", "torchrec",
+    "fbgemm-gpu", "pydantic", "tyro",
+)  # fmt: skip
 
 
 def environment(device: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:

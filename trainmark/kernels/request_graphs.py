@@ -92,9 +92,11 @@ class RequestGraph:
             room.copy_(host, non_blocking=True)
         self._answer.copy_(self._function(self._inputs), non_blocking=True)
 
-    def answer(self, samples: int) -> Tensor:
-        """Of the first samples that lie in the places."""
+    def answer(self, samples: int, put: Callable[[], None] | None = None) -> Tensor:
+        """Of the first samples that lie in the places, or that `put` copies there."""
         with torch.inference_mode(), self._lane.working():
+            if put is not None:
+                put()
             self._run()
         self._lane.wait()
         return self._answer[:samples].clone()

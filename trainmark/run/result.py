@@ -5,14 +5,13 @@
 """
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainmark import checksums
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import read_json, write_atomically
 from trainmark.metrics.binary import Assessment
 from trainmark.validation import parse
 
@@ -259,11 +258,7 @@ def read(folder: Path) -> Result:
         raise InputError(
             f"{folder} has no {FILE_NAME}: expected the output folder of a finished run."
         )
-    try:
-        data = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}).") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        received = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: expected schema {SCHEMA!r}, received {received!r}.")
-    return parse(Result, checksums.checked(data, path), str(path))
+    data = read_json(path)
+    if data.get("schema") != SCHEMA:
+        raise InputError(f"{path}: expected schema {SCHEMA!r}, received {data.get('schema')!r}.")
+    return parse(Result, data, str(path))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from trainmark import report
 from trainmark.config import SYNTHETIC
 from trainmark.hardware import devices
 from trainmark.progress import SafeConsole
+from trainmark.report import reports
 from trainmark.run import result
 from trainmark.verbs.attempt import DONE, FAILED, arguments, attempt
 from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
@@ -75,7 +75,7 @@ def _tell(cases: Sequence[Case], rows: Sequence[Attempt], output: Path, title: s
     skipped = [row for row in rows if row.outcome == SKIPPED]
     failed = len(cases) - len(done) - len(skipped)
     page = (
-        report.report([case.output for case in done], output / report.FILE_NAME) if done else None
+        reports.report([case.output for case in done], output / reports.FILE_NAME) if done else None
     )
     counts = {DONE: len(done), SKIPPED: len(skipped), FAILED: failed}
     print(json.dumps({"report": str(page) if page else None, **counts}))

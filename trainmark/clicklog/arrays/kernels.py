@@ -179,17 +179,19 @@ def move(table: Any, firsts: Any, new_table: Any, new_firsts: Any, low: Any, hig
 
 
 @_compiled
-def look_up(table: Any, values: Any, ids: Any) -> None:
-    """Set `ids` where the table knows the value; leave the others."""
+def look_up(table: Any, values: Any, ids: Any, missing: int) -> None:
+    """Set `ids` where the table knows the value, and where there is none; leave the others."""
     mask = np.uint64(len(table) - 1)
     last = len(values) - 1
     for place in range(len(values)):
         _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         value = values[place]
-        if value != 0:
-            slot = _slot_of(table, value, mask)
-            if table[slot, 1] != 0:
-                ids[place] = table[slot, 0]
+        if value == 0:
+            ids[place] = missing
+            continue
+        slot = _slot_of(table, value, mask)
+        if table[slot, 1] != 0:
+            ids[place] = table[slot, 0]
 
 
 @_compiled

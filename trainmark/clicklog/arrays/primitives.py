@@ -195,11 +195,14 @@ class IdLookup:
             lookup.ids = ids.astype(np.int32)
         return lookup
 
-    def __call__(self, values: Array, ids: Array) -> None:
-        """Set `ids`, of any integer type that holds them, where a value is known."""
+    def __call__(self, values: Array, ids: Array, missing: int) -> None:
+        """Set `ids`, of any integer type that holds them, where a value is known, and to `missing`
+        where it is 0."""
         if FAST:
-            _kernels().look_up(self.table, values, ids)
-        elif len(self.values):
+            _kernels().look_up(self.table, values, ids, missing)
+            return
+        ids[values == 0] = missing
+        if len(self.values):
             where = np.searchsorted(self.values, values).clip(max=len(self.values) - 1)
             known = self.values[where] == values
             ids[known] = self.ids[where[known]]

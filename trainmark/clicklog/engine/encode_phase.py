@@ -27,10 +27,13 @@ from trainmark.clicklog.engine.workers import Workers
 
 NUMBERS = "numbers"
 """Of the record of what becomes of the numerical columns."""
-SHARE_ROWS = 1 << 22
+SHARE_ROWS = 1 << 20
 """Rows of a column that are worth a process of their own."""
 MOST_SHARES = 8
 """Each reads a part of every block; smaller parts take longer to find than to read."""
+SHARES_OF_A_PROCESS = 4
+"""Of all columns, so that all processes end at about the same time. Of one column there should be
+few: while one of its processes writes, the others wait for the file."""
 DICTIONARY_SHARES = 2
 """The most that share a column with dictionaries, all of which each has to look up."""
 
@@ -50,8 +53,6 @@ class Encoder:
         self._train = TrainRows(store, division.splits[0], work.folder / "order.bin")
         self._columns: dict[str, DatasetColumn] = {}
         self._field: tuple[str, Field] | None = None
-        self._counting = 1
-        """The most processes that count a large column's values."""
 
     def run(self) -> tuple[FittedNumbers, dict[str, dict[str, Any]]]:
         """How the numbers were read, and what is worth knowing of each column."""
@@ -101,9 +102,6 @@ class Encoder:
     def _write_columns(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Write columns; their records by name."""
         rows, done = self.store.rows, len(self._columns) - len(names)
-        # Whoever counts some values of a column has to read them all.
-        large = sum(self._is_large(self._columns[name]) for name in names)
-        self._counting = -(-self._workers // max(large, 1))
         with (
             Workers(self, self._workers) as workers,
             ThreadPoolExecutor(len(names)) as drivers,
@@ -129,26 +127,19 @@ class Encoder:
     def _shares(self, column: DatasetColumn) -> int:
         """How many processes share a column."""
         records, rows = self.store.records, self.store.rows
-        most = min(self._workers, max(rows // SHARE_ROWS, 1), MOST_SHARES)
+        enough = -(-SHARES_OF_A_PROCESS * self._workers // max(len(self._columns), 1))
+        most = min(self._workers, max(rows // SHARE_ROWS, 1), MOST_SHARES, enough)
         entries = sum(
             record.columns[place].distinct for record in records for place in column.places
         )
         return min(most, DICTIONARY_SHARES) if 16 * entries > rows else most
 
-    def _is_large(self, column: DatasetColumn) -> bool:
-        """Whether most of its values are to be counted one by one, not by dictionaries."""
-        rows = [
-            record.rows
-            for record in self.store.records
-            if column.places and not record.columns[column.places[0]].distinct
-        ]
-        return 2 * sum(rows) > self.store.rows
-
     def _made(self, name: str, each: Each) -> dict[str, Any]:
         """Make all files of a column; their checksums, and what is worth knowing of it."""
         column = self._columns[name]
         shares = self._shares(column)
-        ranges = column.ranges(min(shares, self._counting) if self._is_large(column) else 1)
+        # Whoever counts some values of a column has to read them all.
+        ranges = column.ranges(min(shares, max(self._workers // len(self._columns), 1)))
         parts = each("count", [(name, within) for within in ranges])
         counted = list(itertools.chain.from_iterable(parts))
         [built] = each("build", [(name, counted, shares > 1)])

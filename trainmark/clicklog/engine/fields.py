@@ -50,7 +50,7 @@ class NumericalField(Field):
         end = 0
         for part in parts:
             start, end = end, end + part.rows
-            out[start:end] = self._store.numerical(part.record, part.start, part.stop)
+            self._store.numerical(part.record, part.start, part.stop, out[start:end])
         return out
 
 
@@ -98,13 +98,11 @@ class CategoricalField(Field):
         reader, record = self._reader, part.record
         if not record.columns[reader.column].distinct:
             numbers = reader.numbers(record, part.start, part.stop)
-            lookup(numbers, ids)
-            ids[numbers == 0] = self._special.missing
+            lookup(numbers, ids, self._special.missing)
             return
         numbers, _ = reader.dictionary(record)
         id_of_code = np.full(len(numbers), UNKNOWN, np.int32)
-        lookup(numbers, id_of_code)
-        id_of_code[numbers == 0] = self._special.missing
+        lookup(numbers, id_of_code, self._special.missing)
         codes = reader.codes(record, part.start, part.stop)
         if first:
             primitives.take(id_of_code, codes, ids)

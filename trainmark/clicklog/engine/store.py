@@ -281,8 +281,10 @@ class Store:
         """Let its files be removed."""
         self._descriptors.close()
 
-    def _read(self, record: BlockRecord, offset: int, count: int, dtype: Any) -> Array:
-        out = np.empty(count, dtype)
+    def _read(
+        self, record: BlockRecord, offset: int, count: int, dtype: Any, out: Array | None = None
+    ) -> Array:
+        out = np.empty(count, dtype) if out is None else out.reshape(-1)
         path = path_of(self.folder, record.index)
         if os.preadv(self._descriptors.of(path), [out.view(np.uint8).data], offset) != out.nbytes:
             raise OSError(f"{path} is shorter than it was when it was written")
@@ -300,11 +302,11 @@ class Store:
     def _labels_at(self, record: BlockRecord) -> int:
         return (4 << self.bits) + 4 * record.rows
 
-    def numerical(self, record: BlockRecord, start: int, stop: int) -> Array:
-        """Bits of the float16 numbers [rows, columns] of these places."""
+    def numerical(self, record: BlockRecord, start: int, stop: int, out: Array) -> None:
+        """Read bits of the float16 numbers [rows, columns] of these places."""
         width = self.schema.num_numerical
         offset = self._labels_at(record) + record.rows + start * 2 * width
-        return self._read(record, offset, (stop - start) * width, np.uint16).reshape(-1, width)
+        self._read(record, offset, (stop - start) * width, np.uint16, out)
 
     def number(self, record: BlockRecord, column: int, start: int, stop: int) -> Array:
         """A column of `Schema.numbers` of these places; NaN where missing."""

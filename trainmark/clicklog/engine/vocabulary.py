@@ -328,7 +328,7 @@ class Vocabulary:
         """The counts of those values that it does not know."""
         ids = np.full(len(counts), UNKNOWN, np.int32)
         for lookup in self.lookups():
-            lookup(counts.values, ids)
+            lookup(counts.values, ids, UNKNOWN)
         return counts.keep(ids == UNKNOWN)
 
     def lookups(self) -> Iterator[IdLookup]:

@@ -73,6 +73,12 @@ def _with_zeros(eight: np.uint64, width: int) -> Any:
     return ((eight << np.uint64(8)) << (np.uint64(56) - bits)) | (np.uint64(_ZEROS) >> bits)
 
 
+@_inlined
+def _short(eight: np.uint64, width: int) -> Any:
+    """Likewise, the first one a tab if there are no bytes."""
+    return _with_zeros(eight, width) ^ np.uint64(ZERO ^ TAB if width == 0 else 0)
+
+
 # --- fields: eight digits each; where the first one is a tab, there is no value
 
 
@@ -87,9 +93,9 @@ def _read_integers(fields: Any, lines: int, wrong: Any) -> None:
             eight = np.uint64(fields[column, line])
             first = eight & np.uint64(0xFF)
             text = (eight ^ first) | np.uint64(ZERO)
-            kinds = (text | (text + np.uint64(6 * _EACH_BYTE))) & np.uint64(0xF0 * _EACH_BYTE)
-            wrong[line] |= kinds ^ np.uint64(_ZEROS)
             digits = text ^ np.uint64(_ZEROS)
+            above_nine = (text + np.uint64(6 * _EACH_BYTE)) ^ np.uint64(_ZEROS)
+            wrong[line] |= (digits | above_nine) & np.uint64(0xF0 * _EACH_BYTE)
             tens = (digits << np.uint64(3)) + (digits << np.uint64(1))
             pairs = (tens + (digits >> np.uint64(8))) & np.uint64(_PAIRS)
             hundreds = (pairs << np.uint64(6)) + (pairs << np.uint64(5)) + (pairs << np.uint64(2))
@@ -138,6 +144,85 @@ def _long_integer(text: Any, place: int) -> Any:
     if end == first or end - first > 18 or text[end] != TAB:
         end = -1
     return (-number if negative else number), end
+
+
+# --- from lines to fields
+
+
+@_compiled
+def _split(text: Any, place: int, length: int, fields: Any, starts: Any, long_ones: Any) -> Any:
+    """Divide lines into fields: all, as many as there is room for, or up to the first bad one.
+
+    Args:
+        fields: labels [lines], integers [13, lines] and values [26, lines] to fill.
+        starts: [lines], to fill with their places.
+        long_ones: [., 3], to fill with integers of more than 7 characters as column, line, number.
+
+    Returns:
+        How many lines were taken, the last one included if it is bad; whether it is good; the place
+        behind it; and how many long integers there are.
+    """
+    labels, numbers, values = fields
+    lines = num_long = 0
+    while place < length and lines < AT_A_TIME:
+        starts[lines] = place
+        label = text[place] - ZERO
+        labels[lines] = label
+        if label not in (0, 1) or text[place + 1] != TAB:
+            return lines + 1, False, place, num_long
+        place += 2
+        # Integers: each ends with a tab. (A loop of a known length would be unrolled: slower.)
+        for column in range(len(numbers)):
+            eight = _load8(text, place)
+            tabs = _marks(eight, TAB)
+            if tabs == 0:
+                number, end = _long_integer(text, place)
+                if end < 0:
+                    return lines + 1, False, place, num_long
+                long_ones[num_long, 0] = column
+                long_ones[num_long, 1] = lines
+                long_ones[num_long, 2] = number
+                num_long += 1
+                numbers[column, lines] = np.int64(_ZEROS)
+                place = end + 1
+                continue
+            first = eight & np.uint64(0xFF)
+            negative = np.int64(first == MINUS)
+            width = _first_byte(tabs)
+            digits = _with_zeros(eight >> np.uint64(8 * negative), width - negative)
+            numbers[column, lines] = np.int64(digits ^ np.uint64(ZERO) ^ first)
+            place += width + 1
+            if (eight & np.uint64(0xFFFF)) == MINUS + (TAB << 8):
+                return lines + 1, False, place, num_long
+        # Categorical values: each ends with a tab, the last one with the line.
+        for column in range(len(values) - 1):
+            eight = _load8(text, place)
+            tabs = _marks(eight, TAB)
+            if tabs == 0:
+                if text[place + 8] != TAB:
+                    return lines + 1, False, place, num_long
+                place += 9
+            else:
+                width = _first_byte(tabs)
+                eight = _short(eight, width)
+                place += width + 1
+            values[column, lines] = np.int64(eight)
+        eight = _load8(text, place)
+        end = place + 8
+        if end >= length or text[end] != NEWLINE or _marks(eight, NEWLINE) != 0:
+            end = place
+            while end < min(place + 8, length) and text[end] not in (NEWLINE, RETURN):
+                end += 1
+            if end < place + 8:
+                eight = _short(eight, end - place)
+        values[NUM_CATEGORICAL - 1, lines] = np.int64(eight)
+        if end < length and text[end] == RETURN:
+            end += 1
+        lines += 1
+        if end < length and text[end] != NEWLINE:
+            return lines, False, place, num_long
+        place = end + 1
+    return lines, True, place, num_long
 
 
 # --- lines
@@ -243,82 +328,13 @@ def parse(text: Any, length: int, integers: Any, out: Any, odd: Any, row: int) -
     long_ones = np.empty((AT_A_TIME * NUM_NUMERICAL, 3), np.int64)
     first_line = place = 0
     while place < length:
-        lines = num_long = 0
-        while place < length and lines < AT_A_TIME:
-            starts[lines] = place
-            good = True
-            # The label.
-            label = text[place] - ZERO
-            if (label != 0 and label != 1) or text[place + 1] != TAB:
-                good = False
-            labels[row + lines] = label
-            place += 2
-            # Integers: each ends with a tab.
-            column = 0
-            while good and column < NUM_NUMERICAL:
-                eight = _load8(text, place)
-                tabs = _marks(eight, TAB)
-                first = eight & np.uint64(0xFF)
-                negative = np.int64(first == MINUS)
-                if tabs != 0:
-                    width = _first_byte(tabs)
-                    digits = _with_zeros(eight >> np.uint64(8 * negative), width - negative)
-                    numbers[column, lines] = np.int64(digits ^ np.uint64(ZERO) ^ first)
-                    place += width + 1
-                    good = (eight & np.uint64(0xFFFF)) != MINUS + (TAB << 8)
-                else:
-                    numbers[column, lines] = np.int64(_ZEROS)
-                    number, end = _long_integer(text, place)
-                    long_ones[num_long, 0] = column
-                    long_ones[num_long, 1] = lines
-                    long_ones[num_long, 2] = number
-                    num_long += 1
-                    place = end + 1
-                    good = end >= 0
-                column += 1
-            # Categorical values: each ends with a tab, the last one with the line.
-            column = 0
-            while good and column < NUM_CATEGORICAL - 1:
-                eight = _load8(text, place)
-                tabs = _marks(eight, TAB)
-                if tabs == 0:
-                    good = text[place + 8] == TAB
-                    place += 9
-                else:
-                    width = _first_byte(tabs)
-                    nothing = np.uint64(ZERO ^ TAB if width == 0 else 0)
-                    eight = _with_zeros(eight, width) ^ nothing
-                    place += width + 1
-                values[column, lines] = np.int64(eight)
-                column += 1
-            if good:
-                eight = _load8(text, place)
-                end = place + 8
-                if end >= length or text[end] != NEWLINE or _marks(eight, NEWLINE) != 0:
-                    width = 0
-                    while width < 8 and place + width < length:
-                        byte = text[place + width]
-                        if byte in (NEWLINE, RETURN):
-                            break
-                        width += 1
-                    end = place + width
-                    if width < 8:
-                        nothing = np.uint64(ZERO ^ TAB if width == 0 else 0)
-                        eight = _with_zeros(eight, width) ^ nothing
-                values[NUM_CATEGORICAL - 1, lines] = np.int64(eight)
-                place = end + 1
-                if end < length and text[end] == RETURN:
-                    good = end + 1 >= length or text[end + 1] == NEWLINE
-                    place = end + 2
-                elif end < length:
-                    good = text[end] == NEWLINE
-            wrong[lines] = np.uint64(0 if good else 1)
-            lines += 1
-            if not good:
-                break
+        fields = (labels[row:], numbers, values)
+        lines, good, place, num_long = _split(text, place, length, fields, starts, long_ones)
+        wrong[:] = 0
+        wrong[lines - 1] = not good
         _read_integers(numbers, lines, wrong)
-        for number in range(num_long):
-            numbers[long_ones[number, 0], long_ones[number, 1]] = long_ones[number, 2]
+        for entry in range(num_long):
+            numbers[long_ones[entry, 0], long_ones[entry, 1]] = long_ones[entry, 2]
         _read_values(values, lines, wrong)
         kept = 0
         while kept < lines and wrong[kept] == 0:

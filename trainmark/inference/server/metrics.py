@@ -20,6 +20,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         named: Any = {"namespace": "trainmark_serve", "registry": self._registry}
+        self._found: dict[tuple[str, str, int], tuple[Any, Any]] = {}
         self.requests = Counter(
             "requests", "Requests that were answered.", (*OF_REQUEST, "status"), **named
         )
@@ -32,6 +33,14 @@ class Metrics:
         self.waiting = Gauge("waiting", "Requests that wait for the model.", OF_MODEL, **named)
         self.loads = Counter("loads", "Loads of the model.", ("model", "outcome"), **named)
         self.step = Gauge("step", "Training step of what is served.", OF_MODEL, **named)
+
+    def of(self, model: str, protocol: str, status: int) -> tuple[Any, Any]:
+        """The counter and the histogram of such requests."""
+        key = (model, protocol, status)
+        if key not in self._found:  # by the library, which takes longer
+            seconds = self.seconds.labels(model, protocol)
+            self._found[key] = self.requests.labels(*key), seconds
+        return self._found[key]
 
     def request(self, model: str, protocol: str) -> "Counted":
         """Count what is answered inside, by its status, and how long that took."""
@@ -55,6 +64,6 @@ class Counted:
         status = 200 if error is None else 500
         if isinstance(error, InputError):
             status = status_of(error, v2=self._protocol.startswith("v2"))
-        self._metrics.requests.labels(self._model, self._protocol, status).inc()
-        seconds = time.perf_counter() - self._began
-        self._metrics.seconds.labels(self._model, self._protocol).observe(seconds)
+        requests, seconds = self._metrics.of(self._model, self._protocol, status)
+        requests.inc()
+        seconds.observe(time.perf_counter() - self._began)

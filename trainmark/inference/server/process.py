@@ -64,6 +64,7 @@ def serve(
         lifespan="off",
         ws="none",
         proxy_headers=False,
+        server_header=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=PATIENCE_S,
         http=ImpatientProtocol,
@@ -176,7 +177,7 @@ class ImpatientProtocol(HttpToolsProtocol):
     place."""
 
     _head_bytes = 0
-    _in_message = False
+    _in_head = _in_body = _had_head = False
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -188,25 +189,26 @@ class ImpatientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_message:  # line ends before a request begin none
-            self._wait_for_head()
+        was_in_body, self._had_head = self._in_body, False
         self._head_bytes += len(data)
         super().data_received(data)
+        # Most heads come as a whole; line ends before a request begin none.
+        if self._in_head or not (was_in_body or self._had_head):
+            self._wait_for_head()
         if self._waiting is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"A request's head has at most {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes = 0
-        self._wait_for_head()
+        self._head_bytes, self._in_head = 0, True
 
     def on_headers_complete(self) -> None:
-        self._in_message = True
+        self._in_head, self._in_body, self._had_head = False, True, True
         self._stop_waiting()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_message = False
+        self._in_body = False
         super().on_message_complete()
 
     def _wait_for_head(self) -> None:

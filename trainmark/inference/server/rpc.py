@@ -164,7 +164,7 @@ def _tensors(inputs: Sequence[Any], raw: Sequence[bytes]) -> Iterator[tuple[str,
     for place, one in enumerate(inputs):
         kind = one.name, one.datatype, list(one.shape)
         if raw:
-            yield one.name, of_bytes(*kind, raw[place])
+            yield one.name, of_bytes(*kind, memoryview(raw[place]))
         else:
             elements = list(getattr(one.contents, CONTENTS.get(one.datatype, "bytes_contents")))
             yield one.name, of_lists(*kind, elements)

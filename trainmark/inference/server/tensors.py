@@ -35,11 +35,11 @@ LENGTH_BYTES = 4
 # --- one tensor
 
 
-def of_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> NDArray[Any]:
+def of_bytes(name: str, datatype: str, shape: Sequence[int], raw: memoryview) -> NDArray[Any]:
     """A tensor of its binary form."""
     kind, count = _type_of(name, datatype), _count(name, shape)
     if datatype == "BYTES":
-        elements = list(_elements(name, raw))
+        elements = list(_elements(name, bytes(raw)))
         found = np.empty(len(elements), object)
         found[:] = elements
     elif len(raw) != count * kind.itemsize:
@@ -239,7 +239,7 @@ class InferRequest:
                     f"{name!r} has binary_data_size {size!r:.40}, and {len(self._body) - at:,} "
                     "bytes are left of the body."
                 )
-            yield name, of_bytes(*kind, self._body[at : at + size])
+            yield name, of_bytes(*kind, memoryview(self._body)[at : at + size])
             at += size
         if at != len(self._body):
             raise InputError(f"The body has {len(self._body) - at:,} bytes that no input names.")

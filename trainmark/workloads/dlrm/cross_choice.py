@@ -1,9 +1,9 @@
 """Which crosses a log has rows for: combinations that say more than their features by themselves.
 
 The training rows are halved. What the rows of a combination click beyond what its features say by
-themselves (a model without any interactions) must be alike in both halves. The score of a
-combination of which it is not is as often below 0 as above, with a standard deviation of 1; what is
-beyond `SURELY` is hardly ever one that chance finds among thousands.
+themselves (a model without any interactions) must be alike in both halves. Where it is noise, the
+score is as often below 0 as above, with a standard deviation of 1, and one of 4,000 is beyond
+`SURELY`. Crosses of few combinations never are: a dot product does for these.
 
 All pairs are scored, and the best of them with every third feature.
 """
@@ -21,7 +21,7 @@ from trainmark.workloads.dlrm.rows import Columns
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 from trainmark.workloads.dlrm.sizes import CROSS_ROWS, has_bags
 
-SURELY = 4.0
+SURELY = 3.5
 MOST = 6
 """Crosses of a log; and pairs that are tried with a third feature."""
 MOST_FEATURES = 64
@@ -87,15 +87,16 @@ def _scored(ids: Ids, rest: Floats, crosses: Iterable[Cross]) -> dict[Cross, flo
 def score(rows: NDArray[np.int64], rest: Floats) -> float:
     """How surely a cross says more: whether what is left is alike in both halves of its rows.
 
-    Of noise, the products that are added up have a mean of 0 and a known variance.
+    The products of what is left in both halves have a mean of 0 where it is noise. So their sum is
+    measured by its own standard deviation; rows that are hardly ever used weigh little.
     """
-    middle, variance = len(rest) // 2, float(rest.var())
+    middle = len(rest) // 2
     (sums, counts), (others, of_others) = (
         _sums(rows[part], rest[part]) for part in (slice(middle), slice(middle, None))
     )
-    weights = 1 / (counts + of_others + PRIOR_ROWS)
-    deviation = variance * np.sqrt((weights**2 * counts * of_others).sum())
-    return float((weights * sums * others).sum() / deviation) if deviation > 0 else 0.0
+    products = sums * others / (counts + of_others + PRIOR_ROWS)
+    deviation = np.sqrt((products**2).sum())
+    return float(products.sum() / deviation) if deviation > 0 else 0.0
 
 
 def _sums(rows: NDArray[np.int64], rest: Floats) -> tuple[Any, Any]:

@@ -85,10 +85,12 @@ class ColumnGraphs:
     def __call__(self, batch: ClickBatch) -> Tensor:
         given = [batch.numerical, *(group.ids for group in batch.groups)]
         graph = self._of(filled_up(batch.samples), given, [g.features for g in batch.groups])
-        with torch.inference_mode(), self._lane.working():
+
+        def put() -> None:
             for axis, place, tensor in zip(_sample_axes(given), graph.places, given, strict=True):
                 _put(place, tensor, axis)
-        return graph.answer(batch.samples)
+
+        return graph.answer(batch.samples, put)
 
     def _of(self, size: int, given: list[Tensor], features: list[list[int]]) -> RequestGraph:
         key = (size, tuple(tensor.dtype for tensor in given), tuple(map(tuple, features)))
