@@ -21,7 +21,7 @@ from trainmark.cli import main
 from trainmark.clickdata import feature_spec
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.run import evaluation, run_folder
-from trainmark.workloads.dlrm import auto, cross_choice, standalone
+from trainmark.workloads.dlrm import auto, cross_choice, sharding, standalone
 from trainmark.workloads.dlrm.crosses import crossed, with_crosses
 from trainmark.workloads.dlrm.runs import Model
 from trainmark.workloads.dlrm.sizes import CROSS_ROWS
@@ -237,6 +237,13 @@ def test_new_ids_leave_crosses_what_they_were(trained: Path, tmp_path: Path) -> 
         for folder in (tmp_path, trained)
     ]
     torch.testing.assert_close(*rows, rtol=0, atol=1e-6)
+
+
+def test_crosses_are_placed_beside_what_was_counted(trained: Path) -> None:
+    cfg = run_folder.read_config(trained / "run")
+    *own, last = sharding.profiles(cfg)
+    assert sharding.counted(cfg)
+    assert [len(own) + 1, last.rows] == [len(cfg.model.table_rows), CROSS_ROWS]
 
 
 @pytest.mark.parametrize("crosses", [["0"], ["0x0"], ["0x9"], ["axb"], ["0x1", "1x"], ["0x1x"]])

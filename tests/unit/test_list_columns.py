@@ -231,10 +231,12 @@ def test_columns_that_are_no_lists(
     assert words in refused(capsys, prepare("parquet", log, tmp_path / "d", columns))
 
 
-def test_torchrecs_files_have_one_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchrecs_files_have_no_lists_of_different_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = write_parquet(tmp_path / "log.parquet", make_log())
     code = prepare("parquet", log, tmp_path / "d", COLUMNS, "--to", "npy")
-    assert "--to npy writes one id per feature" in refused(capsys, code)
+    assert "equally many ids of a feature in every row" in refused(capsys, code)
 
 
 def test_readings() -> None:

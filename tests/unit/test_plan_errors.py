@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import plan_errors
+from benchmarks import plan_errors, plan_fit
 from benchmarks.common import RESULTS
 from benchmarks.dlrm_systems import with_changes
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import named_run, resolve
+from trainmark.workloads.dlrm import gpu_time
+from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step_time import predict
 
 
@@ -91,3 +93,20 @@ def test_a_dlrm_with_bags_is_about_as_measured(ids: str) -> None:
     split = row["split_ms"]
     assert 0.8 < 1e3 * tables / (split["forward"] + split["update"]) < 1.5
     assert 1e3 * (found.step_s or 0) == pytest.approx(row["step_ms"], rel=0.03)
+
+
+def test_a_fit_to_times_of_the_planner_gives_its_constants() -> None:
+    found = json.loads((RESULTS / plan_errors.SWEEP).read_text())["rows"]
+    found = [row for row in found if row["workload"] == "dlrm" and not row["held_out"]]
+    part = next(part for part in plan_fit.PARTS if part.timed == "update")
+    made = []
+    for row in found:
+        cfg = plan_errors.configured(row, plan_fit.CLUSTER)
+        assert isinstance(cfg, DlrmRun)
+        with plan_fit.without(*plan_fit.LIMITS):
+            whole = plan_fit.step_s(cfg)
+            with plan_fit.without(*part.constants):
+                seconds = whole - plan_fit.step_s(cfg)
+        made.append(row | {"kernels_us": {"update": 1e6 * seconds}})
+    for name, value in plan_fit.fitted(part, made).items():
+        assert value == pytest.approx(getattr(gpu_time, name), rel=1e-6)

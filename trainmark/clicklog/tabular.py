@@ -113,7 +113,9 @@ def prepare(
     source = open_source(paths, old)
     if options.to == "npy" and (of_lists := [c.name for c in source.schema.categorical if c.most]):
         raise InputError(
-            f"--to npy writes one id per feature. Received a column of lists: {of_lists[0]}."
+            "--to npy: TorchRec's files have equally many ids of a feature in every row, and none "
+            f"that stands for no id; lists may differ. Received a column of lists: {of_lists[0]}. "
+            "Leave --to npy out, or the column."
         )
     check = to_npy.check_halves if options.to == "npy" else None
     engine.prepare(make_job(options, source, old, of_splits), Limits.of(options.memory), check)

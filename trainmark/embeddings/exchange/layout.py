@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class Layout:
     """Which piece of [samples, features] rows each unit received is, or is added to."""
     none: int
     """How many of this rank's ids of row-wise tables are none."""
+    _gradients: dict[int, Tensor | None] = field(default_factory=dict)
 
     def ids_of(self, store: int, received: Tensor) -> Tensor:
         """Of all ids that were received, those for one store."""
@@ -51,12 +52,14 @@ class Layout:
     def gradients_of(self, store: int) -> Tensor | None:
         """Of each of these ids, which row of the store's gradients is its own; None: that in the
         same place."""
-        found, before = [], 0
-        for segment in self.segments:
-            if segment.store == store and segment.bags is not None:
-                found.append(segment.bags.row_of_id + before)
-                before += segment.bags.num_rows
-        return joined(found) if found else None
+        if store not in self._gradients:  # a layout may serve many steps
+            found, before = [], 0
+            for segment in self.segments:
+                if segment.store == store and segment.bags is not None:
+                    found.append(segment.bags.row_of_id + before)
+                    before += segment.bags.num_rows
+            self._gradients[store] = joined(found) if found else None
+        return self._gradients[store]
 
 
 def bags_by_slot(hotness: Sequence[int], samples: Sequence[int], device: torch.device) -> Bags:

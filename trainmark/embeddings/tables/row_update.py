@@ -69,10 +69,9 @@ def plan_update(rule: UpdateRule, ids: Tensor, places: Tensor | None = None) -> 
         return plan_sorted(ids, places)
     if places is None:
         return ids
-    there = ids >= 0
-    if bool(there.all()):
+    if not len(ids) or ids.min() >= 0:
         return PlacedRows(ids, places)
-    kept = there.nonzero().squeeze(1)
+    kept = (ids >= 0).nonzero().squeeze(1)
     return PlacedRows(ids[kept], places[kept])
 
 

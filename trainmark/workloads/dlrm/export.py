@@ -58,7 +58,7 @@ For a GPU, torch.export.passes.move_to_device_pass(torch.export.load("model.pt2"
 """
 INPUTS = """
 numerical    float32 [batch, features]: as in the prepared dataset
-categorical  int64 [batch, tables]: the numbers that its vocabularies give, from 0. Of a feature
+categorical  int64 [batch, features]: the numbers that its vocabularies give, from 0. Of a feature
              that has several, as many columns as config.json says (hotness), -1 where there is none
 clicks       float32 [batch]: the probability of a click
 

@@ -58,6 +58,7 @@ class ClickScorer:
             "numerical": list(values.numerical),
             "categorical": list(values.categorical),
             "expects": dict(values.expects),
+            # Behind these are the tables of crosses, which no request knows of.
             "table_rows": dict(zip(values.tables, model.config["table_rows"], strict=False)),
             "embedding_dim": model.config["embedding_dim"],
         }

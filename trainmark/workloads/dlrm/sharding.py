@@ -26,6 +26,7 @@ from trainmark.workloads.dlrm.sizes import (
     cluster,
     dense_parameters,
     dense_tensors,
+    feature_rows,
     has_narrow_tables,
     hotness,
     smaller,
@@ -133,12 +134,14 @@ def _shares(cfg: DlrmRun) -> list[AccessProfile]:
         return [access.uniform(count) for count in rows]
     folder = Path(cfg.data or "")
     facts = json.loads((folder / "prepare.json").read_text(encoding="utf-8"))
-    return [
+    features = zip(feature_rows(cfg.model), facts["features"].values(), strict=True)
+    own = [
         access.read_vocabulary(
             _vocabulary(folder, table), count, feature["missing_share"] + feature["rare_share"]
         )
-        for table, (count, feature) in enumerate(zip(rows, facts["features"].values(), strict=True))
+        for table, (count, feature) in enumerate(features)
     ]
+    return own + [access.uniform(count) for count in rows[len(own) :]]  # of crosses
 
 
 def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
@@ -153,7 +156,7 @@ def counted(cfg: DlrmRun) -> bool:
     if cfg.data is None or is_generated(cfg.data):
         return False
     folder = Path(cfg.data or "")
-    tables = range(len(cfg.model.table_rows))
+    tables = range(len(feature_rows(cfg.model)))
     return (folder / "prepare.json").is_file() and all(
         _vocabulary(folder, table).is_file() for table in tables
     )
