@@ -20,11 +20,14 @@ from tests.unit.refusals import refused
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 from trainmark.clickdata import feature_spec
+from trainmark.config import TrainOptions
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.run import evaluation, run_folder
+from trainmark.verbs.flags import parse_run
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import auto, cross_choice, sharding, standalone
 from trainmark.workloads.dlrm.crosses import crossed, with_crosses
-from trainmark.workloads.dlrm.runs import Model
+from trainmark.workloads.dlrm.runs import DlrmRun, Model
 from trainmark.workloads.dlrm.sizes import CROSS_ROWS
 
 NETWORK = ["--epochs", "2", "--log-every", "1000", "--device", "cpu"]
@@ -286,6 +289,19 @@ def test_crosses_that_a_user_chose_are_not_replaced_by_an_earlier_run_s(
     assert auto.like_the_earlier(asked, earlier).model.crosses == earlier.model.crosses
     words = ["--data", str(trained / "data"), "--output", str(trained / "run"), *NETWORK]
     refused(capsys, ["train", "dlrm-auto", *words, "--model.crosses", "0x1"], "crosses")
+
+
+@pytest.mark.parametrize("file", ["result.json", "config.json"])
+@pytest.mark.parametrize("crosses", [[], ["0x1"], ["0x1", "0x2", "0x3"]])
+def test_a_run_s_configuration_takes_other_crosses(
+    file: str, crosses: list[str], trained: Path
+) -> None:
+    """However many the run has."""
+    before = run_folder.read_config(trained / "run").model.table_rows[:4]
+    words = ["dlrm-auto", "--config", str(trained / "run" / file), "--model.crosses", *crosses]
+    found = resolve(parse_run("train", words, TrainOptions)[0], small.ONE_CPU)
+    assert isinstance(found, DlrmRun)
+    assert found.model.table_rows == before + (CROSS_ROWS,) * len(crosses)
 
 
 def test_crosses_are_of_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
