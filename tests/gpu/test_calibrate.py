@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainmark.hardware import hardware_file
+from trainmark.hardware import hardware_file, known
 from trainmark.verbs import calibrate
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,10 @@ def test_a_gpu_is_calibrated(tmp_path: Path) -> None:
     measured = found.measured
     assert found.name == torch.cuda.get_device_name(0)
     assert {"fp32", "fp16"} <= measured.gemm.keys()
-    assert all(sorted(rates) == [64, 256] for rates in measured.gemm.values())
+    assert all(sorted(rates) == [16, 64, 256] for rates in measured.gemm.values())
+    for name in known.BY_WIDTH:
+        assert all(rate > 0 for rate in getattr(measured, name).values()), name
+    assert measured.threads_s is None  # of a CPU
     for rate in (measured.copy, measured.host, measured.disk, measured.launch_s):
         assert rate is not None
         assert rate > 0
