@@ -95,6 +95,17 @@ def test_rows_with_the_rare_id_are_counted(
     assert (features["city"]["rare_rows"], features["user"]["rare_rows"]) == (0, 14)
     assert "14 (50.0%)" in told
     assert "Warning: The id of rare values has more than 10% of the rows in 1 column: user" in told
+    assert "numbers the rows" not in told
+
+
+def test_a_column_of_numbered_rows_is_best_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "log.csv", [(i % 2, i, "Bern", 1) for i in range(28)])
+    prepare(log, tmp_path / "data", columns=COLUMNS)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 column: user (100%)." in told
+    assert "Leave out a column that only numbers the rows." in told
 
 
 @pytest.mark.parametrize(

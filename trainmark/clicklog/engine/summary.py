@@ -113,10 +113,11 @@ def rare_warning(shares: Mapping[str, float]) -> str | None:
     named = ", ".join(f"{name} ({shares[name]:.0%})" for name in many[:MAX_NAMED])
     others = f" and {len(many) - MAX_NAMED} more" if len(many) > MAX_NAMED else ""
     columns = "1 column" if len(many) == 1 else f"{len(many)} columns"
+    whole = " Leave out a column that only numbers the rows." if shares[many[0]] == 1 else ""
     return (
         f"The id of rare values has more than {RARE_SHARE:.0%} of the rows in {columns}: {named}"
         f"{others}. Prepare the data with a lower --frequency-threshold or, with --vocabulary, "
-        "with one that knows these values."
+        f"with one that knows these values.{whole}"
     )
 
 
