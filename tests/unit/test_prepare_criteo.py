@@ -204,6 +204,7 @@ def edited(field: int, text: str) -> str:
 BAD_LINES = {
     "39 fields": ("\t".join(["0"] * 39), "39 tab-separated fields, expected 40"),
     "41 fields": ("\t".join(["0"] * 41), "41 tab-separated fields, expected 40"),
+    "7 digits behind": ("\t".join(["0"] * 39 + ["", "0123456"]), "41 tab-separated fields"),
     "empty line": ("", "1 tab-separated fields, expected 40"),
     "label 2": (edited(0, "2"), "label '2', expected 0 or 1"),
     "no label": (edited(0, ""), "label '', expected 0 or 1"),

@@ -1,17 +1,20 @@
 """Processes that share the work: what they answer, and how they end."""
 
+import errno
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from trainmark.clicklog.engine.workers import Workers
+from trainmark.clicklog.sources import apart
 from trainmark.errors import InputError
 
 
@@ -93,6 +96,27 @@ def test_a_worker_may_open_as_many_files_as_the_system_lets_it(count: int) -> No
 def test_a_process_that_was_killed_is_told() -> None:
     with Workers(Served(), 2) as workers, pytest.raises(RuntimeError, match="was it killed"):
         workers.each(0, "end", [()])
+
+
+def test_a_process_that_was_killed_while_it_read_is_told() -> None:
+    def made() -> Iterator[int]:
+        yield 1
+        time.sleep(0.2)  # until the next item is asked for
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    items = apart.iterate(made)
+    assert next(items) == 1
+    with pytest.raises(RuntimeError, match="was it killed, for its memory"):
+        next(items)
+
+
+def test_an_error_of_the_system_is_that_of_the_process_that_read() -> None:
+    def made() -> Iterator[int]:
+        yield 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        list(apart.iterate(made))
 
 
 def test_none_outlives_the_process_that_started_it() -> None:

@@ -41,21 +41,26 @@ def iterate(made: Callable[[], Iterator[T]]) -> Iterator[T]:
     theirs.close()
     try:
         while True:
-            ours.send(None)
-            error, item = ours.recv()
+            error, item = _answer(ours)
             if error is not None:
                 raise error
             if item is None:
                 return
             yield item
-    except EOFError:
-        raise RuntimeError(
-            "A process that read has ended: was it killed, for its memory?"
-        ) from None
     finally:
         process.kill()
         process.join()
         ours.close()
+
+
+def _answer(to: Connection) -> Any:
+    try:
+        to.send(None)
+        return to.recv()
+    except (EOFError, OSError):  # the second, if what was sent is still unread
+        raise RuntimeError(
+            "A process that read has ended: was it killed, for its memory?"
+        ) from None
 
 
 def _send(made: Callable[[], Iterator[Any]], to: Connection) -> None:

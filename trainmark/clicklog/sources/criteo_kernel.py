@@ -209,9 +209,10 @@ def _split(text: Any, place: int, length: int, fields: Any, starts: Any, long_on
             values[column, lines] = np.int64(eight)
         eight = _load8(text, place)
         end = place + 8
-        if end >= length or text[end] != NEWLINE or _marks(eight, NEWLINE) != 0:
+        is_empty = text[place] == TAB  # and another field follows, which is one too many
+        if is_empty or end >= length or text[end] != NEWLINE or _marks(eight, NEWLINE) != 0:
             end = place
-            while end < min(place + 8, length) and text[end] not in (NEWLINE, RETURN):
+            while end < min(place + 8, length) and text[end] not in (TAB, NEWLINE, RETURN):
                 end += 1
             if end < place + 8:
                 eight = _short(eight, end - place)
