@@ -84,7 +84,8 @@ def _with_choices(
 ) -> tuple[AnyRun, bool]:
     """The run, resolved, with what its data choose by trial, and whether they had to."""
     resolved = run_folder.with_full_path(_resolve_here(cfg, mesh))
-    candidates = workloads.definition(cfg).candidates(cfg, resolved)
+    # What is found in the data may depend on the last bits, and these on the processor.
+    candidates = mesh.from_main(workloads.definition(cfg).candidates(cfg, resolved))
     if not candidates:
         return resolved, False
     if mesh.is_main:  # lest a trial is for nothing
