@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/plan_cpu.py --layouts 1x1 1x2 2x1
 
-A layout is ranks x threads of each. For each of them, `calibrate` measures the machine as these
-ranks use it, and short runs follow, whose results have both times. Rows of other machines and
-layouts stay in `results/plan_cpu.json`; `plan_errors.py` takes them from there. No constant of the
-planner is fitted to them: it counts operations and bytes, and the rates are measured.
+A layout is ranks x threads of each. Before every run, `calibrate` measures the machine as these
+ranks use it, and as other work leaves it to them; the run's result has both times. Rows of other
+machines and layouts stay in `results/plan_cpu.json`; `plan_errors.py` takes them from there. No
+constant of the planner is fitted to them: it counts operations and bytes, and rates are measured.
 """
 
 import argparse
@@ -63,8 +63,8 @@ SHAPES = {  # steps; then the flags
 def measured(layout: str, chosen: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each shape that ran."""
     file = folder / f"{layout}.toml"
-    _trainmark(layout, f"calibrate --device cpu --output {file}")
     for name in chosen:
+        _trainmark(layout, f"calibrate --device cpu --output {file}")
         steps, flags = SHAPES[name]
         output = folder / f"{layout} {name}".replace(",", "").replace(" ", "-")
         flags += f" --max-steps {steps} --hardware {file} --output {output}"

@@ -132,7 +132,8 @@ class TrainOptions:
     with_optimizer: bool = False
     """With --from, take the optimiser's state, too."""
     config: Path | None = None
-    """Configuration file between the named run and the flags: TOML, or a result.json."""
+    """Configuration file between the named run and the flags: TOML, or a run's result.json or
+    config.json."""
     reference: Path | None = None
     """Loss curve to compare with at the end, as `align` does; the result says if they agree."""
     repeats: Count = 1
@@ -151,18 +152,19 @@ class TrainOptions:
 def with_file(
     run: AnyRun, path: Path, on_other_data: Callable[[AnyRun], AnyRun] = lambda run: run
 ) -> AnyRun:
-    """`run` with the fields that a TOML file or a result.json sets.
+    """`run` with the fields that a TOML file sets, or a run's result.json or config.json.
 
     Args:
-        on_other_data: takes back what a result's configuration has from data that the run is not
-            to have.
+        on_other_data: takes back what a run's configuration has from data that this one is not to
+            have.
     """
     given = read_mapping(path)
-    is_result = "schema" in given
-    if is_result:
-        if not isinstance(given.get("config"), dict):
-            raise InputError(f"{path} has no 'config': expected the result.json of a run.")
-        given = checksums.checked(given, path)["config"]
+    is_of_a_run = "schema" in given or checksums.KEY in given
+    if "schema" in given and not isinstance(given.get("config"), dict):
+        raise InputError(f"{path} has no 'config': expected the result.json of a run.")
+    given = checksums.checked(given, path)
+    if "schema" in given:
+        given = given["config"]
     for fixed in ("name", "workload"):
         if given.get(fixed, getattr(run, fixed)) != getattr(run, fixed):
             raise InputError(
@@ -171,7 +173,7 @@ def with_file(
             )
     _check_keys(run, given, str(path))
     merged = parse(type(run), _merge(dataclasses.asdict(run), given), str(path))
-    return on_other_data(merged) if is_result else merged
+    return on_other_data(merged) if is_of_a_run else merged
 
 
 def _check_keys(template: Any, data: dict[str, Any], where: str) -> None:

@@ -10,19 +10,27 @@ from trainmark.clickdata import terabyte, terabyte_shape
 PAGE = (ROOT / "docs/terabyte.md").read_text()
 
 
+PRECISIONS = {"small-tf32", "small-bf16", "small-fp8", "small-tables-bf16", "small-tables-int8"}
+
+
+def our_rows() -> list[dict[str, Any]]:
+    return [row for row in rows_of("terabyte_h200") if row["system"] == "trainmark"]
+
+
 def our_row(name: str) -> dict[str, Any]:
-    rows = [row for row in rows_of("terabyte_h200") if row["system"] == "trainmark"]
-    return only(rows, name=name)
+    return only(our_rows(), name=name)
 
 
 def test_results() -> None:
-    rows = [row for row in rows_of("terabyte_h200") if row["system"] == "trainmark"]
+    rows = [row for row in our_rows() if row["name"] not in PRECISIONS]
     lines = table("row | run", PAGE)
     assert [line[0] for line in lines] == [row["name"] for row in rows]
     for row, (_, run, precision, reached, samples, whole, auc, log_loss) in zip(
         rows, lines, strict=True
     ):
-        assert (run.strip("`"), precision) == (row["run"], row["precision"])
+        tables = row["tables_precision"]
+        of_tables = "" if tables == "fp32" else f", {tables} tables"
+        assert (run.strip("`"), precision) == (row["run"], row["precision"] + of_tables)
         if row["reached"]:
             assert_rounded(reached.removesuffix(" s"), row["time_to_target_s"])
         else:
@@ -32,6 +40,23 @@ def test_results() -> None:
         assert_rounded(auc, row["auc"])
         assert_rounded(log_loss, row["log_loss"])
         assert row["command"].startswith(f"trainmark train {row['run']} ")
+
+
+def test_precisions() -> None:
+    rows = [row for row in our_rows() if row["name"] in PRECISIONS]
+    lines = table("row | MLPs", PAGE)
+    assert [line[0] for line in lines] == [row["name"] for row in rows]
+    for row, (_, mlps, tables, auc, *differences) in zip(rows, lines, strict=True):
+        assert (mlps, tables) == (row["precision"], row["tables_precision"])
+        assert_rounded(auc, row["auc"])
+        found = row.get("differences", {})
+        for shown, other in zip(differences, ("small-tf32", "small-bf16"), strict=True):
+            if other in found:
+                value, error = shown.split(" ± ")
+                assert_rounded(value, found[other]["auc_difference"])
+                assert_rounded(error, found[other]["standard_error"])
+            else:
+                assert shown == ""
 
 
 def test_dlrm_small_reaches_its_target_in_the_last_quarter() -> None:

@@ -1,5 +1,6 @@
 """Crosses: combinations of features with rows of their own, from the choice to a served score."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -19,11 +20,14 @@ from tests.unit.refusals import refused
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 from trainmark.clickdata import feature_spec
+from trainmark.config import TrainOptions
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.run import evaluation, run_folder
+from trainmark.verbs.flags import parse_run
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import auto, cross_choice, sharding, standalone
 from trainmark.workloads.dlrm.crosses import crossed, with_crosses
-from trainmark.workloads.dlrm.runs import Model
+from trainmark.workloads.dlrm.runs import DlrmRun, Model
 from trainmark.workloads.dlrm.sizes import CROSS_ROWS
 
 NETWORK = ["--epochs", "2", "--log-every", "1000", "--device", "cpu"]
@@ -254,6 +258,50 @@ def test_what_is_no_cross_is_refused(
     words = ["train", "dlrm-auto", "--data", str(data), "--output", str(tmp_path / "run")]
     expected = "two or more different features of 0 to 2, with an x between them. Received: "
     refused(capsys, [*words, "--model.crosses", *crosses], expected + " ".join(crosses))
+
+
+@pytest.mark.parametrize("crosses", [["0x1", "0x1"], ["0x1x2", "2x0x1"]])
+def test_a_cross_that_is_there_already_is_refused(
+    crosses: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = small.write_dataset(tmp_path / "data")
+    words = ["train", "dlrm-auto", "--data", str(data), "--output", str(tmp_path / "run")]
+    expected = f"model.crosses must be of different features each. Received: {' '.join(crosses)}."
+    refused(capsys, [*words, "--model.crosses", *crosses], expected)
+
+
+def test_none_are_added_to_tables_that_were_described_one_by_one(trained: Path) -> None:
+    """With their widths, or where they lie: of a cross nobody has said it."""
+    cfg, asked = run_folder.read_config(trained / "run"), auto.dlrm_auto()
+    widths = dataclasses.replace(asked.model, table_widths=(16, 8, 8, 8))
+    places = dataclasses.replace(asked.sharding, placement="placement.json")
+    for change in ({"model": widths}, {"sharding": places}):
+        assert len(auto.candidates(dataclasses.replace(asked, **change), cfg)) == 2
+
+
+def test_crosses_that_a_user_chose_are_not_replaced_by_an_earlier_run_s(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither with --from nor when the run is continued, which is refused."""
+    earlier, asked = run_folder.read_config(trained / "run"), auto.dlrm_auto()
+    chosen = dataclasses.replace(asked, model=dataclasses.replace(asked.model, crosses=("0x1",)))
+    assert auto.like_the_earlier(chosen, earlier).model.crosses == ("0x1",)
+    assert auto.like_the_earlier(asked, earlier).model.crosses == earlier.model.crosses
+    words = ["--data", str(trained / "data"), "--output", str(trained / "run"), *NETWORK]
+    refused(capsys, ["train", "dlrm-auto", *words, "--model.crosses", "0x1"], "crosses")
+
+
+@pytest.mark.parametrize("file", ["result.json", "config.json"])
+@pytest.mark.parametrize("crosses", [[], ["0x1"], ["0x1", "0x2", "0x3"]])
+def test_a_run_s_configuration_takes_other_crosses(
+    file: str, crosses: list[str], trained: Path
+) -> None:
+    """However many the run has."""
+    before = run_folder.read_config(trained / "run").model.table_rows[:4]
+    words = ["dlrm-auto", "--config", str(trained / "run" / file), "--model.crosses", *crosses]
+    found = resolve(parse_run("train", words, TrainOptions)[0], small.ONE_CPU)
+    assert isinstance(found, DlrmRun)
+    assert found.model.table_rows == before + (CROSS_ROWS,) * len(crosses)
 
 
 def test_crosses_are_of_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ class ShowOptions:
     """How to show a run."""
 
     config: Path | None = None
-    """Configuration file between the named run and the flags: TOML, or a result.json."""
+    """Configuration file between the named run and the flags: TOML, or a run's result.json or
+    config.json."""
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES; default cpux1x1."""
     hardware: Path | None = None
@@ -180,7 +181,8 @@ class GateOptions:
     """What times a step: the clock on the wall, or the time that its threads have on CPUs, which
     other programs disturb less, and which does not see waiting; for runs on a CPU."""
     config: Path | None = None
-    """Configuration file between the named run and the flags: TOML, or a result.json."""
+    """Configuration file between the named run and the flags: TOML, or a run's result.json or
+    config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,11 +72,11 @@ class TrainRows:
     Args:
         store: all rows.
         rows: those that train.
-        path: file for the order, 4 bytes a row.
+        folder: where the order is kept, a file for each bucket, 4 bytes a row.
     """
 
-    def __init__(self, store: Store, rows: RowSet, path: Path) -> None:
-        self.store, self.rows, self.path = store, rows, path
+    def __init__(self, store: Store, rows: RowSet, folder: Path) -> None:
+        self.store, self.rows, self.folder = store, rows, folder
         some = [number for number, r in enumerate(store.records) if not rows.has_none(r)]
         self.records = [store.records[number] for number in some]
         self._bounds = store.bounds[some]
@@ -139,22 +139,24 @@ class TrainRows:
     def write_order(self, share: Buckets, memory: int) -> list[int]:
         """Find the order of some buckets; how many training rows each of them has."""
         sizes = []
-        with self.path.open("r+b") as file:
-            for buckets in self.groups(memory // 32, share):
-                for bucket, order in enumerate(self.find_order(buckets), buckets.start):
-                    file.seek(4 * int(self._starts[bucket]))
-                    file.write(order.data)
-                    sizes.append(len(order))
+        for buckets in self.groups(memory // 32, share):
+            for bucket, order in enumerate(self.find_order(buckets), buckets.start):
+                self._path(bucket).write_bytes(order.data)
+                sizes.append(len(order))
         return sizes
+
+    def _path(self, bucket: int) -> Path:
+        return self.folder / f"{bucket}.bin"
 
     def orders(self, buckets: Buckets) -> Iterator[Array]:
         """The order of each bucket; it is good until the next."""
-        with self.path.open("rb", buffering=0) as file:
-            for bucket in range(buckets.start, buckets.stop):
-                order = _scratch.array("order", self.sizes[bucket], np.uint32)
-                file.seek(4 * int(self._starts[bucket]))
-                file.readinto(order.data)
-                yield order
+        for bucket in range(buckets.start, buckets.stop):
+            order = _scratch.array("order", self.sizes[bucket], np.uint32)
+            path = self._path(bucket)
+            with path.open("rb", buffering=0) as file:
+                if file.readinto(order.view(np.uint8).data) != order.nbytes:
+                    raise OSError(f"{path} is shorter than it was when it was written")
+            yield order
 
 
 def in_training_order(

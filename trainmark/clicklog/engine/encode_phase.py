@@ -50,7 +50,7 @@ class Encoder:
         self.job, self.work, self.store, self.division = job, work, store, division
         self._workers = min(limits.workers, len(store.records)) or 1
         self._memory = limits.memory // self._workers
-        self._train = TrainRows(store, division.splits[0], work.folder / "order.bin")
+        self._train = TrainRows(store, division.splits[0], work.folder / "order")
         self._columns: dict[str, DatasetColumn] = {}
         self._field: tuple[str, Field] | None = None
 
@@ -81,7 +81,7 @@ class Encoder:
     def _find_order(self) -> None:
         if self._train.sizes or not self.division.splits[0].rows:
             return
-        self._train.path.touch()
+        self._train.folder.mkdir(exist_ok=True)
         shares = self._train.shares(4 * self._workers)
         with Workers(self, self._workers) as workers:
             found = workers.each(0, "order", [(share,) for share in shares])

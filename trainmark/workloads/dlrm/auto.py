@@ -92,10 +92,16 @@ def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
 
     kinds: tuple[Interaction, ...] = ("dot", "dot_and_inputs")
     found = {f"--model.interaction {kind}": _with(cfg, interaction=kind) for kind in kinds}
-    if crosses := () if cfg.model.crosses else cross_choice.of_run(resolved):
+    if crosses := cross_choice.of_run(resolved) if _may_add_tables(cfg) else ():
         flags = f"--model.interaction dot_and_inputs --model.crosses {' '.join(crosses)}"
         found[flags] = _with(cfg, interaction="dot_and_inputs", crosses=crosses)
     return found
+
+
+def _may_add_tables(cfg: DlrmRun) -> bool:
+    """Whether nobody chose crosses, nor said of each table how wide it is or where it lies."""
+    of_each = isinstance(cfg.model.table_widths, tuple) or cfg.sharding.placement.endswith(".json")
+    return not cfg.model.crosses and not of_each
 
 
 def _with(cfg: DlrmRun, **network: Any) -> DlrmRun:
@@ -149,9 +155,9 @@ def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
     """With the network of the run whose weights it begins with, where nobody chose another."""
     if cfg.model.interaction != "auto":
         return cfg
-    names = ("interaction", "crosses", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
+    names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
     network = {name: getattr(earlier.model, name) for name in names}
-    return _with(cfg, **network)
+    return _with(cfg, **network, crosses=cfg.model.crosses or earlier.model.crosses)
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:

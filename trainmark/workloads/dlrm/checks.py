@@ -220,14 +220,21 @@ def _cross_problems(cfg: DlrmRun) -> list[str]:
     if has_bags(model) or is_generated(cfg.data):
         return [f"model.crosses are for a dataset with one id of each feature. {received}"]
     last = len(feature_rows(model)) - 1
-    return [
-        f"model.crosses must each have two or more different features of 0 to {last}, with an x "
-        f"between them. {received}"
-        for cross in model.crosses
-        if not re.fullmatch(r"\d{1,9}(x\d{1,9})+", cross)
-        or len(set(cross_features(cross))) < len(cross_features(cross))
-        or max(cross_features(cross)) > last
-    ][:1]
+    if not all(_is_cross(cross, last) for cross in model.crosses):
+        return [
+            f"model.crosses must each have two or more different features of 0 to {last}, with an "
+            f"x between them. {received}"
+        ]
+    if len({frozenset(cross_features(cross)) for cross in model.crosses}) < len(model.crosses):
+        return [f"model.crosses must be of different features each. {received}"]
+    return []
+
+
+def _is_cross(text: str, last: int) -> bool:
+    if not re.fullmatch(r"\d{1,9}(x\d{1,9})+", text):
+        return False
+    features = cross_features(text)
+    return len(set(features)) == len(features) and max(features) <= last
 
 
 def _format_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
