@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -206,6 +206,35 @@ def test_the_event_loop_takes_so_many_requests_at_a_time(monkeypatch: pytest.Mon
         2 * number for number in range(8)
     ]
     assert [len(call) for call in scorer.calls] == [1, 2, 4, 2]
+
+
+def test_a_model_that_raises_what_no_future_takes_answers_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In its thread, the first time, and in the event loop."""
+    monkeypatch.setattr(batching, "QUICK_S", WAIT_S)
+
+    class Ending(Doubler):
+        def score(self, requests: Sequence[Any]) -> Any:
+            if -1 in requests[0]:
+                raise StopIteration
+            return super().score(requests)
+
+    async def ask() -> list[Any]:
+        queue = queue_of(Ending(), Limits(seconds=WAIT_S))
+        asked = [queue.answer(numbers(number)) for number in (-1, 7, -1, 7)]
+        return [await asyncio.wait_for(_outcome(one), WAIT_S) for one in asked]
+
+    found = asyncio.run(ask())
+    assert [str(error) for error in found[::2]] == ["the model raised StopIteration"] * 2
+    assert [json.loads(answer) for answer in found[1::2]] == [{"doubled": [14]}] * 2
+
+
+async def _outcome(asked: Awaitable[Any]) -> Any:
+    try:
+        return await asked
+    except Exception as error:
+        return error
 
 
 class Stuck(Doubler):

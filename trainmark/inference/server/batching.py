@@ -132,11 +132,12 @@ class Queue:
     def _work(self) -> None:
         """In the model's thread, until nothing waits."""
         while True:
+            answered = self._pass(TOGETHER_BYTES)
             with self._lock:
-                if not self._waiting:
-                    self._works = False
-                    return
-            _tell(*self._pass(TOGETHER_BYTES))
+                self._works = goes_on = bool(self._waiting)
+            _tell(*answered)  # who asks again at once finds this thread at work, or done
+            if not goes_on:
+                return
 
     def _pass(self, most_bytes: int) -> "tuple[list[_Waiting], list[Any]]":
         """The next requests, and their answers."""
@@ -193,6 +194,8 @@ def _deliver(asked: list[_Waiting], found: list[Any]) -> None:
 def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
     if future.done():  # the client has gone, or its time is over
         return
+    if isinstance(answer, StopIteration):  # which no future takes
+        answer = RuntimeError("the model raised StopIteration")
     if isinstance(answer, Exception):
         future.set_exception(answer)
     else:

@@ -254,8 +254,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
-        # An answer is written in two pieces, of which the second must not wait for the client to
-        # acknowledge the first. Connections inherit this.
+        # The end of an answer must not wait for the client to acknowledge what came before.
+        # Connections inherit this.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (OSError, OverflowError) as error:
