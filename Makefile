@@ -41,7 +41,7 @@ demo: $(VENV)/core.stamp  ## raw click logs -> prepared data -> trained model ->
 	$(BIN)/trainmark report $(DEMO)/run
 
 test: lint  ## lint, types and the default tests
-	$(BIN)/python -m pytest -n 2 --require $(REQUIRE)
+	$(BIN)/python -m pytest -n 3 --require $(REQUIRE)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
