@@ -98,10 +98,12 @@ class CrossLayers(torch.autograd.Function):
 
 def _product_and_sum(left_BR: Tensor, right_RN: Tensor, summand_BN: Tensor) -> Tensor:
     """left right + summand, which stays as it is."""
-    result_BN = torch.empty_like(summand_BN)
-    right_NR = right_RN.t().contiguous()
-    gemm = Gemm(left=left_BR, right=right_NR, result=result_BN, summand=summand_BN)
-    return result_BN if cublaslt.run(gemm) else torch.addmm(summand_BN, left_BR, right_RN)
+    if summand_BN.element_size() == 2:  # of 32 bits, torch knows whether TF32 will do
+        result_BN, right_NR = torch.empty_like(summand_BN), right_RN.t().contiguous()
+        gemm = Gemm(left=left_BR, right=right_NR, result=result_BN, summand=summand_BN)
+        if cublaslt.run(gemm):
+            return result_BN
+    return torch.addmm(summand_BN, left_BR, right_RN)
 
 
 def _forward(
