@@ -14,6 +14,7 @@ from trainmark.kernels import (
     rounding,
     sparse_update,
 )
+from trainmark.kernels.cross_layers import cross_layers, cross_layers_reference
 from trainmark.kernels.interaction import Launch
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
 from trainmark.kernels.table_formats import Rows, Tables, decode, encode, read_rows
@@ -285,3 +286,39 @@ def check_copies(dim: int | None, device: str, table_device: str, num_rows: int 
         if device != "cpu":
             torch.accelerator.synchronize()
         assert torch.equal(held.cpu(), expected)
+
+
+def check_cross_layers(
+    layers: int, rank: int | None, dtype: torch.dtype, device: str, *, samples: int, width: int
+) -> None:
+    """Results and gradients against float64."""
+    inner, size = rank or width, 1.5 / width**0.5  # so that fp16 holds what three layers give
+
+    def parameters(*shape: int) -> list[Tensor]:
+        return [
+            (size * random(*shape, seed=10 * len(shape) + i, device=device)).requires_grad_()
+            for i in range(layers)
+        ]
+
+    ups, biases = parameters(width, inner), parameters(width)
+    downs = parameters(inner, width) if rank else []
+    first = random(samples, width, seed=1, device=device).to(dtype).requires_grad_()
+    used = [first, *ups, *biases, *downs]
+    upstream = random(samples, width, seed=2, device=device)
+    given = upstream.to(dtype)
+    ours = cross_layers(first, downs, ups, biases)
+    found = torch.autograd.grad(ours, used, given)
+    assert given.equal(upstream.to(dtype))  # who handed it on may still need it
+
+    def exact(tensors: list[Tensor]) -> list[Tensor]:
+        return [t.detach().double().requires_grad_() for t in tensors]
+
+    first_64, ups_64, biases_64, downs_64 = exact([first]), exact(ups), exact(biases), exact(downs)
+    plain = cross_layers_reference(first_64[0], downs_64, ups_64, biases_64)
+    wanted = torch.autograd.grad(
+        plain, [*first_64, *ups_64, *biases_64, *downs_64], upstream.double()
+    )
+    tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    assert relative_error(ours, plain) < tolerance
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one, other) < tolerance

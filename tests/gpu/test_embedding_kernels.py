@@ -7,6 +7,7 @@ from tests.embedding_kernels import (
     Case,
     check_bits,
     check_copies,
+    check_cross_layers,
     check_gather,
     check_gather_interaction,
     check_gradients_at_rows,
@@ -222,3 +223,9 @@ def test_state_of_untouched_rows_stays() -> None:
     )  # fmt: skip
     changed = (state != 0.1).any(1).nonzero().flatten().tolist()
     assert changed == [3]
+
+
+@pytest.mark.parametrize(("layers", "rank"), [(1, 8), (3, 64), (3, None)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_layers(layers: int, rank: int | None, dtype: torch.dtype) -> None:
+    check_cross_layers(layers, rank, dtype, "cuda", samples=1000, width=136)

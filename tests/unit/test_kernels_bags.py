@@ -5,7 +5,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from tests.embedding_kernels import random, relative_error, rounding_key, scalars, stored, triton
+from tests.embedding_kernels import (
+    check_cross_layers,
+    random,
+    relative_error,
+    rounding_key,
+    scalars,
+    stored,
+    triton,
+)
 from trainmark.kernels import cross_layers as cross
 from trainmark.kernels import pool_rows as pooling
 from trainmark.kernels.compiled import INSTALLED
@@ -192,34 +200,4 @@ def test_cross_layers_are_plain_torchs(
 ) -> None:
     monkeypatch.setattr(cross, "has_kernel", lambda x: True)
     monkeypatch.setattr(cross, "weight_gradient", lambda g, x: g.float().t() @ x.float())
-    samples, width = 70, 24
-    inner = rank or width
-
-    def parameters(*shape: int) -> list[Tensor]:
-        return [
-            (0.3 * random(*shape, seed=10 * len(shape) + i, device="cpu")).requires_grad_()
-            for i in range(layers)
-        ]
-
-    ups, biases = parameters(width, inner), parameters(width)
-    downs = parameters(inner, width) if rank else []
-    first = random(samples, width, seed=1, device="cpu").to(dtype).requires_grad_()
-    used = [first, *ups, *biases, *downs]
-    upstream = random(samples, width, seed=2, device="cpu")
-    given = upstream.to(dtype)
-    ours = cross.cross_layers(first, downs, ups, biases)
-    found = torch.autograd.grad(ours, used, given)
-    assert given.equal(upstream.to(dtype))  # who handed it on may still need it
-
-    def exact(tensors: list[Tensor]) -> list[Tensor]:
-        return [t.detach().double().requires_grad_() for t in tensors]
-
-    first_64, ups_64, biases_64, downs_64 = exact([first]), exact(ups), exact(biases), exact(downs)
-    plain = cross.cross_layers_reference(first_64[0], downs_64, ups_64, biases_64)
-    wanted = torch.autograd.grad(
-        plain, [*first_64, *ups_64, *biases_64, *downs_64], upstream.double()
-    )
-    tolerance = {torch.float32: 1e-5, torch.float16: 5e-3}[dtype]
-    assert relative_error(ours, plain) < tolerance
-    for one, other in zip(found, wanted, strict=True):
-        assert relative_error(one, other) < tolerance
+    check_cross_layers(layers, rank, dtype, "cpu", samples=70, width=24)
