@@ -111,8 +111,8 @@ def compile_bags(dim: int, tables: Tables, dtype: torch.dtype) -> None:
 def compile_cross_layers(dtype: torch.dtype) -> None:
     x = torch.empty(4096, 3456, dtype=dtype)
     cross_layers._crossed(x, x, x)
-    cross_layers._cross_gradient(x, x)
-    cross_layers._first_gradients([x] * 3, x, [x] * 3)
+    cross_layers._cross_gradients([x], x)
+    cross_layers._cross_gradients([x] * 3, x, [x] * 3)
 
 
 def compile_updates(

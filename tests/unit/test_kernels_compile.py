@@ -25,7 +25,6 @@ def test_kernels_compile_for_hopper_without_spilling(tmp_path: Path) -> None:
         "_update_kernel": 47,
         "_masked_gemm_kernel": 2, "_masked_sums_kernel": 2, "_column_sums_kernel": 14,
         "_click_loss_kernel": 2, "_quantize_kernel": 3, "_mask_codes_kernel": 1, "_copy_kernel": 6,
-        "_rows_kernel": 2, "_pool_kernel": 3, "_crossed_kernel": 1, "_cross_gradient_kernel": 1,
-        "_cross_first_kernel": 1,
+        "_rows_kernel": 2, "_pool_kernel": 3, "_crossed_kernel": 1, "_cross_gradients_kernel": 2,
     }  # fmt: skip
     assert {stack for _, stack in lines} == {"0"}

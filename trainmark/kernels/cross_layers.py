@@ -79,19 +79,18 @@ class CrossLayers(torch.autograd.Function):
         of_outputs = [grads[0].contiguous()]  # of those layers that have one already
         of_ups, of_biases, of_downs = [], [], []
         for layer in reversed(range(layers)):
-            summand_BN = of_outputs[0]
             if layer > 0:
-                of_up_BN, of_bias = _cross_gradient(summand_BN, inputs[0])
+                of_up_BN, of_bias, of_x_BN = _cross_gradients(of_outputs[:1], inputs[0])
             else:
-                of_up_BN, of_bias, summand_BN = _first_gradients(of_outputs, inputs[0], outputs)
+                of_up_BN, of_bias, of_x_BN = _cross_gradients(of_outputs, inputs[0], outputs)
             of_biases.append(of_bias)
             of_ups.append(weight_gradient(of_up_BN, lows[layer] if downs else inputs[layer]))
             of_low_BR = of_up_BN @ ups[layer]
             if downs:
                 of_downs.append(weight_gradient(of_low_BR, inputs[layer]))
-                of_outputs.insert(0, _product_and_sum(of_low_BR, downs[layer], summand_BN))
+                of_outputs.insert(0, _product_and_sum(of_low_BR, downs[layer], of_x_BN))
             else:
-                of_outputs.insert(0, of_low_BR.add_(summand_BN))
+                of_outputs.insert(0, of_low_BR.add_(of_x_BN))
         of_first_BN = of_outputs[0]
         return (of_first_BN, None, *reversed(of_ups), *reversed(of_biases), *reversed(of_downs))
 
@@ -146,43 +145,31 @@ def _crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor) -> Tensor:
     return result_BN
 
 
-def _cross_gradient(of_output_BN: Tensor, first_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x + first * up: the gradient of `up`, and its sum over the batch, in fp32."""
-    of_up_BN, sums = torch.empty_like(of_output_BN), _new_sums(of_output_BN)
-    _cross_gradient_kernel[_grid(sums)](
-        of_output_BN, first_BN, of_up_BN, sums, *of_output_BN.shape,
-        ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
-    )  # fmt: skip
-    return of_up_BN, column_sums(sums)
-
-
-def _first_gradients(
-    of_outputs: Sequence[Tensor], first_BN: Tensor, ups: Sequence[Tensor]
+def _cross_gradients(
+    of_outputs: Sequence[Tensor], first_BN: Tensor, ups: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for the first layer, whose x is `first`, too; and all of the gradient of `first` but
-    what comes through that layer's `up`.
+    """Of x + first * up: the gradient of `up`; its sum over the batch, in fp32; and that of x.
+
+    In the first layer x is `first`, too: its gradient is all of that of `first`, but for what comes
+    through this layer's `up`.
 
     Args:
-        of_outputs: gradients of what each layer gives, in the layers' order.
-        ups: of each layer.
+        of_outputs: gradients of what this layer and, if it is the first, all later ones give.
+        ups: of these layers, if it is the first.
     """
-    of_up_BN, of_first_BN = torch.empty_like(first_BN), torch.empty_like(first_BN)
-    sums = _new_sums(first_BN)
-    _cross_first_kernel[_grid(sums)](
-        tuple(of_outputs), tuple(ups), first_BN, of_up_BN, of_first_BN, sums, *first_BN.shape,
-        LAYERS=len(ups), ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
+    of_up_BN, sums = torch.empty_like(first_BN), _new_sums(first_BN)
+    of_x_BN = torch.empty_like(first_BN) if ups else of_outputs[0]
+    _cross_gradients_kernel[(len(sums), -(-sums.shape[1] // SUM_COLUMNS))](
+        tuple(of_outputs), tuple(ups or of_outputs), first_BN, of_up_BN, of_x_BN, sums,
+        *first_BN.shape, LAYERS=len(ups), ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
     )  # fmt: skip
-    return of_up_BN, column_sums(sums), of_first_BN
+    return of_up_BN, column_sums(sums), of_x_BN
 
 
 def _new_sums(x_BN: Tensor) -> Tensor:
     """[programs, N], each of every so many-th tile of rows."""
     programs = min(-(-len(x_BN) // SUM_ROWS), SUM_PROGRAMS)
     return x_BN.new_empty(programs, x_BN.shape[1], dtype=torch.float32)
-
-
-def _grid(sums: Tensor) -> tuple[int, int]:
-    return len(sums), -(-sums.shape[1] // SUM_COLUMNS)
 
 
 if triton is not None:
@@ -196,24 +183,7 @@ if triton is not None:
         tl.store(result + place, value.to(result.dtype.element_ty), inside)
 
     @triton.jit
-    def _cross_gradient_kernel(
-        of_output, first, of_up, sums, B, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-    ):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        total = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for tile in range(tl.program_id(0), tl.cdiv(B, ROWS), tl.num_programs(0)):
-            row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
-            inside = (row[:, None] < B) & (column[None, :] < N)
-            place = row[:, None] * N + column[None, :]
-            of_x = tl.load(of_output + place, inside, other=0.0).to(tl.float32)
-            value = of_x * tl.load(first + place, inside, other=0.0)
-            tl.store(of_up + place, value.to(of_up.dtype.element_ty), inside)
-            total += value
-        sums += tl.program_id(0) * N
-        tl.store(sums + column, tl.sum(total, axis=0), column < N)
-
-    @triton.jit
-    def _cross_first_kernel(
+    def _cross_gradients_kernel(
         of_outputs, ups, first, of_up, of_first, sums, B, N,
         LAYERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
@@ -227,10 +197,11 @@ if triton is not None:
             value = of_x * tl.load(first + place, inside, other=0.0)
             tl.store(of_up + place, value.to(of_up.dtype.element_ty), inside)
             total += value
-            together = of_x + of_x * tl.load(ups[0] + place, inside, other=0.0)
-            for layer in tl.static_range(1, LAYERS):
-                of_x = tl.load(of_outputs[layer] + place, inside, other=0.0).to(tl.float32)
-                together += of_x * tl.load(ups[layer] + place, inside, other=0.0)
-            tl.store(of_first + place, together.to(of_first.dtype.element_ty), inside)
+            if LAYERS > 0:  # all of them, since this is the first
+                together = of_x + of_x * tl.load(ups[0] + place, inside, other=0.0)
+                for layer in tl.static_range(1, LAYERS):
+                    of_x = tl.load(of_outputs[layer] + place, inside, other=0.0).to(tl.float32)
+                    together += of_x * tl.load(ups[layer] + place, inside, other=0.0)
+                tl.store(of_first + place, together.to(of_first.dtype.element_ty), inside)
         sums += tl.program_id(0) * N
         tl.store(sums + column, tl.sum(total, axis=0), column < N)
