@@ -67,10 +67,11 @@ QUICK := $(addprefix tests/unit/test_,attempt.py batches.py bounds.py checkpoint
          tests/distributed/test_distilbert_ranks.py tests/distributed/test_launch_dry_run.py
 OTHER := build/$(notdir $(PYTHON))
 
+# The environment is removed at the end: with torch's CUDA build it takes more than 5 GB.
 test-python:  ## make test-python PYTHON=python3.13
-	$(PYTHON) -m venv $(OTHER)
+	set -e; trap 'rm -rf $(OTHER)' EXIT; $(PYTHON) -m venv $(OTHER); \
 	$(OTHER)/bin/python -m pip install --quiet --constraint constraints.txt \
-	    --editable '.[fast,plots,serve]' httpx2 hypothesis pytest pytest-xdist scikit-learn
+	    --editable '.[fast,plots,serve]' httpx2 hypothesis pytest pytest-xdist scikit-learn; \
 	$(OTHER)/bin/python -m pytest -n 2 $(QUICK)
 
 test-slow: $(VENV)/dev.stamp
