@@ -11,12 +11,11 @@ alike, and what can be compared is the median of the ratios of neighbours, `of_o
 
 import argparse
 import dataclasses
-import itertools
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,10 @@ NETWORKS = {
 }
 TRAINED = ("--synthetic-rows", "40000", "--max-steps", "3", "--device", "cpu")
 BATCHES = (1, 8, 64, 512, 4096)
-DROPPED, DIFFERENT = 10, 16
+DIFFERENT = 16
+TURN, DROPPED = 12, 2
+"""Requests of a turn, and those of them that find threads and caches still cold."""
+REST_S = 0.06
 Systems = dict[str, list[Callable[[], Any]]]
 """Of each, requests that are to be made."""
 MOST_S = 60.0
@@ -106,15 +108,18 @@ def _check_equal(systems: Systems) -> None:
 def _in_turns(systems: Systems, requests: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     end = time.monotonic() + MOST_S
-    for number in itertools.count():
-        if number == requests + DROPPED or (number > DROPPED + 20 and time.monotonic() > end):
-            return seconds
+    turns = -(-requests // (TURN - DROPPED))
+    for number in range(turns):
         for name, calls in systems.items():
-            began = time.perf_counter()
-            calls[number % len(calls)]()
-            if number >= DROPPED:
-                seconds[name].append(time.perf_counter() - began)
-    raise AssertionError
+            time.sleep(REST_S)
+            for place in range(TURN):
+                began = time.perf_counter()
+                calls[(number + place) % len(calls)]()
+                if place >= DROPPED:
+                    seconds[name].append(time.perf_counter() - began)
+        if number > 2 and time.monotonic() > end:
+            break
+    return seconds
 
 
 def _row(system: str, run: str, batch: int, seconds: list[float]) -> dict[str, Any]:
@@ -144,7 +149,7 @@ def main() -> None:
     parser.add_argument("--commit", help="what is measured, where there is no git")
     chosen = parser.parse_args()
     rows = []
-    for threads, name in itertools.product(chosen.threads, NETWORKS):
+    for threads, name in product(chosen.threads, NETWORKS):
         torch.set_num_threads(threads)
         rows += measure(name, chosen.folder, chosen.requests)
     print(write_results("inference_cpu", rows, folder=chosen.output, commit=chosen.commit))

@@ -1,7 +1,8 @@
 """The load generator is an open loop: what waits counts, and what fails is seen."""
 
-import asyncio
-from typing import Any
+import socketserver
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -28,24 +29,21 @@ def asked(answers: list[bytes], seconds: float, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(serve_load, "CONNECTIONS", 2)
     monkeypatch.setattr(serve_load, "_times", lambda *_: [0.0] * 10)
 
-    async def run() -> Load:
-        one_at_a_time = asyncio.Lock()
+    one_at_a_time = threading.Lock()
 
-        async def serve(reader: Any, writer: Any) -> None:
-            while await reader.read(4):
-                async with one_at_a_time:
-                    await asyncio.sleep(seconds)
-                    writer.write(answers.pop())
-            writer.close()
+    class Serve(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(4):
+                with one_at_a_time:
+                    time.sleep(seconds)
+                    self.request.sendall(answers.pop())
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        load = Load(Form("a", "b", port, b"ask!"))
-        await load.run(1.0, 1.0, seed=0)
-        server.close()
-        return load
-
-    return asyncio.run(run())
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Serve) as server:
+        threading.Thread(target=server.serve_forever).start()
+        load = Load(Form("a", "b", server.server_address[1], b"ask!"))
+        load.run(1.0, 1.0, seed=0)
+        server.shutdown()
+    return load
 
 
 def test_waiting_counts(monkeypatch: pytest.MonkeyPatch) -> None:
