@@ -42,7 +42,7 @@ NETWORKS = {
 TRAINED = ("--synthetic-rows", "40000", "--max-steps", "3", "--device", "cpu")
 BATCHES = (1, 8, 64, 512, 4096)
 DIFFERENT = 16
-TURN, DROPPED = 12, 2
+TURN, DROPPED = 16, 4
 """Requests of a turn, and those of them that find threads and caches still cold."""
 REST_S = 0.06
 Systems = dict[str, list[Callable[[], Any]]]
