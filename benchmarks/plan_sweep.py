@@ -37,8 +37,7 @@ import torch
 
 from benchmarks import plan_design
 from benchmarks.common import write_results
-from benchmarks.dlrm_systems import click_batch, random_clicks, synchronize
-from benchmarks.dlrm_timing import part_of
+from benchmarks.dlrm_systems import click_batch, random_clicks
 from benchmarks.plan_design import Case
 from benchmarks.plan_steps import (
     Options,
@@ -50,6 +49,7 @@ from benchmarks.plan_steps import (
     peaks,
     timed,
 )
+from benchmarks.timing import part_of, synchronize
 from trainmark import workloads
 from trainmark.config import filled
 from trainmark.inference.latency import DROPPED, seconds_of

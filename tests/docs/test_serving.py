@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks import serve_load
+from benchmarks.common import read_rows
 from tests.docs.commands import ROOT
 from tests.docs.test_readme import blocks, commands
 from tests.unit.served import train_on_clicks
@@ -123,14 +124,8 @@ def _tables(page: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
 
 
-def _results(name: str) -> list[dict[str, Any]]:
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    return rows
-
-
 def test_the_rates_are_those_that_were_measured() -> None:
-    rows, found = _results("serve_load"), _tables(PAGE, "| p99 at most")
+    rows, found = read_rows("serve_load"), _tables(PAGE, "| p99 at most")
     assert len(found) == 3
     for limit, *cells in found:
         best = serve_load.best_rates(rows, float(limit.removesuffix(" ms")))
@@ -139,7 +134,7 @@ def test_the_rates_are_those_that_were_measured() -> None:
 
 
 def test_the_latencies_on_a_cpu_are_those_that_were_measured() -> None:
-    rows, found = _results("inference_cpu"), _tables("docs/inference.md", "| network |")
+    rows, found = read_rows("inference_cpu"), _tables("docs/inference.md", "| network |")
     ours = [row for row in rows if row["system"] == "trainmark"]
     assert len(found) == len({(row["threads"], row["run"]) for row in ours}) == 6
     slower = [(r["run"], r["batch"]) for r in ours if r["of_onnxruntime"] < 1]
@@ -153,7 +148,7 @@ def test_the_latencies_on_a_cpu_are_those_that_were_measured() -> None:
 def test_the_latencies_on_a_gpu_are_those_that_were_measured() -> None:
     measured = {
         tuple(row[key] for key in ("precision", "tables_precision", "batch", "clients")): row
-        for row in _results("inference_h200")
+        for row in read_rows("inference_h200")
         if row["system"] == "trainmark" and row["request"].startswith("pinned")
     }
     for mlps, tables, batch, clients, *figures, _ in _tables("docs/inference.md", "| MLPs |"):

@@ -7,6 +7,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from benchmarks.common import read_rows
 from tests.docs.commands import ROOT, verb_of
 from tests.docs.test_readme import blocks, trainmark_commands
 from trainmark.run.result import read
@@ -58,7 +59,7 @@ def test_the_whole_page(tmp_path: Path) -> None:
 
 def test_the_table_is_that_of_the_results() -> None:
     """Each set's AUCs, as own_data.json has them; and no set that does not hold is left out."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "own_data.json").read_text())["rows"]
+    rows = read_rows("own_data")
     lines = (ROOT / PAGE).read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     shown = {row[0]: row[2:5] for row in cells if len(row) == 6}

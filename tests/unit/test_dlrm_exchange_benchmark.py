@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import dlrm_exchange_gpu, dlrm_systems, dlrm_timing
+from benchmarks import dlrm_exchange_gpu, dlrm_systems, timing
 from trainmark.workloads.dlrm.runs import THRESHOLD_0
 
 
@@ -17,7 +17,7 @@ from trainmark.workloads.dlrm.runs import THRESHOLD_0
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setattr(dlrm_systems, "POOL", 2)
     for name in ("WINDOW", "WARMUP"):
-        monkeypatch.setattr(dlrm_timing, name, 1)
+        monkeypatch.setattr(timing, name, 1)
     yield dlrm_exchange_gpu
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
