@@ -57,7 +57,7 @@ def published_grid(rows: Sequence[Row]) -> Grid:
     return make_grid(PUBLISHED_COLUMNS if distinct else PUBLISHED_COLUMNS[1:], rows)
 
 
-def published_row(result: Result, note: str | None = None) -> Row:
+def published_row(result: Result, note: str) -> Row:
     """A result of our own as a row of a published table."""
     first = result.mfu[0] if result.mfu else None
     degrees = parallel(result.parallel)
