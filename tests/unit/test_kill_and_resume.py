@@ -68,16 +68,8 @@ EVERY_STEP = ("--checkpoint-every", "1 steps", "--log-every", "3", "--evals-per-
 
 def test_killed_at_any_moment_of_saving(victims: Victims, tmp_path: Path) -> None:
     """`tests/kills.py` kills at other moments, too."""
-    flags: tuple[str, ...] = (
-        *EVERY_STEP,
-        "--epochs",
-        "2",
-        "--shuffle",
-        "rows",
-        "--shuffle-window",
-        "700",
-    )
-    flags += ("--optimizer.name", "adam", "--precision", "fp16")
+    flags: tuple[str, ...] = ("--epochs", "2", "--shuffle", "rows", "--shuffle-window", "700")
+    flags += (*EVERY_STEP, "--optimizer.name", "adam", "--precision", "fp16")
     victims.start(tmp_path / "undisturbed", *flags)
     assert victims.end() == 0
     output, torn = tmp_path / "killed", 0
