@@ -41,9 +41,7 @@ from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.placement.placement import (
-    to_json,
-)
+from trainmark.embeddings.placement.placement import to_json
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.run import memory

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
 from tests.distributed import small_dlrm, torchrec_ranks
+from tests.distributed.joining import join
 from tests.distributed.small_dlrm import CPU, DIM, TABLE_ROWS, config
 from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
@@ -112,10 +113,7 @@ def check(built: DlrmTrainer, steps: int = 4) -> None:
 
 
 def on_ranks(rank: int, folder: Path, engine: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder / f'store-{engine}'}"
-    dist.init_process_group("gloo", store, rank=rank, world_size=2)
-    mesh = meshes.build(CPU, {"dp": 2})
+    mesh = meshes.build(join(rank, 2, folder / f"store-{engine}"), {"dp": 2})
     for optimizer in OPTIMIZERS:
         if engine == "torchrec":
             cfg = torchrec_ranks.placed(2, "mixture", optimizer, folder)

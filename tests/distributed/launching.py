@@ -1,6 +1,5 @@
 """What the tests of launching share: a run of seconds, and ways to start it."""
 
-import csv
 import os
 import subprocess
 import sys
@@ -11,21 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.small import curve
 from trainmark.cli import main
 
 ROOT = Path(__file__).parents[2]
 RUN = (
     *("train", "distilbert-demo", "--device", "cpu", "--synthetic-sentences", "150"),
-    *(
-        "--global-batch",
-        "16",
-        "--micro-batch",
-        "8",
-        "--model.hidden",
-        "16",
-        "--model.feed-forward",
-        "32",
-    ),
+    *("--global-batch", "16", "--micro-batch", "8"),
+    *("--model.hidden", "16", "--model.feed-forward", "32"),
     *("--model.dropout", "0", "--model.attention-dropout", "0", "--model.head-dropout", "0"),
     *("--warmup-clock", "1", "--log-every", "1", "--no-initial-evaluation"),
     *("--no-stop-at-target", "--checkpoint-every", "2 steps"),
@@ -61,19 +53,18 @@ def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `trainmark launch status` says of a job."""
+    assert main(["launch", "status", handle]) == 0
+    return capsys.readouterr().out
+
+
 def wait_until(done: Callable[[], bool]) -> None:
     """Wait for something that a launched run does."""
     deadline = time.monotonic() + 240
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def curve(output: Path) -> list[tuple[int, int, float]]:
-    """(step, samples, loss) of a run."""
-    with (output / "loss.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [(int(row["step"]), int(row["samples"]), float(row["loss"])) for row in rows]
 
 
 @cache

@@ -14,6 +14,7 @@ from tests.distributed.launching import (
     check_torchx,
     finish,
     start,
+    status,
     wait_until,
 )
 from trainmark.checkpoint import checkpoints
@@ -114,11 +115,6 @@ def test_a_detached_job_is_found_again_and_stopped(
     checkpoints.verify(saved)
     assert main(["launch", "stop", handle]) == 2
     assert "has ended already" in capsys.readouterr().err
-
-
-def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["launch", "status", handle]) == 0
-    return capsys.readouterr().out
 
 
 @pytest.mark.slow

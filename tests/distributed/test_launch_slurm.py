@@ -17,6 +17,7 @@ from tests.distributed.launching import (
     check_torchx,
     finish,
     start,
+    status,
     wait_until,
 )
 from trainmark.checkpoint import checkpoints
@@ -37,11 +38,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setenv(name, value)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         yield
-
-
-def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["launch", "status", handle]) == 0
-    return capsys.readouterr().out
 
 
 def test_two_nodes_train_like_one_process(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +48,9 @@ def options(tmp_path: Path) -> dlrm_gpu.Options:
 # --- peers
 
 
-@pytest.fixture
-def no_process_group() -> Iterator[None]:
-    yield
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
+@pytest.mark.usefixtures("no_process_group_is_left")
 @pytest.mark.parametrize("name", ["pytorch", "fbgemm", "torchrec", "torchrec-compiled"])
-def test_a_peer_trains_as_we_do(name: str, no_process_group: None) -> None:
+def test_a_peer_trains_as_we_do(name: str) -> None:
     if reason := dlrm_peers.missing(name):
         pytest.skip(reason)
     # Small tables, so that ids repeat within a batch; dots and zeros to pad in the interaction.

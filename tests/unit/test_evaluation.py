@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 from tests.small import config, result
 from tests.unit.refusals import refused
 from tests.unit.results import make_result
+from tests.unit.without_torch import run_without_torch
 from trainmark.cli import main
 from trainmark.contract import Predictions
 from trainmark.metrics.binary import assess
@@ -357,15 +356,7 @@ def test_a_full_device_leaves_the_assessment_to_the_host(monkeypatch: pytest.Mon
 
 
 def test_a_page_is_made_without_torch(log: Path) -> None:
-    code = """if True:
-        import sys
-        from trainmark.cli import main
-        main(sys.argv[1:])
-        print("torch" in sys.modules)
-    """
-    command = [sys.executable, "-c", code, "report", str(log / "run")]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert printed.endswith("False\n")
+    run_without_torch(["report", str(log / "run")])
 
 
 # --- the page

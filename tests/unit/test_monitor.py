@@ -1,3 +1,5 @@
+"""What the monitor samples of a device while a run trains, and where it cannot."""
+
 import json
 import mmap
 import threading

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tests import rank_processes
 from tests.checkpoint_tensors import STATE, random_bits, some_tensors
+from tests.distributed.joining import join
 from tests.small import newest, result, saved, train
 from tests.unit.test_checkpoint_room import tensors_of
 from tests.unit.test_run_outputs import perf_events
@@ -90,8 +91,7 @@ def test_copies_lie_in_one_block_each() -> None:
 
 
 def _two_ranks(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, 2, folder / "store")
     group = dist.new_group(backend="gloo")
     tensors = tensors_of(rank)
     checkpoints.save(folder / "waited for", 7, tensors, STATE, keep=1)
