@@ -8,6 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,23 @@ from trainmark.hardware.environment import environment
 
 SCHEMA = "trainmark.benchmark/1"
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a GPU is measured, and where that is written."""
+
+    device: Any
+    """As PyTorch has it, which is not loaded here."""
+    tiny: bool
+    seconds: float
+    """Of timed steps in a row."""
+    output: Path
+    commit: str | None = None
+    """What is measured, where there is no git to ask."""
+
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        write_results(name, rows, self.device, folder=self.output, commit=self.commit)
 
 
 def parser(page: str) -> argparse.ArgumentParser:

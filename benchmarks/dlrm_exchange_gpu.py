@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -77,15 +76,10 @@ TINY: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(common.Options):
     """How to measure."""
 
-    device: torch.device
-    tiny: bool
-    seconds: float
     host_gib: float
-    output: Path
-    commit: str | None = None
 
     @property
     def batch(self) -> int:
@@ -361,13 +355,7 @@ def measure(case: str, options: Options) -> None:
         name = "dlrm_exchange_tiny" if options.tiny else RESULT
         earlier = common.read_rows(name, options.output)
         rows = {old["case"]: old for old in earlier} | {row["case"]: row}
-        common.write_results(
-            name,
-            with_ratios(rows),
-            options.device,
-            folder=options.output,
-            commit=options.commit,
-        )
+        options.write(name, with_ratios(rows))
 
 
 def with_ratios(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

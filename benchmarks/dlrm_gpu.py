@@ -124,17 +124,11 @@ def _cases() -> list[Case]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(common.Options):
     """How to measure."""
 
-    device: torch.device
-    tiny: bool
-    seconds: float
     disk_rows: int
     scratch: Path
-    output: Path
-    commit: str | None = None
-    """What is measured, where there is no git to ask."""
 
 
 def named_run(case: Case, options: Options) -> DlrmRun:
@@ -234,13 +228,7 @@ def measure(case: Case, options: Options) -> None:
     for row in measured(case, options):
         print(json.dumps({k: v for k, v in row.items() if k != "kernels_ms"}), flush=True)
         rows = {key_of(old): old for old in read_rows(options)} | {key_of(row): row}
-        common.write_results(
-            result_name(options),
-            with_ratios([*rows.values()]),
-            options.device,
-            folder=options.output,
-            commit=options.commit,
-        )
+        options.write(result_name(options), with_ratios([*rows.values()]))
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -7,12 +7,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.common import Options
 from benchmarks.dlrm_systems import click_batch, random_clicks, resolved
 from benchmarks.plan_design import Case
 from benchmarks.timing import step_times, synchronize
@@ -29,18 +28,6 @@ TINY_MODEL: dict[str, Any] = {"embedding_dim": 16, "bottom_mlp": (32, 16), "top_
 TINY_NET = {"vocabulary": 100, "hidden": 32, "layers": 2, "heads": 2, "feed_forward": 64}
 # Small: made-up clicks must not drive the weights anywhere, or steps would be skipped.
 RATES = {"sgd": 0.1, "rowwise_adagrad": 1e-4, "adagrad": 1e-4, "adam": 1e-5}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to measure."""
-
-    device: torch.device
-    tiny: bool
-    seconds: float
-    """Of timed steps in a row."""
-    output: Path
-    commit: str | None = None
 
 
 # --- configurations
