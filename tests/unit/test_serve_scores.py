@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import small, small_distilbert
@@ -30,13 +31,24 @@ def scores(client: TestClient, body: dict[str, Any]) -> list[float]:
     return found
 
 
-def predictions(run: Path, split: str) -> list[float]:
-    """What `trainmark evaluate` predicts for the rows of a split, as probabilities."""
+def logits_of(run: Path, split: str) -> NDArray[np.float64]:
+    """What `trainmark evaluate` predicts for a split."""
     with runner.loaded(run, device="cpu") as model:
         predict = filled(model.workload.build_predictor)(model.trainer)
         data = model.workload.build_data(model.cfg, split, 0, 1)
-        logits = np.concatenate([predict(batch).double().numpy() for batch in data])
-    return list(1 / (1 + np.exp(-logits)))
+        return np.concatenate([predict(batch).double().numpy() for batch in data])
+
+
+def predictions(run: Path, split: str) -> list[float]:
+    """The same as probabilities of clicks."""
+    return list(1 / (1 + np.exp(-logits_of(run, split))))
+
+
+def class_probabilities(run: Path) -> NDArray[np.float64]:
+    """The same of the validation split's sentences."""
+    odds = np.exp(logits_of(run, "validation"))
+    shares: NDArray[np.float64] = odds / odds.sum(1, keepdims=True)
+    return shares
 
 
 # --- clicks
@@ -241,12 +253,7 @@ def sentences_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sentences_score_as_the_evaluation_predicts(sentences_run: Path) -> None:
-    with runner.loaded(sentences_run, device="cpu") as model:
-        predict = filled(model.workload.build_predictor)(model.trainer)
-        data = model.workload.build_data(model.cfg, "validation", 0, 1)
-        logits = np.concatenate([predict(batch).double().numpy() for batch in data])
-    odds = np.exp(logits)
-    expected = odds / odds.sum(1, keepdims=True)
+    expected = class_probabilities(sentences_run)
     table = (sentences_run.parent / "table.tsv").read_text().splitlines()[1:]
     texts = [line.split("\t")[0] for line in table]
     assert max(len(text.split()) for text in texts) > 32  # some are cut
