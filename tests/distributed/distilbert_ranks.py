@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -35,6 +36,20 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
     norms = {name: float(t.norm()) for name, t in ours.weights().items()}
     norms |= {name: float(value) for name, value in ours.observed().items()}
     return {"losses": losses, "samples": samples, "metrics": found, "norms": norms}
+
+
+def check(ranks: list[dict[str, Any]], mode: str, device: torch.device) -> None:
+    """Two ranks have trained and evaluated like one device."""
+    alone = run(mode, meshes.single(device))
+    assert sum(rank[mode]["samples"] for rank in ranks) == alone["samples"] == 202
+    for rank in ranks:
+        found = rank[mode]
+        assert found["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+        assert found["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+        near = 1e-4 if device.type == "cpu" else 1e-2
+        assert found["metrics"]["loss"] == pytest.approx(alone["metrics"]["loss"], rel=near)
+        right = pytest.approx(alone["metrics"]["accuracy"], rel=near, abs=0.002)
+        assert found["metrics"]["accuracy"] == right
 
 
 def long_run(mesh: meshes.Mesh) -> list[float]:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.distributed import joining
 from trainmark import workloads
@@ -199,3 +201,12 @@ def train(built: DlrmTrainer) -> dict[str, Any]:
 def tensors(built: DlrmTrainer) -> dict[str, Any]:
     """What a checkpoint holds."""
     return built.weights() | built.state_dict()
+
+
+def parts(held: Any, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a rank holds of a tensor, nothing if `held` is None, beside the same of the whole."""
+    if isinstance(held, Tensor):
+        yield held, whole
+    for box in getattr(held, "boxes", ()):
+        ends = zip(box.offsets, box.tensor.shape, strict=True)
+        yield box.tensor, whole[tuple(slice(start, start + size) for start, size in ends)]

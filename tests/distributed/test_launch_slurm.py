@@ -18,8 +18,9 @@ from tests.distributed.launching import (
     finish,
     start,
     status,
-    wait_until,
+    stopped_by_ctrl_c,
 )
+from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 
@@ -104,14 +105,9 @@ def test_a_detached_job_saves_when_it_is_stopped(
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_ends_the_job(tmp_path: Path) -> None:
-    line = [*SLURM, "-j", "1x2", *ENDLESS, "--output", "run"]
-    launcher = start(line, tmp_path)
-    wait_until((tmp_path / "run" / "loss.csv").exists)
-    launcher.send_signal(signal.SIGINT)
-    done = finish(launcher)
+    done = stopped_by_ctrl_c([*SLURM, "-j", "1x2"], tmp_path)
     assert done.returncode == 143
     assert done.stdout.count("Stopped by request, saved") == 1
-    assert checkpoints.latest(tmp_path / "run" / "checkpoints")
 
 
 @pytest.mark.slow

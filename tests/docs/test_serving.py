@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -39,18 +38,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "models"
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def container(models: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     """What `docker run` starts: the image's entry point and command, with the folder mounted."""
     told = dict(instructions(IMAGE))
     words = json.loads(told["ENTRYPOINT"]) + json.loads(told["CMD"])
-    ports = {"8000": str(_free_port()), "8001": str(_free_port())}
+    ports = {"8000": str(serve_load.free_port()), "8001": str(serve_load.free_port())}
     assert set(told["EXPOSE"].split()) == set(ports)
     words = [ports.get(word, word).replace("/models", str(models)) for word in words]
     assert words[0] == "trainmark"

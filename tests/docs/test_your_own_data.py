@@ -9,18 +9,10 @@ from pathlib import Path
 
 from benchmarks.common import read_rows
 from tests.docs.commands import ROOT, verb_of
-from tests.docs.test_readme import blocks, trainmark_commands
+from tests.docs.test_readme import blocks, run, trainmark_commands
 from trainmark.run.result import read
 
 PAGE = "docs/your_own_data.md"
-
-
-def run(words: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def scores(url: str, body: str) -> list[float]:

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.small import FLAGS, newest, result, saved
+from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
 
 
@@ -113,10 +113,8 @@ def test_asked_to_stop_it_saves_first(
     output = tmp_path / "stopped"
     flags = ("--epochs", "10000", "--log-every", "2", "--evals-per-epoch", "0")
     victim = victims.start(output, *flags)
-    deadline = time.monotonic() + 60
-    while not (output / "loss.csv").exists() or (output / "loss.csv").stat().st_size < 100:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    losses = output / "loss.csv"
+    wait_until(lambda: losses.exists() and losses.stat().st_size >= 100)
     os.kill(victim, number)
     assert victims.end() == code
     step = checkpoints.read_state(newest(output))["progress"]["step"]
