@@ -135,6 +135,13 @@ def app_of(*sources: Source, limits: Limits = DEFAULT, api_keys: tuple[bytes, ..
     return build_app(models, limits, metrics, api_keys)
 
 
+def assert_refused(answer: Any, *parts: str) -> None:
+    """With a sentence that has these parts."""
+    assert answer.status_code == 422
+    for part in parts:
+        assert part in answer.json()["detail"]
+
+
 @contextmanager
 def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A server in a process of its own, its address, and the lines that it said before."""

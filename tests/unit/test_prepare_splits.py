@@ -15,12 +15,11 @@ import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.logs import prepare_log
-from tests.unit.test_prepare_engine import ROOMY, TIGHT, files
+from tests.unit.test_prepare_engine import ROOMY, TIGHT, failing_at_the_end, files
 from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from trainmark.clicklog import csv_data
 from trainmark.clicklog.arrays import shuffle
-from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.errors import InputError
@@ -311,10 +310,8 @@ def test_memory_and_kills_do_not_matter(
         patch.setattr(CsvSource, "parse", stops)
         with pytest.raises(KeyboardInterrupt):
             prepare(killed, TIGHT, **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.split_binary, "write_specs", lambda *args, **kwargs: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(killed, TIGHT, **options)
+    with failing_at_the_end():
+        prepare(killed, TIGHT, **options)
     assert (tmp_path / ".killed.work").exists()
     assert files(prepare(killed, ROOMY, **options)) == files(first)
     os.utime(log)

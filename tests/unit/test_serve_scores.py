@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import small, small_distilbert
 from tests.docs.commands import ROOT
-from tests.unit.served import TEST_LINES, TestClient, served, train
+from tests.unit.served import TEST_LINES, TestClient, assert_refused, served, train
 from tests.unit.test_distilbert_data import WORDS
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv
@@ -278,9 +278,7 @@ def test_sentences_score_as_the_evaluation_predicts(sentences_run: Path) -> None
     ],
 )
 def test_bad_sentences(sentences_run: Path, body: dict[str, Any], part: str) -> None:
-    answer = served(sentences_run).post("/score", json=body)
-    assert answer.status_code == 422
-    assert part in answer.json()["detail"]
+    assert_refused(served(sentences_run).post("/score", json=body), part)
 
 
 def test_sentences_that_are_not_utf8(sentences_run: Path) -> None:
