@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.distributed import joining
 from tests.small_distilbert import NO_DROPOUT, config, trainer
 from trainmark.distributed import mesh as meshes
+from trainmark.training.transfer import wait_for
 from trainmark.workloads.distilbert.data import build_data
 from trainmark.workloads.distilbert.runs import DistilbertRun
 from trainmark.workloads.distilbert.step import evaluate
@@ -26,8 +27,7 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
     losses, samples = [], 0
     for batch in data:
         prepared = ours.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         loss, _, differ = ours.checked_step(prepared, 1e-3)
         assert not any(differ.values())
         losses.append(float(loss))
@@ -58,8 +58,7 @@ def long_run(mesh: meshes.Mesh) -> list[float]:
     ours, losses = trainer(cfg, mesh), []
     for batch in build_data(cfg, "train", mesh.dp_rank, mesh.dp_size):
         prepared = ours.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         losses.append(ours.step(prepared, 2e-5)[0].clone())
     return torch.stack(losses).tolist()
 

@@ -25,6 +25,7 @@ from trainmark.embeddings.placement.placement import (
 )
 from trainmark.run.assessment import evaluated
 from trainmark.run.loop import build_trainer
+from trainmark.training.transfer import wait_for
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding, TableFormat
@@ -172,8 +173,7 @@ def steps(built: DlrmTrainer, of: list[ClickBatch]) -> list[float]:
         prepared = ahead
         if following is not None:
             ahead = built.prepare(following)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         loss, skipped = built.step(prepared, built.cfg.lr)
         losses.append(torch.stack([loss.float(), skipped.float()]))
     found = torch.stack(losses)

@@ -12,6 +12,7 @@ from trainmark import workloads
 from trainmark.distributed.mesh import single
 from trainmark.kernels import fp8_mlp
 from trainmark.run.loop import build_trainer
+from trainmark.training.transfer import wait_for
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer, predict
@@ -75,8 +76,7 @@ def train(cfg: DlrmRun, *, every: int | None = None) -> tuple[DlrmTrainer, Tenso
     outcomes, ahead = [], built.prepare(batches[0])
     for step, following in enumerate([*batches[1:], batches[0]]):
         prepared, ahead = ahead, built.prepare(following)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         if every is None or step % every:
             outcome = built.step(prepared, rate(step))
         else:
@@ -105,14 +105,14 @@ def test_graphs_are_the_eager_step(case: str, monkeypatch: pytest.MonkeyPatch) -
     assert all(slot._train._graph is not None for slot in graphed._slots._slots)
     assert found[POISONED, 1] == 1
     assert (found[:, 1] == 0).sum() > 3 * small.STEPS
-    close = 1e-2 if "precision" in changes or "table_format" in changes else 1e-4
-    assert_close((graphed, found), (eager, expected), close)
+    assert_close((graphed, found), (eager, expected), changes)
 
 
 def assert_close(
-    ours: tuple[DlrmTrainer, Tensor], theirs: tuple[DlrmTrainer, Tensor], close: float
+    ours: tuple[DlrmTrainer, Tensor], theirs: tuple[DlrmTrainer, Tensor], changes: dict[str, Any]
 ) -> None:
     """What two trainers hold, and the outcomes of their steps."""
+    close = 1e-2 if "precision" in changes or "table_format" in changes else 1e-4
     found, expected = ours[1], theirs[1]
     assert torch.equal(found[:, 1], expected[:, 1])
     good = found[:, 1] == 0
@@ -136,5 +136,4 @@ def test_checked_steps_are_the_steps(case: str, monkeypatch: pytest.MonkeyPatch)
     plain, expected = train(small.config(**changes))
     assert checked._slots is not None
     assert any(slot._train_checked._graph is not None for slot in checked._slots._slots)
-    close = 1e-2 if "precision" in changes or "table_format" in changes else 1e-4
-    assert_close((checked, found), (plain, expected), close)
+    assert_close((checked, found), (plain, expected), changes)

@@ -143,11 +143,14 @@ def assert_refused(answer: Any, *parts: str) -> None:
 
 
 @contextmanager
-def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+def process(
+    *words: str, cwd: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A server in a process of its own, its address, and the lines that it said before."""
     command = [sys.executable, "-m", "trainmark", "serve", *words, "--port", "0"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--device", "cpu"], text=True, **pipes) as running:
+    command += ["--device", "cpu"]
+    with subprocess.Popen(command, cwd=cwd, text=True, **pipes) as running:
         try:
             assert running.stdout is not None
             assert running.stderr is not None

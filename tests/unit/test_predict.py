@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.refusals import refused
-from tests.unit.test_evaluation import COLUMNS, HEADER, evaluate, lines, train
+from tests.unit.test_evaluation import HEADER, evaluate, lines, prepared, train
 from tests.unit.test_serve_scores import class_probabilities, sentences_run
 from trainmark.cli import main
 from trainmark.corpus import sentence_files
@@ -36,10 +36,7 @@ NAMES = HEADER.split(",")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained on a CSV log, beside which `new.csv` lies, and evaluated on that."""
-    folder = tmp_path_factory.mktemp("predict")
-    (folder / "log.csv").write_text("\n".join([HEADER, *lines()]) + "\n")
-    arguments = ["--input", str(folder / "log.csv"), "--output", str(folder / "data")]
-    assert main(["prepare", "csv", *arguments, "--columns", COLUMNS]) == 0
+    folder = prepared(tmp_path_factory.mktemp("predict"))
     train(folder, "run", "--eval-batch", "64")
     (folder / "new.csv").write_text("\n".join([HEADER, *ROWS]) + "\n")
     evaluate(folder / "run", "--input", str(folder / "new.csv"))

@@ -230,14 +230,9 @@ def _kill_again_and_again(log: Path, output: Path, kills: int, seed: int) -> int
         else:
             longest = time.perf_counter() - started
         child.join()
-        if output.exists():
-            for path in sorted(output.rglob("*"), reverse=True):
-                path.rmdir() if path.is_dir() else path.unlink()
-            output.rmdir()
-    prepare(
-        *(log / "day_*", output, Limits(memory=1 << 20, workers=1, piece_bytes=1 << 15)),
-        frequency_threshold="3",
-    )
+        shutil.rmtree(output, ignore_errors=True)
+    limits = Limits(memory=1 << 20, workers=1, piece_bytes=1 << 15)
+    prepare(log / "day_*", output, limits, frequency_threshold="3")
     return hits
 
 
