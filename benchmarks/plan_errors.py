@@ -283,13 +283,14 @@ def exchanged() -> list[dict[str, Any]]:
     was fitted but the rate of single rows on the link to the host."""
     cluster, rows = Cluster("h200", 1, 1), []
     for row in json.loads((RESULTS / EXCHANGES).read_text())["rows"]:
-        changes = {
+        by_case: dict[str, dict[str, Any]] = {
             "exchange": {"sharding": {"force_exchange": True}},
             "host": {"sharding": {"host_tables": largest(row.get("table_rows", ()))}},
             "int8": {"table_format": {"table_precision": "int8"}},
-        }.get(row["case"])
-        if changes is None:
+        }
+        if row["case"] not in by_case:
             continue
+        changes = by_case[row["case"]]
         if "table_rows" in row:
             changes["model"] = {"table_rows": tuple(row["table_rows"])}
         changes |= {"data": "synthetic", "device": "cuda", "precision": "bf16"}
