@@ -385,6 +385,15 @@ def test_search_keeps_what_is_as_fast_as_others() -> None:
     assert any(choice.flags == "--placement greedy" and not choice.fits for choice in found)
 
 
+def test_search_prefers_large_micro_batches_of_sentences_that_fit() -> None:
+    run = workloads.named_run("distilbert-sst2")
+    found, refused = choices(run, Cluster.parse("v100-16gx1x1"))
+    fitting, others = ([c for c in found if c.fits is fits] for fits in (True, False))
+    assert not refused
+    assert [choice.flags for choice in others] == [f"--micro-batch {m}" for m in (256, 128, 64)]
+    assert fitting[0].flags == "--micro-batch 32"
+
+
 def test_every_flag_of_a_search_is_one_of_plans() -> None:
     cluster = Cluster.parse("h100x1x4")
     run = workloads.named_run("dlrm-dcnv2")

@@ -67,7 +67,7 @@ def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
         needed = max(memory.total for memory in plan.memory)
         fits = plan.too_large is None
         found.append(Choice(flags=flags, step_s=plan.step_s, needed=needed, fits=fits))
-    return sorted(found, key=lambda choice: float(f"{choice.step_s:.3g}")), refused
+    return sorted(found, key=lambda choice: float(f"{choice.step_s:.6g}")), refused
 
 
 def _table(title: str, found: Sequence[Choice], cluster: Cluster) -> Table:

@@ -6,6 +6,8 @@ Products are those of `hardware/products.py`, whose constants come from other mo
 were fitted to padded batches in 16 bits on one H200; packed ones test them (docs/planning.md).
 """
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from trainmark.config import element_bytes, filled
@@ -183,6 +185,17 @@ def _attention_s(cfg: DistilbertRun, rates: Rates, sentences: int) -> float:
     moved += ROWS * length * model.hidden * (cfg.mode == "packed")
     seconds = tiles * operations / (rates.peaks[cfg.precision] * share)
     return model.layers * (seconds + plain * sentences * moved / rates.copy)
+
+
+# --- other layouts
+
+
+def alternatives(cfg: DistilbertRun, cluster: Cluster) -> Iterator[tuple[str, DistilbertRun]]:
+    """Other micro-batches of the same batch, the smallest first."""
+    most = filled(cfg.global_batch) // cluster.world
+    for micro_batch in (count for count in range(1, most + 1) if most % count == 0):
+        run = dataclasses.replace(cfg, micro_batch=micro_batch, accumulate=None)
+        yield f"--micro-batch {micro_batch}", run
 
 
 # --- memory
