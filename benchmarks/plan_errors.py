@@ -255,6 +255,8 @@ def swept() -> list[dict[str, Any]]:
     cluster = Cluster("h200", 1, 1)
     rows = []
     for row in json.loads((RESULTS / SWEEP).read_text())["rows"]:
+        if row["kind"] != "train" or "error" in row:
+            continue
         cfg = configured(row, cluster)
         plan = filled(definition(cfg).plan)(cfg, cluster)
         rows.append(
