@@ -253,6 +253,8 @@ def swept() -> list[dict[str, Any]]:
     cluster = Cluster("h200", 1, 1)
     rows = []
     for row in read_rows(SWEEP):
+        if row["kind"] != "train" or "error" in row:
+            continue
         cfg = configured(row, cluster)
         plan = filled(definition(cfg).plan)(cfg, cluster)
         rows.append(
@@ -273,6 +275,52 @@ def swept() -> list[dict[str, Any]]:
     return rows
 
 
+EXCHANGES = "dlrm_exchange_h200"
+
+
+def exchanged() -> list[dict[str, Any]]:
+    """A forced exchange, tables in host memory and tables in 8 bits on one H200, to which nothing
+    was fitted but the rate of single rows on the link to the host."""
+    cluster, rows = Cluster("h200", 1, 1), []
+    for row in read_rows(EXCHANGES):
+        by_case: dict[str, dict[str, Any]] = {
+            "exchange": {"sharding": {"force_exchange": True}},
+            "host": {"sharding": {"host_tables": largest(row.get("table_rows", ()))}},
+            "int8": {"table_format": {"table_precision": "int8"}},
+        }
+        if row["case"] not in by_case:
+            continue
+        changes = by_case[row["case"]]
+        if "table_rows" in row:
+            changes["model"] = {"table_rows": tuple(row["table_rows"])}
+        changes |= {"data": "synthetic", "device": "cuda", "precision": "bf16"}
+        changes |= {"synthetic_ids": "planted"}
+        cfg = resolve(with_changes(named_run(f"dlrm-{row['size']}"), changes), cluster)
+        plan = filled(definition(cfg).plan)(cfg, cluster)
+        rows.append(
+            {
+                "system": "trainmark",
+                "workload": "dlrm",
+                "case": f"{cluster} dlrm-{row['size']} {row['case']} {row['batch']}",
+                "held_out": True,
+                "predicted_s": plan.step_s,
+                "interval_s": plan.interval_s,
+                "measured_s": row["step_ms"] / 1e3,
+                "predicted_bytes": plan.memory[0].total,
+                "measured_bytes": None,
+                "ran_out_of_memory": False,
+                "source": f"benchmarks/results/{EXCHANGES}.json",
+            }
+        )
+    return rows
+
+
+def largest(table_rows: Sequence[int], count: int = 5) -> tuple[int, ...]:
+    """The tables that the benchmark keeps in host memory."""
+    by_rows = sorted(range(len(table_rows)), key=lambda table: -table_rows[table])
+    return tuple(sorted(by_rows[:count]))
+
+
 def on_cpus() -> list[dict[str, Any]]:
     """Runs on calibrated CPUs, with what their results say was predicted; no constant is fitted."""
     name = "plan_cpu"
@@ -282,7 +330,7 @@ def on_cpus() -> list[dict[str, Any]]:
 
 
 def all_rows() -> list[dict[str, Any]]:
-    return [*of_llama3(), *swept(), *on_cpus()]
+    return [*of_llama3(), *swept(), *exchanged(), *on_cpus()]
 
 
 def of_llama3() -> list[dict[str, Any]]:

@@ -313,10 +313,10 @@ def sweep(
     say("done")
 
 
-def collect(options: Options) -> None:
-    """All rows with what they were measured on, as results are kept."""
+def collect(options: Options, earlier: Sequence[dict[str, Any]] = ()) -> None:
+    """All rows with what they were measured on, as results are kept; earlier ones first."""
     lines = (options.output / "plan_sweep.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [*earlier, *(json.loads(line) for line in lines)]
     options.write("plan_sweep_tiny" if options.tiny else "plan_sweep_h200", rows)
 
 
@@ -325,7 +325,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--only", nargs="*", choices=plan_design.SECTIONS)
-    parser.add_argument("--after", type=Path, help="rows of an earlier sweep, which are left out")
+    parser.add_argument("--after", type=Path, help="results of an earlier sweep, to be added to")
     parser.add_argument("--seconds", type=float, default=0.6, help="of timed steps in a row")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     for name, seconds in BUDGETS.items():
@@ -340,10 +340,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options.output.mkdir(parents=True, exist_ok=True)
     budgets = {name: getattr(args, f"{name}_s") for name in BUDGETS}
-    lines = args.after.read_text(encoding="utf-8").splitlines() if args.after else []
-    done = frozenset(json.loads(line)["case"] for line in lines)
+    earlier = json.loads(args.after.read_text(encoding="utf-8"))["rows"] if args.after else []
+    done = frozenset(row["case"] for row in earlier)
     sweep(args.only or list(plan_design.SECTIONS), options, budgets, done)
-    collect(options)
+    collect(options, earlier)
 
 
 if __name__ == "__main__":

@@ -452,6 +452,18 @@ class Definition(Generic[RunT]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """What all devices do in a step."""
+
+    amount: int
+    unit: str
+    """Of the amount: samples, sentences, tokens."""
+    flops: float
+    convention: str
+    """By which these are counted, for an MFU."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is known of a run on a cluster before it is started."""
 
@@ -459,16 +471,18 @@ class Plan:
     """Of each device; one, if they are all alike."""
     host_bytes: Sequence[int] = ()
     """That each device keeps in its host's memory."""
-    seconds: Sequence[Mapping[str, float | None]] = ()
-    """Of the parts of a step, and of the step, on each device; None where they are not known."""
+    seconds: Sequence[Mapping[str, float]] = ()
+    """Of the parts of a step, and of the step, on each device; none where they are not known."""
     no_time: str | None = None
     """Why no time is predicted, where it is not."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Predicted seconds of a step on the device that the others wait for, by part."""
     interval_s: tuple[float, float] | None = None
     """Between which the step is expected to be; None where nothing tells."""
-    bound_by: str | None = None
-    """What the longest of them is bound by: compute, memory, the link, the host."""
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """What each part takes the time of: compute, memory bandwidth, the link, the host."""
+    work: Work | None = None
+    """What a step does in that time."""
     constants: Mapping[str, float] = field(default_factory=dict)
     """Shares and rates that the times were computed with."""
     sources: Sequence[str] = ()
@@ -484,5 +498,16 @@ class Plan:
     @property
     def step_s(self) -> float | None:
         """Predicted, of the slowest device."""
-        steps = [parts["step"] for parts in self.seconds]
-        return max((step for step in steps if step is not None), default=None)
+        return max((parts["step"] for parts in self.seconds), default=None)
+
+    @property
+    def bound_by(self) -> str | None:
+        """The resource that most of the step goes to, with the parts that use it."""
+        by_resource: dict[str, list[str]] = {}
+        for part in sorted(self.parts, key=lambda part: -self.parts[part]):
+            by_resource.setdefault(self.resources[part], []).append(part)
+        if not by_resource:
+            return None
+        most = max(by_resource, key=lambda one: sum(self.parts[part] for part in by_resource[one]))
+        parts = [part for part in by_resource[most] if self.parts[part] > 0]
+        return most if parts == [most] else f"{most} ({', '.join(parts)})"

@@ -79,9 +79,11 @@ def test_the_first_two_times_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
 def _rank(rank: int, folder: Path) -> None:
     os.environ["WORLD_SIZE"] = "2"
     here = joining.join(rank, 2, folder / "store")
-    node, network = calibrate._links(here, SMALL)
+    node, network, collective_s = calibrate._links(here, SMALL)
     assert node is not None
+    assert collective_s is not None
     assert node > 0
+    assert 0 < collective_s < 1
     assert network is None
     own = Measured(copy=float(rank + 1), gather={64: 2.0})
     together = calibrate._over_ranks(own, shared=True)

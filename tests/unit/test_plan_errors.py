@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import plan_errors, plan_fit
-from benchmarks.common import read_rows
+from benchmarks.common import RESULTS, read_rows
 from benchmarks.dlrm_systems import with_changes
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import named_run, resolve
@@ -88,7 +88,7 @@ def test_a_dlrm_with_bags_is_about_as_measured(ids: str) -> None:
     changes = {"precision": "bf16", "synthetic_ids": ids, "table_format": chosen}
     run = dataclasses.replace(with_changes(named_run("dlrm-dcnv2"), changes), data="synthetic")
     found = predict(resolve(run, Cluster.parse("h200x1x1")))
-    tables = found.tables[0].gather + found.tables[0].update
+    tables = found.slowest["gather"] + found.slowest["update"]
     split = row["split_ms"]
     assert 0.8 < 1e3 * tables / (split["forward"] + split["update"]) < 1.5
     assert 1e3 * (found.step_s or 0) == pytest.approx(row["step_ms"], rel=0.03)
@@ -109,3 +109,30 @@ def test_a_fit_to_times_of_the_planner_gives_its_constants() -> None:
         made.append(row | {"kernels_us": {"update": 1e6 * seconds}})
     for name, value in plan_fit.fitted(part, made).items():
         assert value == pytest.approx(getattr(gpu_time, name), rel=1e-6)
+
+
+# --- docs/planning.md
+
+PAGE = (RESULTS.parents[1] / "docs" / "planning.md").read_text()
+
+
+@pytest.mark.parametrize("layout", ["1x1", "1x2", "2x1"])
+def test_the_page_says_how_far_cpus_were_off(layout: str) -> None:
+    found = [row for row in plan_errors.on_cpus() if row["case"].startswith(layout)]
+    off = [row["predicted_s"] / row["measured_s"] - 1 for row in found]
+    assert len(off) == 7
+    median, worst = statistics.median(map(abs, off)), max(off, key=abs)
+    within = sum(abs(one) < 0.15 for one in off)
+    cells = f"| {100 * median:.0f} % | {100 * worst:+.0f} % | {within} of 7 |"
+    assert f"| {layout.replace('x', ' x ')} {cells}" in PAGE
+
+
+def test_the_page_gives_rows_of_exchange_host_and_int8() -> None:
+    found = plan_errors.exchanged()
+    assert [row["case"].split()[2] for row in found] == ["exchange", "host", "int8"]
+    words = " ".join(PAGE.split())
+    for row in found:
+        predicted, measured = (1e3 * row[f"{kind}_s"] for kind in ("predicted", "measured"))
+        assert f"{predicted:.2f} ms" in words
+        assert f"took {measured:.2f} ({predicted / measured - 1:+.0%}".replace("%", " %") in words
+        assert row["interval_s"][0] < row["measured_s"] < row["interval_s"][1]

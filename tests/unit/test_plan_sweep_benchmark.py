@@ -97,6 +97,20 @@ def test_a_configuration_that_fails_costs_its_own_row_alone(
     assert second["skipped"] == 0
 
 
+def test_a_sweep_goes_on_after_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = plan_design.designed()[9], plan_design.designed()[20]
+    monkeypatch.setitem(plan_design.SECTIONS, "dlrm", lambda: [first, second])
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({"rows": [{"case": first.name, "kind": "train"}]}))
+    words = ["--tiny", "--output", str(tmp_path), "--only", "dlrm", "--after", str(earlier)]
+    plan_sweep.main(words)
+    assert [row["case"] for row in rows(tmp_path)] == [second.name]
+    document = json.loads((tmp_path / "plan_sweep_tiny.json").read_text())
+    assert [row["case"] for row in document["rows"]] == [first.name, second.name]
+
+
 def test_processes_that_fail_or_hang_do_not_stop_the_others(tmp_path: Path) -> None:
     def fails() -> None:
         raise ValueError("wrong")

@@ -141,7 +141,8 @@ def _unknown_hardware(received: str, keys: Collection[str]) -> InputError:
     kinds = [key for key in keys if key.startswith(f"{received}-")]
     if kinds:
         return InputError(f"Hardware {received!r} comes in several kinds: {', '.join(kinds)}.")
-    return unknown("hardware", received, keys)
+    told = unknown("hardware", received, keys)
+    return InputError(f"{told} Another one is described by a hardware.toml (--hardware).")
 
 
 # --- this machine

@@ -72,6 +72,7 @@ class MeasuredRates:
     interaction_tflops: dict[Width, Positive] = field(default_factory=dict)
     gemm_tflops: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
     launch_us: Positive | None = None
+    collective_us: Positive | None = None
     threads_us: Positive | None = None
     node_gb_s: Positive | None = None
     network_gb_s: Positive | None = None
@@ -163,6 +164,7 @@ def _measured(given: MeasuredRates) -> Measured:
         interaction=times(given.interaction_tflops, TERA),
         gemm={precision: times(rates, TERA) for precision, rates in given.gemm_tflops.items()},
         launch_s=given.launch_us and given.launch_us * MICRO,
+        collective_s=given.collective_us and given.collective_us * MICRO,
         threads_s=given.threads_us and given.threads_us * MICRO,
         node=given.node_gb_s and given.node_gb_s * GB,
         network=given.network_gb_s and given.network_gb_s * GB,
@@ -196,6 +198,7 @@ def _measured_lines(found: Measured) -> list[str]:
     units = {name: (f"{name}_gb_s", GB) for name in [*rates, "disk"]} | {
         "interaction": ("interaction_tflops", TERA),
         "launch_s": ("launch_us", MICRO),
+        "collective_s": ("collective_us", MICRO),
         "threads_s": ("threads_us", MICRO),
     }
     given = dataclasses.asdict(found)

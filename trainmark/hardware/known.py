@@ -55,6 +55,8 @@ class Measured:
     """Seconds between the starts of two small operations."""
     threads_s: float | None = None
     """Seconds until all threads of a CPU have begun and ended a kernel of ours."""
+    collective_s: float | None = None
+    """Seconds of an all-reduce of one number."""
     node: float | None = None
     """Bytes of an all-reduce that leave a device within its node."""
     network: float | None = None
@@ -65,8 +67,12 @@ class Measured:
     """Bytes read from a file that is not in memory."""
 
     def matmul(self, precision: str, width: float) -> float | None:
-        """Operations per second of GEMMs of such a width; None where none was measured."""
-        return between(self.gemm.get(precision, {}), width)
+        """Operations per second of GEMMs of such a width; None where none was measured.
+
+        Below the least that was, bytes take the time, and the rate falls with the width.
+        """
+        rates = self.gemm.get(precision)
+        return (between(rates, width) or 0) * min(1.0, width / min(rates)) if rates else None
 
     def updating(self, optimizer: str) -> ByWidth:
         """Of rows that an optimiser changes; SGD's, where its own was not measured."""

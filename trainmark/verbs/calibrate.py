@@ -126,7 +126,7 @@ def _measured(here: torch.device, scale: Scale, folder: Path) -> Measured:
         name: {4 * width: _update(here, scale, width, name) for width in TABLE_WIDTHS}
         for name in ("sgd", "adagrad", "rowwise_adagrad")
     }
-    node, network = _links(here, scale)
+    node, network, collective_s = _links(here, scale)
     ranks = meshes.launched_ranks()
     return Measured(
         source=f"trainmark {__version__} calibrate, {datetime.now(UTC):%Y-%m-%d}, {ranks} rank(s)",
@@ -139,6 +139,7 @@ def _measured(here: torch.device, scale: Scale, folder: Path) -> Measured:
         gemm={name: {width: _gemm(here, scale, name, width) for width in widths} for name in names},
         launch_s=_launch(here, scale),
         threads_s=_threads(here, scale),
+        collective_s=collective_s,
         node=node,
         network=network,
         host=_from_host(here, scale),
@@ -340,26 +341,34 @@ def _disk(folder: Path, scale: Scale) -> float | None:
 # --- between ranks
 
 
-def _links(here: torch.device, scale: Scale) -> tuple[float | None, float | None]:
-    """Bytes per second that leave a device in an all-reduce: within a node, and between nodes."""
+def _links(here: torch.device, scale: Scale) -> tuple[float | None, float | None, float | None]:
+    """Bytes per second that leave a device in an all-reduce: within a node, and between nodes; and
+    seconds of one of a single number among all ranks."""
     ranks = meshes.launched_ranks()
     if ranks == 1:
-        return None, None
+        return None, None, None
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks)))
     nodes = ranks // per_node
     within = [[node * per_node + i for i in range(per_node)] for node in range(nodes)]
     between = [[node * per_node + i for node in range(nodes)] for i in range(per_node)]
-    return _all_reduce(here, scale, within), _all_reduce(here, scale, between)
+    small = _all_reduce_s(here, 1, [list(range(ranks))], repeats=100)
+    return _sent_per_s(here, scale, within), _sent_per_s(here, scale, between), small
 
 
-def _all_reduce(here: torch.device, scale: Scale, groups: list[list[int]]) -> float | None:
-    """While all groups do so; every rank is in one of them."""
-    size = len(groups[0])
+def _sent_per_s(here: torch.device, scale: Scale, groups: list[list[int]]) -> float | None:
+    """While all groups do so."""
+    size, numbers = len(groups[0]), scale.copy_bytes // 32
     if size == 1:
         return None
+    sent = meshes.all_reduce_sent_bytes(numbers * 4, size)
+    return sent / _all_reduce_s(here, numbers, groups, repeats=1)
+
+
+def _all_reduce_s(here: torch.device, numbers: int, groups: list[list[int]], repeats: int) -> float:
+    """Of the slowest rank; every rank is in one of the groups."""
     made = [(ranks, dist.new_group(ranks)) for ranks in groups]
     own = next(group for ranks, group in made if dist.get_rank() in ranks)
-    tensor = torch.zeros(scale.copy_bytes // 32, device=here)
+    tensor = torch.zeros(numbers, device=here)
     wait = backends.synchronizer(here)
     dist.all_reduce(tensor, group=own)
     times = []
@@ -367,8 +376,8 @@ def _all_reduce(here: torch.device, scale: Scale, groups: list[list[int]]) -> fl
         dist.barrier()
         wait()
         begin = time.perf_counter()
-        dist.all_reduce(tensor, group=own)
+        for _ in range(repeats):
+            dist.all_reduce(tensor, group=own)
         wait()
-        times.append(time.perf_counter() - begin)
-    slowest = max(meshes.of_all_ranks(statistics.median(times)))
-    return meshes.all_reduce_sent_bytes(tensor.numel() * 4, size) / slowest
+        times.append((time.perf_counter() - begin) / repeats)
+    return max(meshes.of_all_ranks(statistics.median(times)))

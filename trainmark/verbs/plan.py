@@ -8,14 +8,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from trainmark import workloads
-from trainmark.config import SYNTHETIC, Run
-from trainmark.contract import Plan
+from trainmark import metrics, workloads
+from trainmark.config import SYNTHETIC, Run, filled
+from trainmark.contract import Plan, Work
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
-from trainmark.formatting import DASH, GIB, gib_cell, ranges
+from trainmark.formatting import GIB, gib_cell, human, ranges
 from trainmark.hardware import backends
-from trainmark.hardware.devices import Cluster
+from trainmark.hardware.devices import Cluster, Peak
+from trainmark.hardware.machine import peak_of
 from trainmark.hardware.memory import MEMORY_PARTS, MemoryPlan, card_bytes, misfit
 from trainmark.progress import SafeConsole
 
@@ -36,7 +37,8 @@ def plan(cfg: Run, cluster: str, json_file: Path | None) -> None:
     console.print(_devices_table(cfg.name, parsed, found))
     if found.tables:
         console.print("", _tables_table(found.tables), "", sep="\n")
-    for line in filter(None, (*found.sentences, backends.sentence(cfg.device))):
+    lines = [*found.sentences, *_prediction(cfg, parsed, found), backends.sentence(cfg.device)]
+    for line in filter(None, lines):
         console.print(line, soft_wrap=True, highlight=False)
     if json_file:
         _write(json_file, found.placement or "")
@@ -57,9 +59,46 @@ def make_plan(cfg: Run, cluster: Cluster) -> Plan:
     _, needed = memory.dry_run(cfg, cluster)
     return Plan(
         memory=[needed],
-        sentences=[f"No time is predicted for {cfg.workload}."],
+        no_time=f"{cfg.workload} has no prediction of times",
         too_large=misfit(cfg.name, needed, cluster, partial(memory.advice, cfg, cluster)),
     )
+
+
+# --- what is told below the tables
+
+
+def _prediction(cfg: Run, cluster: Cluster, found: Plan) -> list[str]:
+    step_s, work = found.step_s, found.work
+    if step_s is None or work is None:
+        return [f"No time is predicted: {found.no_time}."]
+    unit, scale = unit_of(step_s)
+    low, high = (f"{scale * bound:,.2f}" for bound in filled(found.interval_s))
+    rate = work.amount / step_s
+    together = f", {human(rate)} together" if cluster.world > 1 else ""
+    return [
+        f"Predicted, not measured: {scale * step_s:,.2f} {unit} ({low} to {high}) for "
+        f"{work.amount:,} {work.unit}: {human(rate / cluster.world)} {work.unit}/s and "
+        f"device{together}; {_mfu(cfg, cluster, work, step_s)}. Bound by {found.bound_by}.",
+        f"Taken from: {'; '.join(found.sources)}. The formulas: docs/planning.md.",
+    ]
+
+
+def _mfu(cfg: Run, cluster: Cluster, work: Work, step_s: float) -> str:
+    """An fp8 run does part of its arithmetic in bf16, and has two peaks."""
+    names = {"fp8": ("fp8", "bf16")}.get(cfg.precision, (cfg.precision,))
+    peaks = [peak_of(cluster, name) for name in names]
+    shares = [
+        100 * metrics.mfu(work.flops, step_s, cluster.world, peak.flops)
+        for peak in peaks
+        if isinstance(peak, Peak)
+    ]
+    told = "–".join(f"{share:.1f}" for share in shares)
+    return f"MFU {told} % ({work.convention})" if told else "no MFU (no peak is known)"
+
+
+def unit_of(step_s: float) -> tuple[str, float]:
+    """What times of such a step are written in, and how many of it a second has."""
+    return ("s", 1) if step_s >= LONG_STEP_S else ("ms", 1e3)
 
 
 # --- the tables
@@ -68,7 +107,7 @@ def make_plan(cfg: Run, cluster: Cluster) -> Plan:
 def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
     on_host = any(found.host_bytes)
     times = list(found.seconds[0]) if found.seconds else []
-    unit = "s" if (found.step_s or 0) >= LONG_STEP_S else "ms"
+    unit, scale = unit_of(found.step_s or 0)
     what = f"GiB and predicted {unit} of a step" if times else "GiB, activations estimated"
     headers = [*MEMORY_PARTS, "total", *(["host"] if on_host else []), *times]
     rows = [
@@ -76,7 +115,7 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
             *(gib_cell(getattr(memory, part)) for part in MEMORY_PARTS),
             _total(memory, cluster),
             *([gib_cell(found.host_bytes[device])] if on_host else []),
-            *(_times(found.seconds[device], unit) if times else []),
+            *(_times(found.seconds[device], scale) if times else []),
         ]
         for device, memory in enumerate(found.memory)
     ]
@@ -92,9 +131,8 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
     return table
 
 
-def _times(seconds: Mapping[str, float | None], unit: str) -> list[str]:
-    scale = 1e3 if unit == "ms" else 1
-    return [DASH if part is None else f"{scale * part:.2f}" for part in seconds.values()]
+def _times(seconds: Mapping[str, float], scale: float) -> list[str]:
+    return [f"{scale * part:.2f}" for part in seconds.values()]
 
 
 def _tables_table(rows: Sequence[Mapping[str, str]]) -> Table:

@@ -19,6 +19,8 @@ from trainmark.verbs.plan import empty_table, wide_console
 
 def check(runs: Sequence[Path]) -> None:
     """Print the errors of all results below `runs`, of each workload and together."""
+    if not runs:
+        raise InputError("--check needs folders of runs: trainmark plan --check RUNS...")
     found: list[tuple[Path, Result]] = []
     unreadable: list[str] = []
     for file in find(runs):

@@ -12,7 +12,7 @@ from trainmark.errors import InputError
 from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import card_bytes
-from trainmark.verbs.plan import empty_table, make_plan, wide_console
+from trainmark.verbs.plan import empty_table, make_plan, unit_of, wide_console
 
 SHOWN = 10
 """Layouts in each table."""
@@ -41,14 +41,16 @@ def search(cfg: Run, cluster: str) -> None:
         console.print(_table(f"{cfg.name} on {parsed}, fastest first", fitting, parsed))
     if too_large:
         console.print(_table("faster, but too large", too_large, parsed))
-    for line in _sentences(len(fitting), len(found), refused):
+    for line in _sentences(len(fitting), len(found), refused) if found else []:
         console.print(line, soft_wrap=True, highlight=False)
+    if not found:
+        raise InputError(f"No layout of {cfg.name} can run on {parsed}. {refused[0]}")
     if not fitting:
         raise InputError(f"No layout of {cfg.name} fits {parsed}. Use more or larger devices.")
 
 
 def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
-    """The layouts by predicted time (the smallest first of equals); and why others cannot run."""
+    """The layouts by predicted time, equals in the workload's order; and why others cannot run."""
     workload = workloads.definition(cfg)
     if workload.alternatives is None:
         raise InputError(f"--search has nothing to choose from for {cfg.workload}.")
@@ -61,22 +63,24 @@ def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
             refused.append(f"{flags}: {error}")
             continue
         if plan.step_s is None:
-            raise InputError(f"--search needs predicted times. {' '.join(plan.sentences)}")
+            raise InputError(f"--search needs predicted times: {plan.no_time}.")
         needed = max(memory.total for memory in plan.memory)
         fits = plan.too_large is None
         found.append(Choice(flags=flags, step_s=plan.step_s, needed=needed, fits=fits))
-    return sorted(found, key=lambda choice: (choice.step_s, choice.needed)), refused
+    return sorted(found, key=lambda choice: float(f"{choice.step_s:.6g}")), refused
 
 
 def _table(title: str, found: Sequence[Choice], cluster: Cluster) -> Table:
     table = empty_table(title)
     table.add_column("flags", overflow="fold")
-    for header in ("step, s", "GiB"):
+    unit, scale = unit_of(found[0].step_s)
+    for header in (f"step, {unit}", "GiB"):
         table.add_column(header, justify="right")
     card = card_bytes(cluster)
     for choice in found[:SHOWN]:
         of = "" if card is None else f"/{card / GIB:.0f}"
-        table.add_row(choice.flags, f"{choice.step_s:.3g}", f"{choice.needed / GIB:.2f}{of}")
+        step = f"{scale * choice.step_s:.2f}"
+        table.add_row(choice.flags, step, f"{choice.needed / GIB:.2f}{of}")
     return table
 
 

@@ -13,7 +13,8 @@ weight and e per element in the compute precision:
 
 64 bytes are the least that a random access moves, and about what sorting one id moves. Of a
 data-parallel table every device gathers its own B/W rows; the dense gradient is all-reduced. Rows
-of a host table travel over the host link, there and back. The exchange of indices overlaps the step
+of a host table travel over the host link, there and back, during the steps before and after. The
+exchange of indices overlaps the step
 before and is not counted. A step takes as long as its slowest device.
 """
 
@@ -29,10 +30,14 @@ from trainmark.hardware.machine import Machine
 # tables of dlrm-small, batch 65536: 1.74 GB in 0.87 ms forward, 1.16 GB in 0.80 ms backward.
 GATHER_EFFICIENCY = 0.42
 UPDATE_EFFICIENCY = 0.30
-# Starting a collective, and a message to each of the others; assumptions.
+# Starting a collective, where it was not measured, and a message to each of the others;
+# assumptions.
 LATENCY_S = 30e-6
 MESSAGE_S = 1e-6
 MIN_ACCESS = 64
+# Of the link to the host, by kernels that read and write single rows there: 21 of 63 GB/s on one
+# H200 (`benchmarks/results/dlrm_exchange_h200.json`, links).
+HOST_ROWS = 0.33
 
 STATE_BYTES = {  # of an optimiser: per element, and per row
     "sgd": (0, 0),
@@ -53,6 +58,11 @@ class TableStep:
     """Of a row on its way: the compute precision."""
     optimizer: str
 
+    @property
+    def row_bytes(self) -> int:
+        """Of a row on its way."""
+        return self.dim * self.element_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
@@ -68,6 +78,8 @@ class Load:
     """Bytes of rows and gradients on their way."""
     gather_s: float = 0.0
     update_s: float = 0.0
+    host_s: float = 0.0
+    """Of rows that travel to host memory and back."""
     sent: float = 0.0
     """Bytes to other devices in the forward pass."""
     reduced: float = 0.0
@@ -92,9 +104,12 @@ class DeviceTime:
     gather: float
     exchange: float
     update: float
+    host: float = 0.0
+    """Of rows on the link to the host, while the device does all else."""
 
     @property
     def total(self) -> float:
+        """Of the device itself."""
         return self.gather + self.exchange + self.update
 
 
@@ -104,6 +119,7 @@ class TableCosts:
     def __init__(self, machine: Machine, step: TableStep) -> None:
         self.machine, self.step = machine, step
         self._local = step.batch / machine.devices
+        self._latency_s = machine.measured.collective_s or LATENCY_S
 
     # --- one shard
 
@@ -123,14 +139,14 @@ class TableCosts:
         update += 2 * distinct * max(MIN_ACCESS, row) + state_moved
         on_host = memory == "host"
         prefetched = distinct * row if on_host else 0.0
-        host_s = prefetched / self.machine.host_link
         return Load(
             weights=0 if on_host else stored,
             state=0 if on_host else state,
             host=stored + state if on_host else 0,
             buffers=round(self._on_their_way(rows, columns) + prefetched),
-            gather_s=self._gather_s(gather, row) + host_s,
-            update_s=self._update_s(update, row) + host_s,
+            gather_s=self._gather_s(gather, row),
+            update_s=self._update_s(update, row),
+            host_s=2 * prefetched / (self.machine.host_link * HOST_ROWS),
             sent=rows * columns * step.element_bytes * (1 - 1 / self.machine.devices),
         )
 
@@ -175,8 +191,7 @@ class TableCosts:
 
     def received(self, tables: int) -> float:
         """Bytes that a device gets in the forward pass, of so many tables that are exchanged."""
-        row = self.step.dim * self.step.element_bytes
-        return self._local * row * tables * (1 - 1 / self.machine.devices)
+        return self._local * self.step.row_bytes * tables * (1 - 1 / self.machine.devices)
 
     def time(self, load: Load, received: float) -> DeviceTime:
         """Predicted seconds of a device with this load."""
@@ -185,7 +200,9 @@ class TableCosts:
             exchange += 2 * self.all_to_all_s(max(load.sent, received))
         if load.reduced:
             exchange += self.all_reduce_s(load.reduced)
-        return DeviceTime(gather=load.gather_s, exchange=exchange, update=load.update_s)
+        return DeviceTime(
+            gather=load.gather_s, exchange=exchange, update=load.update_s, host=load.host_s
+        )
 
     def all_to_all_s(self, size: float) -> float:
         """`size` bytes leave a device, the same to each of the others."""
@@ -193,7 +210,7 @@ class TableCosts:
         others = max(machine.devices - 1, 1)
         near = size * (machine.devices_per_node - 1) / others / machine.node_link
         far = size * (machine.devices - machine.devices_per_node) / others / machine.network
-        return LATENCY_S + others * MESSAGE_S + max(near, far) / LINK_EFFICIENCY
+        return self._latency_s + others * MESSAGE_S + max(near, far) / LINK_EFFICIENCY
 
     def all_reduce_s(self, size: float) -> float:
         """`size` bytes, summed over all devices: around each node, and between the nodes by all
@@ -202,7 +219,7 @@ class TableCosts:
         per_node, nodes = machine.devices_per_node, machine.nodes
         near = 2 * size * (per_node - 1) / per_node / machine.node_link
         far = 2 * size * (nodes - 1) / nodes / (machine.network * per_node)
-        return LATENCY_S + max(near, far) / LINK_EFFICIENCY
+        return self._latency_s + max(near, far) / LINK_EFFICIENCY
 
     # --- a whole placement
 

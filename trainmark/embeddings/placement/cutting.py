@@ -36,7 +36,7 @@ class Piece:
 
     @property
     def compute_s(self) -> float:
-        return self.load.gather_s + self.load.update_s
+        return self.load.gather_s + self.load.update_s + self.load.host_s
 
 
 class Cutter:

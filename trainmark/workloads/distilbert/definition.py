@@ -1,6 +1,6 @@
 """DistilBERT as the registry knows it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,12 @@ def _plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
     from trainmark.workloads.distilbert.plan import plan
 
     return plan(cfg, cluster)
+
+
+def _alternatives(cfg: DistilbertRun, cluster: Cluster) -> Iterable[tuple[str, DistilbertRun]]:
+    from trainmark.workloads.distilbert.plan import alternatives
+
+    return alternatives(cfg, cluster)
 
 
 def _exporters() -> Mapping[str, Exporter[DistilbertRun]]:
@@ -63,6 +69,7 @@ DISTILBERT = Definition(
     sizes=runs.sizes,
     notes=runs.notes,
     plan=_plan,
+    alternatives=_alternatives,
     inference_batches=runs.INFERENCE_BATCHES,
     exported_types=("distilbert", "bert"),
     exporters=_exporters,

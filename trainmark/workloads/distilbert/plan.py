@@ -6,11 +6,12 @@ Products are those of `hardware/products.py`, whose constants come from other mo
 were fitted to padded batches in 16 bits on one H200; packed ones test them (docs/planning.md).
 """
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from trainmark.config import element_bytes, filled
-from trainmark.contract import Plan
-from trainmark.formatting import human
+from trainmark.contract import Plan, Work
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.known import CPU
 from trainmark.hardware.links import LINK_EFFICIENCY
@@ -25,7 +26,7 @@ from trainmark.hardware.products import (
     rates_of,
     shares_of,
 )
-from trainmark.workloads.distilbert.flops import TILE, activation_bytes, tokens_computed
+from trainmark.workloads.distilbert.flops import TILE, activation_bytes, flops, tokens_computed
 from trainmark.workloads.distilbert.runs import DistilbertRun, Model, parameters
 
 TILE_SHARE, PLAIN_TILE_SHARE = 0.11, 0.245
@@ -43,12 +44,12 @@ STRETCH = 1.025
 WITHIN = (0.92, 1.08)
 """Of a predicted time, on one H200, of a model as large as the published one."""
 
-BOUND_BY = {
-    "products": "compute (matrix products)",
-    "attention": "compute (attention)",
-    "passes": "memory bandwidth (passes over activations)",
-    "update": "memory bandwidth (the optimiser)",
-    "exchange": "the link (gradients between devices)",
+RESOURCES = {
+    "products": "compute",
+    "attention": "compute",
+    "passes": "memory bandwidth",
+    "update": "memory bandwidth",
+    "exchange": "the link",
 }
 
 
@@ -76,8 +77,7 @@ def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
     memory = _memory(cfg, cluster)
     too_large = misfit(cfg.name, memory, cluster, lambda _: "")
     if isinstance(rates, str):
-        lines = [f"No time is predicted: {rates}."]
-        return Plan(memory=[memory], no_time=rates, sentences=lines, too_large=too_large)
+        return Plan(memory=[memory], no_time=rates, too_large=too_large)
     time = _time(cfg, rates, devices)
     rate: Used = "GEMMs" if rates.of_gemms else "peak"
     link = used_links(cluster)[-1:]  # the slowest hop of the ring
@@ -90,17 +90,24 @@ def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
         seconds=[{**parts, "step": time.total}],
         parts=parts,
         interval_s=(low, high),
-        bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])],
+        resources=RESOURCES,
+        work=Work(
+            amount=batch,
+            unit="sentences",
+            flops=flops(cfg, batch, _tokens(cfg, batch))["model"],
+            convention="model",
+        ),
         constants=_constants(cfg, rates, devices),
         sources=said,
-        sentences=[
-            f"Predicted, not measured: {1e3 * time.total:.2f} ms "
-            f"({1e3 * low:.2f} to {1e3 * high:.2f}) for {batch:,} sentences, "
-            f"{human(batch / time.total)} samples/s (the formulas: docs/planning.md).",
-            f"Taken from: {'; '.join(said)}.",
-        ],
         too_large=too_large,
     )
+
+
+def _tokens(cfg: DistilbertRun, sentences: int) -> int:
+    """Of a step, as far as the plan knows: only packed ones are counted."""
+    if cfg.mode == "packed":
+        return tokens_computed(cfg) * sentences // filled(cfg.micro_batch)
+    return sentences * cfg.synthetic_tokens
 
 
 def _is_like_measured(cfg: DistilbertRun, cluster: Cluster) -> bool:
@@ -178,6 +185,17 @@ def _attention_s(cfg: DistilbertRun, rates: Rates, sentences: int) -> float:
     moved += ROWS * length * model.hidden * (cfg.mode == "packed")
     seconds = tiles * operations / (rates.peaks[cfg.precision] * share)
     return model.layers * (seconds + plain * sentences * moved / rates.copy)
+
+
+# --- other layouts
+
+
+def alternatives(cfg: DistilbertRun, cluster: Cluster) -> Iterator[tuple[str, DistilbertRun]]:
+    """Other micro-batches of the same batch, the smallest first."""
+    most = filled(cfg.global_batch) // cluster.world
+    for micro_batch in (count for count in range(1, most + 1) if most % count == 0):
+        run = dataclasses.replace(cfg, micro_batch=micro_batch, accumulate=None)
+        yield f"--micro-batch {micro_batch}", run
 
 
 # --- memory

@@ -1,6 +1,6 @@
 """DLRM as the registry knows it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ def _plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
     from trainmark.workloads.dlrm.plan import plan
 
     return plan(cfg, cluster)
+
+
+def _alternatives(cfg: DlrmRun, cluster: Cluster) -> Iterable[tuple[str, DlrmRun]]:
+    from trainmark.workloads.dlrm.plan import alternatives
+
+    return alternatives(cfg, cluster)
 
 
 def _warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
@@ -90,6 +96,7 @@ DLRM = Definition(
     grown_tables=grown_tables,
     best_possible=lambda cfg: cfg.best_auc,
     plan=_plan,
+    alternatives=_alternatives,
     inference_batches=runs.INFERENCE_BATCHES,
     tables_precision=lambda cfg: cfg.table_format.table_precision,
     exported_types=("dlrm",),

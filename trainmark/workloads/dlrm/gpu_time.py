@@ -1,8 +1,9 @@
 """How long the kernels of a DLRM step take on one GPU, one after another.
 
     forward   gather and interaction, which are one kernel; bags are added up by one before it
-    dense     products of the MLPs, the interaction's backward pass, passes over activations,
-              the optimiser of the MLPs, and what every step costs
+    products  those of the MLPs
+    passes    the interaction's backward pass, passes over activations
+    starts    many small kernels, the optimiser of the MLPs among them; waiting for the host
     update    the rows of the tables
 
 The sort of the next batch's ids is hidden. Constants are those of one H200: each was fitted to its
@@ -73,8 +74,15 @@ class StepTime:
     """Seconds of a step."""
 
     forward: float
-    dense: float
+    products: float
+    passes: float
+    starts: float
     update: float
+
+    @property
+    def dense(self) -> float:
+        """Of all but tables."""
+        return self.products + self.passes + self.starts
 
     @property
     def total(self) -> float:
@@ -90,17 +98,20 @@ def gpu_time(
     forward = count * _interaction_s(cfg, rates, samples)
     if has_bags(cfg.model):
         forward += count * _pool_s(cfg, rates, samples, profiles)
-    dense = count * (_layers_s(cfg, rates, samples) + _passes_s(cfg, rates, samples))
-    dense += count * _interaction_s(cfg, rates, samples, backward=True)
+    products = count * _layers_s(cfg, rates, samples)
+    passes = count * _passes_s(cfg, rates, samples)
+    passes += count * _interaction_s(cfg, rates, samples, backward=True)
     update = _update_s(cfg, rates, samples * count, profiles)
-    total = forward + dense + update + small
+    total = forward + products + passes + update + small
     stretch = 1.0
     if cfg.precision in ("bf16", "fp16", "tf32"):
         stretch += STRETCH * max(0.0, 1 - small / total / RESTS)
     waiting = max(0.0, HOST_S * count - total * stretch)
     return StepTime(
         forward=forward * stretch,
-        dense=(dense + small) * stretch + waiting,
+        products=products * stretch,
+        passes=passes * stretch,
+        starts=small * stretch + waiting,
         update=update * stretch,
     )
 

@@ -1,61 +1,72 @@
 """What `trainmark plan` tells of a DLRM: memory, predicted time, and where each table lies."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from trainmark.contract import Plan
+from trainmark.contract import Plan, Work
 from trainmark.embeddings.placement.placement import TablePlacement, to_json
-from trainmark.formatting import gib_cell, human, ranges, readable_size
+from trainmark.embeddings.placement.strategies import STRATEGIES
+from trainmark.formatting import gib_cell, ranges, readable_size
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import card_bytes
 from trainmark.workloads.dlrm import sharding
+from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
-from trainmark.workloads.dlrm.sizes import on_one_gpu, widths
+from trainmark.workloads.dlrm.sizes import on_one_gpu, smaller, widths
 from trainmark.workloads.dlrm.step_time import Prediction, constants, predict
 
-BOUND_BY = {
-    "gather": "memory bandwidth (reading rows)",
-    "exchange": "the link (exchange between devices)",
-    "update": "memory bandwidth (updating rows)",
-    "dense": "the dense part (compute and memory)",
+HOST_TABLES = 5
+"""That `--search` tries in host memory, at most."""
+RESOURCES = {
+    "gather": "memory bandwidth",
+    "host link": "the link to the host",
+    "exchange": "the link",
+    "products": "compute",
+    "passes": "memory bandwidth",
+    "starts": "the host",
+    "update": "memory bandwidth",
 }
 
 
 def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
     """Of a resolved run, on the cluster that it was resolved for."""
-    prediction = predict(cfg)
-    parts, found = _slowest(prediction), machine(cluster, cfg.sharding.network_gb_s)
+    prediction, found = predict(cfg), machine(cluster, cfg.sharding.network_gb_s)
     said = sources(cluster, cfg.precision, _used(cfg, cluster, found, prediction))
     return Plan(
         memory=prediction.memory,
         host_bytes=prediction.host_bytes,
-        seconds=[_seconds(prediction, device) for device in range(cluster.world)],
+        seconds=_seconds(prediction),
         no_time=prediction.unknown or None,
-        parts=parts,
+        parts=prediction.slowest,
         interval_s=prediction.interval_s,
-        bound_by=BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None,
+        resources=RESOURCES,
+        work=Work(
+            amount=prediction.batch,
+            unit="samples",
+            flops=flops(cfg, prediction.batch, 0)["model"],
+            convention="model",
+        ),
         constants=constants(cfg, found),
         sources=said,
         tables=[
             _table(cfg, placed)
             for placed in sorted(prediction.placement.tables, key=lambda t: t.table)
         ],
-        sentences=_sentences(cfg, prediction, said),
+        sentences=_sentences(cfg),
         too_large=_too_large(cfg, cluster, prediction),
         placement=to_json(prediction.placement),
     )
 
 
-def _seconds(prediction: Prediction, device: int) -> Mapping[str, float | None]:
-    known, tables = prediction.dense_s is not None, prediction.tables[device]
-    return {
-        "gather": tables.gather if known else None,
-        "exchange": tables.exchange if known else None,
-        "dense": prediction.dense_s,
-        "update": tables.update if known else None,
-        "step": prediction.device_s(device),
-    }
+def _seconds(prediction: Prediction) -> list[Mapping[str, float]]:
+    """Of each device; parts that none has are not shown."""
+    shown = [name for name in RESOURCES if any(parts[name] for parts in prediction.seconds)]
+    return [
+        {name: parts[name] for name in shown} | {"step": sum(parts.values())}
+        for parts in prediction.seconds
+    ]
 
 
 def _used(cfg: DlrmRun, cluster: Cluster, found: Machine, prediction: Prediction) -> list[Used]:
@@ -64,14 +75,6 @@ def _used(cfg: DlrmRun, cluster: Cluster, found: Machine, prediction: Prediction
     if not on_one_gpu(cfg):  # whose kernels have constants of their own
         figures += ["reading rows", "updating rows"]
     return [*figures, "link to the host"] if any(prediction.host_bytes) else figures
-
-
-def _slowest(prediction: Prediction) -> Mapping[str, float]:
-    """The parts of a step on the device that takes longest; none where times are not known."""
-    if prediction.dense_s is None:
-        return {}
-    slowest = max(prediction.tables, key=lambda device: device.total)
-    return {**dataclasses.asdict(slowest), "dense": prediction.dense_s}
 
 
 def _table(cfg: DlrmRun, placed: TablePlacement) -> Mapping[str, str]:
@@ -87,7 +90,7 @@ def _table(cfg: DlrmRun, placed: TablePlacement) -> Mapping[str, str]:
     }
 
 
-def _sentences(cfg: DlrmRun, prediction: Prediction, said: list[str]) -> list[str]:
+def _sentences(cfg: DlrmRun) -> list[str]:
     lookups = (
         "as often as preparation counted them"
         if sharding.counted(cfg)
@@ -100,16 +103,7 @@ def _sentences(cfg: DlrmRun, prediction: Prediction, said: list[str]) -> list[st
     ]
     if cfg.sharding.engine == "torchrec" and cfg.sharding.placement == "auto":
         lines.append("TorchRec's own planner will place the tables; this is what ours would do.")
-    if prediction.step_s is None or prediction.interval_s is None:
-        return [*lines, f"No time is predicted: {prediction.unknown}."]
-    low, high = (1e3 * bound for bound in prediction.interval_s)
-    return [
-        *lines,
-        f"Predicted, not measured: {1e3 * prediction.step_s:.2f} ms ({low:.2f} to {high:.2f}) for "
-        f"{prediction.batch:,} samples, {human(prediction.samples_per_s)} samples/s (the formulas: "
-        "docs/planning.md).",
-        f"Taken from: {'; '.join(said)}.",
-    ]
+    return lines
 
 
 def _too_large(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> str | None:
@@ -123,3 +117,34 @@ def _too_large(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> str | 
         f"Device {fullest} needs {readable_size(needed)} of {readable_size(card)}. "
         + sharding.what_would_fit(cfg, costs)
     )
+
+
+# --- other layouts
+
+
+def alternatives(cfg: DlrmRun, cluster: Cluster) -> Iterator[tuple[str, DlrmRun]]:
+    """Formats and placements of the tables, and in their own format: the largest ones in host
+    memory, or a batch in pieces; each with its flags. Some cannot run.
+
+    What changes least comes first: of equally fast ones it is to be preferred.
+    """
+    placements = ["auto", *STRATEGIES] if cluster.world > 1 else ["auto"]
+    for placement in placements:
+        yield f"--placement {placement}", _placed(cfg, placement=placement)
+    for pieces in (2, 4):
+        yield (
+            f"--accumulate {pieces}",
+            dataclasses.replace(cfg, micro_batch=None, accumulate=pieces),
+        )
+    largest = sorted(range(len(cfg.model.table_rows)), key=lambda t: -cfg.model.table_rows[t])
+    for count in range(1, 1 + HOST_TABLES):
+        on_host = tuple(sorted(largest[:count]))
+        flags = f"--host-tables {' '.join(map(str, on_host))}"
+        yield flags, _placed(cfg, placement="auto", host_tables=on_host)
+    for flags, run in smaller(cfg):
+        for placement in placements:
+            yield f"{flags} --placement {placement}", _placed(run, placement=placement)
+
+
+def _placed(cfg: DlrmRun, **changes: Any) -> DlrmRun:
+    return dataclasses.replace(cfg, sharding=dataclasses.replace(cfg.sharding, **changes))

@@ -1,17 +1,20 @@
 """How long a DLRM step takes, predicted before it runs.
 
-    step = slowest device of (gather + exchange + dense + update)
+    step = slowest device of (gather + exchange + products + passes + starts + update)
 
 On one GPU these are its kernels (`gpu_time.py`). Where tables lie on several, gather, exchange and
-update are those of `embeddings/placement/costs.py`, and the dense part is a GPU's. On CPUs it is
+update are those of `embeddings/placement/costs.py`, and the dense part is a GPU's; the host starts
+every operation by itself there, and a device waits for it. On CPUs
 
-    dense = operations / GEMMs and dot products as measured
-            + bytes of activations / copies as measured + operations that are started
+    products = operations / GEMMs and dot products as measured
+    passes = bytes of activations / copies as measured
+    starts = operations x what starting one takes
 
 The MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
 longer counts. Reading data is taken to be hidden.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,10 +56,13 @@ SMALL_STEP_S = 1e-3
 
 # Assumptions, for CPUs of which only peak and bandwidth are known.
 MATMUL_EFFICIENCY, TRAFFIC_EFFICIENCY = 0.5, 0.5
-# PyTorch's operations of a CPU's step, as its profiler counts them, and our kernels: those of a
-# step, and of each layer.
-OPERATIONS, OF_A_LAYER = 320, 65
+# PyTorch's operations of a step, as its profiler counts them on a CPU: those of a step, of each
+# layer, of an optimiser with a state for each layer, of an exchange; and kernels of ours.
+OPERATIONS, OF_A_LAYER, OPTIMIZER_OPERATIONS, EXCHANGE_OPERATIONS = 246, 45, 32, 48
 KERNELS = 6
+ID_BYTES = 4
+LAUNCH_S = 4e-6
+"""Of starting one on a GPU, where it was not measured. An assumption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +72,22 @@ class Prediction:
     placement: Placement
     memory: list[MemoryPlan]
     host_bytes: list[int]
-    tables: list[DeviceTime]
-    dense_s: float | None
-    """None where `unknown` says why there are no times."""
+    seconds: list[dict[str, float]]
+    """Of the parts of a step; none where `unknown` says why."""
     unknown: str
     batch: int
     off: tuple[float, float]
     """Of the predicted time: the least and the most that is expected."""
 
-    def device_s(self, device: int) -> float | None:
-        return None if self.dense_s is None else self.tables[device].total + self.dense_s
+    @property
+    def slowest(self) -> dict[str, float]:
+        """The parts of a step on the device that the others wait for."""
+        return max(self.seconds, key=lambda parts: sum(parts.values()), default={})
 
     @property
     def step_s(self) -> float | None:
         """The slowest device's."""
-        if self.dense_s is None:
-            return None
-        return self.dense_s + max(table.total for table in self.tables)
+        return sum(self.slowest.values()) if self.seconds else None
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
@@ -103,25 +108,36 @@ def predict(cfg: DlrmRun) -> Prediction:
     placed = sharding.place(cfg, devices)
     loads = costs.loads(placed, sharding.profiles(cfg))
     received = costs.received(exchanged_tables(placed))
-    tables = [costs.time(load, received) for load in loads]
     found = _on_cpus(cfg, costs) if cluster(cfg).hardware == CPU else _on_gpus(cfg, costs)
     if any(load.host for load in loads) and costs.machine.unknown_host:
         found = costs.machine.unknown_host
-    dense, unknown = (None, found) if isinstance(found, str) else (found.dense, "")
-    if not isinstance(found, str) and on_one_gpu(cfg):
-        tables = [DeviceTime(gather=found.forward, exchange=0.0, update=found.update)]
-    elif not isinstance(found, str):
-        dense = _with_reduction(cfg, costs, found.dense + found.forward)
+    tables = [costs.time(load, received) for load in loads]
     return Prediction(
         placement=placed,
         memory=sharding.plan_devices(cfg),
         host_bytes=[load.host for load in loads],
-        tables=tables,
-        dense_s=dense,
-        unknown=unknown,
+        seconds=[] if isinstance(found, str) else [_parts(cfg, costs, t, found) for t in tables],
+        unknown=found if isinstance(found, str) else "",
         batch=filled(cfg.global_batch),
         off=_off(cfg, found),
     )
+
+
+def _parts(
+    cfg: DlrmRun, costs: TableCosts, tables: DeviceTime, dense: StepTime
+) -> dict[str, float]:
+    """Seconds of a device."""
+    if on_one_gpu(cfg):
+        tables = DeviceTime(gather=dense.forward, exchange=0.0, update=dense.update)
+    else:
+        dense = dataclasses.replace(dense, passes=dense.passes + dense.forward)
+        exchange = tables.exchange + _shown_reduction_s(cfg, costs, dense)
+        tables = dataclasses.replace(tables, exchange=exchange)
+    starts = dense.starts + _waiting_s(cfg, costs, tables.total + dense.dense)
+    link = max(0.0, tables.host - tables.total - dense.products - dense.passes - starts)
+    parts = {"gather": tables.gather, "host link": link, "exchange": tables.exchange}
+    parts |= {"products": dense.products, "passes": dense.passes, "starts": starts}
+    return parts | {"update": tables.update}
 
 
 def _off(cfg: DlrmRun, found: StepTime | str) -> tuple[float, float]:
@@ -167,12 +183,26 @@ def _on_gpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
     return gpu_time(cfg, rates, filled(cfg.micro_batch), sharding.profiles(cfg))
 
 
-def _with_reduction(cfg: DlrmRun, costs: TableCosts, dense: float) -> float:
-    """The dense part, and what it does not hide of the sum of the MLPs' gradients."""
+def _shown_reduction_s(cfg: DlrmRun, costs: TableCosts, dense: StepTime) -> float:
+    """What the backward pass does not hide of the sum of the MLPs' gradients."""
     if costs.machine.devices == 1:
-        return dense
-    reduce = costs.all_reduce_s(dense_parameters(cfg.model) * 4)
-    return dense + max(reduce - dense * 2 / 3, 0.0)
+        return 0.0
+    size = dense_parameters(cfg.model) * 4
+    if cluster(cfg).hardware == CPU:  # ranks have no cores to spare: two of them, and the ids
+        ids = ID_BYTES * costs.received(len(cfg.model.table_rows)) / costs.step.row_bytes
+        return 2 * costs.all_reduce_s(size / 2) + costs.all_to_all_s(ids)
+    return max(costs.all_reduce_s(size) - dense.dense * 2 / 3, 0.0)
+
+
+def _waiting_s(cfg: DlrmRun, costs: TableCosts, device_s: float) -> float:
+    """Of a GPU for its host, which starts each operation by itself where there are no CUDA graphs:
+    on several devices, and for rows in host memory."""
+    forced = cfg.sharding.force_exchange and not cfg.sharding.host_tables
+    has_graphs = not cfg.eager and (on_one_gpu(cfg) or (forced and costs.machine.devices == 1))
+    if cluster(cfg).hardware == CPU or has_graphs:
+        return 0.0
+    launch_s = costs.machine.measured.launch_s or LAUNCH_S
+    return max(0.0, _operations(cfg) * launch_s - device_s)
 
 
 # --- CPUs
@@ -186,16 +216,30 @@ def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
     if machine.unknown or isinstance(compute, str):
         return machine.unknown or str(compute)
     moved = local * _elements_moved(cfg, machine) * costs.step.element_bytes
-    dense = compute + moved / machine.streaming(TRAFFIC_EFFICIENCY) + _starting_s(cfg, machine)
-    return StepTime(forward=0.0, dense=dense, update=0.0)
+    return StepTime(
+        forward=0.0,
+        products=compute,
+        passes=moved / machine.streaming(TRAFFIC_EFFICIENCY),
+        starts=_starting_s(cfg, machine),
+        update=0.0,
+    )
 
 
 def _starting_s(cfg: DlrmRun, machine: Machine) -> float:
     """Seconds of a step that depend on no size, of all micro-batches."""
-    measured, layers = machine.measured, len(dense_layers(cfg.model))
-    operations = (OPERATIONS + OF_A_LAYER * layers) * (measured.launch_s or 0.0)
-    kernels = (KERNELS + layers) * (measured.threads_s or 0.0)
-    return filled(cfg.accumulate) * (operations + kernels)
+    measured = machine.measured
+    kernels = KERNELS + len(dense_layers(cfg.model))
+    kernels_s = filled(cfg.accumulate) * kernels * (measured.threads_s or 0.0)
+    return _operations(cfg) * (measured.launch_s or 0.0) + kernels_s
+
+
+def _operations(cfg: DlrmRun) -> int:
+    """That PyTorch starts in a step."""
+    layers = len(dense_layers(cfg.model))
+    has_state = cfg.optimizer.name != "sgd"
+    exchanges = EXCHANGE_OPERATIONS * (cluster(cfg).world > 1 or cfg.sharding.force_exchange)
+    once = OPTIMIZER_OPERATIONS * layers * has_state
+    return once + filled(cfg.accumulate) * (OPERATIONS + OF_A_LAYER * layers + exchanges)
 
 
 def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
@@ -219,9 +263,11 @@ def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
 
 
 def _products(cfg: DlrmRun) -> Iterator[tuple[int, float]]:
-    """Multiply-adds of a sample's forward pass, with the width of the matrix."""
+    """Multiply-adds of a sample's forward pass, with the width of the square matrix that has as
+    many of them for each number that is read and written."""
     for layer in dense_layers(cfg.model):
-        yield layer.fan_in * layer.fan_out, math.sqrt(layer.fan_in * layer.fan_out)
+        multiplied = layer.fan_in * layer.fan_out
+        yield multiplied, 2 * multiplied / (layer.fan_in + layer.fan_out)
 
 
 def _elements_moved(cfg: DlrmRun, machine: Machine) -> int:

@@ -6,13 +6,13 @@ from functools import partial
 from typing import get_args
 
 from trainmark.config import filled
-from trainmark.contract import Plan
-from trainmark.formatting import human
+from trainmark.contract import Plan, Work
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import ELSEWHERE, Used, sources, used_links
 from trainmark.hardware.memory import MemoryPlan, misfit, what_fits
 from trainmark.hardware.products import MEASURED
+from trainmark.workloads.llama3.flops import flops
 from trainmark.workloads.llama3.memory import plan_devices
 from trainmark.workloads.llama3.runs import LlamaRun, Model, Recompute, block_parameters, smaller
 from trainmark.workloads.llama3.step_time import (
@@ -26,12 +26,12 @@ from trainmark.workloads.llama3.step_time import (
 MICRO_BATCHES = (1, 2, 4, 8)
 WITHIN = (0.92, 1.08)
 """Of a predicted time, where the rates were fitted to this package's own runs."""
-BOUND_BY = {
+RESOURCES = {
     "compute": "compute",
-    "tensor": "the link (tensor-parallel exchange)",
-    "data": "the link (data-parallel exchange)",
-    "update": "memory bandwidth (the optimiser)",
-    "pipeline": "the pipeline (ranks that wait)",
+    "tensor": "the link",
+    "data": "the link",
+    "update": "memory bandwidth",
+    "pipeline": "waiting",
 }
 
 
@@ -46,35 +46,24 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
         no_time=prediction.unknown or None,
         parts=_parts(prediction),
         interval_s=_interval_s(cfg, cluster, prediction),
-        bound_by=_bound_by(prediction),
+        resources=RESOURCES,
+        work=Work(
+            amount=prediction.tokens,
+            unit="tokens",
+            flops=flops(cfg, 0, prediction.tokens)["6N"],
+            convention="6N",
+        ),
         constants=_constants(prediction),
         sources=[
             f"shares: {_rates(cluster, prediction)}",
             *_sources(cfg, cluster, prediction),
         ],
-        sentences=_sentences(cfg, cluster, prediction),
         too_large=misfit(cfg.name, fullest, cluster, partial(_advice, cfg, cluster)),
     )
 
 
-def _seconds(rank: RankTime) -> Mapping[str, float | None]:
+def _seconds(rank: RankTime) -> Mapping[str, float]:
     return {**dataclasses.asdict(rank), "step": rank.step}
-
-
-def _sentences(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> list[str]:
-    if found.step_s is None:
-        return [f"No time is predicted: {found.unknown}."]
-    low, high = filled(_interval_s(cfg, cluster, found))
-    mfu = "–".join(f"{100 * share:.1f}" for share in found.mfu)
-    mfu = f"MFU {mfu} % (6N)" if mfu else "no MFU (no peak is known)"
-    return [
-        f"Predicted, not measured: {found.step_s:.3g} s ({low:.3g} to {high:.3g}) for "
-        f"{found.tokens:,} tokens, "
-        f"{human(found.tokens_per_device_s)} tokens/s and device, {mfu}. Bound by "
-        f"{_bound_by(found)}.",
-        f"Rates: {_rates(cluster, found)} (the formulas: docs/planning.md).",
-        f"Taken from: {'; '.join(_sources(cfg, cluster, found))}.",
-    ]
 
 
 def _interval_s(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> tuple[float, float] | None:
@@ -105,11 +94,6 @@ def _rates(cluster: Cluster, found: Prediction) -> str:
 
 def _parts(found: Prediction) -> dict[str, float]:
     return dataclasses.asdict(found.slowest) if found.ranks else {}
-
-
-def _bound_by(found: Prediction) -> str | None:
-    parts = _parts(found)
-    return BOUND_BY[max(parts, key=lambda part: parts[part])] if parts else None
 
 
 def _constants(found: Prediction) -> dict[str, float]:

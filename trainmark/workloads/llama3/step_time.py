@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 from trainmark.config import element_bytes, filled
 from trainmark.errors import InputError
-from trainmark.hardware.devices import Cluster, Peak, Unknown
+from trainmark.hardware.devices import Cluster, Unknown
 from trainmark.hardware.known import Known, known
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import Machine, machine, peak_of
-from trainmark.workloads.llama3.flops import flops
 from trainmark.workloads.llama3.memory import local_parameters
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters, stages_per_rank
 from trainmark.workloads.llama3.stages import layers_of, num_stages, stages_of
@@ -102,17 +101,10 @@ class Prediction:
     unknown: str
     tokens: int
     """Of a step."""
-    devices: int
-    mfu: Sequence[float]
-    """By the published convention (6N), of the peak of the precision; of fp8, of bf16's too."""
 
     @property
     def step_s(self) -> float | None:
         return max((rank.step for rank in self.ranks), default=None)
-
-    @property
-    def tokens_per_device_s(self) -> float | None:
-        return None if self.step_s is None else self.tokens / self.step_s / self.devices
 
     @property
     def slowest(self) -> RankTime:
@@ -154,15 +146,8 @@ def predict(
     rates = rates or rates_of(cluster)
     reason = _unknown(cfg, cluster, rates)
     times = [] if reason else _times(cfg, cluster, rates, layers or list(map(len, layers_of(cfg))))
-    found = Prediction(
-        ranks=times,
-        rates=rates,
-        unknown=reason,
-        tokens=filled(cfg.global_batch) * cfg.sequence,
-        devices=cluster.world,
-        mfu=(),
-    )
-    return found if reason else _with_mfu(cfg, cluster, found)
+    tokens = filled(cfg.global_batch) * cfg.sequence
+    return Prediction(ranks=times, rates=rates, unknown=reason, tokens=tokens)
 
 
 def _unknown(cfg: LlamaRun, cluster: Cluster, rates: Rates) -> str:
@@ -178,13 +163,6 @@ def _unknown(cfg: LlamaRun, cluster: Cluster, rates: Rates) -> str:
 def _precisions(cfg: LlamaRun) -> tuple[str, ...]:
     """That its products are computed in; attention and head of an fp8 run in bf16."""
     return ("fp8", "bf16") if cfg.precision == "fp8" else (cfg.precision,)
-
-
-def _with_mfu(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> Prediction:
-    done = flops(cfg, 0, found.tokens)["6N"] / (found.step_s or 1) / found.devices
-    peaks = [peak_of(cluster, name) for name in _precisions(cfg)]
-    shares = [done / peak.flops for peak in peaks if isinstance(peak, Peak)]
-    return dataclasses.replace(found, mfu=shares)
 
 
 def _full_rate(cfg: LlamaRun, cluster: Cluster, rates: Rates, precision: str) -> float:
