@@ -117,6 +117,15 @@ def test_a_body_that_does_not_come_is_not_waited_for(address: tuple[str, int]) -
     assert answer.startswith(b"HTTP/1.1 408")
 
 
+def test_an_answer_reaches_a_client_that_is_still_sending(address: tuple[str, int]) -> None:
+    """Were the connection closed before its body has come, the answer would be lost with it."""
+    size = 40 << 20
+    head = f"POST /score HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+    answer = _answer(address, head.encode() + bytes(size))
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b'Send fewer rows at a time."}')
+
+
 def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(source_of(Doubler()))
     body = json.dumps({"numbers": [1, 2, 3]})
