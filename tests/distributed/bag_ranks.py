@@ -16,6 +16,7 @@ from trainmark.checkpoint import checkpoints
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
+from trainmark.embeddings.mean import MeanEngine
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -27,6 +28,8 @@ MICRO = {"micro_batch": GLOBAL_BATCH // 8}
 NATIVE: list[tuple[str, str, dict[str, Any]]] = [
     ("mixture", "rowwise_adagrad", {}),
     ("mixture", "sgd", MICRO | {"interaction": "dcn"}),
+    ("mixture", "sgd", {"pooling": "mean"}),
+    ("row_wise", "adam", {"pooling": "mean"}),
     # With the default eps, gradients that cancel to rounding decide on a whole step.
     ("mixture", "adagrad", MICRO | {"eps": 1e-3}),
     ("mixture_host", "rowwise_adagrad", MICRO),
@@ -39,6 +42,7 @@ NATIVE: list[tuple[str, str, dict[str, Any]]] = [
 TORCHREC: list[tuple[str, str, dict[str, Any]]] = [
     ("auto", "adagrad", {}),
     ("mixture", "sgd", {"interaction": "dcn"}),
+    ("mixture", "sgd", {"pooling": "mean"}),
 ]
 
 
@@ -91,7 +95,8 @@ def on_ranks(rank: int, folder: Path, engine: str, device_kind: str = "cpu") -> 
             cfg = small_dlrm.placed(2, optimizer, kind, folder, data=data, device=device, **changes)
         assert cfg.model.hotness == HOTNESS
         alone = one_process(cfg, changes, device)
-        assert isinstance(alone.model.tables, LocalBagEngine | FusedBagEngine)
+        engines = MeanEngine if "pooling" in changes else LocalBagEngine | FusedBagEngine
+        assert isinstance(alone.model.tables, engines)
         built = small_dlrm.trainer(cfg, mesh)
         check(built, alone, f"{engine} {kind} {optimizer} {changes}")
         if kind == "mixture" and not changes:

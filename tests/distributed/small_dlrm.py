@@ -106,6 +106,7 @@ def config(
     regular: bool = False,
     narrow: bool = False,
     interaction: Any = "dot",
+    pooling: Any = "sum",
     eps: float = 1e-8,
     device: torch.device = CPU,
     **changes: Any,
@@ -116,6 +117,7 @@ def config(
         regular: with dropout and weight decay.
         narrow: with tables of several widths.
         interaction: with layers of default widths.
+        pooling: of several ids per feature.
     """
     run = DlrmRun(
         name="dlrm-demo",
@@ -129,6 +131,7 @@ def config(
             bottom_mlp=(16, DIM),
             top_mlp=(16, 1),
             interaction=interaction,
+            pooling=pooling,
             dropout=0.3 * regular,
             interaction_dropout=0.1 * regular,
         ),

@@ -157,6 +157,25 @@ def test_from_lists_to_a_served_model(
     assert roc_auc_score(new["clicked"], scores) == pytest.approx(said["auc"], abs=1e-6)
     assert said["auc"] > 0.7
     check_requests(scorer)
+    tensors = {
+        "numerical": np.array([new["age"]]).T,
+        "categorical": np.array([texts(row) for row in rows], object),
+    }
+    np.testing.assert_array_equal(scorer.score([scorer.read_tensors(tensors)]), scores)
+    assert main(["export", str(run), "--output", str(tmp_path / "export")]) == 0
+    for model in (run, tmp_path / "export"):
+        output = tmp_path / f"{model.name}.parquet"
+        command = ["predict", str(model), "--input", str(log), "--output", str(output)]
+        assert main([*command, "--device", "cpu"]) == 0
+        found = pq.read_table(output)["score"].to_numpy()
+        np.testing.assert_allclose(found, scores, atol=1e-6)
+
+
+def texts(row: dict[str, Any]) -> list[bytes]:
+    """A row's categories as tensors have them: lists with bars between their values."""
+    lists_of = (row["tags"] or [], row["seen"])
+    joined = ["|".join("" if v is None else str(v) for v in values) for values in lists_of]
+    return [text.encode() for text in (*joined, row["city"])]
 
 
 def check_requests(scorer: Any) -> None:
@@ -209,6 +228,16 @@ def test_lists_that_are_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def in_order_cut(log: dict[str, list[Any]]) -> list[list[int]]:
     """Counted as they are kept: the first four."""
     return in_order(log | {"seen": [values[:4] for values in log["seen"]]}, "seen")
+
+
+def test_a_way_to_read_lists_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_parquet(tmp_path / "log.parquet", make_log())
+    columns = COLUMNS.replace("tags", "tags:list(4)")
+    assert "float64, hex, list, string[20]." in refused(
+        capsys, prepare("parquet", log, tmp_path / "d", columns)
+    )
 
 
 @pytest.mark.parametrize(

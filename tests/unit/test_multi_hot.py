@@ -291,6 +291,13 @@ def test_hotness_that_disagrees_with_the_data(tmp_path: Path) -> None:
         bags.run(one_hot, hotness=(2, 1, 1))
 
 
+def test_crosses_are_of_single_ids(tmp_path: Path) -> None:
+    """Which is all that is said: the dataset's own hotness is right."""
+    data = bags.write_dataset(tmp_path / "data")
+    with pytest.raises(InputError, match=r"^model\.crosses are for a dataset with one id of each"):
+        bags.run(data, crosses=("0x1",))
+
+
 def test_an_id_below_none(tmp_path: Path) -> None:
     data = bags.write_dataset(tmp_path / "data", rows=100)
     path = data / "train/cat_2.bin"

@@ -96,6 +96,43 @@ def test_a_body_that_does_not_come_is_not_waited_for(address: tuple[str, int]) -
     assert answer.startswith(b"HTTP/1.1 408")
 
 
+def test_a_request_that_meets_the_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two open connections, one brings a request when the server has been told to end."""
+    monkeypatch.setattr(process, "ENDING_S", 0.01)
+
+    async def end() -> tuple[Mock, Mock]:
+        config = uvicorn.Config(app_of(source_of(Doubler())), lifespan="off")
+        config.load()
+        asked, idle = Mock(), Mock()
+        for transport in (asked, idle):
+            transport.get_extra_info.return_value = None
+            transport.is_closing.return_value = False
+            protocol = process.ImpatientProtocol(config, uvicorn.server.ServerState(), {})
+            protocol.connection_made(transport)
+            protocol.shutdown()
+            if transport is asked:
+                protocol.data_received(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not idle.close.called
+        while not (idle.close.called and asked.close.called):
+            await asyncio.sleep(0.01)
+        return asked, idle
+
+    asked, idle = asyncio.run(asyncio.wait_for(end(), WAIT_S))
+    (answer,) = [call.args[0] for call in asked.write.call_args_list]
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
+    assert not idle.write.called
+
+
+def test_an_answer_reaches_a_client_that_is_still_sending(address: tuple[str, int]) -> None:
+    """Were the connection closed before its body has come, the answer would be lost with it."""
+    size = 40 << 20
+    head = f"POST /score HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+    answer = _answer(address, head.encode() + bytes(size))
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b'Send fewer rows at a time."}')
+
+
 def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(source_of(Doubler()))
     body = json.dumps({"numbers": [1, 2, 3]})

@@ -62,6 +62,8 @@ class RawValues(Protocol):
     """Names of the tables, in order."""
     expects: Mapping[str, str]
     """What may stand in each column, in words."""
+    separators: Mapping[str, str]
+    """Columns of lists, and what is between their values where a list is a text."""
 
     def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
         """Rows of values as JSON has them, None where missing; each as wide as its names.
@@ -143,6 +145,7 @@ class CriteoValues:
             **dict.fromkeys(self.numerical, "a whole number of at most 64 bits or nothing"),
             **dict.fromkeys(self.categorical, "up to 8 hexadecimal digits or nothing"),
         }
+        self.separators: Mapping[str, str] = {}
         self._recipe = recipe
         self._columns = _open_columns(vocabularies, [Column(name) for name in self.tables], rules)
 
@@ -220,6 +223,9 @@ class TabularValues:
         self.numerical = tuple(use.column for use in self._numerical)
         self.categorical = tuple(use.column for use in self._categorical)
         self.expects: Mapping[str, str] = {use.column: convert.expected(use) for use in uses}
+        self.separators: Mapping[str, str] = {
+            use.column: of_list.separator for use in uses if (of_list := lists.parse(use.reading))
+        }
         columns = column_spec.schema(uses).categorical
         self._binned = [use.column for use in self._numerical if _reading(use).bins]
         self.tables = (*(column.name for column in columns), *map(bin_name, self._binned))

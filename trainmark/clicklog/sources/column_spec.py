@@ -108,7 +108,9 @@ def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[Co
             reading = number_readings.in_order(reading)
         return [ColumnUse(column, role, reading) for column in _find(head, columns, source)]
     if name not in columns and head and head in columns:
-        raise unknown(f"way to read the {role} column {head}", reading, READINGS[role])
+        of_lists = (lists.WORD, f"string[{lists.MOST}]") if role == "categorical" else ()
+        known = (*READINGS[role], *of_lists)
+        raise unknown(f"way to read the {role} column {head}", reading, known)
     return [ColumnUse(column, role) for column in _find(name, columns, source)]
 
 

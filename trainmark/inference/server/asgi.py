@@ -3,6 +3,8 @@
 There is no framework in between: its layers would take longer than a small model does.
 """
 
+import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +13,19 @@ from typing import Any
 import pydantic_core
 
 from trainmark.errors import InputError
-from trainmark.inference.server.limits import LeftError, NotFoundError, WrongMethodError
+from trainmark.inference.server.limits import (
+    LeftError,
+    NotFoundError,
+    TooSlowError,
+    WrongMethodError,
+)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+PATIENCE_S = 10.0
+"""For the rest of a body, once its request is answered."""
 
 
 class Request:
@@ -25,7 +35,7 @@ class Request:
         self.path: str = scope["path"]
         self.named: Mapping[str, str] = {}
         """The parts of its path that a route has names for."""
-        self._receive = receive
+        self._receive, self._has_ended = receive, False
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes | None:
@@ -37,14 +47,27 @@ class Request:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise LeftError
-        return message.get("body", b""), message.get("more_body", False)
+        self._has_ended = not message.get("more_body", False)
+        return message.get("body", b""), not self._has_ended
+
+    async def let_pass(self) -> None:
+        """The rest of the body, which nobody reads.
+
+        Who is still sending it would lose the answer with the connection, if that were closed now.
+        """
+        with contextlib.suppress(TimeoutError, LeftError):
+            async with asyncio.timeout(PATIENCE_S):
+                while not self._has_ended:
+                    await self.part()
 
     # uvicorn's object that has the method `receive` knows more than ASGI has questions for.
 
     @property
     def has_come(self) -> bool:
         """Whether all of the body is here."""
-        return not getattr(getattr(self._receive, "__self__", None), "more_body", True)
+        return self._has_ended or not getattr(
+            getattr(self._receive, "__self__", None), "more_body", True
+        )
 
     def has_left(self) -> bool:
         """Whether the client has gone, without waiting for anything."""
@@ -110,7 +133,12 @@ class App:
         ]
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await send(start)
-        await send({"type": "http.response.body", "body": answer.body})
+        body = {"type": "http.response.body", "body": answer.body}
+        if not request.has_come and answer.status != TooSlowError.status:
+            await send(body | {"more_body": True})
+            await request.let_pass()
+            body["body"] = b""
+        await send(body)
 
     def _route(self, request: Request, method: str) -> Route:
         """What answers a request, whose parts get their names."""

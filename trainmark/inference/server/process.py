@@ -25,6 +25,8 @@ MAX_CONNECTIONS = 1024
 PATIENCE_S = 10
 """How long requests under way may take once the server is told to stop, and a connection until the
 end of a request's head."""
+ENDING_S = 0.25
+"""For a request that is on its way over an open connection when the server is told to end."""
 MAX_HEAD_BYTES = 64 << 10
 """Of a request, behind what came first of it."""
 
@@ -177,7 +179,7 @@ class ImpatientProtocol(HttpToolsProtocol):
     place."""
 
     _head_bytes = 0
-    _in_head = _in_body = _had_head = False
+    _in_head = _in_body = _had_head = _is_ending = False
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -206,10 +208,19 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._in_head, self._in_body, self._had_head = False, True, True
         self._stop_waiting()
         super().on_headers_complete()
+        if self._is_ending:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """No connection is closed in the face of a request that was sent before anyone could know
+        of the end, and has not been read yet."""
+        self._is_ending = True
+        is_idle = self.cycle is None or self.cycle.response_complete
+        self.loop.call_later(ENDING_S if is_idle else 0, super().shutdown)
 
     def _wait_for_head(self) -> None:
         if self._waiting is None:

@@ -192,9 +192,10 @@ def _interaction_problems(model: Model) -> list[str]:
 def _hotness_problems(cfg: DlrmRun) -> list[str]:
     """Of several ids per feature."""
     model, problems = cfg.model, []
-    if model.hotness is not None and len(model.hotness) != len(model.table_rows):
+    features = len(feature_rows(model))
+    if model.hotness is not None and len(model.hotness) != features:
         problems.append(
-            f"model.hotness must have a number for each of the {len(model.table_rows)} tables. "
+            f"model.hotness must have a number for each of the {features} tables. "
             f"Received: {len(model.hotness)} numbers, {' '.join(map(str, model.hotness))}."
         )
     if has_bags(model) and is_generated(cfg.data) and cfg.multi_hot == "data":

@@ -28,6 +28,7 @@ class PreparedValues:
     ) -> None:
         self.numerical, self.categorical = tuple(numerical), tuple(categorical)
         self.tables = self.categorical
+        self.separators: Mapping[str, str] = {}
         self.expects: Mapping[str, str] = dict.fromkeys(numerical, "a finite number") | {
             name: f"a whole number from 0 to {rows - 1}"
             for name, rows in zip(categorical, table_rows, strict=True)

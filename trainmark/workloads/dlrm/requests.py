@@ -103,7 +103,15 @@ class ClickScorer:
             ids = tensors.get("categorical", np.empty((rows, 0), np.int64))
             return ClickRows(*self._values.checked(numbers, ids))
         texts = tensors.get("categorical", np.empty((rows, 0), object))
-        return ClickRows(_as_json_has_them(numbers), _decoded(texts))
+        return ClickRows(_as_json_has_them(numbers), self._with_lists(_decoded(texts)))
+
+    def _with_lists(self, rows: list[list[Any]]) -> list[list[Any]]:
+        """Texts in columns of lists as lists."""
+        for name, separator in self._values.separators.items():
+            place = self._values.categorical.index(name)
+            for row in rows:
+                row[place] = row[place].split(separator) if row[place] else []
+        return rows
 
     # --- JSON
 
