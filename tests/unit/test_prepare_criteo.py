@@ -159,10 +159,10 @@ def test_nothing_to_read(tmp_path: Path) -> None:
 
 def test_too_few_rows(tmp_path: Path) -> None:
     write_day(tmp_path / "day_0", random_lines(random.Random(1), 5))
-    with pytest.raises(InputError, match="5 rows to train on and 0 in its last day"):
+    with pytest.raises(InputError, match="5 rows to train on and 0 held out"):
         prepare(tmp_path)
     write_day(tmp_path / "day_1", random_lines(random.Random(1), 1))
-    with pytest.raises(InputError, match="5 rows to train on and 1 in its last day"):
+    with pytest.raises(InputError, match="5 rows to train on and 1 held out"):
         prepare(tmp_path)
 
 

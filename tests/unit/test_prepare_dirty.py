@@ -170,7 +170,7 @@ def test_a_log_of_bad_lines_alone_is_refused(
     monkeypatch.setattr(primitives, "FAST", fast)
     for day in range(2):
         (tmp_path / f"day_{day}").write_text("no\tclicks\n" * 20)
-    with pytest.raises(InputError, match="has 0 rows to train on and 0 in its last day"):
+    with pytest.raises(InputError, match="has 0 rows to train on and 0 held out"):
         prepare(tmp_path / "day_*", tmp_path / "out", bad_rows="skip")
 
 

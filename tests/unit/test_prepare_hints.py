@@ -1,7 +1,10 @@
 """Files that are not what they seem, names that are numbers, and many files at once."""
 
+import bz2
 import gzip
+import lzma
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +69,15 @@ PLAIN = text("clicked,user,price")
         ("log.csv", text("clicked;user;price", ";"), r"separated by ';': give --delimiter ';'"),
         ("log.csv", text("clicked\tuser\tprice", "\t"), r"by tabs: give --delimiter tab"),
         ("log.csv", PLAIN.encode("utf-16"), "is text in UTF-16: convert it"),
-        ("log.csv", PLAIN.encode("utf-16-be"), "is not text"),
+        ("log.csv", PLAIN.encode("utf-16-be"), "is text in UTF-16: .* -f UTF-16BE -t UTF-8"),
+        ("log.csv", PLAIN.encode("utf-16-le"), "is text in UTF-16: .* -f UTF-16LE -t UTF-8"),
+        ("log.csv", b"clicked\0,user,price\n", "is not text"),
         ("log.csv", gzip.compress(PLAIN.encode()), r"compressed by gzip: .* that ends in \.gz"),
         ("log.csv.gz", PLAIN, r"is not compressed, though its name ends in \.gz"),
         ("log.csv", b"PAR1 and so on", "a Parquet file, which `trainmark prepare parquet` reads"),
-        ("log.csv", b"PK\x03\x04 and so on", "a zip archive: unpack it"),
+        ("log.csv", b"PK\x03\x04 and so on", r"a zip archive \(unpack it\) or an Excel file"),
+        ("log.csv.bz2", bz2.compress(PLAIN.encode()), "by bzip2: unpack it, or pack it by gzip"),
+        ("log.csv.xz", lzma.compress(PLAIN.encode()), "by xz: unpack it, or pack it by gzip"),
     ],
 )
 def test_files_that_are_something_else(
@@ -93,6 +100,58 @@ def test_commas_in_numbers(number: str, tmp_path: Path) -> None:
         prepare(tmp_path, "log.csv", log, delimiter=";")
     with pytest.raises(InputError, match=r"price is 'a,b', expected a finite number\."):
         prepare(tmp_path, "log.csv", log.replace(number, "a,b"), delimiter=";")
+
+
+@pytest.mark.parametrize("word", ["NA", "null", r"\N", "?"])
+def test_words_for_a_missing_value(word: str, tmp_path: Path) -> None:
+    log = text("clicked,user,price").replace("20.5", word)
+    message = re.escape(f"price is {word!r}, expected a finite number (with `prepare csv --missing")
+    with pytest.raises(InputError, match=f"{message} '{re.escape(word)}'` it is a missing value"):
+        prepare(tmp_path, "log.csv", log)
+    with pytest.raises(InputError, match=r"clicked is '.*', expected 0, 1, [^`]*$"):
+        prepare(tmp_path, "log.csv", PLAIN + f"{word},1,2.5\n")  # a label cannot be missing
+    assert_rows(prepare(tmp_path, "log.csv", log, missing=(word,)))
+
+
+# --- what --columns says
+
+
+def test_a_first_line_that_is_data(tmp_path: Path) -> None:
+    for columns in ("label=1 numerical=3", "label=clicked numerical=price"):
+        with pytest.raises(InputError, match=r"Unknown column .* is no header, give --no-header"):
+            prepare(tmp_path, "log.csv", text("0,1,1.5"), columns=columns)
+    for options in ({"header": False}, {}):
+        with pytest.raises(InputError, match=r"Unknown column .*\. Known: [^.]*\.$"):
+            prepare(tmp_path, "log.csv", PLAIN, columns="label=no numerical=x", **options)
+
+
+def test_a_role_that_there_is_not(tmp_path: Path) -> None:
+    message = r"Unknown role in --columns 'numeric'\. Did you mean 'numerical'\?"
+    for columns in ("label=clicked numeric=price", "label=clicked categorical=user numeric=price"):
+        with pytest.raises(InputError, match=message):
+            prepare(tmp_path, "log.csv", PLAIN, columns=columns)
+    asked = PLAIN.replace("clicked", "was clicked")  # a name with a blank, compared
+    columns = "label=was clicked=1 categorical=user numerical=price:plain"
+    assert_rows(prepare(tmp_path, "log.csv", asked, columns=columns))
+
+
+def test_names_with_commas(tmp_path: Path) -> None:
+    log = text('clicked,user,"price, EUR"')
+    columns = "label=clicked numerical=price, EUR:plain,user:plain"
+    data = prepare(tmp_path, "log.csv", log, columns=columns)
+    assert read(data, "test")["numerical"][:, 0].tolist() == [36.5, 37.5, 38.5]
+    encoder = raw_values.open_dataset(data)
+    assert encoder is not None
+    assert encoder.numerical == ("price, EUR", "user")
+
+
+def test_a_pattern_leaves_out_what_is_named_by_itself(tmp_path: Path) -> None:
+    data = prepare(tmp_path, "log.csv", PLAIN, columns="numerical=*:plain label=clicked")
+    assert read(data, "test")["numerical"].tolist() == [[1, 36.5], [2, 37.5], [3, 38.5]]
+    with pytest.raises(InputError, match="--columns names 'user' twice"):
+        prepare(tmp_path, "log.csv", PLAIN, columns="label=clicked numerical=user categorical=user")
+    with pytest.raises(InputError, match="--columns names 'user' twice"):
+        prepare(tmp_path, "log.csv", PLAIN, columns="label=clicked numerical=* categorical=*")
 
 
 def test_criteo_files_that_are_something_else(tmp_path: Path) -> None:

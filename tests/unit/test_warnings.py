@@ -115,6 +115,15 @@ def test_an_auc_of_many_rows(data: Path) -> None:
     assert "worse than guessing" in below
 
 
+@pytest.mark.parametrize(("clicks", "which"), [(0, "no row"), (1, "every row")])
+def test_an_auc_of_one_label(clicks: int, which: str, data: Path) -> None:
+    np.full(40_000, clicks, np.bool_).tofile(data / "test/label.bin")
+    cfg = config(data=str(data))
+    (warning,) = warned(cfg, None)
+    assert f"is undefined: {which} there is a click" in warning
+    assert workloads.definition(cfg).warnings(cfg, {}) == []  # nothing was evaluated
+
+
 def test_an_auc_of_few_rows(tmp_path: Path) -> None:
     """With 300 rows, 0.55 may be chance."""
     cfg = config(data=str(write_dataset(tmp_path / "data", test_rows=300)))

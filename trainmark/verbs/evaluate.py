@@ -95,7 +95,7 @@ def _of_files(evaluation: dict[str, Any]) -> Iterator[RenderableType]:
     """What is known of raw files besides the predictions for them."""
     shares = sorted(evaluation["unknown_share"].items(), key=lambda share: -share[1])
     rows = [[name, f"{share:.1%}"] for name, share in shares]
-    grid = Grid(["column", "rare, missing or new"], rows, [False, True])
+    grid = Grid(["column", "rare or new"], rows, [False, True])
     yield metrics_table(grid, "\nValues that the model does not know")
     if evaluation["bad_rows"]:
         yield f"{evaluation['bad_rows']:,} bad rows (--bad-rows)."

@@ -145,7 +145,7 @@ class SplitRule:
         train = rows - held_out
         if not train or held_out < 2:
             raise InputError(
-                f"The input has {train} rows to train on and {held_out} in its last day; "
+                f"The input has {train} rows to train on and {held_out} held out; "
                 "at least 1 and 2 are needed."
             )
         return train

@@ -4,8 +4,9 @@
 
 Roles are separated by spaces, columns by commas. A column is named as in the header, where `*` and
 `?` stand for any characters (`categorical=C*`); without a header it is a number from 1, or a range
-(`numerical=2-14`). Columns that are not mentioned are not read. What follows a column's last colon
-says how to read it:
+(`numerical=2-14`). Of several columns that a pattern or a range stands for, those are left out that
+are named by themselves: `label=clicked numerical=*`. Columns that are not mentioned are not read.
+What follows a column's last colon says how to read it:
 
     label        0 or 1 (also true, false); or compared: label=rating>=4, label=answer=yes
     numerical    auto (the default), plain, log, signed_log, standard, standard_log, quantile, bins,
@@ -15,7 +16,7 @@ says how to read it:
     timestamp    iso (the default for text: 2024-05-01 13:30:00), unix (seconds), unix_ms
 
 A timestamp becomes two categorical features, the hour (UTC) and the day of the week.
-A missing number is 0.0; a missing categorical value has the id of rare ones, in lists none.
+A missing number is 0.0; a missing categorical value is a value like others, in lists none.
 """
 
 import fnmatch
@@ -70,12 +71,30 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
             f"--columns is {text!r}; expected roles with their columns, such as "
             "'label=clicked numerical=age,price categorical=user,city'."
         )
-    uses: list[ColumnUse] = []
+    found: list[list[ColumnUse]] = []
     for role, names in zip(parts[1::2], parts[2::2], strict=True):
-        for name in names.split(","):
-            uses += _uses(role, name.strip(), columns, source)  # type: ignore[arg-type]
+        _refuse_other_roles(names, columns)
+        for name in _names(names, columns):
+            found.append(_uses(role, name, columns, source))  # type: ignore[arg-type]
+    single = {few[0].column for few in found if len(few) == 1}
+    uses = [use for few in found for use in few if len(few) == 1 or use.column not in single]
     raise_all(_problems(uses))
     return uses
+
+
+def _names(text: str, columns: Sequence[str]) -> list[str]:
+    """What stands between commas, but for those that a column has in its own name."""
+    for column in columns:
+        if "," in column:
+            text = text.replace(column, column.replace(",", "\0"))
+    return [name.replace("\0", ",").strip() for name in text.split(",")]
+
+
+def _refuse_other_roles(names: str, columns: Sequence[str]) -> None:
+    """`numeric=age` would be taken for a label that is compared, or for part of a name."""
+    for word in re.findall(r"\s(\w+)=", names):
+        if not any(column.endswith(word) for column in columns):
+            raise unknown("role in --columns", word, get_args(Role))
 
 
 def label_of(text: str) -> ColumnUse:

@@ -21,6 +21,8 @@ from trainmark.errors import InputError
 HOUR_S, DAY_S = 3600, 86_400
 THURSDAY = 3
 """Day of the week of 1 January 1970, Monday being 0."""
+WORDS_FOR_NOTHING = ("na", "n/a", "#n/a", "null", "none", "nil", "\\n", "?", "-", ".")
+"""What other programs write where a value is missing, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
             received = "missing" if found is None else f"{found!r:.60}"
-            wanted = expected(use) + _comma_hint(use, found) + _list_hint(use)
+            wanted = expected(use) + _hint(use, found)
             problems.setdefault(row, f"{use.column} is {received}, expected {wanted}")
     matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
     return Converted(label.clicks, matrix, categorical, problems, label.bad, label.others)
@@ -96,22 +98,18 @@ def expected(use: ColumnUse) -> str:
     return f"{use.reading} or nothing"
 
 
-def _comma_hint(use: ColumnUse, found: Any) -> str:
-    """What to say where a number would be one without its commas."""
-    if use.role != "numerical" or not isinstance(found, str) or "," not in found:
+def _hint(use: ColumnUse, found: Any) -> str:
+    """How to have read what was found: longer lists, numbers with commas, words for nothing."""
+    if of_list := lists.parse(use.reading):
+        return f" ({use.column}:{replace(of_list, most=2 * of_list.most)} takes longer ones)"
+    if not isinstance(found, str):
         return ""
+    if use.role != "label" and found.lower() in WORDS_FOR_NOTHING:
+        return f" (with `prepare csv --missing '{found}'` it is a missing value)"
     digits = found.replace(",", "").replace(".", "").replace(" ", "")
-    if not digits.lstrip("+-").isdigit():
-        return ""
-    return " with a decimal point and no comma"
-
-
-def _list_hint(use: ColumnUse) -> str:
-    """How to have longer lists read."""
-    of_list = lists.parse(use.reading)
-    if of_list is None:
-        return ""
-    return f" ({use.column}:{replace(of_list, most=2 * of_list.most)} takes longer ones)"
+    if use.role == "numerical" and "," in found and digits.lstrip("+-").isdigit():
+        return " with a decimal point and no comma"
+    return ""
 
 
 def resolve(

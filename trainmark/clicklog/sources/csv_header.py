@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from trainmark.clicklog.sources import text_files
+from trainmark.clicklog.sources.column_spec import NUMBER
 from trainmark.errors import InputError
 
 HEADER_BYTES = text_files.MAX_LINE_BYTES
@@ -48,7 +49,7 @@ def _first_line(path: Path, delimiter: str) -> list[str]:
     if not line:
         raise InputError(f"{path}: the first line is empty.")
     if b"\0" in line:
-        raise InputError(f"{path} is not text. `trainmark prepare parquet` reads Parquet files.")
+        raise InputError(f"{path} is {_binary(line)}.")
     line = line.removesuffix(b"\r")
     if b"\r" in line:
         raise InputError(
@@ -70,6 +71,24 @@ def _first_line(path: Path, delimiter: str) -> list[str]:
     except pa.ArrowInvalid:
         raise InputError(f"{path}:1: {OPEN_QUOTE}.") from None
     return [decoded(column[0].as_py()) for column in table.columns]
+
+
+def _binary(line: bytes) -> str:
+    """What a line with zeros in it is of. Latin letters in UTF-16 have one in every other byte; a
+    mark before them, which most files have, would have said so."""
+    for order, half in (("LE", line[1::2]), ("BE", line[::2])):
+        if not any(half):
+            return f"text in UTF-16: convert it, as by iconv -f UTF-16{order} -t UTF-8"
+    return "not text. `trainmark prepare parquet` reads Parquet files"
+
+
+def header_hint(names: Sequence[str]) -> str:
+    """What to add where --columns does not fit a first line that may be data."""
+    if not any(NUMBER.fullmatch(name) for name in names):
+        return ""
+    return (
+        " If the first line is no header, give --no-header, and the numbers of the columns, from 1."
+    )
 
 
 def _refuse_delimiter(path: Path, delimiter: str, line: str) -> None:

@@ -19,6 +19,7 @@ from trainmark.clicklog.sources.csv_header import (
     OPEN_QUOTE,
     column_names,
     decoded,
+    header_hint,
     is_padded,
     is_utf8,
 )
@@ -71,7 +72,10 @@ class CsvSource:
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self.names = column_names(self.files, delimiter, header)
         self._padded = is_padded(self.files, delimiter)
-        uses = column_match.uses(columns, self.names, str(self.files[0]), old)
+        try:
+            uses = column_match.uses(columns, self.names, str(self.files[0]), old)
+        except InputError as error:
+            raise InputError(f"{error}{header_hint(self.names) if header else ''}") from None
         uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
         self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)

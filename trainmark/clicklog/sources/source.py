@@ -93,8 +93,8 @@ class Room:
 def stop_at(bad: BadRow) -> NoReturn:
     """Raise a bad row."""
     raise InputError(
-        f"{bad}. With --bad-rows skip such lines are left out and listed, "
-        "with --bad-rows keep their bad fields count as missing."
+        f"{bad}. With --bad-rows skip such lines are left out and listed; with --bad-rows keep "
+        "bad fields count as missing where the rest of the line can be used."
     )
 
 

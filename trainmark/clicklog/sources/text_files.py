@@ -56,7 +56,10 @@ FORMATS = {
     b"PAR1": (None, "a Parquet file, which `trainmark prepare parquet` reads"),
     b"\xff\xfe": (None, "text in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": (None, "text in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8"),
-    b"PK\x03\x04": (None, "a zip archive: unpack it"),
+    b"PK\x03\x04": (None, "a zip archive (unpack it) or an Excel file (save it as CSV)"),
+    b"\xd0\xcf\x11\xe0": (None, "an Excel file: save it as CSV"),
+    b"BZh": (None, "compressed by bzip2: unpack it, or pack it by gzip or zstd"),
+    b"\xfd7zX": (None, "compressed by xz: unpack it, or pack it by gzip or zstd"),
 }
 """First bytes of files that are no plain text: the suffix that they need, and what to say."""
 

@@ -31,10 +31,12 @@ def warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
 
 
 def _near_guessing(cfg: DlrmRun, metrics: Metrics) -> list[str]:
-    auc = metrics.get(METRIC)
-    if auc is None or (cfg.data == SYNTHETIC and cfg.synthetic_ids == "uniform"):
+    if METRIC not in metrics or (cfg.data == SYNTHETIC and cfg.synthetic_ids == "uniform"):
         return []  # uniform ids are for speed, and a note says so
+    auc = metrics[METRIC]
     clicks, others = _counted(cfg)
+    if auc is None:
+        return _one_label(cfg, clicks, others)
     error = guessing_error(clicks, others) if clicks and others else 0.0
     if auc >= 0.5 + max(ERRORS * error, NEAR_GUESSING):
         return []
@@ -49,6 +51,16 @@ def _near_guessing(cfg: DlrmRun, metrics: Metrics) -> list[str]:
         told += f", and guessing reaches up to {0.5 + ERRORS * error:.4f} there{rows}"
         return [f"{told}. Hold more rows out to tell, take more or smaller steps, or lower --lr."]
     return [f"{told}: near guessing{rows}. Take more or smaller steps, or lower --lr."]
+
+
+def _one_label(cfg: DlrmRun, clicks: int, others: int) -> list[str]:
+    if bool(clicks) == bool(others):
+        return []
+    which = "every row" if clicks else "no row"
+    return [
+        f"The AUC on {cfg.quality_split} is undefined: {which} there is a click, so that nothing "
+        "says whether the model is good. Check the label, or hold other rows out."
+    ]
 
 
 def _counted(cfg: DlrmRun) -> tuple[int, int]:
