@@ -1,5 +1,6 @@
-"""What every benchmark here shares: how its results are written."""
+"""What every benchmark here shares: its flags, and how its results are written and read."""
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,32 @@ from trainmark.hardware.environment import environment
 
 SCHEMA = "trainmark.benchmark/1"
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a GPU is measured, and where that is written."""
+
+    device: Any
+    """As PyTorch has it, which is not loaded here."""
+    tiny: bool
+    seconds: float
+    """Of timed steps in a row."""
+    output: Path
+    commit: str | None = None
+    """What is measured, where there is no git to ask."""
+
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        write_results(name, rows, self.device, folder=self.output, commit=self.commit)
+
+
+def parser(page: str) -> argparse.ArgumentParser:
+    """The flags of a benchmark of a GPU; `page` is what its first lines say."""
+    made = argparse.ArgumentParser(description=page.splitlines()[0])
+    made.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    made.add_argument("--commit", help="what is measured, where there is no git to ask")
+    made.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU: does it run?")
+    return made
 
 
 def in_a_process(work: Callable[[], None]) -> bool:
@@ -41,6 +69,12 @@ def command() -> str:
     script, *arguments = sys.argv
     named = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *named])
+
+
+def read_rows(name: str, folder: Path | None = None) -> list[dict[str, Any]]:
+    """Those of `results/<name>.json`, or of this file in `folder`; none where there is no file."""
+    path = (folder or RESULTS) / f"{name}.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
 def write_results(

@@ -14,7 +14,6 @@ sentences with about 25 tokens, and with dropout on. `padded` computes 512 token
 MFU counts the matrix products of the model over the peak of `trainmark/hardware/devices.py`.
 """
 
-import argparse
 import dataclasses
 import gc
 import itertools
@@ -22,13 +21,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks import common
+from benchmarks.timing import step_times
 from trainmark import metrics
 from trainmark.config import Precision
 from trainmark.distributed.mesh import single
@@ -180,14 +179,14 @@ def measure(case: Case, scale: Scale, seconds: float) -> dict[str, Any]:
     began = time.perf_counter()
     make = trainmark_step if case.system == "trainmark" else huggingface_step
     one_step = make(case, scale)
-    timed_steps(one_step, 5, scale.device)
+    step_times(one_step, 5, scale.device)
     ready_s = time.perf_counter() - began
     on_gpu = scale.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    times = timed_steps(one_step, 10, scale.device)
+    times = step_times(one_step, 10, scale.device)
     while sum(times) < seconds:
-        times += timed_steps(one_step, 10, scale.device)
+        times += step_times(one_step, 10, scale.device)
     step_s = statistics.median(times)
     share = mfu(case, scale, step_s)
     return dataclasses.asdict(case) | {
@@ -199,24 +198,6 @@ def measure(case: Case, scale: Scale, seconds: float) -> dict[str, Any]:
         "steps": len(times),
         "ready_s": round(ready_s, 1),
     }
-
-
-def timed_steps(one_step: Callable[[], Any], count: int, device: torch.device) -> list[float]:
-    """Seconds of each of `count` steps."""
-    if device.type == "cpu":
-        marks = [time.perf_counter()]
-        for _ in range(count):
-            one_step()
-            marks.append(time.perf_counter())
-        return [b - a for a, b in itertools.pairwise(marks)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    torch.cuda.synchronize()
-    events[0].record()
-    for event in events[1:]:
-        one_step()
-        event.record()
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events)]
 
 
 def mfu(case: Case, scale: Scale, step_s: float) -> float | None:
@@ -232,12 +213,9 @@ def mfu(case: Case, scale: Scale, step_s: float) -> float | None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser = common.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="timed seconds per row")
     parser.add_argument("--only", default="", help="measure rows whose system contains this")
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
-    parser.add_argument("--tiny", action="store_true", help="a toy network on the CPU")
     options = parser.parse_args(arguments)
     scale = TINY if options.tiny else FULL
     seconds = 0.0 if options.tiny else options.seconds
@@ -255,7 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
         torch.cuda.empty_cache()
         name = "distilbert_tiny" if options.tiny else "distilbert_gpu_h200"
         # After every row: a time limit loses one row.
-        write_results(name, rows, scale.device, folder=options.output, commit=options.commit)
+        common.write_results(name, rows, scale.device, folder=options.output, commit=options.commit)
 
 
 if __name__ == "__main__":

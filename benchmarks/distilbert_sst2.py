@@ -29,7 +29,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks import common
 
 WANTED = 0.90
 EVALUATIONS = 8  # an epoch, on the way to the target
@@ -87,18 +87,13 @@ def trainmark(command: list[str]) -> None:
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 
-def earlier_rows(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return rows
-
-
 class Study:
     """Runs the command, and writes all rows after each."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self._name = "distilbert_sst2_tiny" if options.tiny else "distilbert_sst2_h200"
-        self.rows = earlier_rows(RESULTS / f"{self._name}.json")
+        self.rows = common.read_rows(self._name)
         self.began, self._lock = time.perf_counter(), Lock()
 
     def run_all(self, wanted: Sequence[tuple[Recipe, str, int]]) -> list[dict[str, Any]]:
@@ -131,7 +126,9 @@ class Study:
             json.dumps({key: value for key, value in row.items() if key != "command"}), flush=True
         )
         device = "cpu" if options.tiny else "cuda"
-        write_results(self._name, self.rows, device, folder=options.output, commit=options.commit)
+        common.write_results(
+            self._name, self.rows, device, folder=options.output, commit=options.commit
+        )
 
     def has_time_for(self, seconds: float) -> bool:
         """Whether a run that long still fits."""
@@ -176,16 +173,13 @@ def as_row(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--data", type=Path, help="made by 'trainmark prepare sst2'")
     parser.add_argument("--weights", type=Path, help="Hugging Face folder of the encoder")
-    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("build/distilbert_sst2"))
     parser.add_argument("--seconds", type=float, default=420, help="no run begins that may not end")
     parser.add_argument("--together", type=int, default=1, help="calls that share the GPU")
     parser.add_argument("--to-target", action="store_true", help="stop where the target is reached")
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
-    parser.add_argument("--tiny", action="store_true", help="a toy network on the CPU")
     options = parser.parse_args(arguments)
     if not options.tiny and not (options.data and options.weights):
         parser.error("--data and --weights are needed")

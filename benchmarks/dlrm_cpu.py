@@ -37,7 +37,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks.common import read_rows, write_results
+from benchmarks.dlrm_peers import mlp
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import LocalEngine
 from trainmark.hardware.allocator import keep_freed_memory
@@ -180,9 +181,9 @@ class PlainDlrm(nn.Module):
             )
             for rows in model.table_rows
         )
-        self.bottom = _mlp([model.numerical_features, *model.bottom_mlp], nn.ReLU())
+        self.bottom = mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
         num_dots = num_vectors * (num_vectors - 1) // 2
-        self.top = _mlp([dim + num_dots, *model.top_mlp], nn.Identity())
+        self.top = mlp([dim + num_dots, *model.top_mlp], last_relu=False)
         row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         self.register_buffer("lower", row * num_vectors + column)
 
@@ -197,11 +198,6 @@ class PlainDlrm(nn.Module):
         # Faster in the backward pass than the dots[:, row, column] of the published models.
         lower = dots.flatten(1).index_select(1, self.lower)
         return torch.cat([x, lower], dim=1)
-
-
-def _mlp(widths: list[int], last: nn.Module) -> nn.Sequential:
-    layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths)]
-    return nn.Sequential(*[*itertools.chain.from_iterable(layers)][:-1], last)
 
 
 class PlainTrainer:
@@ -353,9 +349,7 @@ def main() -> None:
         print(json.dumps(measure(SHAPES[args.measure[0]], args.measure[1])))
         return
     if args.cores:
-        path = (args.results or RESULTS) / "dlrm_cpu_cores.json"
-        earlier = json.loads(path.read_text())["rows"] if path.exists() else []
-        scaled = {_scale_key(row): row for row in earlier}
+        scaled = {_scale_key(row): row for row in read_rows("dlrm_cpu_cores", args.results)}
         for cores in args.cores:
             for row in _scaled(cores):
                 scaled[_scale_key(row)] = row

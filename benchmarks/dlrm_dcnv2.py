@@ -9,21 +9,18 @@ Batches lie on the device with all of their ids, several of them in turn. `split
 
 import argparse
 import dataclasses
-import itertools
 import json
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks import common
 from benchmarks.dlrm_clicks import EXPONENTS, Ids, draw_ids
-from benchmarks.dlrm_systems import resolved, step, synchronize, trainer_for, with_changes
-from benchmarks.dlrm_timing import memory_gib, profiled, warm_up, windows
+from benchmarks.dlrm_systems import batch_of, endless_steps, resolved, trainer_for, with_changes
+from benchmarks.timing import memory_gib, profiled, synchronize, warm_up, windows
 from trainmark.config import SYNTHETIC
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.training.seeding import generator
@@ -74,27 +71,8 @@ def batches(cfg: DlrmRun, ids: Ids, device: torch.device) -> list[ClickBatch]:
             groups.append(IdGroup(features, drawn.view(shape)))
         dense = torch.randn(samples, model.numerical_features, device=device, generator=random)
         labels = torch.rand(samples, device=device, generator=random) < 0.2
-        found.append(
-            ClickBatch(
-                numerical=dense.half(),
-                labels=labels,
-                groups=groups,
-                samples=samples,
-                global_samples=samples,
-                position=samples,
-                partial=False,
-            )
-        )
+        found.append(batch_of(dense.half(), groups, labels))
     return found
-
-
-def losses(trainer: Any, pool: list[ClickBatch], device: torch.device) -> Iterator[Tensor]:
-    turn = itertools.cycle(pool)
-    synchronize(device)
-    ahead = trainer.prepare(next(turn))
-    while True:
-        prepared, ahead = ahead, trainer.prepare(next(turn))
-        yield step(trainer, prepared, LR)
 
 
 def measure(
@@ -106,7 +84,7 @@ def measure(
     synchronize(device)
     print(f"built in {time.perf_counter() - began:.1f} s", flush=True)
     for ids in args.ids:
-        endless = losses(trainer, batches(cfg, ids, device), device)
+        endless = endless_steps(trainer, batches(cfg, ids, device), LR, device)
         warm_up(endless, device)
         step_s = statistics.mean(windows(endless, args.seconds, device))
         loss = next(endless).item()
@@ -129,14 +107,11 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=common.RESULTS)
+    parser = common.parser(__doc__)
     parser.add_argument("--tables", nargs="+", default=["bf16"], choices=FORMATS)
     parser.add_argument("--ids", nargs="+", default=["uniform", "power_law"], choices=EXPONENTS)
     parser.add_argument("--batch", type=int, default=65536)
     parser.add_argument("--seconds", type=float, default=4, help="of steps per row")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     args = parser.parse_args()
     device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
     rows = []

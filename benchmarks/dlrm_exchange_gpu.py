@@ -24,14 +24,12 @@ Cases have processes of their own, but for `native` and `direct`, whose windows 
 printed and written as soon as it is measured; a later call keeps the rows of other cases.
 """
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -45,12 +43,11 @@ from benchmarks.dlrm_systems import (
     random_clicks,
     resolved,
     steps_of,
-    synchronize,
     tables_in,
     trainer_for,
     with_changes,
 )
-from benchmarks.dlrm_timing import GIB, memory_gib, profiled, warm_up, windows
+from benchmarks.timing import GIB, memory_gib, profiled, synchronize, warm_up, windows
 from trainmark.config import SYNTHETIC
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
@@ -79,15 +76,10 @@ TINY: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(common.Options):
     """How to measure."""
 
-    device: torch.device
-    tiny: bool
-    seconds: float
     host_gib: float
-    output: Path
-    commit: str | None = None
 
     @property
     def batch(self) -> int:
@@ -360,14 +352,10 @@ def measure(case: str, options: Options) -> None:
     """Every row of a case: printed and written at once."""
     for row in CASES[case](options):
         print(json.dumps({k: v for k, v in row.items() if k != "kernels_ms"}), flush=True)
-        rows = {old["case"]: old for old in read_rows(options)} | {row["case"]: row}
-        common.write_results(
-            result_name(options),
-            with_ratios(rows),
-            options.device,
-            folder=options.output,
-            commit=options.commit,
-        )
+        name = "dlrm_exchange_tiny" if options.tiny else RESULT
+        earlier = common.read_rows(name, options.output)
+        rows = {old["case"]: old for old in earlier} | {row["case"]: row}
+        options.write(name, with_ratios(rows))
 
 
 def with_ratios(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -381,23 +369,11 @@ def with_ratios(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def result_name(options: Options) -> str:
-    return "dlrm_exchange_tiny" if options.tiny else RESULT
-
-
-def read_rows(options: Options) -> list[dict[str, Any]]:
-    path = options.output / f"{result_name(options)}.json"
-    return json.loads(path.read_text())["rows"] if path.exists() else []
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=common.RESULTS)
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser = common.parser(__doc__)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--seconds", type=float, default=1.5, help="of steps per row")
     parser.add_argument("--host-gib", type=float, default=96, help="of tables in host memory")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args()
     free = psutil.virtual_memory().available - LEFT_TO_THE_REST
     options = Options(

@@ -20,7 +20,6 @@ Each case has a process of its own. A row is printed and written as soon as it i
 call replaces the rows that it measures again, and keeps the others.
 """
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -49,7 +48,7 @@ from benchmarks.dlrm_systems import (
     trainmark_system,
     with_changes,
 )
-from benchmarks.dlrm_timing import PARTS, memory_gib, profiled, warm_up, windows
+from benchmarks.timing import PARTS, memory_gib, profiled, warm_up, windows
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
 from trainmark.hardware.monitor import Monitor
@@ -125,17 +124,11 @@ def _cases() -> list[Case]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(common.Options):
     """How to measure."""
 
-    device: torch.device
-    tiny: bool
-    seconds: float
     disk_rows: int
     scratch: Path
-    output: Path
-    commit: str | None = None
-    """What is measured, where there is no git to ask."""
 
 
 def named_run(case: Case, options: Options) -> DlrmRun:
@@ -235,13 +228,7 @@ def measure(case: Case, options: Options) -> None:
     for row in measured(case, options):
         print(json.dumps({k: v for k, v in row.items() if k != "kernels_ms"}), flush=True)
         rows = {key_of(old): old for old in read_rows(options)} | {key_of(row): row}
-        common.write_results(
-            result_name(options),
-            with_ratios([*rows.values()]),
-            options.device,
-            folder=options.output,
-            commit=options.commit,
-        )
+        options.write(result_name(options), with_ratios([*rows.values()]))
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -253,8 +240,7 @@ def result_name(options: Options) -> str:
 
 
 def read_rows(options: Options) -> list[dict[str, Any]]:
-    path = options.output / f"{result_name(options)}.json"
-    return json.loads(path.read_text())["rows"] if path.exists() else []
+    return common.read_rows(result_name(options), options.output)
 
 
 def with_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -308,16 +294,13 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=common.RESULTS)
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser = common.parser(__doc__)
     parser.add_argument("--only", default="", help="cases that have all these words, by commas")
     parser.add_argument("--seconds", type=float, default=4, help="of steps per row")
     parser.add_argument("--budget", type=float, default=540, help="no case starts after seconds")
     parser.add_argument("--disk-rows", type=int, help="90 bytes each; 100 M, or tiny 100 k")
     parser.add_argument("--scratch", type=Path, default=Path("build/dlrm_gpu"))
     parser.add_argument("--missing", action="store_true", help="leave out what is there already")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args()
     device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
     options = Options(

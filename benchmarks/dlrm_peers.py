@@ -68,8 +68,8 @@ class Dense(nn.Module):
         num_vectors = len(model.table_rows) + 1
         self._width = interaction_width(model)
         with setting.device:
-            self.bottom = _mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
-            self.top = _mlp([self._width, *model.top_mlp], last_relu=False)
+            self.bottom = mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
+            self.top = mlp([self._width, *model.top_mlp], last_relu=False)
             row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
             self.register_buffer("lower", row * num_vectors + column, persistent=False)
         if setting.compile:
@@ -90,7 +90,7 @@ class Dense(nn.Module):
         return torch.optim.SGD(self.parameters(), lr=self._setting.lr, fused=True)
 
 
-def _mlp(widths: list[int], *, last_relu: bool) -> nn.Sequential:
+def mlp(widths: list[int], *, last_relu: bool) -> nn.Sequential:
     layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths)]
     flat = list(itertools.chain.from_iterable(layers))
     return nn.Sequential(*(flat if last_relu else flat[:-1]))

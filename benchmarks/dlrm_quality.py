@@ -41,10 +41,10 @@ from benchmarks.dlrm_systems import (
     mlps_in,
     resolved,
     step,
-    synchronize,
     tables_in,
     trainer_for,
 )
+from benchmarks.timing import synchronize
 from trainmark import metrics
 from trainmark.config import SYNTHETIC
 from trainmark.errors import InputError
@@ -411,8 +411,7 @@ class Results:
     commit: str | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        path = self.folder / f"{RESULT}.json"
-        return json.loads(path.read_text())["rows"] if path.exists() else []
+        return common.read_rows(RESULT, self.folder)
 
     def add(self, rows: Sequence[dict[str, Any]], device: torch.device) -> None:
         rows = merged(self.rows(), rows)

@@ -47,7 +47,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.collectives import Communication
-from benchmarks.common import RESULTS, write_results
+from benchmarks.common import read_rows, write_results
 from benchmarks.dlrm_scaling_systems import CPU, Step, own_step, trainmark_step
 from trainmark.distributed import mesh as meshes
 from trainmark.embeddings.placement.placement import (
@@ -278,9 +278,7 @@ def main() -> None:
 
 def _rows_of_other_cases(numbers: Iterable[int]) -> list[dict[str, Any]]:
     """What the file has of the cases that are not measured now."""
-    path = RESULTS / f"{NAME}.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if _case_number(row) not in set(numbers)]
+    return [row for row in read_rows(NAME) if _case_number(row) not in set(numbers)]
 
 
 def _case_number(row: Mapping[str, Any]) -> int:

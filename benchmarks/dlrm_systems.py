@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks import dlrm_peers
 from benchmarks.dlrm_clicks import EXPONENTS, Ids, draw_ids
+from benchmarks.timing import synchronize
 from trainmark import workloads
 from trainmark.clickdata import feature_spec
 from trainmark.distributed.mesh import single
@@ -95,6 +96,11 @@ def click_batch(
     for dtype in sorted(set(dtypes), key=lambda name: np.dtype(name).itemsize):
         features = [i for i, d in enumerate(dtypes) if d == dtype]
         groups.append(IdGroup(features, ids_FB[features].to(getattr(torch, dtype))))
+    return batch_of(numerical_BN, groups, labels_B)
+
+
+def batch_of(numerical_BN: Tensor, groups: list[IdGroup], labels_B: Tensor) -> ClickBatch:
+    """All of a step's samples, and the first ones."""
     samples = len(labels_B)
     return ClickBatch(
         numerical=numerical_BN,
@@ -115,11 +121,6 @@ def step(trainer: Any, prepared: Any, lr: float) -> Tensor:
     return loss
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 # --- systems
 
 
@@ -128,19 +129,27 @@ def trainmark_system(cfg: DlrmRun, device: torch.device) -> Losses:
 
 
 def steps_of(trainer: Any, device: torch.device) -> Losses:
-    """Steps of a trainer of ours; each batch is prepared a step ahead, as in a run."""
+    """Steps of a trainer of ours on batches of one id per feature."""
     cfg = trainer.cfg
 
     def losses(ids: Ids) -> Iterator[Tensor]:
         clicks = random_clicks(cfg.model, cfg.global_batch or 0, ids, device)
-        batches = itertools.cycle([click_batch(cfg.model.table_rows, *parts) for parts in clicks])
-        synchronize(device)  # the trainer reads them on a stream of its own
-        ahead = trainer.prepare(next(batches))
-        while True:
-            prepared, ahead = ahead, trainer.prepare(next(batches))
-            yield step(trainer, prepared, LR)
+        pool = [click_batch(cfg.model.table_rows, *parts) for parts in clicks]
+        return endless_steps(trainer, pool, LR, device)
 
     return losses
+
+
+def endless_steps(
+    trainer: Any, pool: Sequence[ClickBatch], lr: float, device: torch.device
+) -> Iterator[Tensor]:
+    """The losses of a trainer of ours; each batch is prepared a step ahead, as in a run."""
+    batches = itertools.cycle(pool)
+    synchronize(device)  # the trainer reads them on a stream of its own
+    ahead = trainer.prepare(next(batches))
+    while True:
+        prepared, ahead = ahead, trainer.prepare(next(batches))
+        yield step(trainer, prepared, lr)
 
 
 def peer_system(name: str, cfg: DlrmRun, device: torch.device) -> Losses:

@@ -1,4 +1,4 @@
-"""What the norm of the gradient costs: steps with it, with the earlier check alone, with neither.
+"""What the norm of the gradient costs, and `--check-every`: steps with them, and with neither.
 
     python benchmarks/gradient_norm.py               # on a GPU
     python benchmarks/gradient_norm.py --small       # on a CPU
@@ -11,6 +11,7 @@ turn's time against that of the one without anything.
     again     the same in another trainer: what two of one kind differ by
     finite    sums of absolute values, which tell that alone
     neither   nothing looks at the gradients
+    checked   loss and gradients are computed twice, and compared
 
 Llama-3 clips by the norm, so it has no `finite`. A last row is the time to write curves.csv.
 """
@@ -34,6 +35,7 @@ from torch import Tensor
 
 from benchmarks.common import write_results
 from trainmark import workloads
+from trainmark.config import filled
 from trainmark.distributed.mesh import single
 from trainmark.hardware.backends import synchronizer
 from trainmark.hardware.devices import Cluster, identify
@@ -71,21 +73,23 @@ CPU_RUNS: Runs = {"dlrm-demo": {}, "distilbert-demo": {}, "llama3-demo": {}}
 
 
 def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -> dict[str, Any]:
-    """One row: seconds of a step by variant, and the costs of norm and check."""
+    """One row: seconds of a step by variant, and the costs of norm and checks."""
     cluster = Cluster(identify(device).key, 1, 1)
     named = dataclasses.replace(workloads.named_run(run), device=device.type, **changes)
     cfg = workloads.resolve(named, cluster)
     place, stand_ins = PLACES[cfg.workload]
     others = ["finite", "neither"] if len(stand_ins) == 2 else ["neither"]
-    names = ["norm", "again", *others]
+    names = ["norm", "again", *others, "checked"]
     workload = workloads.load(cfg.workload)
     build = functools.partial(build_trainer, cfg, workload, single(device))
     shared = build() if device.type == "cpu" else None
     batches = list(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
     steps = {
         name: _stepper(shared or build(), batches, place, stand_in)
-        for name, stand_in in zip(names, [None, None, *stand_ins], strict=True)
+        for name, stand_in in zip(names, [None, None, *stand_ins], strict=False)
     }
+    checked = filled(workload.checked_step)
+    steps["checked"] = _stepper(shared or build(), batches, place, None, checked)
     of_step: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-2, turns):
         for name in random.sample(names, len(names)):
@@ -94,13 +98,22 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
                 of_step[name].append(seconds)
     row: dict[str, Any] = {"system": "trainmark", "run": run, "turns": turns}
     row["step_ms"] = {name: 1e3 * statistics.median(all_) for name, all_ in of_step.items()}
-    for name in names[:-1]:
-        pairs = zip(of_step[name], of_step["neither"], strict=True)
-        row[f"cost_of_{name}"] = statistics.median(a / b - 1 for a, b in pairs)
-    return row
+
+    def cost(name: str, against: str) -> float:
+        pairs = zip(of_step[name], of_step[against], strict=True)
+        return statistics.median(a / b - 1 for a, b in pairs)
+
+    row |= {f"cost_of_{name}": cost(name, "neither") for name in ["norm", "again", *others[:-1]]}
+    return row | {"cost_of_checking_1_in_200": cost("checked", "norm") / 200}
 
 
-def _stepper(trainer: Any, batches: list[Any], place: str, stand_in: Any) -> Callable[[], float]:
+def _stepper(
+    trainer: Any,
+    batches: list[Any],
+    place: str,
+    stand_in: Any,
+    step: Callable[[Any, Any, float], Any] = lambda trainer, *given: trainer.step(*given),
+) -> Callable[[], float]:
     """What makes some steps, and returns the seconds of one."""
     device = trainer.mesh.device
     wait, found = synchronizer(device), itertools.cycle(batches)
@@ -116,7 +129,7 @@ def _stepper(trainer: Any, batches: list[Any], place: str, stand_in: Any) -> Cal
                 prepared = trainer.prepare(batch)
                 if prepared.ready is not None:
                     prepared.ready.wait()
-                trainer.step(prepared, 1e-4)
+                step(trainer, prepared, 1e-4)
             wait()
             seconds = now() - began
         return seconds / count

@@ -13,14 +13,13 @@ loss of the first step.
 
 import argparse
 import dataclasses
-import json
 import lzma
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks import common
 from trainmark import workloads
 from trainmark.config import SYNTHETIC, TrainOptions
 from trainmark.corpus import dataset, tokens
@@ -133,21 +132,18 @@ def check_same_start(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--data", type=Path, help="tokens of the text")
     parser.add_argument("--prepare", type=Path, metavar="TEXT", help="make --data, and end")
     parser.add_argument("--only", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("build/llama3_alignment"))
     parser.add_argument("--micro-batch", type=int, default=16)
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
-    parser.add_argument("--tiny", action="store_true", help="a toy network on the CPU")
     options = parser.parse_args(arguments)
     if options.prepare:
         prepare(options.prepare, options.data)
         return
     result = "llama3_alignment_tiny" if options.tiny else "llama3_alignment_h200"
-    rows = known_rows(RESULTS / f"{result}.json")
+    rows = known_rows(result)
     if REFERENCE not in (*rows, options.only[0] if options.only else REFERENCE):
         parser.error(f"no reference was measured yet; give it first: --only {REFERENCE} ...")
     for name in options.only:
@@ -156,17 +152,14 @@ def main(arguments: list[str] | None = None) -> None:
         print({key: value for key, value in rows[name].items() if key != "curve"}, flush=True)
         in_order = [rows[known] for known in VARIANTS if known in rows]
         device = "cpu" if options.tiny else "cuda"
-        write_results(result, in_order, device, folder=options.output, commit=options.commit)
+        common.write_results(result, in_order, device, folder=options.output, commit=options.commit)
         check_same_start(rows)
 
 
-def known_rows(path: Path) -> dict[str, dict[str, Any]]:
+def known_rows(result: str) -> dict[str, dict[str, Any]]:
     """Rows that were measured before, by the names of their variants."""
-    if not path.is_file():
-        return {}
     names = {variant: name for name, (variant, _) in VARIANTS.items()}
-    rows = json.loads(path.read_text())["rows"]
-    return {names[row["variant"]]: {"commit": None} | row for row in rows}
+    return {names[row["variant"]]: {"commit": None} | row for row in common.read_rows(result)}
 
 
 if __name__ == "__main__":

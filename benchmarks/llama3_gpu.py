@@ -9,21 +9,19 @@ Batches lie in host memory and are copied as in training. Weights are random and
 neither changes how long a step takes. Cases that are not run keep their rows in the result.
 """
 
-import argparse
 import dataclasses
 import gc
-import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks import common
+from benchmarks.dlrm_systems import step as step_of
+from benchmarks.timing import step_times
 from trainmark import metrics, workloads
 from trainmark.distributed.mesh import single
 from trainmark.hardware import devices
@@ -92,13 +90,7 @@ def trainmark_step(cfg: runs.LlamaRun, scale: Scale) -> Callable[[], Any]:
     trainer = build_trainer(cfg, workload, single(scale.device))
     batches = iter(list(workload.build_data(cfg, "train", 0, 1)))
 
-    def step() -> Any:
-        prepared = trainer.prepare(next(batches))
-        if prepared.ready is not None:
-            prepared.ready.wait()
-        return trainer.step(prepared, 1e-5)[0]
-
-    return step
+    return lambda: step_of(trainer, trainer.prepare(next(batches)), 1e-5)
 
 
 def transformers_step(cfg: runs.LlamaRun, scale: Scale) -> Callable[[], Any]:
@@ -149,32 +141,19 @@ def _measure(
     began = time.perf_counter()
     step = (trainmark_step if case.system == "trainmark" else transformers_step)(cfg, scale)
     losses: list[Any] = []
-    _timed(step, WARMUP, losses, on_gpu)
+
+    def one_step() -> None:
+        losses.append(step())
+
+    step_times(one_step, WARMUP, scale.device)
     ready_s = time.perf_counter() - began
-    return _timed(step, MEASURED, losses, on_gpu), {
+    return step_times(one_step, MEASURED, scale.device), {
         "memory_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
         "allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "ready_s": round(ready_s, 1),
         "first_loss": losses[0].item(),
         "last_loss": losses[-1].item(),
     }
-
-
-def _timed(step: Callable[[], Any], count: int, losses: list[Any], on_gpu: bool) -> list[float]:
-    """Seconds of each of `count` steps, by device events where there is a device."""
-    if not on_gpu:
-        marks = [time.perf_counter()]
-        for _ in range(count):
-            losses.append(step())
-            marks.append(time.perf_counter())
-        return [b - a for a, b in itertools.pairwise(marks)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    events[0].record()
-    for event in events[1:]:
-        losses.append(step())
-        event.record()
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events)]
 
 
 def _described(case: Case, cfg: runs.LlamaRun) -> dict[str, Any]:
@@ -227,33 +206,23 @@ def release() -> None:
     torch.cuda.empty_cache()
 
 
-def known_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Rows that were measured before, by the names of their cases."""
-    if not path.is_file():
-        return {}
-    return {row["name"]: {"commit": None} | row for row in json.loads(path.read_text())["rows"]}
-
-
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     names = [case.name for case in CASES]
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--name", default="llama3_gpu_h200")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
-    parser.add_argument("--tiny", action="store_true", help="a toy network on the CPU")
     options = parser.parse_args(arguments)
     scale = TINY if options.tiny else FULL
     name = "llama3_tiny" if options.tiny else options.name
     commit = environment(scale.device)[1]["commit"] or options.commit
-    rows = known_rows(RESULTS / f"{name}.json")
+    rows = {row["name"]: {"commit": None} | row for row in common.read_rows(name)}
     for case in CASES:
         if case.name in options.only:
             rows[case.name] = measure(case, scale) | {"commit": commit}
             print(rows[case.name], flush=True)
             release()
             in_order = [rows[known] for known in names if known in rows]
-            write_results(name, in_order, scale.device, folder=options.output, commit=commit)
+            common.write_results(name, in_order, scale.device, folder=options.output, commit=commit)
 
 
 if __name__ == "__main__":

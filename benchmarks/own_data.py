@@ -39,7 +39,7 @@ import pandas as pd
 import tyro
 from numpy.typing import NDArray
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks.common import RESULTS, read_rows, write_results
 from benchmarks.own_data_r import r_sets
 from benchmarks.own_data_sets import LABEL, SOURCES, Set, Table, all_sets
 from trainmark.cli import main as trainmark
@@ -95,7 +95,9 @@ class Scores:
 
 def main(arguments: Arguments) -> None:
     """Run the sets, and write their rows as they come."""
-    rows, sets = _earlier_rows(arguments.results), chosen_sets(arguments)
+    rows: dict[str, Mapping[str, Any]]
+    rows = {row["data"]: row for row in read_rows("own_data", arguments.results)}
+    sets = chosen_sets(arguments)
     for name, source in SOURCES.items():
         if name not in sets and is_wanted(name, arguments):
             print(f"{name} is left out: {source}.")
@@ -120,13 +122,6 @@ def chosen_sets(arguments: Arguments) -> dict[str, Set]:
 
 def is_wanted(name: str, arguments: Arguments) -> bool:
     return not arguments.only or any(part in name for part in arguments.only)
-
-
-def _earlier_rows(folder: Path) -> dict[str, Mapping[str, Any]]:
-    path = folder / "own_data.json"
-    if not path.exists():
-        return {}
-    return {row["data"]: row for row in json.loads(path.read_text())["rows"]}
 
 
 # --- all splits of all sets

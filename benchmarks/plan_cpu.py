@@ -9,7 +9,6 @@ constant of the planner is fitted to them: it counts operations and bytes, and r
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks.common import read_rows, write_results
 from trainmark.hardware.devices import cpu_name, usable_cores
 from trainmark.report.forecasts import step_time
 from trainmark.run import result
@@ -100,8 +99,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=["1x1", "1x2", "2x1"])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     options = parser.parse_args()
-    path = RESULTS / f"{NAME}.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = read_rows(NAME)
     with tempfile.TemporaryDirectory() as folder:
         for layout in options.layouts:
             for row in measured(layout, options.shapes, Path(folder)):

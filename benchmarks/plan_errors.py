@@ -10,14 +10,13 @@ of Llama-3, which `workloads/llama3/step_time.py` has, and writes `results/plan_
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks.common import read_rows, write_results
 from benchmarks.dlrm_systems import with_changes
 from trainmark.config import Run, filled
 from trainmark.formatting import GIB
@@ -91,12 +90,11 @@ def _flagperf(row: published.Row) -> Case:
 
 def own() -> list[Case]:
     """One H200, from `llama3_gpu_h200.json`."""
-    file = "llama3_gpu_h200.json"
-    rows = json.loads((RESULTS / file).read_text())["rows"]
-    return [_own(row, file) for row in rows if row["system"] == "trainmark"]
+    name = "llama3_gpu_h200"
+    return [_own(row, name) for row in read_rows(name) if row["system"] == "trainmark"]
 
 
-def _own(row: dict[str, Any], file: str) -> Case:
+def _own(row: dict[str, Any], name: str) -> Case:
     cluster = Cluster.parse("h200x1x1")
     cfg = resolve(
         dataclasses.replace(
@@ -118,7 +116,7 @@ def _own(row: dict[str, Any], file: str) -> Case:
         measured_bytes=row["allocated_gib"] * GIB,
         layers=None,
         system="trainmark",
-        source=f"benchmarks/results/{file}",
+        source=f"benchmarks/results/{name}.json",
     )
 
 
@@ -231,7 +229,7 @@ def _row(case: Case, rates: Rates, predicted_bytes: float, *, held_out: bool) ->
     }
 
 
-SWEEP = "plan_sweep_h200.json"
+SWEEP = "plan_sweep_h200"
 
 
 def configured(row: dict[str, Any], cluster: Cluster) -> Run:
@@ -254,7 +252,7 @@ def swept() -> list[dict[str, Any]]:
     """DLRM and DistilBERT on one H200."""
     cluster = Cluster("h200", 1, 1)
     rows = []
-    for row in json.loads((RESULTS / SWEEP).read_text())["rows"]:
+    for row in read_rows(SWEEP):
         cfg = configured(row, cluster)
         plan = filled(definition(cfg).plan)(cfg, cluster)
         rows.append(
@@ -269,7 +267,7 @@ def swept() -> list[dict[str, Any]]:
                 "predicted_bytes": plan.memory[0].total,
                 "measured_bytes": row["allocated_bytes"],
                 "ran_out_of_memory": False,
-                "source": f"benchmarks/results/{SWEEP}",
+                "source": f"benchmarks/results/{SWEEP}.json",
             }
         )
     return rows
@@ -277,10 +275,10 @@ def swept() -> list[dict[str, Any]]:
 
 def on_cpus() -> list[dict[str, Any]]:
     """Runs on calibrated CPUs, with what their results say was predicted; no constant is fitted."""
-    file = "plan_cpu.json"
+    name = "plan_cpu"
     rest: dict[str, Any] = {"held_out": True, "predicted_bytes": None, "measured_bytes": None}
-    rest |= {"ran_out_of_memory": False, "source": f"benchmarks/results/{file}"}
-    return [row | rest for row in json.loads((RESULTS / file).read_text())["rows"]]
+    rest |= {"ran_out_of_memory": False, "source": f"benchmarks/results/{name}.json"}
+    return [row | rest for row in read_rows(name)]
 
 
 def all_rows() -> list[dict[str, Any]]:

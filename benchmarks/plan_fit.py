@@ -10,7 +10,6 @@ to single kernels where a part has several; so were the shares of matrix product
 (`hardware/products.py`), whose single times the results do not have. Nothing is written.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS
+from benchmarks.common import read_rows
 from benchmarks.plan_errors import SWEEP, configured
 from trainmark.config import filled
 from trainmark.hardware.devices import Cluster
@@ -112,8 +111,7 @@ def fitted(part: Part, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    rows = json.loads((RESULTS / SWEEP).read_text())["rows"]
-    rows = [row for row in rows if row["workload"] == "dlrm" and not row["held_out"]]
+    rows = [row for row in read_rows(SWEEP) if row["workload"] == "dlrm" and not row["held_out"]]
     for part in PARTS:
         for name, value in fitted(part, rows).items():
             print(f"{part.timed:10} {name:16} {getattr(gpu_time, name):10.4g} {value:10.4g}")

@@ -7,18 +7,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.dlrm_systems import click_batch, random_clicks, resolved, synchronize
+from benchmarks.common import Options
+from benchmarks.dlrm_systems import click_batch, random_clicks, resolved
 from benchmarks.plan_design import Case
+from benchmarks.timing import step_times, synchronize
 from trainmark import workloads
 from trainmark.distributed.mesh import single
 from trainmark.hardware.nvidia import nvml_device
-from trainmark.inference.latency import seconds_of
 from trainmark.run.forecast import forecast
 from trainmark.run.loop import build_trainer
 from trainmark.run.memory import plan_memory, this_cluster
@@ -29,18 +28,6 @@ TINY_MODEL: dict[str, Any] = {"embedding_dim": 16, "bottom_mlp": (32, 16), "top_
 TINY_NET = {"vocabulary": 100, "hidden": 32, "layers": 2, "heads": 2, "feed_forward": 64}
 # Small: made-up clicks must not drive the weights anywhere, or steps would be skipped.
 RATES = {"sgd": 0.1, "rowwise_adagrad": 1e-4, "adagrad": 1e-4, "adam": 1e-5}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to measure."""
-
-    device: torch.device
-    tiny: bool
-    seconds: float
-    """Of timed steps in a row."""
-    output: Path
-    commit: str | None = None
 
 
 # --- configurations
@@ -128,19 +115,6 @@ def peaks(steps: Steps) -> dict[str, int]:
     }
 
 
-def times(one_step: Callable[[], Any], count: int, device: torch.device) -> list[float]:
-    """Seconds of each of `count` steps."""
-    if device.type != "cuda":
-        return seconds_of(lambda _: one_step(), range(count))
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        one_step()
-        mark.record()
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
-
-
 def host_s(one_step: Callable[[], Any], device: torch.device) -> float:
     """Seconds that the host takes to issue a step, while nothing makes it wait."""
     synchronize(device)
@@ -155,10 +129,10 @@ def host_s(one_step: Callable[[], Any], device: torch.device) -> float:
 def timed(one_step: Callable[[], Any], options: Options) -> dict[str, Any]:
     """The median step once the clock has settled."""
     device = options.device
-    one = statistics.median(times(one_step, 3, device))
+    one = statistics.median(step_times(one_step, 3, device))
     if not options.tiny:
-        times(one_step, max(2, round(0.5 / one)), device)  # to the power limit
-    found = times(one_step, max(8, min(2000, round(options.seconds / one))), device)
+        step_times(one_step, max(2, round(0.5 / one)), device)  # to the power limit
+    found = step_times(one_step, max(8, min(2000, round(options.seconds / one))), device)
     power = _power(device)
     tenths = statistics.quantiles(found, n=10)
     return {

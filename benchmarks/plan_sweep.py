@@ -36,12 +36,10 @@ from typing import Any
 import torch
 
 from benchmarks import plan_design
-from benchmarks.common import write_results
-from benchmarks.dlrm_systems import click_batch, random_clicks, synchronize
-from benchmarks.dlrm_timing import part_of
+from benchmarks.common import Options
+from benchmarks.dlrm_systems import click_batch, random_clicks
 from benchmarks.plan_design import Case
 from benchmarks.plan_steps import (
-    Options,
     Steps,
     allocated,
     clean,
@@ -50,6 +48,7 @@ from benchmarks.plan_steps import (
     peaks,
     timed,
 )
+from benchmarks.timing import part_of, synchronize
 from trainmark import workloads
 from trainmark.config import filled
 from trainmark.inference.latency import DROPPED, seconds_of
@@ -318,10 +317,7 @@ def collect(options: Options) -> None:
     """All rows with what they were measured on, as results are kept."""
     lines = (options.output / "plan_sweep.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    write_results(
-        "plan_sweep_tiny" if options.tiny else "plan_sweep_h200",
-        rows, options.device, folder=options.output, commit=options.commit,
-    )  # fmt: skip
+    options.write("plan_sweep_tiny" if options.tiny else "plan_sweep_h200", rows)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -36,7 +36,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import RESULTS, write_results
+from benchmarks.common import RESULTS, read_rows, write_results
 from benchmarks.prepare_children import CHILDREN
 
 CARDINALITIES = (
@@ -283,8 +283,7 @@ PEERS = {"pandas": "pandas", "parse": "pyarrow, parsing alone"}
 
 def scale(arguments: argparse.Namespace) -> None:
     """Each kind of input with each number of cores."""
-    path = arguments.results / "prepare_cores.json"
-    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    earlier = read_rows("prepare_cores", arguments.results)
     rows = {_scale_key(row): row for row in earlier}
     output = (arguments.output_folder or arguments.folder) / "out"
     for kind in arguments.kinds:
@@ -425,9 +424,7 @@ def main() -> None:
     parts = [part for part in PARTS if part in wanted]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     check_disk(parts, arguments.folder)
-    path = RESULTS / "prepare.json"
-    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = {_key(row): row for row in earlier}
+    rows = {_key(row): row for row in read_rows("prepare")}
     for row in compare_spark(arguments) if arguments.spark else ():
         rows.setdefault(_key(row), row)
         if row["engine"] != "embedded":  # which its own part measures better

@@ -198,7 +198,7 @@ def _first_answer_s(form: Form) -> float:
     raise RuntimeError(f"{form.system} does not answer")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -215,7 +215,7 @@ def measure(
     if not (run / "result.json").exists():
         assert trainmark(["train", "dlrm-demo", *TRAINED, "--output", str(run)]) == 0
         assert trainmark(["export", str(run), "--format", "onnx"]) == 0
-    ports = {system: _free_port() for system in ("trainmark", "fastapi")}
+    ports = {system: free_port() for system in ("trainmark", "fastapi")}
     forms = _forms(ports)
     ours = ["trainmark", "serve", str(run), "--values", "prepared", "--device", device]
     peer = ["benchmarks.serve_peer", str(run / "export-onnx" / "model.onnx")]

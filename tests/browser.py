@@ -1,6 +1,5 @@
 """Debian's Chromium, asked over a pipe in its DevTools protocol: no driver, no package."""
 
-import base64
 import json
 import os
 import shutil
@@ -98,10 +97,6 @@ class Browser:
             event |= {"windowsVirtualKeyCode": codes.get(key, ord(key[0].upper()))}
             self.ask("Input.dispatchKeyEvent", type="keyDown", **event)
             self.ask("Input.dispatchKeyEvent", type="keyUp", **event)
-
-    def screenshot(self, path: Path) -> None:
-        """What is on the screen, as a PNG."""
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot")["data"]))
 
 
 @contextmanager

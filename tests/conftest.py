@@ -2,12 +2,15 @@
 
 import multiprocessing
 import os
+from collections.abc import Iterator
 
 # One thread each: two test processes with two threads each on two cores wait for one another.
 # Set before torch is imported, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
+import torch.distributed as dist
 
 # A skip that is not named in skips.py fails the session; shards.py has `--shard`.
 pytest_plugins = ["tests.skips", "tests.shards"]
@@ -20,3 +23,11 @@ if not torch.cuda.is_available():
 multiprocessing.set_forkserver_preload(
     ["tests.distributed.dlrm_ranks", "tests.distributed.llama3_ranks", "torch._dynamo"]
 )
+
+
+@pytest.fixture
+def no_process_group_is_left() -> Iterator[None]:
+    """An exchange with oneself makes one, and so does TorchRec."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -21,6 +21,9 @@ from trainmark.kernels.table_formats import Rows, Tables, decode, encode, read_r
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
+interpreted = pytest.mark.skipif(
+    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
+)
 
 # What a product of numbers in that type, added up in fp32, leaves of a relative error.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -153,7 +153,6 @@ class Counts:
     """Flips that change the loss of the step, or of the next one, by more than 1e-4."""
     found: int = 0
     """Of those."""
-    missed: int = 0
 
 
 def matters(losses: list[float], clean: list[float]) -> bool:
@@ -217,7 +216,6 @@ def _high_bit(tensor: Tensor, chance: random.Random) -> int:
 def _count(counts: Counts, differ: list[str]) -> None:
     counts.mattered += 1
     counts.found += bool(differ)
-    counts.missed += not differ
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ from trainmark.cli import main
 from trainmark.clickdata import feature_spec
 from trainmark.distributed.mesh import single
 from trainmark.hardware.devices import Cluster
+from trainmark.run import run_folder
 from trainmark.run.loop import build_trainer
 from trainmark.workloads import resolve
+from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
@@ -115,6 +117,18 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def click_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels, numerical features and ids of the run's test split."""
+    batches = list(build_data(run_folder.read_config(run), "test", 0, 1))
+    labels = torch.cat([batch.labels for batch in batches])
+    numerical = torch.cat([batch.numerical for batch in batches]).float()
+    ids = torch.empty(len(labels), len(TABLE_ROWS), dtype=torch.int64)
+    for group in range(len(batches[0].groups)):
+        features = batches[0].groups[group].features
+        ids[:, features] = torch.cat([b.groups[group].ids.t().long() for b in batches])
+    return labels, numerical, ids
 
 
 # --- a dataset on disk

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tests import bags
 from tests.distributed import joining, small_dlrm, torchrec_ranks
 from tests.distributed.small_dlrm import GLOBAL_BATCH, TABLE_ROWS, TRAIN_ROWS
 from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
@@ -61,24 +59,11 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
         assert abs(loss - expected) < 1e-5 * expected, name
     held, wanted = built.weights(), alone.weights()
     for key, tensor in wanted.items():
-        found = held.get(key)  # None: this rank has nothing of it
-        if isinstance(found, Tensor):
-            boxes = [Box(offsets=(0,) * tensor.dim(), tensor=found)]
-        else:
-            boxes = getattr(found, "boxes", [])
-        for box in boxes:
-            place = tuple(
-                slice(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)
-            )
+        for found, part in small_dlrm.parts(held.get(key), tensor):
             # The order of additions may lift a code over the middle between two.
-            near = 1e-5 if box.tensor.is_floating_point() else 1
-            torch.testing.assert_close(
-                box.tensor,
-                tensor[place],
-                rtol=1e-5,
-                atol=near,
-                msg=partial("{}, {}: {}".format, name, key),
-            )
+            near = 1e-5 if found.is_floating_point() else 1
+            told = partial("{}, {}: {}".format, name, key)
+            torch.testing.assert_close(found, part, rtol=1e-5, atol=near, msg=told)
 
 
 def step(built: DlrmTrainer, batch: Any, lr: float) -> float:

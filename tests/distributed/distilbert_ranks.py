@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from tests.distributed import joining
 from tests.small_distilbert import NO_DROPOUT, config, trainer
 from trainmark.distributed import mesh as meshes
+from trainmark.training.transfer import wait_for
 from trainmark.workloads.distilbert.data import build_data
 from trainmark.workloads.distilbert.runs import DistilbertRun
 from trainmark.workloads.distilbert.step import evaluate
@@ -25,8 +27,7 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
     losses, samples = [], 0
     for batch in data:
         prepared = ours.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         loss, _, differ = ours.checked_step(prepared, 1e-3)
         assert not any(differ.values())
         losses.append(float(loss))
@@ -37,14 +38,27 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
     return {"losses": losses, "samples": samples, "metrics": found, "norms": norms}
 
 
+def check(ranks: list[dict[str, Any]], mode: str, device: torch.device) -> None:
+    """Two ranks have trained and evaluated like one device."""
+    alone = run(mode, meshes.single(device))
+    assert sum(rank[mode]["samples"] for rank in ranks) == alone["samples"] == 202
+    for rank in ranks:
+        found = rank[mode]
+        assert found["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+        assert found["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+        near = 1e-4 if device.type == "cpu" else 1e-2
+        assert found["metrics"]["loss"] == pytest.approx(alone["metrics"]["loss"], rel=near)
+        right = pytest.approx(alone["metrics"]["accuracy"], rel=near, abs=0.002)
+        assert found["metrics"]["accuracy"] == right
+
+
 def long_run(mesh: meshes.Mesh) -> list[float]:
     """Losses of 300 steps that do not amplify rounding: of a low learning rate."""
     cfg = _config(mesh, mode="packed", synthetic_sentences=LONG_STEPS * 16, epochs=1)
     ours, losses = trainer(cfg, mesh), []
     for batch in build_data(cfg, "train", mesh.dp_rank, mesh.dp_size):
         prepared = ours.prepare(batch)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         losses.append(ours.step(prepared, 2e-5)[0].clone())
     return torch.stack(losses).tolist()
 

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import json
 import os
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +34,14 @@ from tests.distributed.small_dlrm import (
     train,
     trainer,
 )
+from tests.waiting import wait_until
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.placement.placement import (
-    to_json,
-)
+from trainmark.embeddings.placement.placement import to_json
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.run import memory
@@ -204,7 +202,7 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
     found = {}
     for begun_by, source in itertools.product(groups, RESHARDED):
         saved = folder / f"saved-{source}-{begun_by}"
-        _wait_for(saved / "done")
+        wait_until((saved / "done").exists)  # ranks of another world size write it
         for kind, target in built.items():
             if RESHARDED[kind][::2] != RESHARDED[source][::2]:
                 continue  # another optimiser has other state, and another format other tables
@@ -296,15 +294,6 @@ def _copies(built: DlrmTrainer) -> list[Tensor]:
         for held in tensors(built).values()
         for box in ([held] if isinstance(held, Tensor) else [b.tensor for b in held.boxes])
     ]
-
-
-def _wait_for(path: Path) -> None:
-    """For what ranks of another world size write."""
-    for _ in range(3000):
-        if path.exists():
-            return
-        time.sleep(0.1)
-    raise TimeoutError(path)
 
 
 def save_without_end(rank: int, folder: Path) -> None:

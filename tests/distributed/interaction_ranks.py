@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
 from tests.distributed import small_dlrm, torchrec_ranks
+from tests.distributed.joining import join
 from tests.distributed.small_dlrm import CPU, DIM, TABLE_ROWS, config
-from trainmark.checkpoint.boxes import Box
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh, single
 from trainmark.embeddings.engine import EmbeddingEngine
@@ -103,19 +103,12 @@ def check(built: DlrmTrainer, steps: int = 4) -> None:
     for name, parameter in plain.model.named_parameters():
         torch.testing.assert_close(held[name], parameter, rtol=1e-5, atol=1e-6)
     for i, table in enumerate(plain.tables):
-        found = held.get(f"tables.{i}.weight")  # None: this rank has nothing of it
-        whole_table = [Box(offsets=(0, 0), tensor=found)] if isinstance(found, Tensor) else []
-        for box in whole_table or getattr(found, "boxes", []):
-            (row, column), (rows, columns) = box.offsets, box.tensor.shape
-            part = table[row : row + rows, column : column + columns]
-            torch.testing.assert_close(box.tensor, part, rtol=1e-5, atol=1e-6)
+        for found, part in small_dlrm.parts(held.get(f"tables.{i}.weight"), table):
+            torch.testing.assert_close(found, part, rtol=1e-5, atol=1e-6)
 
 
 def on_ranks(rank: int, folder: Path, engine: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder / f'store-{engine}'}"
-    dist.init_process_group("gloo", store, rank=rank, world_size=2)
-    mesh = meshes.build(CPU, {"dp": 2})
+    mesh = meshes.build(join(rank, 2, folder / f"store-{engine}"), {"dp": 2})
     for optimizer in OPTIMIZERS:
         if engine == "torchrec":
             cfg = torchrec_ranks.placed(2, "mixture", optimizer, folder)

@@ -1,31 +1,24 @@
 """What the tests of launching share: a run of seconds, and ways to start it."""
 
-import csv
 import os
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.small import curve
+from tests.waiting import wait_until
+from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 
 ROOT = Path(__file__).parents[2]
 RUN = (
     *("train", "distilbert-demo", "--device", "cpu", "--synthetic-sentences", "150"),
-    *(
-        "--global-batch",
-        "16",
-        "--micro-batch",
-        "8",
-        "--model.hidden",
-        "16",
-        "--model.feed-forward",
-        "32",
-    ),
+    *("--global-batch", "16", "--micro-batch", "8"),
+    *("--model.hidden", "16", "--model.feed-forward", "32"),
     *("--model.dropout", "0", "--model.attention-dropout", "0", "--model.head-dropout", "0"),
     *("--warmup-clock", "1", "--log-every", "1", "--no-initial-evaluation"),
     *("--no-stop-at-target", "--checkpoint-every", "2 steps"),
@@ -50,6 +43,18 @@ def start(
     )
 
 
+def torchrun(*words: str, ranks: int = 2) -> None:
+    """`trainmark WORDS...` on so many ranks, until they end well."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    subprocess.run(
+        [sys.executable, *launcher, "-m", "trainmark", *words],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+
+
 def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
     """Wait for the end of a launch; one that hangs is ended, and fails the test."""
     try:
@@ -61,19 +66,20 @@ def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    """Wait for something that a launched run does."""
-    deadline = time.monotonic() + 240
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def stopped_by_ctrl_c(line: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """A launch of an endless run, into the folder's `run`, once it has trained and saved."""
+    launcher = start([*line, *ENDLESS, "--output", "run"], folder)
+    wait_until((folder / "run" / "loss.csv").exists)
+    launcher.send_signal(signal.SIGINT)
+    done = finish(launcher)
+    assert checkpoints.latest(folder / "run" / "checkpoints")
+    return done
 
 
-def curve(output: Path) -> list[tuple[int, int, float]]:
-    """(step, samples, loss) of a run."""
-    with (output / "loss.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [(int(row["step"]), int(row["samples"]), float(row["loss"])) for row in rows]
+def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `trainmark launch status` says of a job."""
+    assert main(["launch", "status", handle]) == 0
+    return capsys.readouterr().out
 
 
 @cache

@@ -30,6 +30,13 @@ LONG_SPLITS = ("TP2", "DP2-zero1", "PP2", "DP2-fsdp")
 CPU = torch.device("cpu")
 
 BF16_STATES: dict[str, Any] = {"precision": "bf16", "optimizer_states": "bf16"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
+    "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
+    "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
+    "TP2-fp8": {"parallel": "PP1DP1TP2", "precision": "fp8"},
+    "DP2-bf16": {"parallel": "PP1DP2TP1", "precision": "bf16"},
+}
 SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     "two": (
         2,
@@ -40,16 +47,7 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "PP2": {"parallel": "PP2DP1TP1"},
         },
     ),
-    "two-variants": (
-        2,
-        {
-            "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
-            "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
-            "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
-            "TP2-fp8": {"parallel": "PP1DP1TP2", "precision": "fp8"},
-            "DP2-bf16": {"parallel": "PP1DP2TP1", "precision": "bf16"},
-        },
-    ),
+    "two-variants": (2, VARIANTS),
     "two-bf16-states": (
         2,
         {
@@ -71,11 +69,7 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "TP2": {"parallel": "PP1DP1TP2", "micro_batch": 4},
             "DP2-zero1": {"parallel": "PP1DP2TP1"},
             "PP2": {"parallel": "PP2DP1TP1"},
-            "DP2-fsdp": {"parallel": "PP1DP2TP1", "data_parallel": "fsdp"},
-            "PP2-interleaved": {"parallel": "PP2DP1TP1", "pipeline": "interleaved"},
-            "PP2-full": {"parallel": "PP2DP1TP1", "recompute": "full"},
-            "TP2-fp8": {"parallel": "PP1DP1TP2", "precision": "fp8"},
-            "DP2-bf16": {"parallel": "PP1DP2TP1", "precision": "bf16"},
+            **VARIANTS,
         },
     ),
     "four-on-a-gpu": (
@@ -84,11 +78,7 @@ SPLITS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
             "PP2xTP2": {"parallel": "PP2DP1TP2", "micro_batch": 4},
             "DP2xTP2": {"parallel": "PP1DP2TP2"},
             "PP2xDP2-interleaved": {"parallel": "PP2DP2TP1", "pipeline": "interleaved"},
-            "DP4-fsdp-fp8": {
-                "parallel": "PP1DP4TP1",
-                "data_parallel": "fsdp",
-                "precision": "fp8",
-            },
+            "DP4-fsdp-fp8": VARIANTS["DP2-fsdp"] | {"parallel": "PP1DP4TP1", "precision": "fp8"},
         },
     ),
     "two-on-cpus": (2, {"DP2-gloo": {"parallel": "PP1DP2TP1"}}),

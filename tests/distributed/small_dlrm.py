@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.distributed import joining
 from trainmark import workloads
@@ -23,6 +25,7 @@ from trainmark.embeddings.placement.placement import (
 )
 from trainmark.run.assessment import evaluated
 from trainmark.run.loop import build_trainer
+from trainmark.training.transfer import wait_for
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding, TableFormat
@@ -170,8 +173,7 @@ def steps(built: DlrmTrainer, of: list[ClickBatch]) -> list[float]:
         prepared = ahead
         if following is not None:
             ahead = built.prepare(following)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         loss, skipped = built.step(prepared, built.cfg.lr)
         losses.append(torch.stack([loss.float(), skipped.float()]))
     found = torch.stack(losses)
@@ -199,3 +201,12 @@ def train(built: DlrmTrainer) -> dict[str, Any]:
 def tensors(built: DlrmTrainer) -> dict[str, Any]:
     """What a checkpoint holds."""
     return built.weights() | built.state_dict()
+
+
+def parts(held: Any, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a rank holds of a tensor, nothing if `held` is None, beside the same of the whole."""
+    if isinstance(held, Tensor):
+        yield held, whole
+    for box in getattr(held, "boxes", ()):
+        ends = zip(box.offsets, box.tensor.shape, strict=True)
+        yield box.tensor, whole[tuple(slice(start, start + size) for start, size in ends)]

@@ -1,9 +1,6 @@
 """`dlrm-demo` trains alike wherever it does, to its end: rounding does not grow."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -13,6 +10,7 @@ import pytest
 import torch
 
 from tests import small
+from tests.distributed.launching import torchrun
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.workloads.dlrm.data import build_data
@@ -49,18 +47,12 @@ def test_a_disturbance_does_not_grow() -> None:
 
 def trained(output: Path, *flags: str, ranks: int = 1) -> tuple[list[float], float]:
     """(mean losses, AUC) of the demo on so many ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     rest = ["--device", "cpu", "--evals-per-epoch", "0", "--checkpoint-every", "never"]
     words = ["train", "dlrm-demo", *rest, *flags, "--output", str(output)]
     if ranks == 1:
         assert main(words) == 0
     else:
-        subprocess.run(
-            [sys.executable, *launcher, "-m", "trainmark", *words],
-            check=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-        )
+        torchrun(*words, ranks=ranks)
     assert small.result(output)["parallel"]["dp"] == ranks
     losses = [loss for _, _, loss in small.curve(output)]
     return means(losses), small.result(output)["quality"]["value"]

@@ -7,9 +7,8 @@ import pytest
 
 from tests import rank_processes
 from tests.distributed import distilbert_ranks
-from tests.distributed.distilbert_ranks import MODES, run
+from tests.distributed.distilbert_ranks import MODES
 from tests.small_distilbert import CPU
-from trainmark.distributed.mesh import single
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +20,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_train_like_one(ranks: list[dict[str, Any]], mode: str) -> None:
-    alone = run(mode, single(CPU))
-    assert sum(rank[mode]["samples"] for rank in ranks) == alone["samples"] == 202
-    for rank in ranks:
-        assert rank[mode]["losses"] == pytest.approx(alone["losses"], rel=1e-4)
-        assert rank[mode]["norms"] == pytest.approx(alone["norms"], rel=1e-4)
-        assert rank[mode]["metrics"]["loss"] == pytest.approx(alone["metrics"]["loss"], rel=1e-4)
-        assert rank[mode]["metrics"]["accuracy"] == pytest.approx(
-            alone["metrics"]["accuracy"], abs=0.002
-        )
+    distilbert_ranks.check(ranks, mode, CPU)
     assert ranks[0][mode]["norms"] == ranks[1][mode]["norms"]
     assert ranks[0][mode]["metrics"] == ranks[1][mode]["metrics"]

@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,12 +11,12 @@ import pytest
 from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
 from tests.distributed import sharded, small_dlrm
+from tests.distributed.launching import torchrun
 from tests.small import FLAGS, result, train
+from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
 from trainmark.distributed.mesh import single
 from trainmark.run.evaluation import evaluate
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_sharding_on_1_2_and_4_ranks(tmp_path: Path) -> None:
@@ -31,8 +28,9 @@ def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) ->
     started = rank_processes.start(ranks.save_without_end, tmp_path, world=2)
     root = tmp_path / "killed"
     try:
-        _wait_until(lambda: len(checkpoints.all_checkpoints(root)) == 2)
-        _wait_until(lambda: any(root.glob(".writing-*/rank-00001.safetensors")))
+        wait_until(lambda: len(checkpoints.all_checkpoints(root)) == 2)
+        writing = ".writing-*/rank-00001.safetensors"
+        wait_until(lambda: any(root.glob(writing)), pause=0.001)
         started.processes[1].kill()
         started.processes[1].join()
         time.sleep(0.2)  # the other rank may finish what it was doing, but not the checkpoint
@@ -54,13 +52,6 @@ def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) ->
 
 def built_tensor(built: Any, name: str) -> Any:
     return small_dlrm.tensors(built)[name].numpy()
-
-
-def _wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_path: Path) -> None:
@@ -112,18 +103,6 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     drops = {column["column"]: column["drop"] for column in evaluated["importance"]}
     assert len(drops) == 16
     assert drops == pytest.approx({c["column"]: c["drop"] for c in by_one}, abs=1e-3)
-
-
-def torchrun(*arguments: str) -> None:
-    """`trainmark` on two ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [sys.executable, *launcher, "-m", "trainmark", *arguments],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-    )
 
 
 def _curve(output: Path) -> list[float]:

@@ -1,12 +1,10 @@
 """An interaction that no engine has heard of trains behind `lookup` as in plain PyTorch."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tests import rank_processes
@@ -19,14 +17,7 @@ from trainmark.kernels import gather_rows, sparse_update
 from trainmark.kernels.sparse_update import Rule
 
 RULES = {"sgd": Rule("sgd"), "adagrad": Rule("adagrad", EPS)}
-
-
-@pytest.fixture(autouse=True)
-def no_process_group_is_left() -> Iterator[None]:
-    """An exchange with oneself makes one."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("no_process_group_is_left")
 
 
 @pytest.mark.parametrize("micro_batch", [96, 24])

@@ -1,7 +1,6 @@
 """`trainmark launch --on torchrun` with real ranks: ends well, fails clearly, restarts, stops."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,10 @@ from tests.distributed.launching import (
     check_torchx,
     finish,
     start,
-    wait_until,
+    status,
+    stopped_by_ctrl_c,
 )
+from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 from trainmark.distributed.launched import LOST_RANK
@@ -116,11 +117,6 @@ def test_a_detached_job_is_found_again_and_stopped(
     assert "has ended already" in capsys.readouterr().err
 
 
-def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["launch", "status", handle]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_torchx_runs_two_machines_on_this_one(tmp_path: Path) -> None:
     pytest.importorskip("torchx")
@@ -129,10 +125,6 @@ def test_torchx_runs_two_machines_on_this_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_saves(tmp_path: Path) -> None:
-    launcher = start([*TORCHRUN, *ENDLESS, "--output", "run"], tmp_path)
-    wait_until((tmp_path / "run" / "loss.csv").exists)
-    launcher.send_signal(signal.SIGINT)
-    done = finish(launcher)
+    done = stopped_by_ctrl_c([*TORCHRUN], tmp_path)
     assert done.returncode == 130
     assert done.stderr.count("Stopped by request, saved") == 1
-    assert checkpoints.latest(tmp_path / "run" / "checkpoints")

@@ -22,8 +22,8 @@ from tests.distributed.launching import (
     assert_trained_like_one_process,
     finish,
     start,
-    wait_until,
 )
+from tests.waiting import wait_until
 from trainmark.distributed.launched import LOST_RANK
 
 ADDRESSES = ("10.231.77.1", "10.231.77.2")

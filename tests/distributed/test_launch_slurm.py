@@ -17,8 +17,10 @@ from tests.distributed.launching import (
     check_torchx,
     finish,
     start,
-    wait_until,
+    status,
+    stopped_by_ctrl_c,
 )
+from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
 
@@ -37,11 +39,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setenv(name, value)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         yield
-
-
-def status(handle: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["launch", "status", handle]) == 0
-    return capsys.readouterr().out
 
 
 def test_two_nodes_train_like_one_process(tmp_path: Path) -> None:
@@ -108,14 +105,9 @@ def test_a_detached_job_saves_when_it_is_stopped(
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_ends_the_job(tmp_path: Path) -> None:
-    line = [*SLURM, "-j", "1x2", *ENDLESS, "--output", "run"]
-    launcher = start(line, tmp_path)
-    wait_until((tmp_path / "run" / "loss.csv").exists)
-    launcher.send_signal(signal.SIGINT)
-    done = finish(launcher)
+    done = stopped_by_ctrl_c([*SLURM, "-j", "1x2"], tmp_path)
     assert done.returncode == 143
     assert done.stdout.count("Stopped by request, saved") == 1
-    assert checkpoints.latest(tmp_path / "run" / "checkpoints")
 
 
 @pytest.mark.slow

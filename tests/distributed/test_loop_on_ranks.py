@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from tests import rank_processes
+from tests.distributed.joining import join
 from tests.distributed.toy import ROWS, TOY, ToyRun
+from tests.small import curve, newest
 from trainmark.checkpoint import checkpoints
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
@@ -36,7 +38,6 @@ BASE = ToyRun(
     evals_per_epoch=2,
     checkpoint_every="never",
 )
-RISING_LR = 2.0
 STEPS = 20  # 230 rows in 10 batches, twice
 
 SCENARIOS: dict[str, tuple[ToyRun, dict[str, int]]] = {
@@ -44,6 +45,17 @@ SCENARIOS: dict[str, tuple[ToyRun, dict[str, int]]] = {
     "accumulated": (dataclasses.replace(BASE, micro_batch=5, accumulate=5), {}),
     "pipeline": (dataclasses.replace(BASE, micro_batch=8, accumulate=3), {"pp": 2, "dp": 1}),
     "data parallel": (dataclasses.replace(BASE, micro_batch=6, accumulate=2), {"pp": 1, "dp": 2}),
+}
+
+PATIENT: dict[str, Any] = {"patience": 1, "lr": 2.0, "evals_per_epoch": 10}
+"""With a rate so high that the error soon rises for good."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {"checkpoint_every": "20 steps"},
+    # 3 and 7 are no multiples of log_every: ranks must still save together.
+    ", saving": {"max_steps": 7, "checkpoint_every": "3 steps"},
+    ", patient": PATIENT,
+    ", poisoned": {"poisoned_row": 71},
+    ", signalled": {"signal_at": 5 * 24},
 }
 
 
@@ -77,36 +89,16 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
 
 def _on_a_rank(rank: int, folder: Path) -> None:
     """Everything that two ranks are needed for, in one process group."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    join(rank, 2, folder / "store")
     found = {}
     for name in ("pipeline", "data parallel"):
         cfg, axes = SCENARIOS[name]
         mesh = meshes.build(CPU, axes)
-        found[name] = run(
-            dataclasses.replace(cfg, checkpoint_every="20 steps"), mesh, folder / name
-        )
-        # 3 and 7 are no multiples of log_every: ranks must still save together.
-        found[f"{name}, saving"] = run(
-            dataclasses.replace(cfg, max_steps=7, checkpoint_every="3 steps"), mesh,
-            folder / f"{name}, saving",
-        )  # fmt: skip
-        # A rate so high that the error soon rises for good.
-        found[f"{name}, patient"] = run(
-            dataclasses.replace(cfg, patience=1, lr=RISING_LR, evals_per_epoch=10), mesh,
-            folder / f"{name}, patient",
-        )  # fmt: skip
-        found[f"{name}, poisoned"] = run(
-            dataclasses.replace(cfg, poisoned_row=71), mesh, folder / f"{name}, poisoned"
-        )
-        found[f"{name}, signalled"] = run(
-            dataclasses.replace(cfg, signal_at=5 * 24), mesh, folder / f"{name}, signalled"
-        )
-    run(
-        dataclasses.replace(SCENARIOS["data parallel"][0], max_steps=3, profile="1:2"), mesh,
-        folder / f"profiled on {rank}",
-    )  # fmt: skip
+        for suffix, changes in VARIANTS.items():
+            changed = dataclasses.replace(cfg, **changes)
+            found[name + suffix] = run(changed, mesh, folder / (name + suffix))
+    profiled = dataclasses.replace(SCENARIOS["data parallel"][0], max_steps=3, profile="1:2")
+    run(profiled, mesh, folder / f"profiled on {rank}")
     try:
         meshes.build(CPU, {"pp": 2, "dp": 2})
     except InputError as error:
@@ -135,18 +127,10 @@ def alone(folder: Path) -> dict[str, Any]:
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
     """The newest weights in `output`, whoever wrote them."""
-    path = checkpoints.latest(output / "checkpoints")
-    assert path is not None
-    shapes = {"first.linear.weight": (3, 3), "first.linear.bias": (3,)}
-    shapes |= {"second.linear.weight": (1, 3), "second.linear.bias": (1,)}
-    tensors = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
-    checkpoints.load(path, tensors)
-    return tensors
-
-
-def curve(output: Path) -> list[tuple[int, int, float]]:
-    lines = (output / "loss.csv").read_text().splitlines()[1:]
-    return [(int(s), int(n), float(loss)) for s, n, loss in (line.split(",") for line in lines)]
+    names = [
+        f"{stage}.linear.{kind}" for stage in ("first", "second") for kind in ("weight", "bias")
+    ]
+    return checkpoints.read(newest(output), [f"model.{name}" for name in names])
 
 
 def assert_same_course(output: Path, expected: Path) -> None:
@@ -206,7 +190,7 @@ def test_ranks_run_out_of_patience_together(
     folder: Path, ranks: list[dict[str, Any]], name: str
 ) -> None:
     output = folder / f"{name}, patient"
-    cfg = dataclasses.replace(BASE, patience=1, lr=RISING_LR, evals_per_epoch=10)
+    cfg = dataclasses.replace(BASE, **PATIENT)
     alone = run(cfg, meshes.single(CPU), folder / f"alone, patient, {name}")
     best = min(range(len(alone["evaluations"])), key=lambda i: alone["evaluations"][i][1])
     assert best == len(alone["evaluations"]) - 2

@@ -1,9 +1,7 @@
 """Ranks that train the small DLRM of `small_dlrm` with TorchRec's tables.
 
-    python -m tests.distributed.torchrec_ranks RANK WORLD FOLDER
-
-runs everything that WORLD ranks are needed for in one process group, started once. Rank 0 writes
-what it found to FOLDER/torchrec-WORLD.json.
+`main` runs everything that so many ranks are needed for in one process group, started once. Rank 0
+writes what it found to FOLDER/torchrec-WORLD.json.
 """
 
 import dataclasses
@@ -14,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.distributed.joining import join
 from tests.distributed.small_dlrm import (
-    CPU,
     DIM,
     GLOBAL_BATCH,
     TABLE_ROWS,
@@ -137,10 +135,8 @@ def _gated(mesh: Mesh, folder: Path) -> dict[str, Any]:
 
 
 def main(rank: int, world: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder / f'torchrec-store-{world}'}"
-    dist.init_process_group("gloo", store, rank=rank, world_size=world)
-    mesh = meshes.build(CPU, {"dp": world})
+    device = join(rank, world, folder / f"torchrec-store-{world}")
+    mesh = meshes.build(device, {"dp": world})
     found: dict[str, Any] = {
         name: train(trainer(placed(world, kind, optimizer, folder, **changes), mesh))
         for name, (kind, optimizer, changes) in cases(world).items()

@@ -4,7 +4,6 @@ With the axis `pp`, rank 0 owns the first layer and rank 1 the second, and activ
 between them, one micro-batch at a time; with `dp`, ranks share the batch and add their gradients.
 """
 
-import math
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from trainmark.config import Run, filled
 from trainmark.contract import Data, Workload
 from trainmark.distributed.mesh import Mesh
+from trainmark.training.batches import RankBatches
 from trainmark.training.seeding import generator
 
 ROWS = 230
@@ -44,46 +44,29 @@ class ToyBatch:
     ready: Any = None
 
 
-class ToyData:
+class ToyData(RankBatches):
     def __init__(self, cfg: ToyRun, split: str, dp_rank: int, dp_size: int) -> None:
-        self._cfg, self._rank, self._ranks, self._start = cfg, dp_rank, dp_size, 0
-        self._batch = filled(cfg.global_batch)
-        self.split = split
-        self._epochs = cfg.epochs if split == "train" else 1
-
-    @property
-    def samples(self) -> int:
-        return ROWS
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(ROWS / self._batch)
-
-    def restore(self, state: dict[str, int]) -> None:
-        self._start = state["samples"]
+        super().__init__(ROWS, cfg, split, dp_rank, dp_size, drops_last=False)
+        self._poisoned_row = cfg.poisoned_row
 
     def describe(self, position: int) -> str:
         return f"the batch that ends at {position}"
 
     def __iter__(self) -> Iterator[ToyBatch]:
-        position = self._start
-        while position < self._epochs * ROWS:
-            start = position % ROWS
-            size = min(self._batch, ROWS - start)
-            position += size
-            first, last = (start + size * r // self._ranks for r in (self._rank, self._rank + 1))
-            rows = torch.arange(first, last)
+        for batch in self._to_come():
+            share = self._share(batch)
+            rows = torch.arange(share.start, share.stop)
             x = torch.sin(rows[:, None] * torch.arange(1.0, WIDTH + 1))
-            if self._cfg.poisoned_row is not None:
-                x[rows == self._cfg.poisoned_row] = float("nan")
+            if self._poisoned_row is not None:
+                x[rows == self._poisoned_row] = float("nan")
             yield ToyBatch(
                 x=x,
                 y=torch.cos(rows * 0.7),
-                samples=last - first,
-                global_samples=size,
-                position=position,
-                partial=size < self._batch,
-                tokens=5 * (last - first),
+                samples=len(share),
+                global_samples=batch.size,
+                position=batch.position,
+                partial=batch.size < self._batches.size,
+                tokens=5 * len(share),
             )
 
 

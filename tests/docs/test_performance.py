@@ -1,19 +1,15 @@
 """The tables of docs/performance.md and of the README say what benchmarks/results do."""
 
-import json
 import re
 from typing import Any
 
 import pytest
 
+from benchmarks.common import read_rows
 from tests.docs.commands import ROOT
 
 PAGE = (ROOT / "docs/performance.md").read_text()
 Row = dict[str, Any]
-
-
-def rows_of(result: str) -> list[Row]:
-    return json.loads((ROOT / f"benchmarks/results/{result}.json").read_text())["rows"]
 
 
 def table(header: str, page: str = PAGE) -> list[list[str]]:
@@ -34,7 +30,7 @@ def assert_rounded(shown: str, value: float) -> None:
 
 
 def test_whole_steps() -> None:
-    rows, lines = rows_of("dlrm_gpu_h200"), table("tables | rows |")
+    rows, lines = read_rows("dlrm_gpu_h200"), table("tables | rows |")
     ours = [r for r in rows if r["system"] == "trainmark" and r["source"] == "resident"]
     assert 2 * len(lines) == len(ours)
     for name, _, stored, mlps, batch, power_law, uniform, memory in lines:
@@ -49,7 +45,7 @@ def test_whole_steps() -> None:
 
 
 def test_other_systems() -> None:
-    rows = rows_of("dlrm_gpu_h200")
+    rows = read_rows("dlrm_gpu_h200")
     same = {"size": "small", "batch": 65536, "indices": "power_law", "source": "resident"}
     names = ("fbgemm", "pytorch", "torchrec-compiled", "torchrec")
     for name, (_, speed, *ratios) in zip(names, table("system |"), strict=True):
@@ -69,7 +65,7 @@ VARIANTS = {
 
 
 def test_what_precisions_cost() -> None:
-    rows = rows_of("dlrm_precision_quality")
+    rows = read_rows("dlrm_precision_quality")
     lines = table("tables | MLPs |")
     assert len(lines) == 11
     for stored, mlps, auc, difference, seeds, _ in lines:
@@ -89,7 +85,7 @@ def test_what_precisions_cost() -> None:
 
 
 def test_other_widths() -> None:
-    rows = rows_of("dlrm_kernels_h200")
+    rows = read_rows("dlrm_kernels_h200")
     kernels = ("forward", "backward", "update sgd", "update rowwise_adagrad", "update adagrad")
     lines = table("rows of |")
     assert len(lines) == 6
@@ -106,7 +102,7 @@ def test_other_widths() -> None:
 
 
 def test_the_parts_of_a_step() -> None:
-    first = rows_of("dlrm_gpu_h200")[0]
+    first = read_rows("dlrm_gpu_h200")[0]
     split, kernels = first["split_ms"], first["kernels_ms"]
     small = split["copy"] + split["other"] + split["forward"] - kernels["_forward_kernel"]
     expected = {
@@ -140,7 +136,7 @@ def readme_rows() -> list[tuple[float, float]]:
     """Ours and the peer's, in the order of the table."""
     same = {"size": "small", "batch": 65536, "indices": "power_law", "source": "resident"}
     dlrm = [
-        only(rows_of("dlrm_gpu_h200"), **same, **which)["samples_per_s"]
+        only(read_rows("dlrm_gpu_h200"), **same, **which)["samples_per_s"]
         for which in (
             {"system": "trainmark", "tables_precision": "fp32", "mlp_precision": "bf16"},
             {"system": "trainmark", "tables_precision": "fp32", "mlp_precision": "fp8"},
@@ -148,10 +144,10 @@ def readme_rows() -> list[tuple[float, float]]:
             {"system": "torchrec"},
         )
     ]
-    cpu = [row["samples_per_s"] for row in rows_of("dlrm_cpu")[:3]]
-    llama = [row["tokens_per_s"] for row in rows_of("llama3_gpu_h200")]
+    cpu = [row["samples_per_s"] for row in read_rows("dlrm_cpu")[:3]]
+    llama = [row["tokens_per_s"] for row in read_rows("llama3_gpu_h200")]
     bert = [
-        only(rows_of("distilbert_gpu_h200"), precision="bf16", attention="masked", **which)
+        only(read_rows("distilbert_gpu_h200"), precision="bf16", attention="masked", **which)
         for which in (
             {"system": "trainmark", "mode": "padded"},
             {"system": "huggingface-compiled"},
@@ -159,7 +155,7 @@ def readme_rows() -> list[tuple[float, float]]:
         )
     ]
     padded, compiled, packed = (row["samples_per_s"] for row in bert)
-    seconds = [row["seconds"] for row in rows_of("prepare")[:2]]
+    seconds = [row["seconds"] for row in read_rows("prepare")[:2]]
     return [
         (dlrm[0], dlrm[2]),
         (dlrm[0], dlrm[3]),
@@ -176,7 +172,7 @@ def readme_rows() -> list[tuple[float, float]]:
 
 def test_the_readme() -> None:
     lines = table("workload, hardware |", (ROOT / "README.md").read_text())
-    medians = [ratio["value"] for ratio in rows_of("dlrm_cpu")[0]["ratios"]]
+    medians = [ratio["value"] for ratio in read_rows("dlrm_cpu")[0]["ratios"]]
     for (name, ours, peer, shown), (our_value, peer_value) in zip(
         lines, readme_rows(), strict=True
     ):

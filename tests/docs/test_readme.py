@@ -190,15 +190,15 @@ SMALLER = {
 def run_chain(chain: list[list[str]], folder: Path) -> None:
     """Commands as a newcomer types them, with fewer rows and steps."""
     for words in chain:
-        smaller = [*words, *SMALLER.get(verb_of(words), [])]
-        done = subprocess.run(
-            [sys.executable, "-m", "trainmark", *smaller],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
+        run(["-m", "trainmark", *words, *SMALLER.get(verb_of(words), [])], folder)
+
+
+def run(words: list[str], folder: Path) -> None:
+    """`python WORDS...` in a folder."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_full_run(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks import serve_load
+from benchmarks.common import read_rows
 from tests.docs.commands import ROOT
 from tests.docs.test_readme import blocks, commands
 from tests.unit.served import train_on_clicks
@@ -38,18 +38,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "models"
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def container(models: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     """What `docker run` starts: the image's entry point and command, with the folder mounted."""
     told = dict(instructions(IMAGE))
     words = json.loads(told["ENTRYPOINT"]) + json.loads(told["CMD"])
-    ports = {"8000": str(_free_port()), "8001": str(_free_port())}
+    ports = {"8000": str(serve_load.free_port()), "8001": str(serve_load.free_port())}
     assert set(told["EXPOSE"].split()) == set(ports)
     words = [ports.get(word, word).replace("/models", str(models)) for word in words]
     assert words[0] == "trainmark"
@@ -123,14 +117,8 @@ def _tables(page: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
 
 
-def _results(name: str) -> list[dict[str, Any]]:
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    return rows
-
-
 def test_the_rates_are_those_that_were_measured() -> None:
-    rows, found = _results("serve_load"), _tables(PAGE, "| p99 at most")
+    rows, found = read_rows("serve_load"), _tables(PAGE, "| p99 at most")
     assert len(found) == 3
     for limit, *cells in found:
         best = serve_load.best_rates(rows, float(limit.removesuffix(" ms")))
@@ -139,7 +127,7 @@ def test_the_rates_are_those_that_were_measured() -> None:
 
 
 def test_the_latencies_on_a_cpu_are_those_that_were_measured() -> None:
-    rows, found = _results("inference_cpu"), _tables("docs/inference.md", "| network |")
+    rows, found = read_rows("inference_cpu"), _tables("docs/inference.md", "| network |")
     ours = [row for row in rows if row["system"] == "trainmark"]
     assert len(found) == len({(row["threads"], row["run"]) for row in ours}) == 6
     slower = [(r["run"], r["batch"]) for r in ours if r["of_onnxruntime"] < 1]
@@ -153,7 +141,7 @@ def test_the_latencies_on_a_cpu_are_those_that_were_measured() -> None:
 def test_the_latencies_on_a_gpu_are_those_that_were_measured() -> None:
     measured = {
         tuple(row[key] for key in ("precision", "tables_precision", "batch", "clients")): row
-        for row in _results("inference_h200")
+        for row in read_rows("inference_h200")
         if row["system"] == "trainmark" and row["request"].startswith("pinned")
     }
     for mlps, tables, batch, clients, *figures, _ in _tables("docs/inference.md", "| MLPs |"):

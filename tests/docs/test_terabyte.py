@@ -3,8 +3,9 @@
 import re
 from typing import Any
 
+from benchmarks.common import read_rows
 from tests.docs.commands import ROOT
-from tests.docs.test_performance import assert_rounded, only, rows_of, table
+from tests.docs.test_performance import assert_rounded, only, table
 from trainmark.clickdata import terabyte, terabyte_shape
 
 PAGE = (ROOT / "docs/terabyte.md").read_text()
@@ -14,7 +15,7 @@ PRECISIONS = {"small-tf32", "small-bf16", "small-fp8", "small-tables-bf16", "sma
 
 
 def our_rows() -> list[dict[str, Any]]:
-    return [row for row in rows_of("terabyte_h200") if row["system"] == "trainmark"]
+    return [row for row in read_rows("terabyte_h200") if row["system"] == "trainmark"]
 
 
 def our_row(name: str) -> dict[str, Any]:

@@ -1,25 +1,16 @@
 """docs/your_own_data.md: every command of it, from a CSV file to answers of a server."""
 
 import json
-import re
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
+from benchmarks.common import read_rows
 from tests.docs.commands import ROOT, verb_of
-from tests.docs.test_readme import blocks, trainmark_commands
+from tests.docs.test_readme import blocks, run, trainmark_commands
+from tests.unit.served import process
 from trainmark.run.result import read
 
 PAGE = "docs/your_own_data.md"
-
-
-def run(words: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def scores(url: str, body: str) -> list[float]:
@@ -43,22 +34,15 @@ def test_the_whole_page(tmp_path: Path) -> None:
     assert second.quality.value is not None
     assert (tmp_path / "my" / "run" / "report.html").is_file()
 
-    command = [sys.executable, "-m", "trainmark", *served[0], "--port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            lines = [process.stdout.readline().decode() for _ in range(2)]
-            (url,) = re.findall(r"http://127\.0\.0\.1:\d+", lines[1])
-            assert all(0 < score < 1 for score in scores(url, request))
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    with process(*served[0][1:], cwd=tmp_path) as (running, url, _):
+        assert all(0 < score < 1 for score in scores(url, request))
+        running.terminate()
+        assert running.wait(60) == 0
 
 
 def test_the_table_is_that_of_the_results() -> None:
     """Each set's AUCs, as own_data.json has them; and no set that does not hold is left out."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "own_data.json").read_text())["rows"]
+    rows = read_rows("own_data")
     lines = (ROOT / PAGE).read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     shown = {row[0]: row[2:5] for row in cells if len(row) == 6}

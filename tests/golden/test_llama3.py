@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from benchmarks.common import read_rows
 from trainmark import metrics, workloads
 from trainmark.cli import main
 from trainmark.distributed import mesh as meshes
@@ -21,7 +22,6 @@ from trainmark.workloads.llama3 import runs
 from trainmark.workloads.llama3.flops import flops
 
 LLAMA3 = workloads.load("llama3")
-RESULTS = Path(__file__).parents[2] / "benchmarks/results/llama3_gpu_h200.json"
 
 
 def mfu(tokens_per_s: float, device: str, precision: str = "bf16") -> float:
@@ -140,7 +140,7 @@ def test_the_plan_agrees_with_what_was_measured(precision: Literal["bf16", "fp8"
     """One H200, one micro-batch a step: gradients come as activations go."""
     (measured,) = (
         row
-        for row in json.loads(RESULTS.read_text())["rows"]
+        for row in read_rows("llama3_gpu_h200")
         if (row["system"], row["precision"], row["micro_batch"]) == ("trainmark", precision, 2)
     )
     run = dataclasses.replace(

@@ -19,6 +19,7 @@ from trainmark.embeddings.placement.placement import (
 )
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.run.loop import build_trainer
+from trainmark.training.transfer import wait_for
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import Optimizer, Sharding
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -84,8 +85,7 @@ def train(built: DlrmTrainer, waits_allowed: int) -> Iterator[float]:
         if number == waits_allowed:
             torch.cuda.set_sync_debug_mode("error")
         prepared, ahead = ahead, built.prepare(following)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         losses.append(built.step(prepared, 0.1)[0])
     torch.cuda.set_sync_debug_mode("default")
     return (loss.item() for loss in losses)

@@ -12,6 +12,7 @@ from trainmark import workloads
 from trainmark.distributed.mesh import single
 from trainmark.kernels import fp8_mlp
 from trainmark.run.loop import build_trainer
+from trainmark.training.transfer import wait_for
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Optimizer, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer, predict
@@ -75,8 +76,7 @@ def train(cfg: DlrmRun, *, every: int | None = None) -> tuple[DlrmTrainer, Tenso
     outcomes, ahead = [], built.prepare(batches[0])
     for step, following in enumerate([*batches[1:], batches[0]]):
         prepared, ahead = ahead, built.prepare(following)
-        if prepared.ready is not None:
-            prepared.ready.wait()
+        wait_for(prepared.ready)
         if every is None or step % every:
             outcome = built.step(prepared, rate(step))
         else:
@@ -103,21 +103,25 @@ def test_graphs_are_the_eager_step(case: str, monkeypatch: pytest.MonkeyPatch) -
     assert eager._slots is None
     assert graphed._slots is not None
     assert all(slot._train._graph is not None for slot in graphed._slots._slots)
-
-    assert torch.equal(found[:, 1], expected[:, 1])
     assert found[POISONED, 1] == 1
+    assert (found[:, 1] == 0).sum() > 3 * small.STEPS
+    assert_close((graphed, found), (eager, expected), changes)
+
+
+def assert_close(
+    ours: tuple[DlrmTrainer, Tensor], theirs: tuple[DlrmTrainer, Tensor], changes: dict[str, Any]
+) -> None:
+    """What two trainers hold, and the outcomes of their steps."""
     close = 1e-2 if "precision" in changes or "table_format" in changes else 1e-4
+    found, expected = ours[1], theirs[1]
+    assert torch.equal(found[:, 1], expected[:, 1])
     good = found[:, 1] == 0
-    assert good.sum() > 3 * small.STEPS
     for column, times in ((0, 1), (2, 10)):  # losses; norms, in which all that differs adds up
-        ours, theirs = found[good, column], expected[good, column]
-        torch.testing.assert_close(ours, theirs, rtol=times * close, atol=times * close)
-    assert_close(graphed, eager, close)
-
-
-def assert_close(found: DlrmTrainer, expected: DlrmTrainer, close: float) -> None:
-    wanted = held(expected)
-    for name, tensor in held(found).items():
+        torch.testing.assert_close(
+            found[good, column], expected[good, column], rtol=times * close, atol=times * close
+        )
+    wanted = held(theirs[0])
+    for name, tensor in held(ours[0]).items():
         assert tensor.isfinite().all(), name
         if tensor.dtype == torch.float32 and not name.endswith(".step"):
             torch.testing.assert_close(tensor, wanted[name], rtol=close, atol=close)
@@ -132,10 +136,4 @@ def test_checked_steps_are_the_steps(case: str, monkeypatch: pytest.MonkeyPatch)
     plain, expected = train(small.config(**changes))
     assert checked._slots is not None
     assert any(slot._train_checked._graph is not None for slot in checked._slots._slots)
-    close = 1e-2 if "precision" in changes or "table_format" in changes else 1e-4
-    good = found[:, 1] == 0
-    assert torch.equal(found[:, 1], expected[:, 1])
-    for column, times in ((0, 1), (2, 10)):  # losses; norms, in which all that differs adds up
-        ours, theirs = found[good, column], expected[good, column]
-        torch.testing.assert_close(ours, theirs, rtol=times * close, atol=times * close)
-    assert_close(checked, plain, close)
+    assert_close((checked, found), (plain, expected), changes)

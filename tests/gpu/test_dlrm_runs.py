@@ -56,17 +56,23 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     return weights(tmp_path_factory.mktemp("start"))
 
 
+def assert_as_on_a_cpu(
+    folder: Path, both: tuple[str, ...], on_gpu: tuple[str, ...] = (), rough: bool = False
+) -> None:
+    """Losses and quality of a run on each, of `small.STEPS` steps."""
+    assert small.train(folder / "cpu", *both) == 0
+    assert small.train(folder / "gpu", *both, *on_gpu, "--device", "cuda") == 0
+    expected, got = losses(folder / "cpu"), losses(folder / "gpu")
+    assert len(got) == len(expected) == small.STEPS
+    assert got == pytest.approx(expected, rel=3e-2 if rough else 2e-4)
+    quality = [small.result(folder / where)["quality"]["value"] for where in ("cpu", "gpu")]
+    assert quality[1] == pytest.approx(quality[0], abs=2e-2 if rough else 1e-3)
+
+
 @pytest.mark.parametrize("way", [*WAYS, *RULES])
 def test_the_losses_are_those_of_a_cpu(way: str, start: str, tmp_path: Path) -> None:
     both = (*SGD, *RULES.get(way, ()), "--from", start)
-    assert small.train(tmp_path / "cpu", *both) == 0
-    assert small.train(tmp_path / "gpu", *both, *WAYS.get(way, ()), "--device", "cuda") == 0
-    expected, got = losses(tmp_path / "cpu"), losses(tmp_path / "gpu")
-    assert len(got) == len(expected) == small.STEPS
-    rough = way in ("bf16", "fp16", "tf32")
-    assert got == pytest.approx(expected, rel=3e-2 if rough else 2e-4)
-    quality = [small.result(tmp_path / where)["quality"]["value"] for where in ("cpu", "gpu")]
-    assert quality[1] == pytest.approx(quality[0], abs=2e-2 if rough else 1e-3)
+    assert_as_on_a_cpu(tmp_path, both, WAYS.get(way, ()), rough=way in ("bf16", "fp16", "tf32"))
 
 
 @pytest.mark.parametrize("engine", ["plain", "eager", "exchange with oneself", "host memory"])
@@ -74,11 +80,7 @@ def test_the_losses_are_those_of_a_cpu(way: str, start: str, tmp_path: Path) -> 
 def test_every_model_and_loss_is_that_of_a_cpu(model: str, engine: str, tmp_path: Path) -> None:
     flags = MODELS[model]
     both = (*SGD, *flags, "--from", weights(tmp_path / "start", *flags))
-    assert small.train(tmp_path / "cpu", *both) == 0
-    assert small.train(tmp_path / "gpu", *both, *WAYS[engine], "--device", "cuda") == 0
-    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=2e-4)
-    quality = [small.result(tmp_path / where)["quality"]["value"] for where in ("cpu", "gpu")]
-    assert quality[1] == pytest.approx(quality[0], abs=1e-3)
+    assert_as_on_a_cpu(tmp_path, both, WAYS[engine])
 
 
 @pytest.mark.parametrize("rule", ["SGD", *RULES])

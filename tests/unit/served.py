@@ -1,14 +1,17 @@
 """Models that tests serve, and how they ask them."""
 
+import json
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("uvicorn")
@@ -19,8 +22,10 @@ from starlette.testclient import TestClient
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from trainmark.cli import main
+from trainmark.errors import InputError
 from trainmark.inference import serving
 from trainmark.inference.options import ServeOptions
+from trainmark.inference.server import batching, own_form
 from trainmark.inference.server.limits import Limits
 from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Models, Source
@@ -62,6 +67,58 @@ def options_for(*folders: Path | str, **options: Any) -> ServeOptions:
     return ServeOptions(folders=tuple(map(str, folders)), device="cpu", **options)
 
 
+class Doubler:
+    """Numbers in, twice the numbers out; with 13, 17 or 19 something goes wrong."""
+
+    answer = "doubled"
+    facts = {"name": "doubler", "requests": "Numbers.", "step": None}  # noqa: RUF012
+    example: dict[str, Any] = {"numbers": [1]}  # noqa: RUF012
+    inputs: Sequence[Any] = ()
+    output = None
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+
+    def read(self, body: dict[str, Any]) -> list[Any]:
+        if "numbers" not in body:
+            raise InputError("no numbers")
+        return list(body["numbers"])
+
+    def score(self, requests: Sequence[Any]) -> Any:
+        rows = [row for request in requests for row in request]
+        self.calls.append(rows)
+        if 13 in rows:
+            raise InputError("thirteen")
+        if 17 in rows:
+            raise RuntimeError("a bug")
+        return np.array([float("nan") if row == 19 else 2 * row for row in rows])
+
+
+class Stuck(Doubler):
+    """Answers when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on, self.working = threading.Event(), threading.Event()
+
+    def score(self, requests: Sequence[Any]) -> Any:
+        self.working.set()
+        assert self.go_on.wait(60)
+        return super().score(requests)
+
+
+def queue_of(scorer: Any, limits: Limits = DEFAULT) -> batching.Queue:
+    return batching.Queue(lambda: batching.Loaded(scorer), limits)
+
+
+def question(body: Any, has_left: bool = False) -> batching.Question:
+    return own_form.question(json.dumps(body).encode(), lambda: has_left)
+
+
+def numbers(*given: float, has_left: bool = False) -> batching.Question:
+    return question({"numbers": given}, has_left)
+
+
 def source_of(scorer: Any, name: str = "doubler") -> Source:
     """A scorer that is there already, as if it were loaded."""
     return Source(name=name, newest=lambda: 1, load=lambda newest: scorer)
@@ -78,12 +135,22 @@ def app_of(*sources: Source, limits: Limits = DEFAULT, api_keys: tuple[bytes, ..
     return build_app(models, limits, metrics, api_keys)
 
 
+def assert_refused(answer: Any, *parts: str) -> None:
+    """With a sentence that has these parts."""
+    assert answer.status_code == 422
+    for part in parts:
+        assert part in answer.json()["detail"]
+
+
 @contextmanager
-def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+def process(
+    *words: str, cwd: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A server in a process of its own, its address, and the lines that it said before."""
     command = [sys.executable, "-m", "trainmark", "serve", *words, "--port", "0"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*command, "--device", "cpu"], text=True, **pipes) as running:
+    command += ["--device", "cpu"]
+    with subprocess.Popen(command, cwd=cwd, text=True, **pipes) as running:
         try:
             assert running.stdout is not None
             assert running.stderr is not None

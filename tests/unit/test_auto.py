@@ -216,9 +216,7 @@ def test_settings_of_a_result_are_chosen_anew_for_other_data(dataset: Path, tmp_
 
 
 def test_without_a_validation_split_the_last_training_rows_validate(tmp_path: Path) -> None:
-    folder = write_dataset(
-        tmp_path / "data", train_rows=1000, cardinalities=(50,), validation_rows=0
-    )
+    folder = write_dataset(tmp_path / "data", cardinalities=(50,))
     cfg = run(folder)
     assert held_out_splits(cfg) == ("test", "validation")
     assert cfg.auto_rows == 900
@@ -231,9 +229,7 @@ def test_without_a_validation_split_the_last_training_rows_validate(tmp_path: Pa
 
 
 def test_other_runs_train_on_all_training_rows(tmp_path: Path) -> None:
-    folder = write_dataset(
-        tmp_path / "data", train_rows=1000, cardinalities=(50,), validation_rows=0
-    )
+    folder = write_dataset(tmp_path / "data", cardinalities=(50,))
     named = dataclasses.replace(workloads.named_run("dlrm-demo"), data=str(folder))
     cfg = resolve(named, ONE_CPU)
     assert isinstance(cfg, DlrmRun)

@@ -21,6 +21,12 @@ def clicks(seed: int, rows: int, rate: float = 0.2) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(logits.astype(np.float32)), torch.from_numpy(labels)
 
 
+def assess(scores: Tensor, labels: Tensor, groups: Tensor | None = None) -> binary.Assessment:
+    found = binary.assess(scores, labels, groups)
+    assert found is not None
+    return found
+
+
 def wins(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
     """Of each positive against each other: 1, 1/2 or 0."""
     positives, others = scores[labels].numpy(), scores[~labels].numpy()
@@ -70,8 +76,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     inside = np.zeros(3)
     for _ in range(400):
         rows = torch.randint(len(logits), (300,), generator=generator)
-        found = binary.assess(logits[rows], labels[rows])
-        assert found is not None
+        found = assess(logits[rows], labels[rows])
         pairs = [
             (found.auc, "auc"),
             (found.log_loss, "log_loss"),
@@ -90,8 +95,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 def test_the_interval_of_an_auc_stays_within_what_is_possible() -> None:
     scores = torch.tensor([0.1, 0.2, 0.3, 0.15, 0.4, 0.5])
     labels = torch.tensor([False, False, False, True, True, True])
-    found = binary.assess(scores, labels)
-    assert found is not None
+    found = assess(scores, labels)
     assert found.auc is not None
     assert found.auc.value == pytest.approx(7 / 9)
     assert found.auc.high == 1.0
@@ -103,8 +107,7 @@ def test_the_interval_of_an_auc_stays_within_what_is_possible() -> None:
 @pytest.mark.parametrize("rows", [10, 5000])
 def test_log_loss_average_precision_and_entropy(rows: int) -> None:
     logits, labels = clicks(6, rows)
-    found = binary.assess(logits, labels)
-    assert found is not None
+    found = assess(logits, labels)
     predictions = torch.sigmoid(logits.double()).numpy()
     cheap = metrics.binary_metrics(logits, labels)
     assert found.auc is not None
@@ -125,8 +128,7 @@ def test_log_loss_average_precision_and_entropy(rows: int) -> None:
 def test_bins_are_quantiles_of_the_predictions() -> None:
     logits, labels = clicks(7, 3000)
     logits += torch.rand(3000, generator=torch.Generator().manual_seed(0)) / 50  # no ties
-    found = binary.assess(logits, labels)
-    assert found is not None
+    found = assess(logits, labels)
     order = torch.argsort(logits)
     assert len(found.bins) == binary.BINS
     distance = 0.0
@@ -145,8 +147,7 @@ def test_bins_are_quantiles_of_the_predictions() -> None:
 def test_rows_of_one_prediction_stay_in_one_bin() -> None:
     logits = torch.tensor([-1.0] * 700 + [0.5] * 300)
     labels = torch.arange(1000) % 3 == 0
-    found = binary.assess(logits, labels)
-    assert found is not None
+    found = assess(logits, labels)
     assert [one.rows for one in found.bins] == [700, 300]
 
 
@@ -159,8 +160,7 @@ def test_shares_at_the_ends_have_wilsons_interval(count: int, rows: int) -> None
 
 @pytest.mark.parametrize("label", [True, False])
 def test_one_class_leaves_undefined_what_needs_two(label: bool) -> None:
-    found = binary.assess(torch.randn(20), torch.full((20,), label), torch.arange(20) % 3)
-    assert found is not None
+    found = assess(torch.randn(20), torch.full((20,), label), torch.arange(20) % 3)
     assert found.auc is None
     assert found.normalised_entropy is None
     assert found.group_auc is None
@@ -168,8 +168,7 @@ def test_one_class_leaves_undefined_what_needs_two(label: bool) -> None:
 
 
 def test_few_rows_have_no_interval_and_none_no_assessment() -> None:
-    found = binary.assess(torch.tensor([0.5, -0.5]), torch.tensor([True, False]))
-    assert found is not None
+    found = assess(torch.tensor([0.5, -0.5]), torch.tensor([True, False]))
     assert found.auc is not None
     assert (found.auc.value, found.auc.low, found.auc.high) == (1.0, None, None)
     assert binary.assess(torch.empty(0), torch.empty(0)) is None

@@ -1,12 +1,7 @@
 """Folders of checkpoints: the last few stay, and each is whole or not there, whatever happens."""
 
 import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests import checkpoint_saver
-from tests.checkpoint_tensors import assert_same_bits, some_tensors, zeros_like
+from tests.checkpoint_tensors import some_tensors
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.errors import InputError
@@ -102,7 +96,7 @@ def test_an_interrupt_is_an_interrupt(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == []
 
 
-# --- kills
+# --- stops; `test_kill_and_resume.py` kills
 
 
 @pytest.mark.parametrize("second_step", [1, 2])
@@ -144,54 +138,3 @@ def test_a_stop_between_any_two_renames_loses_nothing(
         last = checkpoints.save(root, 3, some_tensors(), {}, keep=1)
         assert list(root.iterdir()) == [last]
     assert not stopped  # every call has had its turn
-
-
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """What is found is one of the states that were saved, to the last bit.
-
-    At least twelve kills, and more where a busy machine leaves the saver little time.
-    """
-    saver = subprocess.Popen(
-        [sys.executable, "-m", "tests.checkpoint_saver", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert saver.stdin is not None
-    assert saver.stdout is not None
-    chance, kills, leftovers, last_step = random.Random(0), 0, 0, 0
-    while kills < 12 or (not (leftovers and last_step) and kills < 100):
-        kills += 1
-        saver.stdin.write("\n")
-        saver.stdin.flush()
-        victim = int(saver.stdout.readline())
-        time.sleep(chance.uniform(0.01, 0.4))
-        os.kill(victim, signal.SIGKILL)
-        wait_until_gone(victim)
-        leftovers += any(path.name.startswith(".") for path in tmp_path.iterdir())
-        last_step = check_all(tmp_path, last_step)
-    saver.stdin.close()
-    assert saver.wait(120) == 0
-    assert last_step > 0
-    assert leftovers > 0
-
-
-def wait_until_gone(process: int) -> None:
-    while Path(f"/proc/{process}").exists():
-        time.sleep(0.002)
-
-
-def check_all(root: Path, last_step: int) -> int:
-    found = checkpoints.all_checkpoints(root)
-    assert len(found) >= min(last_step, checkpoint_saver.KEEP)
-    for path in found:
-        step = checkpoints.read_state(path)["step"]
-        loaded = zeros_like(checkpoint_saver.tensors_at(0))
-        checkpoints.load(path, loaded, exact=True)
-        assert_same_bits(loaded, checkpoint_saver.tensors_at(step))
-    if not found:
-        return 0
-    newest = checkpoints.read_state(found[-1])["step"]
-    assert newest >= last_step
-    return newest

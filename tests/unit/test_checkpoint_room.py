@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests import rank_processes
+from tests.distributed.joining import join
 from tests.distributed.test_loop_on_ranks import BASE, CPU, run
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.boxes import Box, Boxes
@@ -49,8 +50,7 @@ def with_free(num_bytes: int) -> None:
 
 
 def two_ranks(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, 2, folder / "store")
     tensors = tensors_of(rank)
     assert plan_share(tensors).all_bytes == BYTES
     with_free(BYTES)

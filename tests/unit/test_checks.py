@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests import flips, rank_processes, small
+from tests.distributed.joining import join
 from tests.distributed.small_dlrm import batches, placed
 from tests.distributed.small_dlrm import trainer as trainer_on
 from tests.flips import Moments, Trained, flip
@@ -138,8 +139,7 @@ def _dlrm() -> Workload[Any, Any, Any, Any, Any]:
 
 
 def _two_ranks(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, 2, folder / "store")
     mesh = meshes.build(CPU, {"dp": 2})
     for kind in ("mixture", "mixture_host", "row_wise_host", "data_parallel"):
         losses = []

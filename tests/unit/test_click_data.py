@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.small import config, write_dataset
+from tests.waiting import wait_until
 from trainmark import workloads
 from trainmark.errors import InputError
 from trainmark.training.background import in_background
@@ -198,10 +199,8 @@ def test_results_are_made_ahead_of_their_use_but_not_all_of_them() -> None:
     began = []
     results = in_background(lambda key: began.append(key) or key, iter(range(100)), 1, waiting=5)
     assert next(results) == 0
-    deadline = time.monotonic() + 120
-    while len(began) < 7:  # one in the making, five that wait, and one for the one just taken
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # One in the making, five that wait, and one for the one just taken.
+    wait_until(lambda: len(began) >= 7)
     time.sleep(0.05)
     assert began == list(range(7))
     assert list(results) == list(range(1, 100))
@@ -213,12 +212,13 @@ def test_the_thread_ends_with_its_reader() -> None:
     source = data(100, global_batch=7, shuffle="rows")
     reading = iter(source)
     next(reading)
-    assert any(t.name.startswith("reader") for t in threading.enumerate())
+
+    def is_read() -> bool:
+        return any(thread.name.startswith("reader") for thread in threading.enumerate())
+
+    assert is_read()
     reading.close()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 120
-    while any(t.name.startswith("reader") for t in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not is_read())
 
 
 def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -168,12 +168,20 @@ def test_adagrad(count: int, rows: int, dim: int, shared: bool, per_row: bool) -
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_updates_do_not_depend_on_the_number_of_threads(name: str) -> None:
     ids = torch.randint(50, (700,), generator=torch.Generator().manual_seed(5)) * 999
+
+    def updated() -> Tensor:
+        table, rule = random(50_000, 8), make_rule(name, eps=1e-3, beta1=0.9, beta2=0.999)
+        rule.update(table, rule.new_state(table), ids, random(700, 8, seed=2), 0.3, torch.ones(()))
+        return table
+
+    assert_same_in_any_threads(updated)
+
+
+def assert_same_in_any_threads(compute: Callable[[], Tensor]) -> None:
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        table, rule = random(50_000, 8), make_rule(name, eps=1e-3, beta1=0.9, beta2=0.999)
-        rule.update(table, rule.new_state(table), ids, random(700, 8, seed=2), 0.3, torch.ones(()))
-        found.append(table)
+        found.append(compute())
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -209,12 +217,7 @@ def test_what_is_not_a_number_stays_so_behind_a_relu() -> None:
 
 def test_sums_do_not_depend_on_the_number_of_threads() -> None:
     gradient, output = random(1000, 20), random(1000, 20, seed=2)
-    found = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found.append(masked_sums(gradient, output)[1])
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert_same_in_any_threads(lambda: masked_sums(gradient, output)[1])
 
 
 # --- runs

@@ -250,24 +250,24 @@ def test_crosses_are_placed_beside_what_was_counted(trained: Path) -> None:
     assert [len(own) + 1, last.rows] == [len(cfg.model.table_rows), CROSS_ROWS]
 
 
-@pytest.mark.parametrize("crosses", [["0"], ["0x0"], ["0x9"], ["axb"], ["0x1", "1x"], ["0x1x"]])
-def test_what_is_no_cross_is_refused(
-    crosses: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+NO_CROSS = "two or more different features of 0 to 2, with an x between them."
+THERE_ALREADY = "model.crosses must be of different features each."
+
+
+@pytest.mark.parametrize(
+    ("expected", "crosses"),
+    [
+        *((NO_CROSS, crosses) for crosses in ("0", "0x0", "0x9", "axb", "0x1 1x", "0x1x")),
+        *((THERE_ALREADY, crosses) for crosses in ("0x1 0x1", "0x1x2 2x0x1")),
+    ],
+)
+def test_what_is_no_cross_or_there_already_is_refused(
+    expected: str, crosses: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = small.write_dataset(tmp_path / "data")
     words = ["train", "dlrm-auto", "--data", str(data), "--output", str(tmp_path / "run")]
-    expected = "two or more different features of 0 to 2, with an x between them. Received: "
-    refused(capsys, [*words, "--model.crosses", *crosses], expected + " ".join(crosses))
-
-
-@pytest.mark.parametrize("crosses", [["0x1", "0x1"], ["0x1x2", "2x0x1"]])
-def test_a_cross_that_is_there_already_is_refused(
-    crosses: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = small.write_dataset(tmp_path / "data")
-    words = ["train", "dlrm-auto", "--data", str(data), "--output", str(tmp_path / "run")]
-    expected = f"model.crosses must be of different features each. Received: {' '.join(crosses)}."
-    refused(capsys, [*words, "--model.crosses", *crosses], expected)
+    words += ["--model.crosses", *crosses.split()]
+    refused(capsys, words, f"{expected} Received: {crosses}")
 
 
 def test_none_are_added_to_tables_that_were_described_one_by_one(trained: Path) -> None:

@@ -1,40 +1,28 @@
 """benchmarks/dlrm_exchange_gpu.py at tiny sizes on the CPU, over gloo."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import dlrm_exchange_gpu, dlrm_systems, dlrm_timing
+from benchmarks import dlrm_exchange_gpu as bench
+from benchmarks import dlrm_systems, timing
+from benchmarks.common import read_rows
 from trainmark.workloads.dlrm.runs import THRESHOLD_0
 
+pytestmark = pytest.mark.usefixtures("no_process_group_is_left")
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+
+def test_every_case_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dlrm_systems, "POOL", 2)
     for name in ("WINDOW", "WARMUP"):
-        monkeypatch.setattr(dlrm_timing, name, 1)
-    yield dlrm_exchange_gpu
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-@pytest.fixture
-def options(bench: ModuleType, tmp_path: Path) -> Any:
-    return bench.Options(
+        monkeypatch.setattr(timing, name, 1)
+    options = bench.Options(
         device=torch.device("cpu"), tiny=True, seconds=0.0, host_gib=0.001, output=tmp_path
     )
-
-
-def test_every_case_writes_its_rows(bench: ModuleType, options: Any) -> None:
     for case in bench.CASES:
         bench.measure(case, options)
-    written = json.loads((options.output / "dlrm_exchange_tiny.json").read_text())["rows"]
-    rows = {row["case"]: row for row in written}
+    rows = {row["case"]: row for row in read_rows("dlrm_exchange_tiny", tmp_path)}
     assert list(rows) == ["native", "direct", "exchange", "eager", "host", "int8"]
     for row in rows.values():
         assert row["samples_per_s"] * row["step_ms"] == pytest.approx(256 * 1000)
@@ -56,7 +44,7 @@ def test_every_case_writes_its_rows(bench: ModuleType, options: Any) -> None:
         assert link["ms"] == pytest.approx(link["bytes"] / link["gb_s"] / 1e6)
 
 
-def test_extra_bytes_are_those_of_the_buffers(bench: ModuleType) -> None:
+def test_extra_bytes_are_those_of_the_buffers() -> None:
     B, F, D = 64, 3, 8
     found = bench.extra_bytes(B, F, D, element=2)
     rows = B * F * D * 2
@@ -69,7 +57,7 @@ def test_extra_bytes_are_those_of_the_buffers(bench: ModuleType) -> None:
     assert sum(found.values()) == 2 * found["total"]
 
 
-def test_large_tables_are_cut_to_the_room_there_is(bench: ModuleType) -> None:
+def test_large_tables_are_cut_to_the_room_there_is() -> None:
     assert bench.largest(THRESHOLD_0) == (0, 9, 19, 20, 21)
     for room in (96 * 2**30 / 512, 190_000_000 * 2.0):
         rows = bench.cut_rows(THRESHOLD_0, room)

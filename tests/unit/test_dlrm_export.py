@@ -12,8 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests import small
 from trainmark.cli import main
 from trainmark.interop import shards
-from trainmark.run import evaluation, run_folder
-from trainmark.workloads.dlrm.data import build_data
+from trainmark.run import evaluation
 
 FEW = ("--fp32-up-to-rows", "5")
 SCORE = """
@@ -56,13 +55,7 @@ def test_scores_are_those_of_the_evaluation(
     assert main(["export", str(run)]) == 0
     assert len(list(target.glob("*.safetensors"))) == (1 if shard_bytes == 10**9 else 7)
 
-    batches = list(build_data(run_folder.read_config(run), "test", 0, 1))
-    labels = torch.cat([batch.labels for batch in batches])
-    numerical = torch.cat([batch.numerical for batch in batches])
-    ids = torch.empty(len(labels), len(small.TABLE_ROWS), dtype=torch.int64)
-    for group in range(len(batches[0].groups)):
-        features = batches[0].groups[group].features
-        ids[:, features] = torch.cat([b.groups[group].ids.t().long() for b in batches])
+    labels, numerical, ids = small.click_samples(run)
     clicks = scored_by_itself(target, numerical, ids).double()
 
     expected = evaluation.evaluate(run, data=None, device="cpu")["splits"]["test"]

@@ -39,6 +39,14 @@ def run(case: str, **changes: Any) -> DlrmRun:
     return config(model=dataclasses.replace(small.config().model, **sizes), **changes)
 
 
+def made(model: Model) -> Dlrm:
+    """The network, initialised."""
+    cfg = dataclasses.replace(small.config(), model=model)
+    built = build_model(cfg)
+    init_weights([built], cfg, CPU)
+    return built
+
+
 # --- the definitions
 
 
@@ -74,9 +82,7 @@ def reference(model: Dlrm, case: str, vectors: list[Array]) -> Array:
 @pytest.mark.parametrize("case", CASES)
 def test_the_definition(case: str, tables: int) -> None:
     model = dataclasses.replace(small.config().model, table_rows=(50, 7, 3)[:tables], **CASES[case])
-    cfg = dataclasses.replace(small.config(), model=model)
-    built = build_model(cfg)
-    init_weights([built], cfg, CPU)
+    built = made(model)
     built.double()
     for parameter in built.interaction.parameters():  # a bias that begins with zeros proves nothing
         parameter.data += 0.1 * torch.randn(parameter.shape, dtype=torch.float64)
@@ -102,9 +108,7 @@ def test_the_top_mlp_reads_products_rows_and_numbers(tables: int, numbers: int) 
         numerical_features=numbers,
         interaction="dot_and_inputs",
     )
-    cfg = dataclasses.replace(small.config(), model=model)
-    built = build_model(cfg)
-    init_weights([built], cfg, CPU)
+    built = made(model)
     numbers_BN = torch.randn(4, numbers)
     ids_BF = torch.tensor([[0, 50, 57], [49, 56, 59], [3, 51, 58], [3, 52, 57]])[:, :tables]
     read: list[Array] = []
@@ -136,9 +140,7 @@ def test_cross_layers_begin_as_torchrecs_do() -> None:
     model = Model(
         table_rows=(3,) * 26, embedding_dim=32, bottom_mlp=(32,), interaction="dcn", cross_rank=300
     )
-    cfg = dataclasses.replace(small.config(), model=model)
-    built = build_model(cfg)
-    init_weights([built], cfg, CPU)
+    built = made(model)
     matrices = [m for m in built.interaction.modules() if isinstance(m, CrossLinear)]
     assert len(matrices) == 6
     for matrix in matrices:

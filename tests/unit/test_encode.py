@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
+from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_prepare_vocabulary import NAMES, OLD, old, write
 from trainmark.clickdata import feature_spec, identity
-from trainmark.clicklog import csv_data, raw_values
+from trainmark.clicklog import raw_values
 from trainmark.clicklog.encode import encode
 from trainmark.errors import InputError
 
@@ -57,12 +58,8 @@ def test_delimiter_header_and_missing_are_the_datasets(tmp_path: Path) -> None:
     lines = [f"{i % 2};NA;{i % 3}" for i in range(28)]
     (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
     options: dict[str, Any] = {"columns": "label=1 numerical=2 categorical=3", "header": False}
-    data = tmp_path / "data"
-    csv_data.prepare(
-        csv_data.Options(
-            input=str(tmp_path / "log.csv"), output=data, delimiter=";", missing=("NA",), **options
-        )
-    )
+    options |= {"delimiter": ";", "missing": ("NA",)}
+    data = prepare_log(tmp_path / "log.csv", tmp_path / "data", **options)
     encoded = encode(str(tmp_path / "log.csv"), data, tmp_path / "encoded")
     assert read(encoded, "test")["labels"].tolist() == [i % 2 == 1 for i in range(28)]
 
@@ -92,9 +89,7 @@ def test_groups_are_written_where_the_files_have_them(tmp_path: Path) -> None:
     log = write(tmp_path / "log.csv", rows, names)
     columns = "label=clicked numerical=age categorical=user:int64,city"
     data = tmp_path / "data"
-    csv_data.prepare(
-        csv_data.Options(input=log, output=data, columns=columns, group="session:string")
-    )
+    prepare_log(tmp_path / "log.csv", data, columns=columns, group="session:string")
     encoded = encode(log, data, tmp_path / "encoded")
     groups = np.fromfile(encoded / "test" / "group.bin", "<i4").tolist()
     assert len(set(zip(groups, (row[-1] for row in rows), strict=True))) == len(set(groups)) == 5

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,10 @@ import torch
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 from tests.small import config, result
+from tests.unit.logs import prepare_log
 from tests.unit.refusals import refused
 from tests.unit.results import make_result
+from tests.unit.without_torch import run_without_torch
 from trainmark.cli import main
 from trainmark.contract import Predictions
 from trainmark.metrics.binary import assess
@@ -46,6 +46,13 @@ def lines(rows: int = ROWS, seed: int = 0) -> list[str]:
     ]
 
 
+def prepared(folder: Path) -> Path:
+    """The folder, with log.csv and what it is prepared to, `data`."""
+    (folder / "log.csv").write_text("\n".join([HEADER, *lines()]) + "\n")
+    prepare_log(folder / "log.csv", folder / "data", columns=COLUMNS)
+    return folder
+
+
 def train(folder: Path, name: str, *flags: str) -> Path:
     given = ["--data", str(folder / "data"), "--output", str(folder / name), *NETWORK, *flags]
     assert main(["train", "dlrm-demo", *given]) == 0
@@ -55,10 +62,7 @@ def train(folder: Path, name: str, *flags: str) -> Path:
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with log.csv, `data`, and two runs on it."""
-    folder = tmp_path_factory.mktemp("log")
-    (folder / "log.csv").write_text("\n".join([HEADER, *lines()]) + "\n")
-    arguments = ["--input", str(folder / "log.csv"), "--output", str(folder / "data")]
-    assert main(["prepare", "csv", *arguments, "--columns", COLUMNS]) == 0
+    folder = prepared(tmp_path_factory.mktemp("log"))
     train(folder, "run")
     train(folder, "other", "--epochs", "3")
     return folder
@@ -357,15 +361,7 @@ def test_a_full_device_leaves_the_assessment_to_the_host(monkeypatch: pytest.Mon
 
 
 def test_a_page_is_made_without_torch(log: Path) -> None:
-    code = """if True:
-        import sys
-        from trainmark.cli import main
-        main(sys.argv[1:])
-        print("torch" in sys.modules)
-    """
-    command = [sys.executable, "-c", code, "report", str(log / "run")]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert printed.endswith("False\n")
+    run_without_torch(["report", str(log / "run")])
 
 
 # --- the page

@@ -22,7 +22,6 @@ from trainmark.run import evaluation, run_folder, runner
 from trainmark.verbs import export
 from trainmark.workloads.distilbert.runs import load_sentences
 from trainmark.workloads.dlrm import standalone
-from trainmark.workloads.dlrm.data import build_data
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -68,18 +67,6 @@ def run_program(path: Path, inputs: Sequence[tuple[Tensor, ...]], folder: Path) 
 # --- DLRM
 
 
-def click_samples(run: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels, numerical features and ids of the run's test split."""
-    batches = list(build_data(run_folder.read_config(run), "test", 0, 1))
-    labels = torch.cat([batch.labels for batch in batches])
-    numerical = torch.cat([batch.numerical for batch in batches]).float()
-    ids = torch.empty(len(labels), len(small.TABLE_ROWS), dtype=torch.int64)
-    for group in range(len(batches[0].groups)):
-        features = batches[0].groups[group].features
-        ids[:, features] = torch.cat([b.groups[group].ids.t().long() for b in batches])
-    return labels, numerical, ids
-
-
 @pytest.mark.parametrize(
     ("flags", "stored", "inline_bytes"),
     [
@@ -123,7 +110,7 @@ def test_clicks_are_those_of_the_evaluation(
     monkeypatch.setattr(onnx_files, "INLINE_BYTES", inline_bytes)
     run = tmp_path / "run"
     assert small.train(run, *flags) == 0
-    labels, numerical, ids = click_samples(run)
+    labels, numerical, ids = small.click_samples(run)
 
     in_onnx = exported(run, "onnx") / "model.onnx"
     clicks = run_onnx(in_onnx, numerical=numerical, categorical=ids).double()
@@ -161,7 +148,7 @@ def test_clicks_are_those_of_the_evaluation(
 def test_a_program_of_pytorch_gives_the_same_clicks(flags: tuple[str, ...], tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert small.train(run, *flags, "--positive-weight", "5") == 0
-    _, numerical, ids = click_samples(run)
+    _, numerical, ids = small.click_samples(run)
     parts = [(numerical[:size], ids[:size]) for size in BATCHES]
     programmed = run_program(exported(run, "torch") / "model.pt2", parts, tmp_path)
     plain = standalone.load(exported(run, "safetensors"))

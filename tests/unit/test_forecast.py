@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from tests.small import train
 from tests.small_distilbert import FLAGS as DISTILBERT
 from tests.unit.results import make_predicted, make_result, write_run
+from tests.unit.without_torch import run_without_torch
 from trainmark import __version__, workloads
 from trainmark.cli import main
 from trainmark.hardware.devices import Cluster
@@ -179,10 +178,4 @@ def test_nothing_to_check_is_one_sentence(
 
 def test_a_check_needs_no_torch(tmp_path: Path) -> None:
     write_run(tmp_path, make_result(predicted=make_predicted()))
-    code = (
-        "import sys; from trainmark.cli import main; code = main(sys.argv[1:]); "
-        "sys.exit(code or 'torch' in sys.modules)"
-    )
-    words = ["plan", "--check", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_without_torch(["plan", "--check", str(tmp_path)])

@@ -48,11 +48,16 @@ def test_other_types_of_ids_train_to_the_same_weights(tmp_path: Path, dtype: str
 # --- Megatron's
 
 
+def prepare_tokens(text: Path, output: Path) -> None:
+    tokenizer = bytes_tokenizer(text.parent / "tok")
+    words = ["--tokenizer", str(tokenizer), "--workers", "1"]
+    words += ["--input", str(text), "--output", str(output)]
+    assert main(["prepare", "tokens", *words]) == 0
+
+
 def test_a_cache_folder_with_the_name_of_the_dataset_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
-    words = ["--tokenizer", str(bytes_tokenizer(tmp_path / "tok")), "--workers", "1"]
-    words += ["--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out")]
-    assert main(["prepare", "tokens", *words]) == 0
+    prepare_tokens(tmp_path / "a.txt", tmp_path / "out")
     prefix = tmp_path / "out" / "corpus_text_document"
     prefix.mkdir()
     (prefix / "cache").touch()
@@ -64,9 +69,7 @@ def test_empty_documents_are_stored_as_by_megatron(tmp_path: Path) -> None:
     """Its preprocess_data.py: no sequence and no end, but a boundary."""
     texts = ["one", "", "two", "", ""]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    words = ["--tokenizer", str(bytes_tokenizer(tmp_path / "tok")), "--workers", "1"]
-    words += ["--input", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
-    assert main(["prepare", "tokens", *words]) == 0
+    prepare_tokens(tmp_path / "a.jsonl", tmp_path / "out")
     lengths: list[int] = []
     boundaries = [0]
     for text in texts:
@@ -92,9 +95,7 @@ def test_weights_keep_their_vocabulary_and_a_tied_head_is_noted(tmp_path: Path) 
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "theirs")
     (tmp_path / "a.txt").write_text("some text, some more text and again some " * 20)
-    words = ["--tokenizer", str(bytes_tokenizer(tmp_path / "tok")), "--workers", "1"]
-    words += ["--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out")]
-    assert main(["prepare", "tokens", *words]) == 0
+    prepare_tokens(tmp_path / "a.txt", tmp_path / "out")
     flags = ["--data", str(tmp_path / "out"), "--weights", str(tmp_path / "theirs")]
     flags += ["--sequence", "16", "--max-steps", "1", "--global-batch", "2", "--device", "cpu"]
     assert main(["train", "llama3-demo", *flags, "--output", str(tmp_path / "run")]) == 0

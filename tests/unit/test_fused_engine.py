@@ -1,17 +1,18 @@
 """The fused engine against the plain one, in all formats; here by its kernels' references."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests import small
+from tests import engines, small
 from trainmark.cli import main
 from trainmark.distributed.mesh import single
-from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
+from trainmark.embeddings.engine import LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.tables.batch import IdGroup
@@ -26,50 +27,25 @@ ON = torch.ones(())
 SETTINGS = {"eps": 1e-6, "beta1": 0.9, "beta2": 0.999}
 RULES: list[RuleName] = ["sgd", "adagrad", "rowwise_adagrad"]
 
-AnyEngine = TypeVar("AnyEngine", FusedEngine, LocalEngine)
 
-
-def groups(seed: int, samples: int = 40) -> list[IdGroup]:
+def groups(seed: int) -> list[IdGroup]:
     random = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(0, rows, (samples,), generator=random) for rows in ROWS]
+    ids = [torch.randint(0, rows, (engines.SAMPLES,), generator=random) for rows in ROWS]
     small = torch.stack([ids[0], ids[2]]).to(torch.int8)
     return [IdGroup([0, 2], small), IdGroup([1], ids[1].to(torch.int32)[None])]
 
 
 def fused(formats: tuple[str, ...], rule: RuleName, weight_decay: float = 0.0) -> FusedEngine:
     chosen = Rule(rule, SETTINGS["eps"], weight_decay)
-    return _ready(FusedEngine(ROWS, formats, DIM, chosen, seed=1).to_empty(device="cpu"))
+    return engines.ready(FusedEngine(ROWS, formats, DIM, chosen, seed=1))
 
 
 def plain(rule: str, weight_decay: float = 0.0) -> LocalEngine:
     chosen = make_rule(rule, **SETTINGS, weight_decay=weight_decay)
-    return _ready(LocalEngine(ROWS, DIM, chosen).to_empty(device="cpu"))
+    return engines.ready(LocalEngine(ROWS, DIM, chosen))
 
 
-def _ready(engine: AnyEngine) -> AnyEngine:
-    engine.init_weights(3)
-    engine.create_state()
-    return engine
-
-
-def train(
-    engine: EmbeddingEngine, steps: range, lr: float = 0.1, micro_batches: int = 1
-) -> list[Tensor]:
-    """Steps towards a target; the outputs of each."""
-    outputs = []
-    for step in steps:
-        batch = groups(step)
-        for part in torch.arange(40).chunk(micro_batches):
-            piece = slice(int(part[0]), int(part[-1]) + 1)
-            x = torch.linspace(-1, 1, len(part) * DIM).view(-1, DIM).requires_grad_()
-            lookup = engine.prepare([group.part(piece) for group in batch], [len(part)])
-            engine.begin(lookup)
-            output = engine.lookup_and_interact(lookup, x)
-            (output.sin().sum() / 10).backward()
-            outputs.append(output.detach())
-        assert all(gradient.isfinite().all() for gradient in engine.gradients())
-        engine.apply_gradients(lr, ON)
-    return outputs
+train = partial(engines.train, groups=groups, dim=DIM)
 
 
 def decoded(engine: FusedEngine, table: int) -> Tensor:
@@ -86,8 +62,8 @@ def test_fp32_is_the_plain_engine(rule: RuleName, micro_batches: int) -> None:
     decay = 0.2 if micro_batches == 3 else 0.0
     ours, theirs = fused(("fp32",) * 3, rule, decay), plain(rule, decay)
     for mine, expected in zip(
-        train(ours, range(4), micro_batches=micro_batches),
-        train(theirs, range(4), micro_batches=micro_batches),
+        train(ours, steps=range(4), micro_batches=micro_batches),
+        train(theirs, steps=range(4), micro_batches=micro_batches),
         strict=True,
     ):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
@@ -106,8 +82,8 @@ def test_other_formats_are_near(large: str, bound: float) -> None:
     formats = ("fp32", large, "fp32")
     ours, theirs = fused(formats, "sgd"), plain("sgd")
     assert ours.stores[1].codes.dtype != torch.float32
-    train(ours, range(4))
-    train(theirs, range(4))
+    train(ours, steps=range(4))
+    train(theirs, steps=range(4))
     expected = theirs.table_weights()
     touched = torch.cat([groups(step)[1].ids[0] for step in range(4)]).unique().long()
     mine = decoded(ours, 1)[touched]
@@ -120,13 +96,13 @@ def test_other_formats_are_near(large: str, bound: float) -> None:
 def test_rounding_goes_on_after_a_resumption_as_if_nothing_had_happened() -> None:
     formats = ("fp32", "int8", "int8")
     whole, first, second = (fused(formats, "rowwise_adagrad") for _ in range(3))
-    train(whole, range(6))
-    train(first, range(3))
+    train(whole, steps=range(6))
+    train(first, steps=range(3))
     saved = first.table_weights() | first.table_state()
     for name, tensor in (second.table_weights() | second.table_state()).items():
         tensor.copy_(saved[name])
     second.state_loaded()
-    train(second, range(3, 6))
+    train(second, steps=range(3, 6))
     expected = whole.table_weights() | whole.table_state()
     for name, tensor in (second.table_weights() | second.table_state()).items():
         assert torch.equal(tensor, expected[name]), name
@@ -135,7 +111,7 @@ def test_rounding_goes_on_after_a_resumption_as_if_nothing_had_happened() -> Non
 @pytest.mark.parametrize(("seed", "expected"), [(1, 2 / 127), (None, 0.0)])
 def test_small_updates_need_stochastic_rounding(seed: int | None, expected: float) -> None:
     """One row, moved 200 times by a hundredth of its smallest step."""
-    engine = _ready(FusedEngine((1,), ("int8",), DIM, Rule("sgd"), seed).to_empty(device="cpu"))
+    engine = engines.ready(FusedEngine((1,), ("int8",), DIM, Rule("sgd"), seed))
     store: Any = engine.stores[0]
     store.codes.copy_(torch.tensor([[127] + [0] * (DIM - 1)]))
     store.scales.fill_(1 / 127)
@@ -152,7 +128,7 @@ def test_small_updates_need_stochastic_rounding(seed: int | None, expected: floa
 
 def test_a_closed_gate_changes_nothing_and_says_why() -> None:
     engine = fused(("fp32", "int8", "fp32"), "rowwise_adagrad")
-    train(engine, range(1))
+    train(engine, steps=range(1))
     before = {n: t.clone() for n, t in (engine.table_weights() | engine.table_state()).items()}
     x = torch.ones(40, DIM, requires_grad=True)
     lookup = engine.prepare(groups(1), [40])

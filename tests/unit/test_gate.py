@@ -9,11 +9,9 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
@@ -21,6 +19,7 @@ import pytest
 from tests.docs.commands import ROOT
 from tests.small import FLAGS
 from tests.unit.refusals import refused
+from tests.waiting import wait_until
 from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.verbs import gate, gate_turns
@@ -312,11 +311,11 @@ def test_nothing_is_left_of_a_gate_that_is_ended(
     path = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "PATH": ""}
     command = [sys.executable, "-c", GATE, str(package)]
     with subprocess.Popen(command, env=path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as it:
-        workers = wait_for(lambda: both(psutil.Process(it.pid)))
+        workers = wait_until(lambda: both(psutil.Process(it.pid)))
         it.send_signal(number)
         it.communicate(timeout=60)
     assert it.returncode in (-number, 128 + number)  # Python ends itself by the SIGINT that it got
-    assert wait_for(lambda: not any(worker.is_running() for worker in workers))
+    wait_until(lambda: not any(worker.is_running() for worker in workers))
     if number != signal.SIGKILL:  # after which nobody can tidy up
         assert not list(temporary.iterdir())
 
@@ -325,18 +324,6 @@ def both(process: psutil.Process) -> list[psutil.Process]:
     """Its two workers, once both are stopped or at work."""
     found = list(children(process))
     return found if len(found) == 2 else []
-
-
-T = TypeVar("T")
-
-
-def wait_for(question: Callable[[], T]) -> T:
-    """Its first answer that is true; a minute at most."""
-    for _ in range(6000):
-        if answer := question():
-            return answer
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
 
 
 # --- the whole road

@@ -1,15 +1,14 @@
 """What docs/gate.md promises, judged anew from the committed differences of recorded blocks."""
 
-import json
 from typing import Any
 
 import pytest
 
-from benchmarks.common import RESULTS
+from benchmarks.common import read_rows
 from benchmarks.gate_cpu import BUDGET_S, CLOCKS, SLOWER_BY, resampled_row
 from trainmark.verbs.gate_turns import Clock
 
-ROWS: list[dict[str, Any]] = json.loads((RESULTS / "gate_cpu.json").read_text())["rows"]
+ROWS = read_rows("gate_cpu")
 
 
 def rows(what: str, **fields: Any) -> list[dict[str, Any]]:

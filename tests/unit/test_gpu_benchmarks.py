@@ -12,12 +12,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks import (
-    distilbert_gpu,
-    distilbert_sst2,
-    llama3_alignment,
-    llama3_gpu,
-)
+from benchmarks import common, distilbert_gpu, distilbert_sst2, llama3_alignment, llama3_gpu
 from trainmark.cli import main
 
 
@@ -101,7 +96,7 @@ def test_llama3_speed(tmp_path: Path) -> None:
 def test_llama3_cases_that_are_not_run_keep_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama3_gpu, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(llama3_gpu, "measure", lambda case, scale: {"name": case.name})
     for name in ("transformers-mb1", "bf16-mb2"):
         llama3_gpu.main(["--tiny", "--output", str(tmp_path), "--only", name])
@@ -119,7 +114,7 @@ def test_llama3_alignment(tmp_path: Path) -> None:
 
 def test_rows_that_are_not_measured_again_stay() -> None:
     """The committed reference serves variants that are run alone."""
-    known = llama3_alignment.known_rows(llama3_alignment.RESULTS / "llama3_alignment_h200.json")
+    known = llama3_alignment.known_rows("llama3_alignment_h200")
     assert known.keys() == llama3_alignment.VARIANTS.keys()
     assert len(known["reference"]["curve"]) == llama3_alignment.STEPS
     llama3_alignment.check_same_start(known)

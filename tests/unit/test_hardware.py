@@ -1,3 +1,5 @@
+"""What is known of hardware: names, peaks, clusters, and the machine that this is."""
+
 import json
 import subprocess
 import sys

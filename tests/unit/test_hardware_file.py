@@ -4,8 +4,6 @@ import dataclasses
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 
 from tests.docs.commands import ROOT
 from tests.small import FLAGS, train
+from tests.unit.without_torch import run_without_torch
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.errors import InputError
@@ -229,15 +228,8 @@ def test_one_gpu_is_one_whatever_its_key(tmp_path: Path) -> None:
 
 
 def test_plans_with_files_need_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from trainmark.cli import main; code = main(sys.argv[1:]); "
-        "sys.exit(code or 'torch' in sys.modules)"
-    )
-    words = ["plan", "dlrm-small", "--hardware", str(written(tmp_path, WHOLE)), "--precision",
-             "bf16"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Predicted, not measured" in done.stdout
+    words = ["plan", "dlrm-small", "--hardware", str(written(tmp_path, WHOLE))]
+    assert "Predicted, not measured" in run_without_torch([*words, "--precision", "bf16"])
 
 
 @pytest.mark.parametrize(

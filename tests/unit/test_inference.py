@@ -39,6 +39,21 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, of which nothing was measured yet."""
+    copy = shutil.copytree(finished, tmp_path / "run")
+    (copy / "inference.json").unlink(missing_ok=True)
+    return copy
+
+
+def measured(folder: Path) -> figures.Inference:
+    """What `inference.json` holds."""
+    found = figures.read(folder)
+    assert found is not None
+    return found
+
+
 # --- formulas
 
 
@@ -140,8 +155,7 @@ def test_table_and_file(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert next(iter(written)) == "schema"
     assert written["schema"] == "trainmark.inference/1"
     del written["checksum"]
-    found = figures.read(finished)
-    assert found is not None
+    found = measured(finished)
     assert json.loads(json.dumps(dataclasses.asdict(found))) == written
     counts = [(row.batch, row.requests, row.samples) for row in found.rows]
     assert counts == [(3, 5, 15), (1, 5, 5), (64, 5, 320)]  # as asked for, each once
@@ -156,27 +170,20 @@ def test_table_and_file(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_another_dataset_precision_and_the_sizes_that_it_has_samples_for(
-    finished: Path, tmp_path: Path
+    run: Path, tmp_path: Path
 ) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
     data = small.write_dataset(tmp_path / "data", test_rows=300, num_numerical=13)
     arguments = ["infer", str(run), "--data", str(data), "--steps", "2", "--precision", "bf16"]
     assert main(arguments) == 0
-    found = figures.read(run)
-    assert found is not None
+    found = measured(run)
     assert (found.data, found.precision) == (str(data), "bf16")
     assert [row.batch for row in found.rows] == [1, 64]
 
 
-def test_a_file_keeps_a_row_for_each_batch_and_precision(finished: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
-    (run / "inference.json").unlink(missing_ok=True)
-
+def test_a_file_keeps_a_row_for_each_batch_and_precision(run: Path, tmp_path: Path) -> None:
     def infer(batches: str, *flags: str) -> list[tuple[Any, ...]]:
         assert main(["infer", str(run), "--batches", batches, "--steps", "2", *flags]) == 0
-        found = figures.read(run)
-        assert found is not None
-        return [(*row.key, row.requests) for row in found.rows]
+        return [(*row.key, row.requests) for row in measured(run).rows]
 
     assert infer("1,3") == [(1, "fp32", "fp32", 1, 2), (3, "fp32", "fp32", 1, 2)]
     # As an earlier version wrote it: rows do not say their precision.
@@ -191,8 +198,6 @@ def test_a_file_keeps_a_row_for_each_batch_and_precision(finished: Path, tmp_pat
         (3, "fp32", None, 1, 2),
         (3, "bf16", "fp32", 1, 2),
     ]
-    found = figures.read(run)
-    assert found is not None
     again = infer("3", "--precision", "bf16", "--steps", "4")
     assert again[-1] == (3, "bf16", "fp32", 1, 4)
     assert len(again) == 3
@@ -203,33 +208,26 @@ def test_a_file_keeps_a_row_for_each_batch_and_precision(finished: Path, tmp_pat
     assert infer("1", "--data", str(data)) == [(1, "fp32", "fp32", 1, 2)]  # something else
 
 
-def test_clients_have_a_row_of_their_own(finished: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
-    (run / "inference.json").unlink(missing_ok=True)
+def test_clients_have_a_row_of_their_own(run: Path) -> None:
     line = ["infer", str(run), "--batches", "1,37", "--steps", "6"]
     assert main(line) == 0
     assert main([*line, "--clients", "3"]) == 0
-    found = figures.read(run)
-    assert found is not None
+    found = measured(run)
     kinds = [(row.batch, row.clients, row.requests, row.samples) for row in found.rows]
     assert kinds == [(1, 1, 6, 6), (37, 1, 6, 222), (1, 3, 6, 6), (37, 3, 6, 222)]
 
 
 def test_sentences(sentences: Path) -> None:
     assert main(["infer", str(sentences), "--steps", "2", "--batches", "1,5"]) == 0
-    found = figures.read(sentences)
-    assert found is not None
+    found = measured(sentences)
     assert (found.workload, found.split, found.precision) == ("distilbert", "validation", "bf16")
     assert [row.samples for row in found.rows] == [2, 10]
 
 
-def test_the_page_shows_it(finished: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
-    (run / "inference.json").unlink(missing_ok=True)
+def test_the_page_shows_it(run: Path, finished: Path, tmp_path: Path) -> None:
     assert "<h2>Inference</h2>" not in report([run]).read_text()
     assert main(["infer", str(run), "--batches", "21", "--steps", "3"]) == 0
-    found = figures.read(run)
-    assert found is not None
+    found = measured(run)
     alone = report([run]).read_text()
     for expected in ("<h2>Inference</h2>", "3 requests of each batch size", "p99 ms"):
         assert alone.count(expected) == 1, expected
@@ -324,16 +322,14 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return planned
 
 
+@pytest.mark.usefixtures("no_process_group_is_left")
 def test_nor_is_one_planned_where_rows_are_exchanged(plans: list[str]) -> None:
     cfg = small.config(sharding=Sharding(force_exchange=True))
     trainer, batch = small.trainer(cfg), next(iter(build_data(cfg, "test", 0, 1)))
-    try:
-        scores = trainer.predict(trainer.prepare_to_predict(batch, batch.samples))
-        assert (len(scores), plans) == (batch.samples, [])
-        trainer.prepare(batch)
-        assert plans  # of replicas, if of nothing else
-    finally:  # the engine has made a process group for itself alone
-        torch.distributed.destroy_process_group()
+    scores = trainer.predict(trainer.prepare_to_predict(batch, batch.samples))
+    assert (len(scores), plans) == (batch.samples, [])
+    trainer.prepare(batch)
+    assert plans  # of replicas, if of nothing else
 
 
 # --- refusals
@@ -369,10 +365,9 @@ def test_flags(
     refused(capsys, ["infer", str(finished), *flags], *parts)
 
 
-def test_folders(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["infer"], "Missing from trainmark infer: PATH")
     refused(capsys, ["infer", str(tmp_path)], "is not the folder of a run")
-    run = shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
     refused(capsys, ["infer", str(run)], f"{run} has no complete checkpoint")
 

@@ -7,12 +7,12 @@ from torch.nn.functional import embedding_bag
 
 from tests.embedding_kernels import (
     check_cross_layers,
+    interpreted,
     random,
     relative_error,
     rounding_key,
     scalars,
     stored,
-    triton,
 )
 from trainmark.kernels import cross_layers as cross
 from trainmark.kernels import pool_rows as pooling
@@ -28,9 +28,6 @@ from trainmark.kernels.sparse_update import (
 )
 from trainmark.kernels.table_formats import FORMATS, Rows, Tables, decode
 
-interpreted = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
-)
 SAMPLES, HOTNESS = 11, (3, 1, 9)
 CPU = torch.device("cpu")
 

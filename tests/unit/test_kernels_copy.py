@@ -2,11 +2,7 @@
 
 import pytest
 
-from tests.embedding_kernels import check_copies, triton
-
-interpreted = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
-)
+from tests.embedding_kernels import check_copies, interpreted
 
 
 @interpreted

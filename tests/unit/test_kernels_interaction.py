@@ -11,9 +11,9 @@ from tests.embedding_kernels import (
     check_gather_interaction,
     check_gradients_at_rows,
     check_interaction_of_rows,
+    interpreted,
     one_store,
     relative_error,
-    triton,
     two_stores,
 )
 from trainmark.kernels import gather_interaction as fused
@@ -21,9 +21,6 @@ from trainmark.kernels import interaction
 from trainmark.kernels.interaction import Launch
 from trainmark.kernels.table_formats import FORMATS, Rows, Tables, decode
 
-interpreted = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
-)
 FP32, FP16 = torch.float32, torch.float16
 
 # Batches, features and widths: each odd one at least once, and the real one.

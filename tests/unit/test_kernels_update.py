@@ -10,6 +10,7 @@ from tests.embedding_kernels import (
     check_bits,
     check_update,
     copied,
+    interpreted,
     new_state,
     random,
     random_ids,
@@ -17,13 +18,13 @@ from tests.embedding_kernels import (
     scalars,
     sorted_one,
     stored,
-    triton,
 )
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.kernels.sparse_update import (
     Launch,
     Rule,
     RuleName,
+    SortedRows,
     sort_rows,
     sort_rows_of_two,
     update_rows_reference,
@@ -31,9 +32,6 @@ from trainmark.kernels.sparse_update import (
 )
 from trainmark.kernels.table_formats import FORMATS, Rows, decode
 
-interpreted = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
-)
 RULES: list[RuleName] = ["sgd", "rowwise_adagrad", "adagrad"]
 FP32 = torch.float32
 UPDATES = [pytest.param(update_rows_triton, marks=interpreted), update_rows_reference]
@@ -50,9 +48,15 @@ def test_bits_are_the_same_in_triton_and_torch() -> None:
 def test_sorted_rows_lead_to_their_gradients() -> None:
     ids_BF = random_ids(60, 9, 1, "cpu").view(12, 5)
     batch = sort_rows(ids_BF)
-    assert batch.rows_N.tolist() == sorted(ids_BF.flatten().tolist())
-    assert torch.equal(ids_BF.flatten()[batch.places_N], batch.rows_N)
+    check_sorted(batch, ids_BF, ids_BF)
     assert batch.places_N.sort().values.tolist() == list(range(60))
+
+
+def check_sorted(batch: SortedRows, ids_BF: Tensor, own: Tensor) -> None:
+    """All of a store's `own` ids are in order, equal ones as they were, and lead to their places
+    among all ids."""
+    assert batch.rows_N.tolist() == sorted(own.flatten().tolist())
+    assert torch.equal(ids_BF.flatten()[batch.places_N], batch.rows_N)
     equal = batch.rows_N[1:] == batch.rows_N[:-1]
     assert (batch.places_N.diff()[equal] > 0).all()
 
@@ -64,12 +68,9 @@ def test_one_sort_serves_two_stores() -> None:
     found = sort_rows_of_two(ids_BF, in_second_F.int() * 9, first_features=3, first_rows=9)
     for batch, features in zip(found, ([1, 2, 4], [0, 3]), strict=True):
         assert batch.rows_N.dtype == torch.int32
-        assert batch.rows_N.tolist() == sorted(ids_BF[:, features].flatten().tolist())
-        assert torch.equal(ids_BF.flatten()[batch.places_N], batch.rows_N)
+        check_sorted(batch, ids_BF, ids_BF[:, features])
         assert batch.places_N.unique().numel() == 12 * len(features)
         assert set((batch.places_N % 5).tolist()) == set(features)
-        equal = batch.rows_N[1:] == batch.rows_N[:-1]
-        assert (batch.places_N.diff()[equal] > 0).all()
 
 
 # --- rules

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.small import FLAGS, newest, result, saved
+from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
 
 
@@ -68,16 +68,8 @@ EVERY_STEP = ("--checkpoint-every", "1 steps", "--log-every", "3", "--evals-per-
 
 def test_killed_at_any_moment_of_saving(victims: Victims, tmp_path: Path) -> None:
     """`tests/kills.py` kills at other moments, too."""
-    flags: tuple[str, ...] = (
-        *EVERY_STEP,
-        "--epochs",
-        "2",
-        "--shuffle",
-        "rows",
-        "--shuffle-window",
-        "700",
-    )
-    flags += ("--optimizer.name", "adam", "--precision", "fp16")
+    flags: tuple[str, ...] = ("--epochs", "2", "--shuffle", "rows", "--shuffle-window", "700")
+    flags += (*EVERY_STEP, "--optimizer.name", "adam", "--precision", "fp16")
     victims.start(tmp_path / "undisturbed", *flags)
     assert victims.end() == 0
     output, torn = tmp_path / "killed", 0
@@ -121,10 +113,8 @@ def test_asked_to_stop_it_saves_first(
     output = tmp_path / "stopped"
     flags = ("--epochs", "10000", "--log-every", "2", "--evals-per-epoch", "0")
     victim = victims.start(output, *flags)
-    deadline = time.monotonic() + 60
-    while not (output / "loss.csv").exists() or (output / "loss.csv").stat().st_size < 100:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    losses = output / "loss.csv"
+    wait_until(lambda: losses.exists() and losses.stat().st_size >= 100)
     os.kill(victim, number)
     assert victims.end() == code
     step = checkpoints.read_state(newest(output))["progress"]["step"]

@@ -11,6 +11,7 @@ import safetensors
 import torch
 
 from tests.distributed.llama3_ranks import CPU, config, train
+from tests.small import newest
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
@@ -153,13 +154,10 @@ def test_export_of_a_run_loads_there(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result["parallel"] == {"pp": 1, "dp": 1, "tp": 1}
     assert main(["export", str(run)]) == 0
     model = hugging_face(run / "export")
-    path = checkpoints.latest(run / "checkpoints")
-    assert path is not None
-    tensors = {f"model.{huggingface_name(n)}": torch.zeros_like(t)
-               for n, t in model.state_dict().items()}  # fmt: skip
-    checkpoints.load(path, tensors)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(tensors[f"model.{huggingface_name(name)}"], weight)
+    names = {theirs: f"model.{theirs.removeprefix('model.')}" for theirs in model.state_dict()}
+    stored = checkpoints.read(newest(run), names.values())
+    for theirs, weight in model.state_dict().items():
+        assert torch.equal(stored[names[theirs]], weight)
     assert main(["export", str(run)]) == 0
     assert "nothing was done" in capsys.readouterr().err
     assert main(["export", str(run), "--output", str(run / "checkpoints")]) == 2
@@ -189,10 +187,6 @@ def test_an_export_to_a_full_disk_leaves_nothing(
     with pytest.raises(InputError, match=r"out cannot be written: .*No space left on device"):
         export(tmp_path, "safetensors", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
-
-
-def huggingface_name(theirs: str) -> str:
-    return theirs.removeprefix("model.")
 
 
 # --- sizes

@@ -130,17 +130,17 @@ def test_the_triton_update_is_the_reference(states: str, gate: float) -> None:
         "param": torch.randn(count).bfloat16(),
         "exp_avg": torch.randn(count).to(kind),
         "exp_avg_sq": torch.rand(count).to(kind),
-        "grad": torch.randn(count),
-        "key": torch.tensor(5, dtype=torch.int32),
-        "scalars": torch.tensor([1e-2, 0.5, gate, 0.271, 0.143]),
     }
+    grad, key = torch.randn(count), torch.tensor(5, dtype=torch.int32)
+    scalars = torch.tensor([1e-2, 0.5, gate, 0.271, 0.143])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = []
     for where, step in (("cpu", adamw_update.reference), (device, adamw_update.launch)):
         copies: dict[str, Any] = {
             n: None if t is None else t.to(where, copy=True) for n, t in state.items()
         }
-        step(**copies, constants=(0.9, 0.95, 1e-8, 0.1))
+        held, constants = adamw_update.Held(**copies), (0.9, 0.95, 1e-8, 0.1)
+        step(held, grad.to(where), key.to(where), scalars.to(where), constants)
         results.append({n: t.cpu().float() for n, t in copies.items() if t is not None})
     # Where a GPU takes the nearest bf16 number, the interpreter cuts off.
     nearest = "param" if states == "fp32" else "exp_avg"

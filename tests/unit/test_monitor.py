@@ -1,12 +1,14 @@
+"""What the monitor samples of a device while a run trains, and where it cannot."""
+
 import json
 import mmap
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
 from trainmark.hardware import monitor
 from trainmark.hardware.monitor import Monitor
 from trainmark.hardware.nvidia import Nvml
@@ -20,10 +22,8 @@ def run(device: Any, samples: int) -> dict[str, Any]:
 
 def wait_for(watching: Monitor, more: int) -> None:
     """So many more samples, however long a busy machine takes for them."""
-    enough, deadline = watching.summary()["samples"] + more, time.monotonic() + 120
-    while watching.summary()["samples"] < enough:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    enough = watching.summary()["samples"] + more
+    wait_until(lambda: watching.summary()["samples"] >= enough)
 
 
 def test_a_cpu_is_read_through_psutil() -> None:

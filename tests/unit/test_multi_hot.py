@@ -1,6 +1,7 @@
 """Several ids per feature: trained as plain PyTorch does, in the engines of one device."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 
-from tests import bags, small
+from tests import bags, engines, small
 from tests.bags import ids_of, jagged, offsets
 from tests.small import trainer
 from trainmark.config import filled
@@ -98,7 +99,7 @@ def test_fifty_steps_are_plain_pytorchs(
     assert_as_plain(built)
 
 
-def assert_as_plain(built: DlrmTrainer, steps: int = STEPS, tolerance: float = 1e-5) -> None:
+def assert_as_plain(built: DlrmTrainer, steps: int = STEPS) -> None:
     plain, cfg = Plain(built), built.cfg
     other = OPTIMIZERS[cfg.optimizer.name](plain.parameters(), cfg.lr)
     batches = list(build_data(cfg, "train", 0, 1))[:steps]
@@ -110,10 +111,10 @@ def assert_as_plain(built: DlrmTrainer, steps: int = STEPS, tolerance: float = 1
         expected.backward()
         other.step()
         loss, _ = built.step(built.prepare(batch), cfg.lr)
-        assert loss.item() == pytest.approx(expected.item(), rel=tolerance)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for name, value in zip(plain.names, plain.values, strict=True):
         found = built.weights()[name]
-        torch.testing.assert_close(found, value.detach(), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(found, value.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
@@ -128,10 +129,10 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
 ROWS, HOT, DIM = (5, 700, 3), (3, 8, 1), 8
 
 
-def groups(seed: int, samples: int = 40) -> list[IdGroup]:
+def groups(seed: int) -> list[IdGroup]:
     random = torch.Generator().manual_seed(seed)
     ids = [
-        torch.randint(-1, rows, (1, samples, hot), generator=random)
+        torch.randint(-1, rows, (1, engines.SAMPLES, hot), generator=random)
         for rows, hot in zip(ROWS, HOT, strict=True)
     ]
     ids[1][0, 3] = -1
@@ -143,36 +144,15 @@ def fused(formats: tuple[str, ...], rule: RuleName, state: str = "fp32") -> Fuse
     engine = FusedBagEngine(
         ROWS, formats, DIM, Rule(rule, 1e-6), seed=1, hotness=HOT, state_dtype=FORMATS[state]
     )
-    return _ready(engine.to_empty(device="cpu"))
+    return engines.ready(engine)
 
 
 def local(rule: str) -> LocalBagEngine:
     chosen = make_rule(rule, eps=1e-6, beta1=0.9, beta2=0.999)
-    return _ready(LocalBagEngine(ROWS, DIM, chosen, HOT).to_empty(device="cpu"))
+    return engines.ready(LocalBagEngine(ROWS, DIM, chosen, HOT))
 
 
-def _ready(engine: Any) -> Any:
-    engine.init_weights(3)
-    engine.create_state()
-    return engine
-
-
-def train(engine: Any, steps: int, way: str, micro_batches: int = 1) -> list[Tensor]:
-    """Steps towards a target; the outputs of each."""
-    outputs = []
-    for step in range(steps):
-        batch = groups(step)
-        for part in torch.arange(40).chunk(micro_batches):
-            piece = slice(int(part[0]), int(part[-1]) + 1)
-            x = torch.linspace(-1, 1, len(part) * DIM).view(-1, DIM).requires_grad_()
-            lookup = engine.prepare([group.part(piece) for group in batch], [len(part)])
-            engine.begin(lookup)
-            output = getattr(engine, way)(lookup, x)
-            (output.sin().sum() / 10).backward()
-            outputs.append(output.detach())
-        assert all(gradient.isfinite().all() for gradient in engine.gradients())
-        engine.apply_gradients(0.1, torch.ones(()))
-    return outputs
+train = partial(engines.train, groups=groups, steps=range(6), dim=DIM)
 
 
 @pytest.mark.parametrize("way", ["lookup_beside", "lookup_and_interact"])
@@ -180,7 +160,9 @@ def train(engine: Any, steps: int, way: str, micro_batches: int = 1) -> list[Ten
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_fused_and_plain_engine_agree(rule: RuleName, micro_batches: int, way: str) -> None:
     one, other = fused(("fp32",) * 3, rule), local(rule)
-    found, expected = (train(engine, 6, way, micro_batches) for engine in (one, other))
+    found, expected = (
+        train(engine, micro_batches=micro_batches, way=way) for engine in (one, other)
+    )
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
     for name, rows in other.table_weights().items():
@@ -193,7 +175,7 @@ def test_two_stores_and_16_bits(state: str) -> None:
     one, other = fused(("fp32", "bf16", "fp32"), "adagrad", state), local("adagrad")
     assert one.table_state()["tables.1.sum"].dtype == FORMATS[state]
     assert one.table_state()["tables.0.sum"].dtype == torch.float32
-    found, expected = (train(engine, 6, "lookup_beside") for engine in (one, other))
+    found, expected = (train(engine, way="lookup_beside") for engine in (one, other))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0.03)
     assert torch.equal(found[0][:, : 2 * DIM], expected[0][:, : 2 * DIM])

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +83,13 @@ def test_what_a_device_holds() -> None:
 
 
 def edit(*path: Any, value: Any) -> Callable[[Any], None]:
-    def apply(data: Any) -> None:
-        for key in path[:-1]:
-            data = data[key]
-        data[path[-1]] = value
-
-    return apply
+    *before, last = path
+    return lambda data: reduce(getitem, before, data).__setitem__(last, value)
 
 
 def drop(*path: Any) -> Callable[[Any], None]:
-    def apply(data: Any) -> None:
-        for key in path[:-1]:
-            data = data[key]
-        del data[path[-1]]
-
-    return apply
+    *before, last = path
+    return lambda data: reduce(getitem, before, data).__delitem__(last)
 
 
 WRONG = [

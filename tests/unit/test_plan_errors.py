@@ -4,7 +4,6 @@ The bounds are what was found, rounded up; nothing is measured here.
 """
 
 import dataclasses
-import json
 import statistics
 from functools import cache
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import plan_errors, plan_fit
-from benchmarks.common import RESULTS
+from benchmarks.common import read_rows
 from benchmarks.dlrm_systems import with_changes
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import named_run, resolve
@@ -79,7 +78,7 @@ def test_intervals_hold_what_was_measured() -> None:
 @pytest.mark.parametrize("ids", ["uniform", "planted"])
 def test_a_dlrm_with_bags_is_about_as_measured(ids: str) -> None:
     """DLRM-DCNv2, to which no constant was fitted: 214 ids of a sample."""
-    measured = json.loads((RESULTS / "dlrm_dcnv2_h200.json").read_text())["rows"]
+    measured = read_rows("dlrm_dcnv2_h200")
     drawn = "uniform" if ids == "uniform" else "power_law"
     (row,) = [
         row for row in measured
@@ -96,7 +95,7 @@ def test_a_dlrm_with_bags_is_about_as_measured(ids: str) -> None:
 
 
 def test_a_fit_to_times_of_the_planner_gives_its_constants() -> None:
-    found = json.loads((RESULTS / plan_errors.SWEEP).read_text())["rows"]
+    found = read_rows(plan_errors.SWEEP)
     found = [row for row in found if row["workload"] == "dlrm" and not row["held_out"]]
     part = next(part for part in plan_fit.PARTS if part.timed == "update")
     made = []

@@ -2,15 +2,13 @@
 
 import dataclasses
 import itertools
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from benchmarks import plan_errors
-from benchmarks.common import RESULTS
+from benchmarks.common import RESULTS, read_rows
+from tests.unit.without_torch import run_without_torch
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.formatting import GIB
@@ -115,7 +113,7 @@ def test_the_constants_are_those_of_the_fit_and_the_file_is_todays() -> None:
         )
         for name in ("matmul", "fp8", "link"):
             assert getattr(kept, name) == pytest.approx(getattr(found, name), abs=6e-4)
-    written = json.loads((RESULTS / "plan_errors.json").read_text())["rows"]
+    written = read_rows("plan_errors")
     for row, today in zip(written, plan_errors.all_rows(), strict=True):
         assert row["case"] == today["case"]
         assert row["predicted_s"] == pytest.approx(today["predicted_s"])
@@ -211,15 +209,11 @@ def test_what_search_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_plan_says_what_binds_and_needs_no_torch() -> None:
-    code = (
-        "import sys; from trainmark.cli import main;"
-        "main(['plan', 'llama3-8b', '--cluster', 'h100x2x8', '--parallel', 'PP1DP8TP2']);"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Bound by compute" in done.stdout
-    assert "MFU 38." in done.stdout  # published: 38.4
-    assert "FlagPerf" in done.stdout
+    words = ["plan", "llama3-8b", "--cluster", "h100x2x8", "--parallel", "PP1DP8TP2"]
+    printed = run_without_torch(words)
+    assert "Bound by compute" in printed
+    assert "MFU 38." in printed  # published: 38.4
+    assert "FlagPerf" in printed
 
 
 def test_hardware_that_was_never_measured_is_told_so() -> None:
@@ -234,6 +228,6 @@ def test_hardware_that_was_never_measured_is_told_so() -> None:
 def test_the_page_gives_the_files_errors() -> None:
     """docs/planning.md: predicted and measured seconds of every timed row of FlagPerf."""
     page = (RESULTS.parents[1] / "docs" / "planning.md").read_text()
-    for row in json.loads((RESULTS / "plan_errors.json").read_text())["rows"]:
+    for row in read_rows("plan_errors"):
         if row["workload"] == "llama3" and row["held_out"] and row["measured_s"]:
             assert f"| {row['measured_s']:.2f} | {row['predicted_s']:.2f} |" in page, row["case"]

@@ -16,16 +16,14 @@ import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.refusals import refused
-from tests.unit.test_evaluation import COLUMNS, HEADER, evaluate, lines, train
-from tests.unit.test_serve_scores import sentences_run
+from tests.unit.test_evaluation import HEADER, evaluate, lines, prepared, train
+from tests.unit.test_serve_scores import class_probabilities, sentences_run
 from trainmark.cli import main
-from trainmark.config import filled
 from trainmark.corpus import sentence_files
 from trainmark.inference import predict as module
 from trainmark.inference import serving
 from trainmark.inference.options import ServeOptions
 from trainmark.inference.scored_parts import Parts
-from trainmark.run import runner
 from trainmark.run.assessment import read_scores
 from trainmark.workloads.dlrm import exported_files, standalone
 
@@ -38,10 +36,7 @@ NAMES = HEADER.split(",")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained on a CSV log, beside which `new.csv` lies, and evaluated on that."""
-    folder = tmp_path_factory.mktemp("predict")
-    (folder / "log.csv").write_text("\n".join([HEADER, *lines()]) + "\n")
-    arguments = ["--input", str(folder / "log.csv"), "--output", str(folder / "data")]
-    assert main(["prepare", "csv", *arguments, "--columns", COLUMNS]) == 0
+    folder = prepared(tmp_path_factory.mktemp("predict"))
     train(folder, "run", "--eval-batch", "64")
     (folder / "new.csv").write_text("\n".join([HEADER, *ROWS]) + "\n")
     evaluate(folder / "run", "--input", str(folder / "new.csv"))
@@ -357,12 +352,7 @@ def test_an_export_needs_nothing_else(
 def test_sentences_have_the_class_and_probabilities_of_the_evaluation(
     sentences_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with runner.loaded(sentences_run, device="cpu") as model:
-        logits_of = filled(model.workload.build_predictor)(model.trainer)
-        data = model.workload.build_data(model.cfg, "validation", 0, 1)
-        logits = np.concatenate([logits_of(batch).double().numpy() for batch in data])
-    odds = np.exp(logits)
-    wanted = odds / odds.sum(1, keepdims=True)
+    wanted = class_probabilities(sentences_run)
 
     def check(found: pa.Table) -> None:
         assert found.column_names[-3:] == ["class", "probability_0", "probability_1"]

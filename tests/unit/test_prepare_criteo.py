@@ -1,17 +1,16 @@
 """`prepare criteo` against a slow implementation in plain Python, and its answers to bad input."""
 
+import gzip
 import json
-import math
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.unit.criteo_oracle import Line, random_lines, write_day
-from trainmark.clickdata import feature_spec, spec_rules
+from tests.unit.criteo_oracle import Oracle, random_lines, write_day
+from tests.unit.test_prepare_engine import assert_agrees, read_rows
+from trainmark.clickdata import feature_spec
 from trainmark.clicklog import criteo, synthetic
 from trainmark.clicklog.arrays import primitives
 from trainmark.errors import InputError
@@ -30,70 +29,13 @@ def prepare(tmp_path: Path, threshold: int = 0, pattern: str = "day_*", **option
     return output
 
 
-Row = tuple[bool, tuple[float, ...], tuple[int, ...]]
-
-
-def read_rows(output: Path, mapping: str) -> list[Row]:
-    """The rows that training would see, through the specification."""
-    path = feature_spec.path_of(output, mapping)
-    spec = feature_spec.read(path)
-    spec_rules.check(spec, ("validation",) if mapping == "validation" else ("train", "test"))
-    rows = feature_spec.count_rows(spec, output, mapping)
-    files = spec.files(mapping)
-    labels = np.fromfile(output / files[spec.label], bool)
-    numerical = np.fromfile(output / files["num_0"], np.float16).reshape(rows, -1)
-    columns = []
-    for name, cardinality in zip(spec.categorical, spec.cardinalities, strict=True):
-        ids = np.fromfile(output / files[name], spec.feature_spec[name].dtype)
-        assert ids.min() >= 0
-        assert ids.max() < cardinality
-        columns.append(ids.tolist())
-    categorical = list(zip(*columns, strict=True))
-    return [(bool(labels[i]), tuple(numerical[i].tolist()), categorical[i]) for i in range(rows)]
-
-
-class Slow:
-    """The documented semantics, one value at a time."""
-
-    def __init__(self, lines: list[Line], threshold: int) -> None:
-        self.ids: list[dict[int, int]] = []
-        for column in range(14, 40):
-            counts = Counter(int(line[column], 16) for line in lines if line[column])
-            kept = [value for value, count in counts.items() if count >= threshold]
-            ranked = sorted((-counts[value], value) for value in kept)
-            self.ids.append({value: rank for rank, (_, value) in enumerate(ranked, start=1)})
-
-    def rows(self, lines: list[Line]) -> list[Row]:
-        return [self.row(line) for line in lines]
-
-    def row(self, line: Line) -> Row:
-        numbers = [int(field) if field else None for field in line[1:14]]
-        logs = [math.log(x + 3) if x is not None and x > -3 else 0.0 for x in numbers]
-        ids = [
-            table.get(int(field, 16), 0) if field else 0
-            for table, field in zip(self.ids, line[14:], strict=True)
-        ]
-        return line[0] == "1", tuple(float(np.float16(x)) for x in logs), tuple(ids)
-
-
-@pytest.mark.parametrize("threshold", [0, 1, 3, 15])
-def test_agrees_with_the_slow_implementation(threshold: int, tmp_path: Path) -> None:
-    rng = random.Random(threshold)
-    days = [random_lines(rng, count) for count in (60, 45, 31)]
-    # day_10 is the last day although day_2 follows it alphabetically.
+def test_days_are_ordered_by_their_numbers(tmp_path: Path) -> None:
+    """day_10 is the last day although day_2 follows it alphabetically."""
+    days = [random_lines(random.Random(day), count) for day, count in enumerate((60, 45, 31))]
     for name, lines in zip(("day_1", "day_2", "day_10"), days, strict=True):
         write_day(tmp_path / name, lines)
-    output = prepare(tmp_path, threshold)
-    slow = Slow([*days[0], *days[1], *days[2]], threshold)
-    expected_train = slow.rows(days[0] + days[1])
-    train = read_rows(output, "train")
-    assert sorted(train) == sorted(expected_train)
-    assert train != expected_train  # shuffled
-    assert read_rows(output, "test") == slow.rows(days[2][:15])
-    assert read_rows(output, "validation") == slow.rows(days[2][15:])
-    spec = feature_spec.read(output)
-    assert spec.cardinalities == tuple(len(ids) + 1 for ids in slow.ids)
-    assert len(set(spec.cardinalities)) > 1
+    output = prepare(tmp_path)
+    assert_agrees(output, Oracle(days))
     summary = json.loads((output / "prepare.json").read_text())
     assert summary["rows"] == {"train": 105, "test": 15, "validation": 16}
 
@@ -123,49 +65,12 @@ def test_wide_columns_use_wider_types(tmp_path: Path) -> None:
     assert sorted(ids) == list(range(1, 128))
 
 
-def test_single_file_is_seven_days(tmp_path: Path) -> None:
-    lines = random_lines(random.Random(1), 25)
-    write_day(tmp_path / "train.txt", lines)
-    output = prepare(tmp_path, pattern="train.txt")
-    slow = Slow(lines, 0)
-    assert sorted(read_rows(output, "train")) == sorted(slow.rows(lines[:22]))
-    assert read_rows(output, "test") == slow.rows(lines[22:23])
-    assert read_rows(output, "validation") == slow.rows(lines[23:])
-
-
-def test_line_ends_and_compression_do_not_matter(tmp_path: Path) -> None:
-    import gzip
-
+def test_a_last_line_without_an_end(tmp_path: Path) -> None:
     lines = random_lines(random.Random(2), 40)
-    outputs = []
-    for name, end in (("unix", "\n"), ("windows", "\r\n")):
-        (tmp_path / name).mkdir()
-        write_day(tmp_path / name / "day_0.txt", lines, end)
-        outputs.append(prepare(tmp_path / name, pattern="day_0.txt"))
-    (tmp_path / "gzip").mkdir()
-    text = (tmp_path / "unix" / "day_0.txt").read_bytes()
-    # Without the last line's end.
-    (tmp_path / "gzip" / "day_0.gz").write_bytes(gzip.compress(text[:-1]))
-    outputs.append(prepare(tmp_path / "gzip", pattern="day_0.gz"))
-    first, *others = (
-        {path.name: path.read_bytes() for path in sorted(output.rglob("*.bin"))}
-        for output in outputs
-    )
-    assert all(other == first for other in others)
-
-
-def test_shuffle_depends_on_the_seed_only(tmp_path: Path) -> None:
-    def train(name: str, seed: int) -> list[Row]:
-        (tmp_path / name).mkdir()
-        write_day(tmp_path / name / "day_0", lines)
-        write_day(tmp_path / name / "day_1", lines[:2])
-        return read_rows(prepare(tmp_path / name, seed=seed), "train")
-
-    lines = random_lines(random.Random(3), 200)
-    first, again, other = train("a", 1), train("b", 1), train("c", 2)
-    assert first == again
-    assert first != other
-    assert sorted(first) == sorted(other)
+    write_day(tmp_path / "plain", lines)
+    text = (tmp_path / "plain").read_bytes()
+    (tmp_path / "day_0.gz").write_bytes(gzip.compress(text[:-1]))
+    assert_agrees(prepare(tmp_path, pattern="day_0.gz"), Oracle([lines]))
 
 
 def test_second_run_changes_nothing_and_other_settings_are_refused(

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.criteo_oracle import Oracle, Row, random_lines, write_day
+from tests.unit.criteo_oracle import Line, Oracle, Row, random_lines, write_day
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog import criteo
 from trainmark.clicklog.arrays import counting, primitives, shuffle
@@ -39,6 +41,21 @@ def prepare(pattern: Path, output: Path, limits: Limits = ROOMY, **options: Any)
     job = criteo.make_job(criteo.Options(input=str(pattern), output=output, **options))
     engine.prepare(job, limits)
     return output
+
+
+@contextmanager
+def failing_at_the_end() -> Iterator[None]:
+    """A preparation that finds all columns written, and fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.split_binary, "write_specs", lambda *args, **named: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            yield
+
+
+def lines_of(log: Path) -> list[Line]:
+    """Those of all three days."""
+    days = ((log / f"day_{day}").read_text() for day in range(3))
+    return [line.split("\t") for day in days for line in day.splitlines()]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -66,12 +83,6 @@ def assert_agrees(output: Path, oracle: Oracle) -> None:
         assert read_rows(output, mapping) == rows, mapping
     expected = tuple(oracle.cardinality(column) for column in range(26))
     assert feature_spec.read(output).cardinalities == expected
-
-
-@pytest.fixture
-def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without numba."""
-    monkeypatch.setattr(primitives, "FAST", False)
 
 
 @pytest.fixture
@@ -219,14 +230,9 @@ def _kill_again_and_again(log: Path, output: Path, kills: int, seed: int) -> int
         else:
             longest = time.perf_counter() - started
         child.join()
-        if output.exists():
-            for path in sorted(output.rglob("*"), reverse=True):
-                path.rmdir() if path.is_dir() else path.unlink()
-            output.rmdir()
-    prepare(
-        *(log / "day_*", output, Limits(memory=1 << 20, workers=1, piece_bytes=1 << 15)),
-        frequency_threshold="3",
-    )
+        shutil.rmtree(output, ignore_errors=True)
+    limits = Limits(memory=1 << 20, workers=1, piece_bytes=1 << 15)
+    prepare(log / "day_*", output, limits, frequency_threshold="3")
     return hits
 
 
@@ -248,13 +254,8 @@ def test_killed_twenty_times(log: Path, tmp_path: Path, undisturbed: dict[str, b
 def test_a_finished_phase_is_not_done_again(
     log: Path, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*args: object, **kwargs: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.split_binary, "write_specs", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(log / "day_*", tmp_path / "out", frequency_threshold="3")
+    with failing_at_the_end():
+        prepare(log / "day_*", tmp_path / "out", frequency_threshold="3")
     # All blocks and columns are there; a torn block and a torn column are done again, alone.
     work = tmp_path / ".out.work"
     for path in (work / "blocks" / "000002.bin", work / "dataset" / "test" / "cat_3.bin"):
@@ -270,27 +271,19 @@ def test_a_finished_phase_is_not_done_again(
     assert files(tmp_path / "out") == undisturbed
 
 
-def test_unfinished_work_of_other_settings_is_refused(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.split_binary, "write_specs", lambda *args, **named: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(log / "day_*", tmp_path / "out")
+def test_unfinished_work_of_other_settings_is_refused(log: Path, tmp_path: Path) -> None:
+    with failing_at_the_end():
+        prepare(log / "day_*", tmp_path / "out")
     with pytest.raises(InputError, match=r"unfinished work with other settings \(seed: 0 there"):
         prepare(log / "day_*", tmp_path / "out", seed=1)
     prepare(log / "day_*", tmp_path / "out")
 
 
 @pytest.mark.parametrize("change", ["content", "time"])
-def test_unfinished_work_on_other_input_is_refused(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_unfinished_work_on_other_input_is_refused(log: Path, tmp_path: Path, change: str) -> None:
     days = shutil.copytree(log, tmp_path / "log")
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.split_binary, "write_specs", lambda *args, **named: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(days / "day_*", tmp_path / "out")
+    with failing_at_the_end():
+        prepare(days / "day_*", tmp_path / "out")
     day, then = days / "day_1", (days / "day_1").stat()
     if change == "content":  # of the same name, size and time
         day.write_bytes(b"1" + day.read_bytes()[1:-2] + b"f\n")
@@ -321,10 +314,9 @@ def test_vocabulary_is_kept_and_used_again(log: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     first = prepare(log / "day_*", tmp_path / "first", frequency_threshold="3")
-    lines = [line.split("\t") for line in (log / "day_0").read_text().splitlines()]
-    lines += [line.split("\t") for line in (log / "day_1").read_text().splitlines()]
-    lines += [line.split("\t") for line in (log / "day_2").read_text().splitlines()]
-    ids = Oracle([lines], thresholds=[3] * 26).ids[7]
+    lines = lines_of(log)
+    oracle = Oracle([lines], thresholds=[3] * 26)
+    ids = oracle.ids[7]
     table = pq.read_table(first / "vocabulary" / "cat_7.parquet").to_pydict()
     assert dict(zip(table["value"], table["id"], strict=True)) == ids
     assert table["value"] == sorted(table["value"])
@@ -334,7 +326,6 @@ def test_vocabulary_is_kept_and_used_again(log: Path, tmp_path: Path) -> None:
     new_lines = random_lines(random.Random(99), 300)
     write_day(tmp_path / "new_0", new_lines)
     second = prepare(tmp_path / "new_0", tmp_path / "second", TIGHT, vocabulary=first)
-    oracle = Oracle([lines], thresholds=[3] * 26)
     held = 300 // 7
     test = new_lines[300 - held : 300 - held + held // 2]
     assert read_rows(second, "test") == [oracle.row(line) for line in test]
@@ -357,11 +348,7 @@ def test_counts_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_summary(log: Path, tmp_path: Path) -> None:
     output = prepare(log / "day_*", tmp_path / "out", frequency_threshold="3")
     facts = json.loads((output / "prepare.json").read_text())
-    lines = [
-        line.split("\t")
-        for day in range(3)
-        for line in (log / f"day_{day}").read_text().splitlines()
-    ]
+    lines = lines_of(log)
     values = [int(line[20], 16) for line in lines if line[20]]
     kept = {value for value in values if values.count(value) >= 3}
     feature = facts["features"]["C7"]

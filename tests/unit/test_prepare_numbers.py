@@ -12,10 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.preprocessing import StandardScaler
 
+from tests.unit.logs import prepare_log
+from tests.unit.test_prepare_engine import files
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clickdata import feature_spec, identity
-from trainmark.clicklog import csv_data, parquet_data, raw_values
+from trainmark.clicklog import raw_values
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.encode import encode
 from trainmark.clicklog.engine import columns, numbers
@@ -43,10 +45,7 @@ def write_csv(path: Path, **columns: Any) -> None:
 def prepare(folder: Path, numerical: str, /, **options: Any) -> Path:
     columns = f"label=y numerical={numerical} categorical=c"
     given: dict[str, Any] = {"columns": columns, "holdout": str(100 / ROWS), "memory": "4G"}
-    csv_data.prepare(
-        csv_data.Options(input=str(folder / "log.csv"), output=folder / "data", **(given | options))
-    )
-    return folder / "data"
+    return prepare_log(folder / "log.csv", folder / "data", **given | options)
 
 
 def facts_of(data: Path) -> dict[str, Any]:
@@ -223,14 +222,9 @@ def test_integers_of_any_size_are_taken(reading: str, tmp_path: Path) -> None:
     schema = pa.schema(list(zip(table, kinds, strict=True)))
     pq.write_table(pa.table(table, schema=schema), tmp_path / "log.parquet")
     columns = ",".join(f"{name}:{reading}" for name in ("x", "big", "new"))
-    parquet_data.prepare(
-        parquet_data.Options(
-            input=str(tmp_path / "log.parquet"),
-            output=tmp_path / "data",
-            columns=f"label=y numerical={columns}",
-        )
-    )
-    facts = facts_of(tmp_path / "data")
+    described = f"label=y numerical={columns}"
+    log, data = tmp_path / "log.parquet", tmp_path / "data"
+    facts = facts_of(prepare_log(log, data, columns=described))
     assert facts["x"]["maximum"] == pytest.approx(2.0**63)
     assert facts["big"]["minimum"] == 2.0**64
     assert facts["new"]["maximum"] == 1
@@ -291,7 +285,7 @@ def test_the_bytes_do_not_depend_on_memory_threads_or_numba(
     small = Limits(memory=1 << 20, workers=3, piece_bytes=1 << 10)
     monkeypatch.setattr(Limits, "of", lambda memory: small)
     again = prepare(tmp_path, "x,z:standard+bins")
-    assert files_of(again) == files_of(tmp_path / "first")
+    assert files(again) == files(tmp_path / "first")
 
 
 def test_a_killed_run_goes_on_with_what_was_fitted(
@@ -305,13 +299,8 @@ def test_a_killed_run_goes_on_with_what_was_fitted(
             prepare(tmp_path, "x")
     fitted: list[int] = []
     monkeypatch.setattr(numbers, "fit", lambda *args: fitted.append(1))
-    assert files_of(prepare(tmp_path, "x")) == files_of(tmp_path / "first")
+    assert files(prepare(tmp_path, "x")) == files(tmp_path / "first")
     assert not fitted
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    found = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    return {name: path.read_bytes() for name, path in found.items()}
 
 
 READINGS = "a:auto,b:plain,c1:log,d:signed_log+missing,e:standard,f:quantile+bins+missing,g:bins"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.unit.test_prepare_engine import files
 from trainmark.clicklog.arrays import primitives, strings
 from trainmark.clicklog.engine import parse_phase
 from trainmark.clicklog.engine import phases as engine
@@ -72,6 +73,17 @@ class ListSource:
         return ParsedRows(labels, np.empty((len(labels), 0), np.float16), categorical)
 
 
+def prepare(source: ListSource, output: Path, memory: int = 1 << 26, workers: int = 2) -> Path:
+    job = Job(
+        source=source,
+        output=output,
+        rules=[Rules(recipe=RECIPES["nvidia"], threshold=3) for _ in KINDS],
+        split=SplitRule(holdout="0.4"),
+    )
+    engine.prepare(job, Limits(memory=memory, workers=workers, piece_bytes=1))
+    return output
+
+
 def random_rows(count: int) -> list[tuple[Any, ...]]:
     rng = random.Random(8)
     words = ["", "a", "b", "ä", "z" * 40, "日本", "A", *(f"word {i}" for i in range(300))]
@@ -104,28 +116,15 @@ def test_all_kinds_of_columns(fast: bool, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(strings, "BATCH_ROWS", 16)
     monkeypatch.setattr(strings, "MERGED_ROWS", 64)
     rows = random_rows(1500)
-    rules = [Rules(recipe=RECIPES["nvidia"], threshold=3) for _ in KINDS]
-
-    def run(name: str, rows_per_piece: int, memory: int) -> Path:
-        job = Job(
-            source=ListSource(rows, rows_per_piece),
-            output=tmp_path / name,
-            rules=rules,
-            split=SplitRule(holdout="0.4"),
-        )
-        engine.prepare(job, Limits(memory=memory, workers=2, piece_bytes=1))
-        return job.output
-
-    output = run("roomy", 400, 1 << 26)
+    output = prepare(ListSource(rows, 400), tmp_path / "roomy")
     for column in range(len(KINDS)):
         ids = expected_ids([row[column] for row in rows], 3)
         got = np.fromfile(output / "test" / f"cat_{column}.bin", _dtype(len(ids) + 1)).tolist()
         assert got == [ids.get(row[column], 0) for row in rows[900:1200]], KINDS[column]
         table = pq.read_table(output / "vocabulary" / f"cat_{column}.parquet").to_pydict()
         assert dict(zip(table["value"], table["id"], strict=True)) == ids
-    tight = run("tight", 90, 1 << 13)
-    for path in output.rglob("*.*"):
-        assert path.read_bytes() == (tight / path.relative_to(output)).read_bytes(), path
+    tight = prepare(ListSource(rows, 90), tmp_path / "tight", memory=1 << 13)
+    assert files(tight) == files(output)
 
 
 def _dtype(cardinality: int) -> str:
@@ -195,13 +194,7 @@ def test_compiled_loops_are_loaded_before_processes_are_forked(
 
     monkeypatch.setattr(primitives, "load", lambda: (happened.append("load"), load())[1])
     monkeypatch.setattr(Workers, "__init__", forked)
-    job = Job(
-        source=ListSource(random_rows(60), 20),
-        output=tmp_path / "out",
-        rules=[Rules(recipe=RECIPES["nvidia"], threshold=0) for _ in KINDS],
-        split=SplitRule(holdout="0.4"),
-    )
-    engine.prepare(job, Limits(memory=1 << 26, workers=2, piece_bytes=1))
+    prepare(ListSource(random_rows(60), 20), tmp_path / "out")
     assert happened[0] == "load"
     assert happened.count("load") == 1
     assert "fork" in happened
@@ -288,14 +281,8 @@ def test_ctrl_c_ends_parsing(workers: int, tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(parse_phase, "importlib", SimpleNamespace(import_module=interrupted))
-    job = Job(
-        source=Slow(random_rows(1000), 1),
-        output=tmp_path / "out",
-        rules=[Rules(recipe=RECIPES["nvidia"], threshold=3) for _ in KINDS],
-        split=SplitRule(holdout="0.4"),
-    )
     with pytest.raises(KeyboardInterrupt):
-        engine.prepare(job, Limits(memory=1 << 26, workers=workers, piece_bytes=1))
+        prepare(Slow(random_rows(1000), 1), tmp_path / "out", workers=workers)
     assert closed.is_set()
     assert 0 < taken < 1000
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
-from tests.unit.test_prepare_criteo import random_lines, write_day
+from tests.unit.criteo_oracle import random_lines, write_day
 from trainmark.checksums import FILE_NAME as CHECKSUMS
 from trainmark.clicklog import criteo
 from trainmark.clicklog.sources.criteo_text import CriteoSource

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
-from tests.unit.test_prepare_engine import ROOMY, TIGHT
+from tests.unit.logs import prepare_log
+from tests.unit.test_prepare_engine import ROOMY, TIGHT, failing_at_the_end, files
 from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
-from trainmark.clicklog import csv_data, parquet_data, tabular
+from trainmark.clicklog import csv_data
 from trainmark.clicklog.arrays import shuffle
-from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.errors import InputError
@@ -78,28 +78,21 @@ def assert_whole(data: Path, rows: list[dict[str, Any]]) -> dict[str, list[int]]
     return found
 
 
-def assert_same_bytes(first: Path, second: Path) -> None:
-    names = {path.relative_to(first) for path in first.rglob("*.*")}
-    assert names == {path.relative_to(second) for path in second.rglob("*.*")}
-    for name in names:
-        assert (first / name).read_bytes() == (second / name).read_bytes(), name
-
-
 # --- files
 
 
 def test_files_of_each_split(tmp_path: Path) -> None:
     rows = random_rows()
     parts = {"train": rows[:200], "test": rows[200:280], "validation": rows[280:]}
-    files: dict[str, Any] = {
+    flags: dict[str, Any] = {
         name: write(tmp_path / f"{name}.csv", part) for name, part in parts.items()
     }
-    data = prepare(tmp_path / "data", **files)
+    data = prepare(tmp_path / "data", **flags)
     found = assert_whole(data, rows)
     assert sorted(found["train"]) == list(range(200))
     assert (found["test"], found["validation"]) == ([*range(200, 280)], [*range(280, 500)])
-    files.pop("validation")
-    data = prepare(tmp_path / "two", **files)
+    flags.pop("validation")
+    data = prepare(tmp_path / "two", **flags)
     assert {split: len(numbers) for split, numbers in rows_of(data).items()} == {
         "train": 200,
         "test": 80,
@@ -168,15 +161,8 @@ def test_times_of_parquet_files_and_rows_without_one(tmp_path: Path) -> None:
         row["seen"] = None
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
     columns = "label=clicked numerical=row:plain categorical=city timestamp=seen"
-    parquet_data.prepare(
-        parquet_data.Options(
-            input=str(tmp_path / "log.parquet"),
-            output=tmp_path / "data",
-            columns=columns,
-            split_by="seen",
-        )
-    )
-    found = assert_whole(tmp_path / "data", rows)
+    log, data = tmp_path / "log.parquet", tmp_path / "data"
+    found = assert_whole(prepare_log(log, data, columns=columns, split_by="seen"), rows)
     assert set(range(0, 500, 9)) <= set(found["train"])
     latest = max(rows[number]["seen"] or START for number in found["train"])
     assert all(rows[n]["seen"] > latest for n in found["test"] + found["validation"])
@@ -310,7 +296,7 @@ def test_memory_and_kills_do_not_matter(
     options |= OPTIONS[case]
     first = prepare(tmp_path / "first", ROOMY, **options)
     tight = prepare(tmp_path / "tight", TIGHT, **options)
-    assert_same_bytes(first, tight)
+    assert files(tight) == files(first)
     killed = tmp_path / "killed"
     parse, left = CsvSource.parse, [2]  # in each process
 
@@ -324,12 +310,10 @@ def test_memory_and_kills_do_not_matter(
         patch.setattr(CsvSource, "parse", stops)
         with pytest.raises(KeyboardInterrupt):
             prepare(killed, TIGHT, **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.split_binary, "write_specs", lambda *args, **kwargs: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(killed, TIGHT, **options)
+    with failing_at_the_end():
+        prepare(killed, TIGHT, **options)
     assert (tmp_path / ".killed.work").exists()
-    assert_same_bytes(first, prepare(killed, ROOMY, **options))
+    assert files(prepare(killed, ROOMY, **options)) == files(first)
     os.utime(log)
 
 
@@ -339,7 +323,7 @@ def test_criteo_at_random(tmp_path: Path) -> None:
     flags: dict[str, Any] = {"holdout": "random:0.2", "negative_rate": 0.5}
     roomy = prepare_criteo(tmp_path / "day_*", tmp_path / "roomy", ROOMY, **flags)
     tight = prepare_criteo(tmp_path / "day_*", tmp_path / "tight", TIGHT, **flags)
-    assert_same_bytes(roomy, tight)
+    assert files(tight) == files(roomy)
     rows = json.loads((roomy / "prepare.json").read_text())["rows"]
     assert (rows["test"], rows["validation"]) == (60, 60)
     assert rows["train"] < 480
@@ -421,14 +405,8 @@ def test_labels_that_are_no_two_values(
 def test_two_numbers_in_parquet(tmp_path: Path) -> None:
     rows = [row | {"clicked": 1.0 + row["clicked"], "user": 1} for row in random_rows(70)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
-    options = parquet_data.Options(
-        input=str(tmp_path / "log.parquet"),
-        output=tmp_path / "data",
-        columns=COLUMNS,
-        positive="2",
-    )
-    parquet_data.prepare(options)
-    for split, numbers in rows_of(tmp_path / "data").items():
+    data = tmp_path / "data"
+    prepare_log(tmp_path / "log.parquet", data, columns=COLUMNS, positive="2")
+    for split, numbers in rows_of(data).items():
         expected = [rows[number]["clicked"] == 2 for number in numbers]
-        assert read(tmp_path / "data", split)["labels"].tolist() == expected
-    assert tabular.row_columns(options).positive == "2"
+        assert read(data, split)["labels"].tolist() == expected

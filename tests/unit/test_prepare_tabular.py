@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
-from trainmark.clicklog import csv_data, parquet_data
 from trainmark.clicklog.sources import text_files
 from trainmark.clicklog.sources.column_spec import parse
 from trainmark.clicklog.sources.csv_source import CsvSource
@@ -135,19 +135,16 @@ def assert_rows(output: Path, rows: list[Row], threshold: int = 0) -> None:
         assert (sorted(got) == sorted(want)) if mapping == "train" else got == want
 
 
-def prepare(kind: str, tmp_path: Path, pattern: str, **options: Any) -> Path:
-    module = {"csv": csv_data, "parquet": parquet_data}[kind]
-    output = tmp_path / "data"
+def prepare(tmp_path: Path, pattern: str, **options: Any) -> Path:
     options = {"columns": COLUMNS, "frequency_threshold": "0"} | options
-    module.prepare(module.Options(input=str(tmp_path / pattern), output=output, **options))
-    return output
+    return prepare_log(tmp_path / pattern, tmp_path / "data", **options)
 
 
 @pytest.mark.parametrize("threshold", [0, 5])
 def test_csv(threshold: int, tmp_path: Path) -> None:
     rows = random_rows(280)
     write_csv(tmp_path / "log.csv", rows)
-    output = prepare("csv", tmp_path, "log.csv", frequency_threshold=str(threshold))
+    output = prepare(tmp_path, "log.csv", frequency_threshold=str(threshold))
     assert_rows(output, rows, threshold)
 
 
@@ -156,16 +153,14 @@ def test_parquet(threshold: int, tmp_path: Path) -> None:
     rows = random_rows(280)
     write_parquet(tmp_path / "log.parquet", rows)
     columns = COLUMNS.replace("user:int64", "user").replace("score:float64", "score")
-    output = prepare(
-        "parquet", tmp_path, "log.parquet", columns=columns, frequency_threshold=str(threshold)
-    )
+    output = prepare(tmp_path, "log.parquet", columns=columns, frequency_threshold=str(threshold))
     assert_rows(output, rows, threshold)
 
 
 def test_rare_values_share_an_id_by_default(tmp_path: Path) -> None:
     rows = random_rows(280)
     write_csv(tmp_path / "log.csv", rows)
-    output = prepare("csv", tmp_path, "log.csv", frequency_threshold=None)
+    output = prepare(tmp_path, "log.csv", frequency_threshold=None)
     assert_rows(output, rows, threshold=2)
 
 
@@ -175,7 +170,7 @@ def test_without_header_and_in_several_files(tmp_path: Path) -> None:
     for name, part in (("log_1", rows[:40]), ("log_2", rows[40:70]), ("log_10", rows[70:])):
         write_csv(tmp_path / f"{name}.tsv", part, header=False, delimiter="\t")
     columns = "label=1 numerical=3:plain,4:log categorical=5:int64,6,7:float64,8:hex timestamp=9"
-    output = prepare("csv", tmp_path, "log_*.tsv", columns=columns, header=False, delimiter="tab")
+    output = prepare(tmp_path, "log_*.tsv", columns=columns, header=False, delimiter="tab")
     found = np.stack(read(output, "test")["ids"], 1).tolist()
     assert [tuple(row) for row in found] == slow_ids(rows)[70:80]
 
@@ -194,7 +189,7 @@ def test_timestamps_are_hour_and_weekday(tmp_path: Path) -> None:
     text = "y," + ",".join(forms) + "\n" + ("1," + ",".join(forms.values()) + "\n") * 14
     (tmp_path / "t.csv").write_text(text)
     columns = "label=y timestamp=plain,zone,unix:unix,ms:unix_ms,before:unix"
-    output = prepare("csv", tmp_path, "t.csv", columns=columns)
+    output = prepare(tmp_path, "t.csv", columns=columns)
     values = [
         pa.parquet.read_table(output / "vocabulary" / f"cat_{i}.parquet")["value"].to_pylist()
         for i in range(10)
@@ -212,7 +207,7 @@ def test_blanks_around_names_and_values_are_no_part_of_them(tmp_path: Path) -> N
         folder.mkdir()
         (folder / "log.csv").write_text(text.replace(",\n", "\n"))
         columns = "label=kept numerical=price categorical=city"
-        output = prepare("csv", folder, "log.csv", columns=columns, missing=("?",))
+        output = prepare(folder, "log.csv", columns=columns, missing=("?",))
         found.append((output / "vocabulary" / "cat_0.parquet").read_bytes())
         found.append((output / "test" / "numerical.bin").read_bytes())
     assert found[:2] == found[2:]
@@ -222,7 +217,7 @@ def test_labels_by_comparison(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(
         "rating,item\n" + "".join(f"{i % 5 + 1},x\n" for i in range(70))
     )
-    output = prepare("csv", tmp_path, "r.csv", columns="label=rating>=4 categorical=item")
+    output = prepare(tmp_path, "r.csv", columns="label=rating>=4 categorical=item")
     summary = json.loads((output / "prepare.json").read_text())
     assert summary["click_rate"]["train"] == pytest.approx(0.4)
 
@@ -232,8 +227,8 @@ def test_labels_that_are_words(tmp_path: Path) -> None:
         "Clicked?,item\n" + "".join(f"{'yes' if i % 4 == 0 else 'no'},x\n" for i in range(70))
     )
     with pytest.raises(InputError, match="is 'yes', expected 0, 1, true or false"):
-        prepare("csv", tmp_path, "r.csv", columns="label=Clicked? categorical=item")
-    output = prepare("csv", tmp_path, "r.csv", columns="label=Clicked?=yes categorical=item")
+        prepare(tmp_path, "r.csv", columns="label=Clicked? categorical=item")
+    output = prepare(tmp_path, "r.csv", columns="label=Clicked?=yes categorical=item")
     assert json.loads((output / "prepare.json").read_text())["click_rate"]["train"] == 15 / 60
 
 
@@ -241,7 +236,7 @@ def test_splits_without_clicks_are_mentioned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "r.csv").write_text("y,item\n" + "".join(f"{int(i < 60)},x\n" for i in range(70)))
-    prepare("csv", tmp_path, "r.csv", columns="label=y categorical=item")
+    prepare(tmp_path, "r.csv", columns="label=y categorical=item")
     told = capsys.readouterr().out
     assert "In train every row is a click, so AUC is undefined there." in told
     assert "In test no row is a click" in told
@@ -252,9 +247,8 @@ def test_signs_of_what_is_missing_and_thresholds_by_name(tmp_path: Path) -> None
     (tmp_path / "log.csv").write_text("y,tag,x\n" + "\n".join(lines))
     columns = "label=y numerical=x categorical=tag"
     with pytest.raises(InputError, match="Unknown column of --frequency-threshold 'tga'"):
-        prepare("csv", tmp_path, "log.csv", columns=columns, frequency_threshold="0,tga=2")
+        prepare(tmp_path, "log.csv", columns=columns, frequency_threshold="0,tga=2")
     output = prepare(
-        "csv",
         tmp_path,
         "log.csv",
         columns=columns,
@@ -278,7 +272,7 @@ def test_values_of_another_encoding_stay_different(kind: str, tmp_path: Path) ->
         texts = pa.Array.from_buffers(pa.string(), len(found), found.buffers())  # unchecked
         table = pa.table({"y": [label for label, _ in rows], "word": texts})
         pa.parquet.write_table(table, tmp_path / "log.parquet")
-    output = prepare(kind, tmp_path, f"log.{kind}", columns="label=y categorical=word")
+    output = prepare(tmp_path, f"log.{kind}", columns="label=y categorical=word")
     values = pa.parquet.read_table(output / "vocabulary" / "cat_0.parquet")["value"].to_pylist()
     assert sorted(values) == ["cafè", "café"]
 
@@ -290,8 +284,8 @@ def test_an_empty_file_among_others_can_be_passed_over(tmp_path: Path) -> None:
     for name in ("log_0.csv", "log_2.csv"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match=r"log_0\.csv is empty"):
-        prepare("csv", tmp_path, "log_*.csv")
-    output = prepare("csv", tmp_path, "log_*.csv", bad_rows="skip")
+        prepare(tmp_path, "log_*.csv")
+    output = prepare(tmp_path, "log_*.csv", bad_rows="skip")
     assert sum(path.stat().st_size for path in output.glob("*/label.bin")) == 60
 
 
@@ -308,7 +302,7 @@ def test_rows_of_plain_and_compressed_files_are_estimated(tmp_path: Path) -> Non
 def test_a_long_header_is_read_whole(tmp_path: Path) -> None:
     names = [f"column_{i}" for i in range(10_000)]
     (tmp_path / "log.csv").write_text(f"y,{','.join(names)}\n" + ("1" + ",a" * 10_000 + "\n") * 20)
-    output = prepare("csv", tmp_path, "log.csv", columns="label=y categorical=column_9999")
+    output = prepare(tmp_path, "log.csv", columns="label=y categorical=column_9999")
     assert "column_9999" in json.loads((output / "prepare.json").read_text())["features"]
 
 
@@ -328,7 +322,7 @@ def test_columns_of_other_types_are_refused_before_reading(
     table = {"clicked": [0, 1], "user": [1, 2], "tags": [[1], [2, 3]], "seen": [start, start]}
     pa.parquet.write_table(pa.table(table), tmp_path / "log.parquet")
     with pytest.raises(InputError, match=reason):
-        prepare("parquet", tmp_path, "log.parquet", columns=f"label=clicked {use}")
+        prepare(tmp_path, "log.parquet", columns=f"label=clicked {use}")
 
 
 @pytest.mark.parametrize("bad_rows", ["stop", "skip", "keep"])
@@ -349,9 +343,9 @@ def test_bad_rows(bad_rows: str, tmp_path: Path) -> None:
         with pytest.raises(
             InputError, match=r"log.csv:11: user is '12x', expected int64 or nothing"
         ):
-            prepare("csv", tmp_path, "log.csv")
+            prepare(tmp_path, "log.csv")
         return
-    output = prepare("csv", tmp_path, "log.csv", bad_rows=bad_rows)
+    output = prepare(tmp_path, "log.csv", bad_rows=bad_rows)
     report = (output / "bad_rows.txt").read_text().splitlines()
     label = "0, 1, true or false (--positive VALUE says which of two values is a click)"
     assert [line.split("log.csv:")[1] for line in report] == [
@@ -392,19 +386,19 @@ def test_second_run_and_new_data_with_the_old_vocabulary(
 ) -> None:
     rows = random_rows(140)
     write_csv(tmp_path / "log.csv", rows)
-    output = prepare("csv", tmp_path, "log.csv")
-    prepare("csv", tmp_path, "log.csv")
+    output = prepare(tmp_path, "log.csv")
+    prepare(tmp_path, "log.csv")
     told = capsys.readouterr().out
     assert "already holds this dataset" in told
     assert "newer" not in told
     os.utime(tmp_path / "log.csv", (time.time() + 60,) * 2)
-    prepare("csv", tmp_path, "log.csv")
+    prepare(tmp_path, "log.csv")
     assert "log.csv is newer" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(InputError, match="other settings"):
-        prepare("csv", tmp_path, "log.csv", seed=5)
+        prepare(tmp_path, "log.csv", seed=5)
     (tmp_path / "new").mkdir()
     write_csv(tmp_path / "new" / "log.csv", rows[70:])
-    again = prepare("csv", tmp_path / "new", "log.csv", vocabulary=output, holdout="0.5")
+    again = prepare(tmp_path / "new", "log.csv", vocabulary=output, holdout="0.5")
     found = np.stack(read(again, "test")["ids"], 1).tolist()
     assert [tuple(row) for row in found] == slow_ids(rows)[105:122]
 

@@ -12,9 +12,10 @@ import pytest
 
 from tests.small import write_dataset
 from tests.unit.criteo_oracle import random_lines, write_day
+from tests.unit.logs import prepare_log
+from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv, write_parquet
-from trainmark.clicklog import criteo, csv_data, parquet_data
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.errors import InputError
@@ -72,16 +73,15 @@ def test_criteo(
     for day in range(2):
         write_day(tmp_path / f"day_{day}", lines[day * 200 : day * 200 + 200])
     data = tmp_path / "data"
-    options = criteo.Options(
-        input=str(tmp_path / "day_*"),
-        output=data,
+    prepare_criteo(
+        tmp_path / "day_*",
+        data,
         recipe=recipe,
         frequency_threshold=threshold,
         max_rows=max_rows,
         test_half="first",
         vocabulary_from="train",  # so that some values are not known
     )
-    criteo.prepare(options)
     # As text, in which missing fields are empty; and as JSON would rather have it.
     numerical, categorical = [line[1:14] for line in lines], [line[14:] for line in lines]
     assert assert_as_prepared(data, numerical, categorical) == 200
@@ -94,10 +94,7 @@ def test_criteo(
 def criteo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("criteo")
     write_day(folder / "day_0", random_lines(random.Random(0), 70))
-    criteo.prepare(
-        criteo.Options(input=str(folder / "day_0"), output=folder / "data", frequency_threshold="0")
-    )
-    return folder / "data"
+    return prepare_criteo(folder / "day_0", folder / "data", frequency_threshold="0")
 
 
 @pytest.mark.parametrize(
@@ -117,14 +114,22 @@ def criteo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_criteo_refusals(criteo_data: Path, name: str, value: Any, shown: str) -> None:
     values = opened(criteo_data)
-    numerical, categorical = (list(part) for part in values.example())
-    bad = dict(zip(values.numerical, numerical, strict=True))
-    bad |= dict(zip(values.categorical, categorical, strict=True))
-    bad[name] = value
-    rows = [numerical, [bad[n] for n in values.numerical]]
+    assert refusal(values, name, value) == (
+        f"Row 1: {name} is {shown}, expected {values.expects[name]}."
+    )
+
+
+def refusal(values: RawValues, name: str, value: Any) -> str:
+    """Of a bad value in a row behind a good one."""
+    numerical, categorical = values.example()
+    row = dict(zip(values.numerical, numerical, strict=True))
+    row |= dict(zip(values.categorical, categorical, strict=True)) | {name: value}
     with pytest.raises(InputError) as error:
-        values.encode(rows, [categorical, [bad[n] for n in values.categorical]])
-    assert str(error.value) == f"Row 1: {name} is {shown}, expected {values.expects[name]}."
+        values.encode(
+            [numerical, [row[n] for n in values.numerical]],
+            [categorical, [row[n] for n in values.categorical]],
+        )
+    return str(error.value)
 
 
 def test_the_example_is_known(criteo_data: Path) -> None:
@@ -148,21 +153,15 @@ def test_own_data(kind: str, threshold: str, tmp_path: Path) -> None:
     rows = random_rows(500)
     path, data = tmp_path / f"log.{kind}", tmp_path / "data"
     (write_csv if kind == "csv" else write_parquet)(path, rows)
-    module: Any = csv_data if kind == "csv" else parquet_data
-    options = module.Options(
-        input=str(path), output=data, columns=COLUMNS, frequency_threshold=threshold
-    )
-    module.prepare(options)
+    prepare_log(path, data, columns=COLUMNS, frequency_threshold=threshold)
     for row in rows:  # JSON has no times
         row["seen"] = None if row["seen"] is None else str(row["seen"])
     values = opened(data)
     assert values.numerical == ("age", "visits")
     assert values.categorical == ("user", "city", "score", "tag", "seen")
     assert values.tables[-2:] == ("seen.hour", "seen.weekday")
-    numerical, categorical = (
-        columns_of(rows, values.numerical),
-        columns_of(rows, values.categorical),
-    )
+    numerical = columns_of(rows, values.numerical)
+    categorical = columns_of(rows, values.categorical)
     through_json = json.loads(json.dumps([numerical, categorical]))
     assert assert_as_prepared(data, *through_json) == 71
     # Numbers may be texts, as they were in the log; all of them, or some.
@@ -186,11 +185,8 @@ def test_types_of_parquet(tmp_path: Path) -> None:
         "at": pa.array([i * 1_700_000 for i in range(count)], pa.timestamp("ms", tz="UTC")),
     }
     pa.parquet.write_table(pa.table(table), tmp_path / "log.parquet")
-    data = tmp_path / "data"
     columns = "label=clicked numerical=age categorical=big,new,city timestamp=at"
-    parquet_data.prepare(
-        parquet_data.Options(input=str(tmp_path / "log.parquet"), output=data, columns=columns)
-    )
+    data = prepare_log(tmp_path / "log.parquet", tmp_path / "data", columns=columns)
     lists = {name: column.to_pylist() for name, column in table.items()}
     lists["at"] = [time.isoformat() for time in lists["at"]]
     names = opened(data).categorical
@@ -199,15 +195,9 @@ def test_types_of_parquet(tmp_path: Path) -> None:
 
     rows = [{name: lists[name][i] for name in ("clicked", "age", "city")} for i in range(count)]
     write_csv(tmp_path / "log.csv", rows)
-    text = tmp_path / "text"
-    csv_data.prepare(
-        csv_data.Options(
-            input=str(tmp_path / "log.csv"),
-            output=text,
-            columns="label=clicked numerical=age categorical=city",
-            missing=("Oslo",),
-        )
-    )
+    columns = "label=clicked numerical=age categorical=city"
+    log, text = tmp_path / "log.csv", tmp_path / "text"
+    prepare_log(log, text, columns=columns, missing=("Oslo",))
     numerical, categorical = columns_of(rows, ("age",)), columns_of(rows, ("city",))
     assert assert_as_prepared(text, numerical, categorical) == 20
     cities = [[""], ["Oslo"], ["Rome"]]
@@ -233,38 +223,27 @@ def test_types_of_parquet(tmp_path: Path) -> None:
 )
 def test_own_refusals(name: str, value: Any, parts: list[str], own_data: Path) -> None:
     values = opened(own_data)
-    numerical, categorical = (list(part) for part in values.example())
+    numerical, categorical = values.example()
     encoded = values.encode([numerical], [categorical])[1]
     assert (encoded[:, :4] == 1).all()
-    row = dict(zip(values.numerical, numerical, strict=True))
-    row |= dict(zip(values.categorical, categorical, strict=True)) | {name: value}
-    bad = [row[n] for n in values.numerical], [row[n] for n in values.categorical]
-    with pytest.raises(InputError, match=r"^Row 2: ") as error:
-        values.encode([numerical, numerical, bad[0]], [categorical, categorical, bad[1]])
-    for part in parts:
-        assert part in str(error.value)
+    said = refusal(values, name, value)
+    assert said.startswith("Row 1: ")
+    assert all(part in said for part in parts)
 
 
 @pytest.fixture(scope="module")
 def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     write_csv(folder / "log.csv", random_rows(100))
-    csv_data.prepare(
-        csv_data.Options(input=str(folder / "log.csv"), output=folder / "data", columns=COLUMNS)
-    )
-    return folder / "data"
+    return prepare_log(folder / "log.csv", folder / "data", columns=COLUMNS)
 
 
 def test_whole_numbers_name_themselves(tmp_path: Path) -> None:
     """A code that was text in the log may come as a JSON number."""
     rows = [{"clicked": i % 2, "zip": str(100 + i % 3)} for i in range(30)]
     write_csv(tmp_path / "log.csv", rows)
-    data = tmp_path / "data"
-    csv_data.prepare(
-        csv_data.Options(
-            input=str(tmp_path / "log.csv"), output=data, columns="label=clicked categorical=zip"
-        )
-    )
+    columns = "label=clicked categorical=zip"
+    data = prepare_log(tmp_path / "log.csv", tmp_path / "data", columns=columns)
     assert opened(data).encode([[]] * 3, [[102], ["102"], [7]])[1].tolist() == [[3], [3], [0]]
 
 
@@ -300,15 +279,8 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     pa.parquet.write_table(pa.table(table), folder / "log.parquet")
     columns = "label=clicked numerical=price categorical=user,mobile,city"
-    parquet_data.prepare(
-        parquet_data.Options(
-            input=str(folder / "log.parquet"),
-            output=folder / "data",
-            columns=columns,
-            frequency_threshold="0",
-        )
-    )
-    return folder / "data"
+    log, data = folder / "log.parquet", folder / "data"
+    return prepare_log(log, data, columns=columns, frequency_threshold="0")
 
 
 def test_ids_as_json_has_them(users: Path) -> None:

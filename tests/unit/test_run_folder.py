@@ -66,16 +66,8 @@ def test_an_evaluation_that_fails_costs_no_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, output = write_dataset(tmp_path / "data", train_rows=600), tmp_path / "run"
-    flags = [
-        "train",
-        "dlrm-demo",
-        "--data",
-        str(data),
-        "--global-batch",
-        "100",
-        "--evals-per-epoch",
-    ]
-    flags += ["0", "--output"]
+    flags = ["train", "dlrm-demo", "--data", str(data), "--global-batch", "100"]
+    flags += ["--evals-per-epoch", "0", "--output"]
     file = data / "test" / "numerical.bin"
     good = file.read_bytes()
     file.write_bytes(good[:20] + b"\xff\x7f" + good[22:])  # a NaN

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from tests import rank_processes
 from tests.checkpoint_tensors import STATE, random_bits, some_tensors
-from tests.small import newest, result, saved, train
+from tests.distributed.joining import join
+from tests.small import newest, result, saved, snapshot, train
 from tests.unit.test_checkpoint_room import tensors_of
 from tests.unit.test_run_outputs import perf_events
 from trainmark.checkpoint import checkpoints
@@ -33,10 +34,6 @@ def saver_for(root: Path, tensors: dict[str, Any], group: Any = None) -> Saver:
     return Saver(root, HostMemory(copy_bytes(plan_share(tensors, group)), CPU), group)
 
 
-def files(checkpoint: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
-
-
 def held(tensor: Any) -> list[torch.Tensor]:
     return [box.tensor for box in tensor.boxes] if isinstance(tensor, Boxes) else [tensor]
 
@@ -54,7 +51,7 @@ def test_the_bytes_are_those_of_a_save_that_training_waits_for(
 ) -> None:
     monkeypatch.setattr(savers, "BLOCK_BYTES", 192)  # a chunk and a half
     tensors = all_kinds()
-    expected = files(checkpoints.save(tmp_path / "waited for", 7, tensors, STATE, keep=1))
+    expected = snapshot(checkpoints.save(tmp_path / "waited for", 7, tensors, STATE, keep=1))
     assert len(plan_share(tensors).pieces) > 50
     state = {**STATE, "list": [1]}
     with saver_for(tmp_path / "beside", tensors) as saver:
@@ -67,7 +64,7 @@ def test_the_bytes_are_those_of_a_save_that_training_waits_for(
             written = saver.wait()
             assert saver.wait() is None
     assert written is not None
-    assert files(written.path) == expected
+    assert snapshot(written.path) == expected
     assert written.background_s > 0
 
 
@@ -90,8 +87,7 @@ def test_copies_lie_in_one_block_each() -> None:
 
 
 def _two_ranks(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    join(rank, 2, folder / "store")
     group = dist.new_group(backend="gloo")
     tensors = tensors_of(rank)
     checkpoints.save(folder / "waited for", 7, tensors, STATE, keep=1)
@@ -129,9 +125,9 @@ def _two_ranks(rank: int, folder: Path) -> None:
 def test_two_ranks_write_the_same_bytes(tmp_path: Path) -> None:
     rank_processes.run(_two_ranks, tmp_path, world=2)
     (expected,) = checkpoints.all_checkpoints(tmp_path / "waited for")
-    found = files(tmp_path / "beside" / "step-00000007")
+    found = snapshot(tmp_path / "beside" / "step-00000007")
     assert len(found) == 3
-    assert found == files(expected)
+    assert found == snapshot(expected)
 
 
 # --- a run

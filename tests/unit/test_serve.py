@@ -7,27 +7,36 @@ import shlex
 import shutil
 import signal
 import socket
-import threading
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from tests import small, small_distilbert
 from tests.docs.commands import ROOT
 from tests.unit.refusals import refused
-from tests.unit.served import TestClient, client_of, process, served, source_of
+from tests.unit.served import (
+    Doubler,
+    Stuck,
+    TestClient,
+    assert_refused,
+    client_of,
+    numbers,
+    process,
+    question,
+    queue_of,
+    served,
+    source_of,
+)
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.config import to_plain
 from trainmark.errors import InputError
 from trainmark.inference import serving
-from trainmark.inference.server import batching, own_form
+from trainmark.inference.server import batching
 from trainmark.inference.server.limits import Limits
 
 # --- bad requests
@@ -66,10 +75,7 @@ def without(name: str) -> dict[str, Any]:
     ],
 )
 def test_bad_rows(clicks_client: TestClient, body: dict[str, Any], parts: list[str]) -> None:
-    answer = clicks_client.post("/score", json=body)
-    assert answer.status_code == 422
-    for part in parts:
-        assert part in answer.json()["detail"]
+    assert_refused(clicks_client.post("/score", json=body), *parts)
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +98,7 @@ def clicks_client(clicks: Path) -> TestClient:
     ],
 )
 def test_bad_bodies(clicks_client: TestClient, body: bytes, parts: list[str]) -> None:
-    answer = clicks_client.post("/score", content=body)
-    assert answer.status_code == 422
-    for part in parts:
-        assert part in answer.json()["detail"]
+    assert_refused(clicks_client.post("/score", content=body), *parts)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +121,7 @@ def test_bad_prepared_values(finished: Path, feature: str, value: Any, parts: li
     client = served(finished)
     body = client.get("/example").json()
     body["rows"] = [body["rows"][0], body["rows"][0] | {feature: value}]
-    answer = client.post("/score", content=json.dumps(body))
-    assert answer.status_code == 422
-    for part in parts:
-        assert part in answer.json()["detail"]
+    assert_refused(client.post("/score", content=json.dumps(body)), *parts)
 
 
 def test_limits(clicks: Path) -> None:
@@ -142,46 +142,7 @@ def test_limits(clicks: Path) -> None:
 # --- several requests at once
 
 
-class Doubler:
-    """Doubles numbers, when it is allowed to."""
-
-    def __init__(self) -> None:
-        self.facts: dict[str, Any] = {"name": "doubler", "requests": "numbers"}
-        self.example: dict[str, Any] = {"numbers": [1]}
-        self.answer = "doubled"
-        self.calls: list[list[int]] = []
-        self.working, self.go_on = threading.Event(), threading.Event()
-
-    def read(self, body: dict[str, Any]) -> list[Any]:
-        if "numbers" not in body:
-            raise InputError("no numbers")
-        return list(body["numbers"])
-
-    def score(self, requests: Sequence[Any]) -> Any:
-        rows = [row for request in requests for row in request]
-        self.calls.append(rows)
-        self.working.set()
-        assert self.go_on.wait(60)
-        if 13 in rows:
-            raise InputError("thirteen")
-        if 17 in rows:
-            raise RuntimeError("a bug")
-        return np.array([float("nan") if row == 19 else 2 * row for row in rows])
-
-
-def queue_of(scorer: Any) -> batching.Queue:
-    return batching.Queue(lambda: batching.Loaded(scorer), Limits())
-
-
-def numbers(*given: Any) -> batching.Question:
-    return question({"numbers": given})
-
-
-def question(body: Any) -> batching.Question:
-    return own_form.question(json.dumps(body).encode(), lambda: False)
-
-
-def asked(scorer: Doubler, bodies: list[Any]) -> list[Any]:
+def asked(scorer: Stuck, bodies: list[Any]) -> list[Any]:
     """Answers, or exceptions, to requests of which all but the first wait for it."""
 
     async def ask() -> list[Any]:
@@ -201,7 +162,7 @@ def asked(scorer: Doubler, bodies: list[Any]) -> list[Any]:
 
 
 def test_requests_that_wait_are_scored_together_and_answered_apart() -> None:
-    scorer = Doubler()
+    scorer = Stuck()
     bodies = [{"numbers": [n, n + 100]} for n in range(9)]
     answers = asked(scorer, [*bodies, {"none": 0}, {"numbers": [19]}])
     assert answers[:9] == [[2 * n, 2 * n + 200] for n in range(9)]
@@ -212,7 +173,7 @@ def test_requests_that_wait_are_scored_together_and_answered_apart() -> None:
 
 @pytest.mark.parametrize(("bad", "error"), [(13, InputError), (17, RuntimeError)])
 def test_one_bad_request_is_no_other_clients_business(bad: int, error: type[Exception]) -> None:
-    scorer = Doubler()
+    scorer = Stuck()
     answers = asked(scorer, [{"numbers": [n]} for n in (1, 2, bad, 3)])
     assert [answers[0], answers[1], answers[3]] == [[2], [4], [6]]
     assert isinstance(answers[2], error)
@@ -220,7 +181,7 @@ def test_one_bad_request_is_no_other_clients_business(bad: int, error: type[Exce
 
 
 def test_a_client_that_leaves_keeps_nobody_waiting() -> None:
-    scorer = Doubler()
+    scorer = Stuck()
 
     async def ask() -> list[Any]:
         queue = queue_of(scorer)
@@ -239,7 +200,7 @@ def test_a_client_that_leaves_keeps_nobody_waiting() -> None:
 
 def test_large_requests_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "TOGETHER_BYTES", 60)
-    scorer = Doubler()
+    scorer = Stuck()
     sizes = (1, 30, 2, 1)
     answers = asked(scorer, [{"numbers": [5] * size} for size in sizes])
     assert answers == [[10] * size for size in sizes]
@@ -247,9 +208,7 @@ def test_large_requests_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bug_is_no_fault_of_the_client() -> None:
-    scorer = Doubler()
-    scorer.go_on.set()
-    client = client_of(source_of(scorer))
+    client = client_of(source_of(Doubler()))
     assert client.post("/score", json={"numbers": [17]}).status_code == 500
     assert client.post("/score", json={"numbers": [2]}).json() == {"doubled": [4]}
 

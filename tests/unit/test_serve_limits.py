@@ -14,36 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
-from tests.unit.served import app_of, client_of, source_of
-from trainmark.inference.server import asgi, batching, bodies, own_form, process
+from tests.unit.served import Doubler, Stuck, app_of, client_of, numbers, queue_of, source_of
+from trainmark.inference.server import asgi, batching, bodies, process
 from trainmark.inference.server.limits import Limits
 
 uvicorn = pytest.importorskip("uvicorn")
 
 WAIT_S = 60
-
-
-class Doubler:
-    """Numbers in, twice the numbers out."""
-
-    answer = "doubled"
-    facts = {"name": "doubler", "requests": "Numbers."}  # noqa: RUF012
-    example: dict[str, Any] = {"numbers": [1]}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.calls: list[list[Any]] = []
-
-    def read(self, body: dict[str, Any]) -> list[Any]:
-        numbers: list[Any] = body["numbers"]
-        return numbers
-
-    def score(self, requests: Sequence[Any]) -> Any:
-        rows = [row for request in requests for row in request]
-        self.calls.append(rows)
-        return np.array([2 * row for row in rows])
 
 
 @pytest.fixture
@@ -129,19 +108,11 @@ def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyP
     assert "again in a moment" in answer.json()["detail"]
 
 
-def numbers(*given: float, has_left: bool = False) -> batching.Question:
-    return own_form.question(json.dumps({"numbers": given}).encode(), lambda: has_left)
-
-
-def queue_of(scorer: Any, limits: Limits) -> batching.Queue:
-    return batching.Queue(lambda: batching.Loaded(scorer), limits)
-
-
 def test_requests_whose_clients_have_left_are_not_scored() -> None:
     scorer = Doubler()
 
     async def ask() -> list[Any]:
-        queue = queue_of(scorer, Limits())
+        queue = queue_of(scorer)
         asked = [queue.answer(numbers(n, has_left=n == 1)) for n in range(3)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
@@ -184,7 +155,7 @@ def test_quick_passes_are_made_in_the_event_loop_and_others_are_not(
     asked = [7, 7, 123456789.0123456789, 7, -1, -1, 7, 7]
 
     async def ask() -> list[Any]:
-        queue = queue_of(Measured(), Limits())
+        queue = queue_of(Measured())
         return [json.loads(await queue.answer(numbers(number))) for number in asked]
 
     assert asyncio.run(ask()) == [{"doubled": [2 * number]} for number in asked]
@@ -197,7 +168,7 @@ def test_the_event_loop_takes_so_many_requests_at_a_time(monkeypatch: pytest.Mon
     scorer = Doubler()
 
     async def ask() -> list[Any]:
-        queue = queue_of(scorer, Limits())
+        queue = queue_of(scorer)
         await queue.answer(numbers(5))
         asked = [queue.answer(numbers(number)) for number in range(8)]
         return await asyncio.gather(*asked)
@@ -235,19 +206,6 @@ async def _outcome(asked: Awaitable[Any]) -> Any:
         return await asked
     except Exception as error:
         return error
-
-
-class Stuck(Doubler):
-    """Answers when it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go_on, self.working = threading.Event(), threading.Event()
-
-    def score(self, requests: Sequence[Any]) -> Any:
-        self.working.set()
-        assert self.go_on.wait(WAIT_S)
-        return super().score(requests)
 
 
 def test_more_requests_than_may_wait_are_sent_away() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.unit.served import process, served, train
+from tests.waiting import wait_until
 from trainmark.cli import main
 from trainmark.contract import TensorSpec
 from trainmark.inference.server.batching import Loaded
@@ -97,9 +98,9 @@ def test_a_newer_checkpoint_without_a_lost_or_mixed_answer(versions: Path, tmp_p
         threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
-        _until(lambda: answers[old] > 20 or errors)
+        wait_until(lambda: answers[old] > 20 or errors)
         aside.rename(place)
-        _until(lambda: answers[new] > 20 or errors)
+        wait_until(lambda: answers[new] > 20 or errors)
         done.set()
         for thread in threads:
             thread.join(WAIT_S)
@@ -108,13 +109,6 @@ def test_a_newer_checkpoint_without_a_lost_or_mixed_answer(versions: Path, tmp_p
         assert running.wait(WAIT_S) == 0
         assert running.stdout is not None
         assert f"{NAME}: version {new} answers now" in running.stdout.read()
-
-
-def _until(holds: Any) -> None:
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_newer_export(versions: Path, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import small, small_distilbert
 from tests.docs.commands import ROOT
-from tests.unit.served import TEST_LINES, TestClient, served, train
+from tests.unit.served import TEST_LINES, TestClient, assert_refused, served, train
 from tests.unit.test_distilbert_data import WORDS
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv
@@ -30,13 +31,24 @@ def scores(client: TestClient, body: dict[str, Any]) -> list[float]:
     return found
 
 
-def predictions(run: Path, split: str) -> list[float]:
-    """What `trainmark evaluate` predicts for the rows of a split, as probabilities."""
+def logits_of(run: Path, split: str) -> NDArray[np.float64]:
+    """What `trainmark evaluate` predicts for a split."""
     with runner.loaded(run, device="cpu") as model:
         predict = filled(model.workload.build_predictor)(model.trainer)
         data = model.workload.build_data(model.cfg, split, 0, 1)
-        logits = np.concatenate([predict(batch).double().numpy() for batch in data])
-    return list(1 / (1 + np.exp(-logits)))
+        return np.concatenate([predict(batch).double().numpy() for batch in data])
+
+
+def predictions(run: Path, split: str) -> list[float]:
+    """The same as probabilities of clicks."""
+    return list(1 / (1 + np.exp(-logits_of(run, split))))
+
+
+def class_probabilities(run: Path) -> NDArray[np.float64]:
+    """The same of the validation split's sentences."""
+    odds = np.exp(logits_of(run, "validation"))
+    shares: NDArray[np.float64] = odds / odds.sum(1, keepdims=True)
+    return shares
 
 
 # --- clicks
@@ -241,12 +253,7 @@ def sentences_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sentences_score_as_the_evaluation_predicts(sentences_run: Path) -> None:
-    with runner.loaded(sentences_run, device="cpu") as model:
-        predict = filled(model.workload.build_predictor)(model.trainer)
-        data = model.workload.build_data(model.cfg, "validation", 0, 1)
-        logits = np.concatenate([predict(batch).double().numpy() for batch in data])
-    odds = np.exp(logits)
-    expected = odds / odds.sum(1, keepdims=True)
+    expected = class_probabilities(sentences_run)
     table = (sentences_run.parent / "table.tsv").read_text().splitlines()[1:]
     texts = [line.split("\t")[0] for line in table]
     assert max(len(text.split()) for text in texts) > 32  # some are cut
@@ -271,9 +278,7 @@ def test_sentences_score_as_the_evaluation_predicts(sentences_run: Path) -> None
     ],
 )
 def test_bad_sentences(sentences_run: Path, body: dict[str, Any], part: str) -> None:
-    answer = served(sentences_run).post("/score", json=body)
-    assert answer.status_code == 422
-    assert part in answer.json()["detail"]
+    assert_refused(served(sentences_run).post("/score", json=body), part)
 
 
 def test_sentences_that_are_not_utf8(sentences_run: Path) -> None:

@@ -11,7 +11,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from tests.unit.served import TEST_LINES, TestClient, app_of, client_of, process, served, source_of
+from tests.unit.served import (
+    TEST_LINES,
+    Doubler,
+    TestClient,
+    app_of,
+    client_of,
+    process,
+    served,
+    source_of,
+)
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_serve_scores import predictions
 from trainmark.contract import TensorSpec
@@ -423,21 +432,6 @@ def test_a_text_among_numbers_takes_no_room_of_theirs() -> None:
 
 
 # --- live and ready
-
-
-class Doubler:
-    answer = "doubled"
-    facts = {"name": "doubler", "requests": "Numbers.", "step": None}  # noqa: RUF012
-    example: dict[str, Any] = {"numbers": [1]}  # noqa: RUF012
-    inputs: list[Any] = []  # noqa: RUF012
-    output = None
-
-    def read(self, body: dict[str, Any]) -> list[Any]:
-        numbers: list[Any] = body["numbers"]
-        return numbers
-
-    def score(self, requests: Any) -> Any:
-        return 2 * np.concatenate([np.array(request) for request in requests])
 
 
 def test_live_before_it_is_ready() -> None:

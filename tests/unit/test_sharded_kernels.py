@@ -1,14 +1,14 @@
 """The sharded engine as it works on a GPU, with its kernels in Triton's interpreter."""
 
 import gc
-from typing import TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.distributed.small_dlrm import DIM, TABLE_ROWS, placement
-from tests.embedding_kernels import triton
+from tests.embedding_kernels import interpreted
+from tests.engines import ready
 from trainmark.distributed.mesh import single
 from trainmark.embeddings import engine
 from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
@@ -27,9 +27,6 @@ KINDS = [
     "table_wise", "row_wise", "data_parallel", "column_wise",
     "table_wise_host", "row_wise_host", "mixture_host",
 ]  # fmt: skip
-interpreted = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
-)
 
 
 @pytest.fixture
@@ -55,21 +52,16 @@ def rule(name: str) -> UpdateRule:
     return make_rule(name, eps=1e-6, beta1=0.9, beta2=0.999)
 
 
-AnyEngine = TypeVar("AnyEngine", ShardedEngine, LocalEngine)
-
-
 def sharded(kind: str, name: str) -> ShardedEngine:
     engine = ShardedEngine(
         placement(kind, 1), TABLE_ROWS, DIM, rule(name), single(CPU), torch.float32
-    ).to_empty(device=CPU)
+    )
     engine._reads_in_place, engine._requests_ahead = engine.routes.unit == DIM, True
     return ready(engine)
 
 
-def ready(engine: AnyEngine) -> AnyEngine:
-    engine.init_weights(3)
-    engine.create_state()
-    return engine
+def plain(name: str) -> LocalEngine:
+    return ready(LocalEngine(TABLE_ROWS, DIM, rule(name)))
 
 
 def groups(step: int) -> list[IdGroup]:
@@ -125,7 +117,7 @@ def test_rows_and_outputs_are_those_of_one_plain_engine(
     kind: str, name: str, as_on_a_gpu: None
 ) -> None:
     ours = sharded(kind, name)
-    theirs = ready(LocalEngine(TABLE_ROWS, DIM, rule(name)).to_empty(device=CPU))
+    theirs = plain(name)
     for mine, expected in zip(train(ours), train(theirs), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
     check_equal(ours, theirs)
@@ -135,7 +127,7 @@ def test_rows_and_outputs_are_those_of_one_plain_engine(
 def test_micro_batches_and_a_step_that_must_not_count(kind: str, as_on_a_gpu: None) -> None:
     for options in ({"micro_batches": 3}, {"closed": 1}):
         ours = sharded(kind, "rowwise_adagrad")
-        theirs = ready(LocalEngine(TABLE_ROWS, DIM, rule("rowwise_adagrad")).to_empty(device=CPU))
+        theirs = plain("rowwise_adagrad")
         for mine, expected in zip(train(ours, **options), train(theirs, **options), strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
         check_equal(ours, theirs)
@@ -146,8 +138,7 @@ def test_micro_batches_and_a_step_that_must_not_count(kind: str, as_on_a_gpu: No
 def test_the_kernels_do_what_their_references_do(in_interpreter: None) -> None:
     for kind in ("row_wise_host", "data_parallel"):
         ours = sharded(kind, "rowwise_adagrad")
-        plain = LocalEngine(TABLE_ROWS, DIM, rule("rowwise_adagrad")).to_empty(device=CPU)
-        theirs = ready(plain)
+        theirs = plain("rowwise_adagrad")
         found = train(ours, samples=3, steps=2), train(theirs, samples=3, steps=2)
         for mine, expected in zip(*found, strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)

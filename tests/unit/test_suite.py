@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import wait_until
 from tests.small import FLAGS, newest, result, snapshot
 from tests.unit.refusals import refused
 from tests.unit.results import make_result, write_run
+from tests.waiting import wait_until
 from trainmark.cli import main
 from trainmark.hardware import devices
 from trainmark.verbs import attempt

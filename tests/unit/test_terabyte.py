@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
-from tests.embedding_kernels import triton
+from tests.embedding_kernels import interpreted
 from trainmark import workloads
 from trainmark.clickdata import terabyte, terabyte_shape
 from trainmark.clickdata.counters import random_bits
@@ -63,9 +63,7 @@ def test_rows_are_a_function_of_their_number(first: int) -> None:
     np.testing.assert_array_equal(whole.labels[137:211], part.labels)
 
 
-@pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="kernels run on the GPU here: see tests/gpu"
-)
+@interpreted
 @pytest.mark.parametrize("first", PLACES)
 def test_kernels_make_the_same_bits(first: int) -> None:
     check_kernel(first, "cpu")

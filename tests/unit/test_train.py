@@ -160,10 +160,7 @@ def test_nan_in_the_data_stops_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: int, step: int
 ) -> None:
     folder = write_dataset(tmp_path / "data")
-    path = folder / "train/numerical.bin"
-    numerical = np.fromfile(path, np.float16).reshape(-1, 3)
-    numerical[row, 1] = np.nan
-    numerical.tofile(path)
+    set_number(folder / "train", row, np.nan)
     output = tmp_path / "run"
     flags = ("--data", str(folder), "--global-batch", "100", "--log-every", "4")
     assert train(output, *flags, "--checkpoint-every", "5 steps") == 2
@@ -180,20 +177,23 @@ def test_nan_in_the_data_stops_the_run(
     for path in kept:
         checkpoints.verify(path)
     # Once the row is mended, the same command goes on and ends where it would have ended.
-    numerical[row, 1] = 0.5
-    numerical.tofile(folder / "train/numerical.bin")
+    set_number(folder / "train", row, 0.5)
     assert train(output, *flags, "--checkpoint-every", "5 steps") == 0
     assert train(tmp_path / "undisturbed", *flags) == 0
     assert saved(newest(output)) == saved(newest(tmp_path / "undisturbed"))
     assert curve(output) == curve(tmp_path / "undisturbed")
 
 
+def set_number(split: Path, row: int, value: float) -> None:
+    """The second of a row's three numbers."""
+    numerical = np.fromfile(split / "numerical.bin", np.float16).reshape(-1, 3)
+    numerical[row, 1] = value
+    numerical.tofile(split / "numerical.bin")
+
+
 def test_nan_in_held_out_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_dataset(tmp_path / "data")
-    path = folder / "test/numerical.bin"
-    numerical = np.fromfile(path, np.float16).reshape(-1, 3)
-    numerical[123, 0] = np.inf
-    numerical.tofile(path)
+    set_number(folder / "test", 123, np.inf)
     assert train(tmp_path / "run", "--data", str(folder), *DISK) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert (

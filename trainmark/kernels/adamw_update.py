@@ -9,55 +9,51 @@ The random bits are a hash of (key, element), the same in both versions below, s
 memory and a run that is continued rounds as if it had never stopped.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trainmark.kernels.rounding import SPREAD, mix, round_stochastically, signed
 from trainmark.kernels.triton_here import tl, triton
 
+Constants = tuple[float, float, float, float]
+"""beta1, beta2, eps, weight decay."""
 
-def update(
-    param: Tensor,
-    master: Tensor | None,
-    remainder: Tensor | None,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    key: Tensor,
-    scalars: Tensor,
-    constants: tuple[float, float, float, float],
-) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What is stepped of a parameter, [N] each."""
+
+    param: Tensor
+    """The weights that compute."""
+    master: Tensor | None
+    """fp32."""
+    remainder: Tensor | None
+    """int8, of bf16 weights without a master."""
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    """In bf16 it is rounded stochastically."""
+
+
+def update(own: Held, grad: Tensor, key: Tensor, scalars: Tensor, constants: Constants) -> None:
     """Step everything in place.
 
     Args:
-        param: [N] weights that compute.
-        master: [N] fp32, or None.
-        remainder: [N] int8, of bf16 weights without a master, or None.
-        exp_avg, exp_avg_sq: [N] moments; a bf16 second moment is rounded stochastically.
         grad: [N] in any type.
         key: int32 scalar, different for every parameter and step.
         scalars: learning rate, factor of the gradient, gate (0: change nothing), and the two bias
             corrections, on the device: the host never waits for them.
-        constants: beta1, beta2, eps, weight decay.
     """
-    step = launch if param.is_cuda else reference
-    step(param, master, remainder, exp_avg, exp_avg_sq, grad, key, scalars, constants)
+    step = launch if own.param.is_cuda else reference
+    step(own, grad, key, scalars, constants)
 
 
 # --- plain torch
 
 
-def reference(
-    param: Tensor,
-    master: Tensor | None,
-    remainder: Tensor | None,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    key: Tensor,
-    scalars: Tensor,
-    constants: tuple[float, float, float, float],
-) -> None:
+def reference(own: Held, grad: Tensor, key: Tensor, scalars: Tensor, constants: Constants) -> None:
+    param, master, remainder = own.param, own.master, own.remainder
     lr, factor, gate, correction1, correction2 = scalars.unbind()
     beta1, beta2, eps, weight_decay = constants
     g = grad.float() * factor
@@ -65,7 +61,7 @@ def reference(
         old = _joined(param, remainder)
     else:
         old = (param if master is None else master).float()
-    old_avg, old_sq = exp_avg.float(), exp_avg_sq.float()
+    old_avg, old_sq = own.exp_avg.float(), own.exp_avg_sq.float()
     avg = beta1 * old_avg + (1 - beta1) * g
     sq = beta2 * old_sq + (1 - beta2) * g * g
     direction = (avg / correction1) / ((sq / correction2).sqrt() + eps)
@@ -82,10 +78,10 @@ def reference(
         remainder.copy_(rest)
     param.copy_(new)
     # The first moment forgets a tenth a step and needs no care; the second one a twentieth.
-    exp_avg.copy_(avg)
-    if exp_avg_sq.dtype == torch.bfloat16:
+    own.exp_avg.copy_(avg)
+    if own.exp_avg_sq.dtype == torch.bfloat16:
         sq = round_stochastically(sq, bits >> 16, torch.bfloat16)
-    exp_avg_sq.copy_(sq)
+    own.exp_avg_sq.copy_(sq)
 
 
 def _joined(param: Tensor, remainder: Tensor) -> Tensor:
@@ -110,34 +106,24 @@ def _hash(count: int, key: Tensor) -> Tensor:
 BLOCK = 1024
 
 
-def launch(
-    param: Tensor,
-    master: Tensor | None,
-    remainder: Tensor | None,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    key: Tensor,
-    scalars: Tensor,
-    constants: tuple[float, float, float, float],
-) -> None:
-    count = param.numel()
+def launch(own: Held, grad: Tensor, key: Tensor, scalars: Tensor, constants: Constants) -> None:
+    count = own.param.numel()
     if count == 0:
         return
     _kernel[(-(-count // BLOCK),)](
-        param,
-        param if master is None else master,
-        param if remainder is None else remainder,
-        exp_avg,
-        exp_avg_sq,
+        own.param,
+        own.param if own.master is None else own.master,
+        own.param if own.remainder is None else own.remainder,
+        own.exp_avg,
+        own.exp_avg_sq,
         grad,
         key,
         scalars,
         count,
         *constants,
-        HAS_MASTER=master is not None,
-        HAS_REMAINDER=remainder is not None,
-        ROUND_SQ=exp_avg_sq.dtype == torch.bfloat16,
+        HAS_MASTER=own.master is not None,
+        HAS_REMAINDER=own.remainder is not None,
+        ROUND_SQ=own.exp_avg_sq.dtype == torch.bfloat16,
         BLOCK=BLOCK,
     )
 

@@ -213,17 +213,18 @@ def _quality_remark(result: Result) -> str:
 
 
 def _warnings(sentences: Sequence[str]) -> Markup | None:
-    if not sentences:
-        return None
-    items = (tag("li", sentence) for sentence in sentences)
-    return tag("aside", tag("b", "Warnings"), tag("ul", *items), class_="notes warnings")
+    return _aside("Warnings", sentences, "notes warnings")
 
 
 def _notes(result: Result) -> Markup | None:
-    if not result.notes:
+    return _aside("Read this first", result.notes, "notes")
+
+
+def _aside(title: str, sentences: Sequence[str], style: str) -> Markup | None:
+    if not sentences:
         return None
-    items = (tag("li", note) for note in result.notes)
-    return tag("aside", tag("b", "Read this first"), tag("ul", *items), class_="notes")
+    items = (tag("li", sentence) for sentence in sentences)
+    return tag("aside", tag("b", title), tag("ul", *items), class_=style)
 
 
 def _reading_help(result: Result) -> Markup:

@@ -20,13 +20,9 @@ from trainmark.report.tables import (
     Column,
     inference_grid,
     make_grid,
-    memory,
-    mfu,
     quality,
     result_grid,
-    seconds,
     throughput,
-    yes_no,
 )
 from trainmark.run.result import Result
 
@@ -75,29 +71,25 @@ def _flagperf(system: str, runs: Sequence[Run]) -> list[Titled]:
     return [Titled(_title(system), make_grid(columns, rows), _notes(system), ours=len(runs))]
 
 
-def _flagperf_samples(metric: str) -> tuple[Column, ...]:
-    return (
-        *_WHERE,
-        Column("fix_hp", lambda r: r.fix_hp or NOT_APPLICABLE, numeric=False),
-        Column("e2e_time", lambda r: seconds(r.e2e_time_s)),
-        Column("p_whole", lambda r: throughput(r.p_whole)),
-        Column("p_train", lambda r: throughput(r.p_train)),
-        Column("p_core", lambda r: throughput(r.p_core)),
-        Column(metric, lambda r: quality(r.quality, r.target)),
-        Column("mem", lambda r: memory(r.mem_gib, r.mem_total_gib)),
-    )
-
-
 _WHERE = PUBLISHED_COLUMNS[:4]  # hardware, case, note, precision
+
+
+def _always(header: str, called: str | None = None) -> Column:
+    """A column of all published tables that these have even where no row has a value."""
+    (column,) = (column for column in PUBLISHED_COLUMNS if column.header == header)
+    return replace(column, header=called or header, optional=False)
+
+
+def _flagperf_samples(metric: str) -> tuple[Column, ...]:
+    names = ("fix_hp", "e2e_time", "p_whole", "p_train", "p_core")
+    return (*_WHERE, *map(_always, names), _always("quality", metric), _always("mem"))
+
 
 _FLAGPERF_TOKENS = (
     *_WHERE,
-    Column("parallel", lambda r: r.parallel or NOT_APPLICABLE, numeric=False),
-    Column("fix_hp", lambda r: r.fix_hp or NOT_APPLICABLE, numeric=False),
-    Column("token/p/s", lambda r: throughput(r.tokens_per_device_s)),
-    Column("aligned", lambda r: yes_no(r.aligned), numeric=False),
-    Column("mem", lambda r: memory(r.mem_gib, r.mem_total_gib)),
-    Column("MFU", lambda r: mfu(*r.mfu) if r.mfu else NOT_APPLICABLE),
+    *map(_always, ("parallel", "fix_hp")),
+    _always("tokens/device/s", "token/p/s"),
+    *map(_always, ("aligned", "mem", "MFU")),
 )
 
 

@@ -38,12 +38,7 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
     return _write(_target(found, output), page(_load(found)))
 
 
-def table_report(
-    folders: Sequence[Path],
-    like: str | None,
-    kind: str,
-    output: Path | None = None,
-) -> str:
+def table_report(folders: Sequence[Path], like: str | None, kind: str, output: Path | None) -> str:
     """Tables of the runs in `folders`: their text, or where it was written to.
 
     Args:

@@ -125,7 +125,7 @@ def _content(
         page_header("sweep", name, tag("p", over, class_="where")),
         section("Best runs", html_table(shown, highlighted=1 if done else 0), _help(told)),
         _what_mattered(fields, done) if len(done) > 1 else None,
-        section("Each field", _charts(fields, done, best[0], better)) if done else None,
+        section("Each field", _charts(fields, done, best[0])) if done else None,
         _curves(best),
     )
 
@@ -176,9 +176,7 @@ def _what_mattered(fields: Sequence[SweptField], done: Sequence[SweptRun]) -> Ma
 # --- charts
 
 
-def _charts(
-    fields: Sequence[SweptField], done: Sequence[SweptRun], best: SweptRun, better: str
-) -> Markup:
+def _charts(fields: Sequence[SweptField], done: Sequence[SweptRun], best: SweptRun) -> Markup:
     label = _compared_by(done)
     return tag("div", *(_chart(field, done, best, label) for field in fields), class_="pair")
 

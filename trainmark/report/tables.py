@@ -57,9 +57,10 @@ def published_grid(rows: Sequence[Row]) -> Grid:
     return make_grid(PUBLISHED_COLUMNS if distinct else PUBLISHED_COLUMNS[1:], rows)
 
 
-def published_row(result: Result, note: str | None = None) -> Row:
+def published_row(result: Result, note: str) -> Row:
     """A result of our own as a row of a published table."""
     first = result.mfu[0] if result.mfu else None
+    degrees = parallel(result.parallel)
     validation = result.final_metrics().get("validation", {})
     return Row(
         run=result.run,
@@ -68,7 +69,7 @@ def published_row(result: Result, note: str | None = None) -> Row:
         case=result.case,
         note=note,
         precision=result.precision,
-        parallel=None if parallel(result.parallel) == NOT_APPLICABLE else parallel(result.parallel),
+        parallel=None if degrees == NOT_APPLICABLE else degrees,
         fix_hp=None if result.division == "closed" else fix_hp(result),
         global_batch=result.config.get("global_batch"),
         e2e_time_s=result.time_s.e2e,

@@ -88,7 +88,7 @@ def _quality_series(run: Run, others: bool) -> list[Series]:
         Series(
             split if others else run.label,
             _quality_curve(result, split),
-            colour=run.colour if i == 0 else run.colour + i,
+            colour=run.colour + i,
             dashed=i > 0,
             dots=True,
         )

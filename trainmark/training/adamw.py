@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainmark.kernels.adamw_update import update
+from trainmark.kernels.adamw_update import Held, update
 from trainmark.training.seeding import stream_seed
 
 
@@ -90,18 +90,16 @@ class AdamW:
         for key, (name, parameter) in zip(keys, self.parameters.items(), strict=True):
             master, remainder = self.masters.get(name), self.remainders.get(name)
             first, second = self.moments[name]
-            decay = self.weight_decay if parameter.dim() > 1 else 0.0
-            update(
-                _flat(parameter),
-                None if master is None else _flat(master),
-                None if remainder is None else _flat(remainder),
-                _flat(first),
-                _flat(second),
-                _flat(gradients[name]),
-                key,
-                scalars,
-                (self.beta1, self.beta2, self.eps, decay),
+            held = Held(
+                param=_flat(parameter),
+                master=None if master is None else _flat(master),
+                remainder=None if remainder is None else _flat(remainder),
+                exp_avg=_flat(first),
+                exp_avg_sq=_flat(second),
             )
+            decay = self.weight_decay if parameter.dim() > 1 else 0.0
+            constants = (self.beta1, self.beta2, self.eps, decay)
+            update(held, _flat(gradients[name]), key, scalars, constants)
 
 
 def local(tensor: Tensor) -> Tensor:

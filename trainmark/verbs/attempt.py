@@ -56,9 +56,8 @@ class Pruned(Exception):  # noqa: N818  (no error: it was asked for)
         self.evaluations = evaluations
 
 
-def attempt_here(cfg: Run, options: TrainOptions, watch: Watch | None = None) -> Outcome:
+def attempt_here(cfg: Run, options: TrainOptions, watch: Watch | None) -> Outcome:
     """Train in this process; `watch` may raise `Pruned`."""
-
     from trainmark.run import runner
     from trainmark.run.loop import Interrupted
 

@@ -23,15 +23,8 @@ def command(path: Path, output: Path | None) -> list[str]:
     found = result.read(path)
     _, nodes, devices = found.case.rsplit("x", 2)
     again = output or file.parent.with_name(f"{file.resolve().parent.name}-again")
-    train = [
-        "train",
-        found.run,
-        "--config",
-        str(file),
-        *_typed_besides(found),
-        "--output",
-        str(again),
-    ]
+    train = ["train", found.run, "--config", str(file)]
+    train += [*_typed_besides(found), "--output", str(again)]
     if (nodes, devices) == ("1", "1"):
         return train
     return ["launch", "--on", "torchrun", "-j", f"{nodes}x{devices}", *train]

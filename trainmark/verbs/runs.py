@@ -22,6 +22,7 @@ from trainmark.report.fields import flatten
 from trainmark.resolve import accumulation_remark
 from trainmark.run.result import FILE_NAME as RESULT_FILE
 from trainmark.run.result import Result
+from trainmark.verbs.flags import first_line
 
 
 def runs_table() -> Table:
@@ -42,7 +43,7 @@ def runs_table() -> Table:
             gib_cell(parameters * 4),
             "none" if cfg.data == SYNTHETIC else "--data",
             f"{workload.metric} {'' if cfg.target is None else f'{cfg.target:g}'}",
-            (make.__doc__ or "").splitlines()[0].rstrip("."),
+            first_line(make),
         )
     return table
 

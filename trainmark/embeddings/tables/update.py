@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.compiled import has_compiled
-from trainmark.kernels.sparse_update import Rule
+from trainmark.kernels.sparse_update import Rule, RuleName
 
 State = dict[str, Tensor]
 
@@ -95,9 +95,11 @@ class Sgd:
 class Adagrad:
     """s += g^2; w -= lr g / (sqrt(s) + eps)."""
 
+    name: RuleName = "adagrad"
+
     def __init__(self, eps: float, weight_decay: float = 0.0) -> None:
         self.weight_decay, self.ignores_zeros = weight_decay, weight_decay == 0
-        self.eps, self.kernel = eps, Rule("adagrad", eps, weight_decay)
+        self.eps, self.kernel = eps, Rule(self.name, eps, weight_decay)
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": _zeros(weight, weight.shape)}
@@ -116,39 +118,28 @@ class Adagrad:
             from trainmark.kernels import cpu_rows
 
             cpu_rows.adagrad(weight, state["sum"], ids, grads, lr, self.eps, places)
-            return
-        rows, grads = sum_duplicates(ids, grads, places)
+        else:
+            self._update_distinct(weight, state, *sum_duplicates(ids, grads, places), lr)
+
+    def _update_distinct(
+        self, weight: Tensor, state: State, rows: Tensor, grads: Tensor, lr: float
+    ) -> None:
         total = state["sum"].index_select(0, rows).addcmul_(grads, grads)
         state["sum"].index_copy_(0, rows, total)
         add_rows(weight, rows, grads.div_(total.sqrt_().add_(self.eps)).mul_(-lr))
 
 
-class RowwiseAdagrad:
+class RowwiseAdagrad(Adagrad):
     """One s per row: s += mean(g^2); w -= lr g / (sqrt(s) + eps)."""
 
-    def __init__(self, eps: float, weight_decay: float = 0.0) -> None:
-        self.weight_decay, self.ignores_zeros = weight_decay, weight_decay == 0
-        self.eps, self.kernel = eps, Rule("rowwise_adagrad", eps, weight_decay)
+    name = "rowwise_adagrad"
 
     def new_state(self, weight: Tensor) -> State:
         return {"sum": _zeros(weight, weight.shape[:1])}
 
-    def update(
-        self,
-        weight: Tensor,
-        state: State,
-        ids: Tensor,
-        grads: Tensor,
-        lr: float,
-        gate: Tensor,
-        places: Tensor | None = None,
+    def _update_distinct(
+        self, weight: Tensor, state: State, rows: Tensor, grads: Tensor, lr: float
     ) -> None:
-        if has_compiled(weight, grads):
-            from trainmark.kernels import cpu_rows
-
-            cpu_rows.adagrad(weight, state["sum"], ids, grads, lr, self.eps, places)
-            return
-        rows, grads = sum_duplicates(ids, grads, places)
         self.update_rows(weight, state, rows, grads, square_sums(grads) / grads.shape[1], lr)
 
     def update_rows(
@@ -160,7 +151,7 @@ class RowwiseAdagrad:
         mean_square: Tensor,
         lr: float,
     ) -> None:
-        """The same for summed gradients, whose mean(g^2) may be over columns that lie elsewhere.
+        """For summed gradients, whose mean(g^2) may be over columns that lie elsewhere.
 
         A row may come again, with zeros.
         """
@@ -175,7 +166,7 @@ class LazyAdam:
     ignores_zeros = False
     kernel = None
 
-    def __init__(self, eps: float, beta1: float, beta2: float, weight_decay: float = 0.0) -> None:
+    def __init__(self, eps: float, beta1: float, beta2: float, weight_decay: float) -> None:
         self.eps, self.beta1, self.beta2, self.weight_decay = eps, beta1, beta2, weight_decay
 
     def new_state(self, weight: Tensor) -> State:

@@ -240,12 +240,7 @@ def dlrm_flagperf() -> DlrmRun:
 def _torchrec(name: str, rows: tuple[int, ...], global_batch: int = 65536) -> DlrmRun:
     return DlrmRun(
         name=name,
-        model=Model(
-            table_rows=rows,
-            bottom_mlp=(512, 256, 128),
-            top_mlp=(1024, 1024, 512, 256, 1),
-            init="torchrec",
-        ),
+        model=Model(table_rows=rows, init="torchrec"),
         global_batch=global_batch,
         lr=15.0,
         precision="fp32",
@@ -290,7 +285,6 @@ def dlrm_dcnv2() -> DlrmRun:
             init="torchrec",
         ),
         optimizer=Optimizer(name="adagrad"),
-        global_batch=65536,
         lr=0.005,
         precision="fp32",
         multi_hot="uniform",

@@ -1,15 +1,13 @@
-"""Timing endless steps on a device: their time, and what its kernels are for."""
+"""Timing steps on a device: what they take, and what its kernels are for."""
 
 import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from benchmarks.dlrm_systems import synchronize
 
 WARMUP, WINDOW, PROFILED = 12, 10, 5  # steps
 GIB = 2**30
@@ -28,6 +26,24 @@ PARTS = {
     "exchange": r"nccl|^_copy_kernel",  # torch has a direct_copy_kernel
     "copy": r"memcpy|memset|copy|fill",
 }
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def step_times(step: Callable[[], Any], count: int, device: torch.device) -> list[float]:
+    """Seconds of each of `count` steps."""
+    synchronize(device)
+    marks = [_mark(device)]
+    for _ in range(count):
+        step()
+        marks.append(_mark(device))
+    return _between(marks, device)
+
+
+# --- endless steps
 
 
 def warm_up(losses: Iterator[Tensor], device: torch.device) -> None:
@@ -54,8 +70,7 @@ def _timed_windows(losses: Iterator[Tensor], count: int, device: torch.device) -
         for _ in range(WINDOW):
             next(losses)
         marks.append(_mark(device))
-    synchronize(device)
-    return [_seconds(a, b) / WINDOW for a, b in itertools.pairwise(marks)]
+    return [seconds / WINDOW for seconds in _between(marks, device)]
 
 
 def _mark(device: torch.device) -> Any:
@@ -66,8 +81,11 @@ def _mark(device: torch.device) -> Any:
     return event
 
 
-def _seconds(a: Any, b: Any) -> float:
-    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3
+def _between(marks: list[Any], device: torch.device) -> list[float]:
+    """Seconds from each mark to the next."""
+    synchronize(device)
+    on_gpu = device.type == "cuda"
+    return [a.elapsed_time(b) / 1e3 if on_gpu else b - a for a, b in itertools.pairwise(marks)]
 
 
 def profiled(
