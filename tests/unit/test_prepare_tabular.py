@@ -260,14 +260,33 @@ def test_signs_of_what_is_missing_and_thresholds_by_name(tmp_path: Path) -> None
     assert feature["missing_share"] == pytest.approx(23 / 70)
 
 
-def test_values_of_another_encoding_stay_different(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_values_of_another_encoding_stay_different(kind: str, tmp_path: Path) -> None:
     words = [b"caf\xe9", b"caf\xe8", "café".encode()]
-    (tmp_path / "log.csv").write_bytes(
-        b"y,word\n" + b"".join(b"%d,%s\n" % (i % 2, words[i % 3]) for i in range(70))
-    )
-    output = prepare(tmp_path, "log.csv", columns="label=y categorical=word")
+    rows = [(i % 2, words[i % 3]) for i in range(70)]
+    if kind == "csv":
+        text = b"y,word\n" + b"".join(b"%d,%s\n" % row for row in rows)
+        (tmp_path / "log.csv").write_bytes(text)
+    else:
+        found = pa.array([word for _, word in rows], pa.binary())
+        texts = pa.Array.from_buffers(pa.string(), len(found), found.buffers())  # unchecked
+        table = pa.table({"y": [label for label, _ in rows], "word": texts})
+        pa.parquet.write_table(table, tmp_path / "log.parquet")
+    output = prepare(tmp_path, f"log.{kind}", columns="label=y categorical=word")
     values = pa.parquet.read_table(output / "vocabulary" / "cat_0.parquet")["value"].to_pylist()
     assert sorted(values) == ["cafè", "café"]
+
+
+def test_an_empty_file_among_others_can_be_passed_over(tmp_path: Path) -> None:
+    rows = random_rows(60)
+    for name, some in (("log_1.csv", rows[:30]), ("log_3.csv", rows[30:])):
+        write_csv(tmp_path / name, some)
+    for name in ("log_0.csv", "log_2.csv"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(InputError, match=r"log_0\.csv is empty"):
+        prepare(tmp_path, "log_*.csv")
+    output = prepare(tmp_path, "log_*.csv", bad_rows="skip")
+    assert sum(path.stat().st_size for path in output.glob("*/label.bin")) == 60
 
 
 def test_rows_of_plain_and_compressed_files_are_estimated(tmp_path: Path) -> None:

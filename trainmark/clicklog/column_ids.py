@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainmark.clicklog.arrays import number_transforms
-from trainmark.clicklog.arrays.primitives import Array
+from trainmark.clicklog.arrays.primitives import Array, numpy_array
 from trainmark.clicklog.engine import store
-from trainmark.clicklog.engine.column_reader import numpy_array
 from trainmark.clicklog.engine.numbers import read_bins
 from trainmark.clicklog.engine.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary
 from trainmark.clicklog.engine.vocabulary_files import of_values, read_sizes

@@ -41,6 +41,23 @@ def load() -> None:
     atexit.register(gc.freeze)
 
 
+def arrow_array(values: Array) -> Any:
+    """A numpy array as Arrow's, without the detour over pandas that `pa.array` takes."""
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
+
+
+def numpy_array(values: Any) -> Array:
+    """Arrow's numbers, none of them null, as a numpy array; again without pandas."""
+    if hasattr(values, "combine_chunks"):
+        values = values.combine_chunks()
+    dtype = values.type.to_pandas_dtype()
+    return np.frombuffer(values.buffers()[1] or b"", dtype)[values.offset :][: len(values)]
+
+
 class Scratch(threading.local):
     """Memory that a thread uses again and again: fresh pages cost as much as filling them."""
 
@@ -131,10 +148,8 @@ def encode(values: Array, limit: int) -> tuple[Array, Array, Array] | None:
 
 
 def _encode_slowly(values: Array, limit: int) -> tuple[Array, Array, Array] | None:
-    import pyarrow as pa
-
     # Arrow numbers distinct values in order of appearance, too.
-    encoded = pa.array(values).dictionary_encode()
+    encoded = arrow_array(values).dictionary_encode()
     if len(encoded.dictionary) > limit:
         return None
     codes = encoded.indices.to_numpy()

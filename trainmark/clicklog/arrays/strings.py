@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from trainmark.checksums import Checksum
+from trainmark.clicklog.arrays.primitives import arrow_array
 
 BATCH_ROWS = 1 << 12
 """Strings of a batch in the files of dictionaries."""
@@ -44,13 +45,63 @@ def number_block(strings: Any) -> tuple[NDArray[np.uint32], Any]:
     """Ranks from 1 within the block, 0 where null, and the sorted distinct strings."""
     if isinstance(strings, pa.ChunkedArray):
         strings = strings.combine_chunks()
-    encoded = strings.cast(pa.large_binary()).dictionary_encode()
-    order = pc.sort_indices(encoded.dictionary)
-    rank = np.empty(len(order) + 1, np.uint32)
-    rank[order.to_numpy()] = np.arange(1, len(order) + 1, dtype=np.uint32)
-    rank[-1] = 0
-    codes = pc.fill_null(encoded.indices, len(order)).to_numpy()
-    return rank[codes], encoded.dictionary.take(order)
+    if not pa.types.is_dictionary(strings.type):
+        strings = strings.dictionary_encode()
+    codes = pc.fill_null(strings.indices, len(strings.dictionary)).to_numpy()
+    used = np.zeros(len(strings.dictionary) + 1, np.bool_)
+    used[codes] = True
+    entries = strings.dictionary
+    if not used[:-1].all():  # those of other rows of the same file
+        entries = entries.filter(pa.array(used[:-1]))
+    rising, is_new = _by_bytes(entries)
+    ranks = np.empty(len(rising), np.uint32)
+    ranks[rising] = np.cumsum(is_new)
+    rank_of = np.zeros(len(used), np.uint32)
+    rank_of[:-1][used[:-1]] = ranks
+    distinct = entries.take(arrow_array(rising[is_new])).cast(pa.large_binary())
+    return rank_of[codes], distinct
+
+
+def _bytes_of(strings: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The bounds of large_binary strings among their bytes, and these."""
+    _, bounds, data = strings.buffers()
+    found = np.frombuffer(bounds or bytes(8), np.int64)[strings.offset :][: len(strings) + 1]
+    return found, np.frombuffer(data or b"", np.uint8)
+
+
+def _by_bytes(strings: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The order of strings by their bytes, and which of them, in this order, is not the one before.
+
+    They are sorted by their first 8 bytes; only where these are the same, by all.
+    """
+    strings = strings.cast(pa.large_binary())
+    words = _first_words(strings)
+    order = np.argsort(words)
+    words = words[order]
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = words[1:] != words[:-1]
+    tied = ~is_new
+    tied[:-1] |= tied[1:]
+    if tied.any():
+        few = order[tied]
+        texts = strings.take(arrow_array(few))
+        rising = pc.sort_indices(texts)
+        order[tied] = few[rising.to_numpy()]
+        texts = texts.take(rising)
+        same = pc.equal(texts.slice(1), texts.slice(0, len(texts) - 1))
+        is_new[np.flatnonzero(tied)[1:]] = ~same.to_numpy(zero_copy_only=False)
+    return order, is_new
+
+
+def _first_words(strings: Any) -> NDArray[np.uint64]:
+    """The first 8 bytes of strings, or all and zeros, as numbers that rise as the bytes do."""
+    bounds, data = _bytes_of(strings)
+    padded = np.concatenate([data[bounds[0] : bounds[-1]], np.zeros(8, np.uint8)])
+    eights = np.ndarray(len(padded) - 7, ">u8", padded, strides=1)
+    words = eights[bounds[:-1] - bounds[0]].astype(np.uint64)
+    sizes = np.minimum(np.diff(bounds), 8)
+    behind = (8 * (8 - sizes)).astype(np.uint64)
+    return np.where(sizes > 0, words >> behind << behind, np.uint64(0))
 
 
 def write_dictionary(path: Path, strings: Any) -> list[Any]:
@@ -112,7 +163,11 @@ def _bounds(blocks: Sequence[Any]) -> list[bytes]:
 
 def _ends(batch: Any) -> Iterator[tuple[bytes, int, int]]:
     """Of each part of a batch: the last string, and how many strings and bytes it has."""
-    ends = np.cumsum(pc.binary_length(batch).to_numpy())
+    bounds, _ = _bytes_of(batch)
+    if bounds[-1] - bounds[0] < PART_BYTES:  # as of most
+        yield _text(batch[-1]), len(batch), int(bounds[-1] - bounds[0])
+        return
+    ends = bounds[1:] - bounds[0]
     last = np.flatnonzero(np.diff(ends // PART_BYTES, append=-1))
     counts, sizes = np.diff(last, prepend=-1), np.diff(ends[last], prepend=0)
     for place, count, size in zip(last.tolist(), counts.tolist(), sizes.tolist(), strict=True):
@@ -129,7 +184,7 @@ class _Writer:
     def __init__(self, path: Path) -> None:
         self._schema = pa.schema([("string", pa.large_binary())])
         self._file = pa.ipc.new_file(path, self._schema)
-        self._waiting = pa.array([], pa.large_binary())
+        self._waiting = pa.nulls(0, pa.large_binary())
 
     def __enter__(self) -> "_Writer":
         return self
@@ -166,8 +221,8 @@ def of_numbers(path: Path, numbers: NDArray[np.uint32]) -> Any:
         batches, starts = np.unique(places // BATCH_ROWS, return_index=True)
         of_batches = np.split(places % BATCH_ROWS, starts[1:]) if len(starts) else []
         for batch, here in zip(batches.tolist(), of_batches, strict=True):
-            parts.append(reader.get_batch(batch).column(0).take(pa.array(here)))
-    strings = pa.concat_arrays(parts) if parts else pa.array([], pa.large_binary())
+            parts.append(reader.get_batch(batch).column(0).take(arrow_array(here)))
+    strings = pa.concat_arrays(parts) if parts else pa.nulls(0, pa.large_binary())
     return strings.cast(pa.large_string())
 
 

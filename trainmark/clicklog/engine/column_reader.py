@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainmark.clicklog.arrays.primitives import NO_KEYS, Array
+from trainmark.clicklog.arrays.primitives import NO_KEYS, Array, arrow_array, numpy_array
 from trainmark.clicklog.engine import store as stores
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import BlockRecord, Store
@@ -147,23 +147,6 @@ class ColumnReader:
         from trainmark.clicklog.arrays import strings
 
         return strings.all_strings_path(self.store.folder, self._first)
-
-
-def arrow_array(values: Array) -> Any:
-    """A numpy array as Arrow's, without the detour over pandas that `pa.array` takes."""
-    import pyarrow as pa
-
-    buffer = pa.py_buffer(np.ascontiguousarray(values))
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, buffer])
-
-
-def numpy_array(values: Any) -> Array:
-    """Arrow's numbers, none of them null, as a numpy array; again without pandas."""
-    if hasattr(values, "combine_chunks"):
-        values = values.combine_chunks()
-    dtype = values.type.to_pandas_dtype()
-    return np.frombuffer(values.buffers()[1] or b"", dtype)[values.offset :][: len(values)]
 
 
 @lru_cache(maxsize=4)

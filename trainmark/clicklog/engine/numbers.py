@@ -16,10 +16,9 @@ import numpy as np
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.arrays import number_choice, number_transforms
 from trainmark.clicklog.arrays.number_transforms import Losses
-from trainmark.clicklog.arrays.primitives import Array, Scratch
+from trainmark.clicklog.arrays.primitives import Array, Scratch, arrow_array, numpy_array
 from trainmark.clicklog.engine import vocabulary_files
 from trainmark.clicklog.engine.arrange import Field, Part, TrainRows, in_training_order
-from trainmark.clicklog.engine.column_reader import arrow_array, numpy_array
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import BlockRecord, Store, describe_numbers
 from trainmark.clicklog.engine.vocabulary import Rules

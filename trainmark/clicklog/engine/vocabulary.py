@@ -15,8 +15,14 @@ from numpy.typing import NDArray
 
 from trainmark.clicklog.arrays import counting, primitives
 from trainmark.clicklog.arrays.counting import Counts
-from trainmark.clicklog.arrays.primitives import NO_KEYS, Array, IdLookup
-from trainmark.clicklog.engine.column_reader import ColumnReader, arrow_array, numpy_array
+from trainmark.clicklog.arrays.primitives import (
+    NO_KEYS,
+    Array,
+    IdLookup,
+    arrow_array,
+    numpy_array,
+)
+from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.vocabulary_files import (
     Entries,

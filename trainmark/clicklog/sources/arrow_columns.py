@@ -36,3 +36,23 @@ def floats(column: pa.Array) -> tuple[NDArray[np.float64], Mask, Mask]:
     array = pc.fill_null(numbers, float("nan")).to_numpy(zero_copy_only=False)
     missing = np.isnan(array) & ~bad
     return np.where(np.isnan(array), 0.0, array), missing, bad
+
+
+def utf8(column: pa.Array) -> pa.Array:
+    """Strings, those that are not UTF-8 taken for Latin-1; with a dictionary, if they have one."""
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, utf8(column.dictionary))
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = column.cast(pa.binary()).to_pylist()
+        return pa.array([None if text is None else decoded(text) for text in raw], pa.string())
+    return column
+
+
+def decoded(text: bytes) -> str:
+    """Text that is not UTF-8 is taken for Latin-1: different bytes stay different values."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")

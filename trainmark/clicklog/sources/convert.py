@@ -45,7 +45,7 @@ class Converted:
 
 def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted:
     """Convert one batch; `columns` and `uses` correspond."""
-    columns = [_plain(column) for column in columns]
+    columns = [_plain(column, use) for column, use in zip(columns, uses, strict=True)]
     problems: dict[int, str] = {}
     rows = len(columns[0])
     label = Labels(np.zeros(rows, np.bool_), np.zeros(rows, np.bool_))  # where none is read
@@ -128,7 +128,7 @@ def resolve(
     ]
     for use, kind in zip(resolved, types, strict=True):
         try:
-            convert([pa.array([], kind)], [use])
+            convert([pa.nulls(0, kind)], [use])
         except pa.ArrowNotImplementedError:
             reading = "" if use.role == "label" else f" ({use.reading})"
             raise InputError(
@@ -179,12 +179,21 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def is_text(use: ColumnUse) -> bool:
+    """Whether a column holds a string in each row: these may also come with a dictionary."""
+    return use.role in ("categorical", "group") and use.reading == "string"
+
+
+def _plain(column: pa.Array, use: ColumnUse) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
+        if is_text(use) and column.type == pa.string():
+            column = column.dictionary_encode()  # codes are joined faster than strings
         column = column.combine_chunks()
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column
+    if not pa.types.is_dictionary(column.type):
+        return column
+    texts = (pa.string(), pa.large_string())
+    is_wanted = is_text(use) and column.type.value_type in texts
+    return column if is_wanted else column.dictionary_decode()
 
 
 def parsed_rows(
@@ -243,12 +252,15 @@ def _number(column: pa.Array) -> tuple[NDArray[np.float64], Mask]:
     """As they are; what is bad counts as missing."""
     if pa.types.is_integer(column.type):
         column = column.cast(pa.float64(), safe=False)  # also those that float64 rounds
-    values, missing, bad = floats(column)
+    numbers, bad = cast(column, pa.float64())
+    values = pc.fill_null(numbers, float("nan")).to_numpy(zero_copy_only=False)
     bad |= np.isinf(values)
-    return np.where(missing | bad, np.nan, values), bad
+    return np.where(bad, np.nan, values) if bad.any() else values, bad
 
 
 def _category(column: pa.Array, reading: str) -> tuple[Any, Mask]:
+    if pa.types.is_dictionary(column.type):
+        return column, np.zeros(len(column), np.bool_)
     if reading == "string":
         return cast(column, pa.string())
     if reading == "hex":

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from trainmark.clicklog.sources import text_files
+from trainmark.clicklog.sources.arrow_columns import decoded
 from trainmark.clicklog.sources.column_spec import NUMBER
 from trainmark.errors import InputError
 
@@ -21,11 +22,16 @@ OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 def is_padded(files: Sequence[Path], delimiter: str) -> bool:
     """Whether fields of the first line have blanks around them, as in `age, city`: then those of
     all lines are taken without. Files whose first line has none keep every blank."""
-    return any(field != field.strip(" ") for field in _first_line(files[0], delimiter))
+    first = next((path for path in files if path.stat().st_size), files[0])
+    return any(field != field.strip(" ") for field in _first_line(first, delimiter))
 
 
 def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[str]:
-    """The names of the columns, which all files must agree on; numbers without a header."""
+    """The names of the columns, which all files must agree on; numbers without a header.
+
+    Empty files, which may be among those whose bad rows are skipped, have no say.
+    """
+    files = [path for path in files if path.stat().st_size] or files
     first = [field.strip(" ") for field in _first_line(files[0], delimiter)]
     if len(first) == 1:
         _refuse_delimiter(files[0], delimiter, first[0])
@@ -104,16 +110,10 @@ def _refuse_delimiter(path: Path, delimiter: str, line: str) -> None:
 
 
 def is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
     try:
         text.decode()
     except UnicodeDecodeError:
         return False
     return True
-
-
-def decoded(text: bytes) -> str:
-    """Text that is not UTF-8 is taken for Latin-1: different bytes stay different values."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return text.decode("latin-1")

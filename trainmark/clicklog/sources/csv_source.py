@@ -11,14 +11,19 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources import column_match, column_spec, number_readings, text_files
+from trainmark.clicklog.sources import (
+    column_match,
+    column_spec,
+    number_readings,
+    text_files,
+)
+from trainmark.clicklog.sources.arrow_columns import decoded, utf8
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.csv_header import (
     INNER_RETURN,
     OPEN_QUOTE,
     column_names,
-    decoded,
     header_hint,
     is_padded,
     is_utf8,
@@ -81,6 +86,7 @@ class CsvSource:
         self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
         self.schema = column_spec.schema(self.uses)
         self._columns, self._row_columns = columns, row_columns
+        self._read_names = dict.fromkeys([*(use.column for use in self.uses), *row_columns.keep])
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -103,19 +109,22 @@ class CsvSource:
         return text_files.bytes_per_line(self.files)
 
     def _rows(self, text: bytes) -> tuple[pa.Table, NDArray[np.int64], dict[int, str]]:
-        """Lines as columns of strings, their numbers from 0, and why other lines are no rows."""
-        if not text.endswith(b"\n") and text:
-            text += b"\n"
+        """Lines as columns of strings, their numbers from 0, and why other lines are no rows.
+
+        Args:
+            text: the lines, and an empty one. Arrow reads a quoted field on to the next quote, over
+                the ends of lines and of the text: then there are fewer rows than lines.
+        """
         text, numbers = _without_blank_lines(text)
         text, places = _without_inner_returns(text)
         reasons = {int(numbers[place]): INNER_RETURN for place in places}
         numbers = np.delete(numbers, places)
-        table, odd = self._with_empty_line(text)
+        table, odd = self._read(text)
         if table.num_rows + len(odd) != len(numbers) + 1:
             text, places = self._without_open_quotes(text)
             reasons |= {int(numbers[place]): OPEN_QUOTE for place in places}
             numbers = np.delete(numbers, places)
-            table, odd = self._with_empty_line(text)
+            table, odd = self._read(text)
         places = [row.number - 1 for row in odd]
         for place, row in zip(places, odd, strict=True):
             fields = f"{row.actual_columns} fields, expected {len(self.names)}"
@@ -126,22 +135,16 @@ class CsvSource:
         """The text without the lines that open a quote and leave it open, and their places."""
         kept, left_out = [], []
         for number, line in enumerate(text.split(b"\n")[:-1]):
-            if b'"' in line and sum(map(len, self._with_empty_line(line + b"\n"))) != 2:
+            if b'"' in line and sum(map(len, self._read(line + b"\n\n"))) != 2:
                 left_out.append(number)
             else:
                 kept.append(line + b"\n")
         return b"".join(kept), left_out
 
-    def _with_empty_line(self, text: bytes) -> tuple[pa.Table, list[Any]]:
-        """Read lines and one more. Arrow reads a quoted field on to the next quote, over the ends
-        of lines and of the text: then there are fewer rows than lines."""
-        odd: list[Any] = []
-        return self._read(self._with_odd_rows_in_utf8(text) + b"\n", odd), odd
-
     def _with_odd_rows_in_utf8(self, text: bytes) -> bytes:
         """Arrow cannot tell of a row with too many or few fields that is not UTF-8: its fields
         are taken for Latin-1, as `_utf8` takes others."""
-        if text.isascii() or is_utf8(text):
+        if is_utf8(text):
             return text
         delimiter, lines = self._delimiter.encode(), text.split(b"\n")
         for number, line in enumerate(lines):
@@ -150,14 +153,16 @@ class CsvSource:
                 lines[number] = delimiter.join(decoded(field).encode() for field in fields)
         return b"\n".join(lines)
 
-    def _read(self, text: bytes, odd: list[Any]) -> pa.Table:
-        """Lines of fields as columns of strings; those with too many or few go to `odd`."""
+    def _read(self, text: bytes) -> tuple[pa.Table, list[Any]]:
+        """Lines of fields as columns of strings, and those with too many or few fields."""
+        text = self._with_odd_rows_in_utf8(text)
+        odd: list[Any] = []
         if b'"' not in text:  # a quoted field may reach over the end of a block
             try:
-                return self._read_blocks(text, odd, BLOCK_BYTES)
+                return self._read_blocks(text, odd, BLOCK_BYTES), odd
             except pa.ArrowInvalid:  # a line that is longer
                 odd.clear()
-        return self._read_blocks(text, odd, max(len(text), 1))
+        return self._read_blocks(text, odd, len(text)), odd
 
     def _read_blocks(self, text: bytes, odd: list[Any], block_bytes: int) -> pa.Table:
         def note(row: Any) -> str:
@@ -176,7 +181,8 @@ class CsvSource:
                 delimiter=self._delimiter, ignore_empty_lines=False, invalid_row_handler=note
             ),
             pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(self.names, pa.string()),
+                include_columns=list(self._read_names),
+                column_types=dict.fromkeys(self._read_names, pa.string()),
                 null_values=["", *self._missing],
                 strings_can_be_null=True,
                 check_utf8=False,
@@ -188,19 +194,20 @@ class CsvSource:
 
     def parse(self, piece: Piece) -> ParsedRows:
         whole = text_files.read(piece.raw)
-        text, line = bytes(whole), 1
-        if self._header and piece.start.offset == 0:
-            text = text[text.find(b"\n") + 1 :] if b"\n" in text else b""
-            line += 1
+        text, line = _with_empty_line(whole), 1
+        if self._header and piece.start.offset == 0 and whole.length:
+            text, line = text[text.find(b"\n") + 1 :], 2
         path = str(self.files[piece.start.file])
         table, numbers, reasons = self._rows(text)
-        columns = [_utf8(table[use.column]) for use in self.uses]
+        if not is_utf8(text):
+            columns = [utf8(column.combine_chunks()) for column in table.columns]
+            table = pa.table(columns, names=table.column_names)
+        columns = [table[use.column] for use in self.uses]
         if self._padded:
             columns = [self._without_blanks(column) for column in columns]
         converted = convert(columns, self.uses)
         if names := self._row_columns.keep:
-            kept = pa.table([_utf8(table[name]) for name in names], names=list(names))
-            converted = replace(converted, kept=kept)
+            converted = replace(converted, kept=table.select(list(names)).combine_chunks())
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]
         if whole.damage:
@@ -214,15 +221,30 @@ class CsvSource:
         return pc.if_else(missing, pa.scalar(None, pa.string()), trimmed)
 
 
+def _with_empty_line(whole: text_files.Text) -> bytes:
+    """The lines of a text, the last one ended, and an empty one."""
+    text, length = whole.buffer, whole.length
+    is_ended = not length or text[length - 1] == text_files.NEWLINE
+    text[length : length + 2] = text_files.NEWLINE  # where there is nothing but padding
+    lines: bytes = text[: length + 2 - is_ended].tobytes()
+    return lines
+
+
 def _without_blank_lines(text: bytes) -> tuple[bytes, NDArray[np.int64]]:
-    """The other lines, and their numbers from 0. A blank line has no label, and so is no row, at
-    the end of a file, where editors and joined files leave some, or elsewhere."""
-    pairs = [b"\n\n", b"\n\r\n"] if b"\r" in text else [b"\n\n"]
-    if not text.startswith((b"\n", b"\r\n")) and not any(pair in text for pair in pairs):
-        return text, np.arange(text.count(b"\n"))
-    lines = text.split(b"\n")
-    kept = [number for number, line in enumerate(lines) if line not in (b"", b"\r")]
-    return b"".join(lines[number] + b"\n" for number in kept), np.array(kept, np.int64)
+    """The other lines, and the empty one at the end; and their numbers from 0. A blank line has no
+    label, and so is no row, at the end of a file, where editors and joined files leave some, or
+    elsewhere."""
+    characters = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(characters == text_files.NEWLINE)
+    sizes = np.diff(ends, prepend=-1)
+    filled = sizes > 1
+    if b"\r" in text:
+        filled &= (sizes > 2) | (characters[ends - 1] != ord("\r"))
+    numbers = np.flatnonzero(filled)
+    if len(numbers) < len(ends) - 1:
+        lines = text.split(b"\n")
+        text = b"".join(lines[number] + b"\n" for number in numbers.tolist()) + b"\n"
+    return text, numbers
 
 
 def _without_inner_returns(text: bytes) -> tuple[bytes, list[int]]:
@@ -235,14 +257,3 @@ def _without_inner_returns(text: bytes) -> tuple[bytes, list[int]]:
     left_out = set(places)
     kept = (line + b"\n" for place, line in enumerate(lines) if place not in left_out)
     return b"".join(kept), places
-
-
-def _utf8(column: pa.ChunkedArray) -> pa.Array:
-    """Values that are not UTF-8 are taken for Latin-1: different bytes stay different values."""
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        raw = array.cast(pa.binary()).to_pylist()
-        return pa.array([None if text is None else decoded(text) for text in raw], pa.string())
-    return array

@@ -1,6 +1,6 @@
 """Parquet files of others, which may be damaged: at their end, or in the middle."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,16 @@ from trainmark.clicklog.sources import remote
 from trainmark.errors import InputError
 
 
-def open_parquet(path: Path) -> Any:
-    """The file, with its columns and sizes."""
+def open_parquet(path: Path, encoded: Sequence[str] = ()) -> Any:
+    """The file, with its columns and sizes.
+
+    Args:
+        encoded: columns of strings that are read as codes and a dictionary, as most files have
+            them, which takes half as long.
+    """
+    opened = path.open("rb") if remote.is_remote(str(path)) else path
     with _readable(path):
-        return pa.parquet.ParquetFile(path.open("rb") if remote.is_remote(str(path)) else path)
+        return pa.parquet.ParquetFile(opened, read_dictionary=list(encoded))
 
 
 def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:

@@ -17,9 +17,10 @@ from trainmark.clicklog.sources import (
     number_readings,
     remote,
 )
+from trainmark.clicklog.sources.arrow_columns import utf8
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.clicklog.sources.convert import Converted, convert, parsed_rows, resolve
+from trainmark.clicklog.sources.convert import Converted, convert, is_text, parsed_rows, resolve
 from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
@@ -49,6 +50,8 @@ class _Share:
     groups: list[int]
     first_row: int
     """Of the first group."""
+    rows: int
+    """Of all groups."""
 
 
 class ParquetSource:
@@ -92,6 +95,12 @@ class ParquetSource:
             if types != [schemas[0].field(name).type for name in names]:
                 raise InputError(f"{path} has other columns or types than {self.files[0]}.")
         self.schema = column_spec.schema(self.uses)
+        self._texts = [
+            use.column
+            for use in self.uses
+            if is_text(use) and use.column not in row_columns.keep
+            if schemas[0].field(use.column).type in (pa.string(), pa.large_string())
+        ]
 
     def _with_longest(self, use: ColumnUse) -> ColumnUse:
         """A column of lists whose longest one nobody said: it is looked for."""
@@ -160,7 +169,7 @@ class ParquetSource:
         """A file's rows from a place on, in shares of so many rows or more."""
         metadata = open_parquet(self.files[start.file]).metadata
         if metadata.num_rows == 0:
-            yield _Share(start, [], 0)
+            yield _Share(start, [], 0, 0)
         row = first = 0
         groups: list[int] = []
         for group in range(metadata.num_row_groups):
@@ -170,7 +179,7 @@ class ParquetSource:
                 groups.append(group)
             place = max(first, start.offset)
             if groups and (row - place >= least_rows or row == metadata.num_rows):
-                yield _Share(Position(start.file, place), groups, first)
+                yield _Share(Position(start.file, place), groups, first, row - first)
                 groups = []
 
     def _pieces_of(
@@ -178,7 +187,10 @@ class ParquetSource:
     ) -> Iterator[Piece]:
         place, row = share.start, share.first_row
         number, path = place.file, self.files[place.file]
-        file, size = open_parquet(path), path.stat().st_size
+        # Each group has dictionaries of its own, and a batch with one ends where its group does.
+        is_large = share.rows >= batch_rows * len(share.groups)
+        file = open_parquet(path, self._texts if is_large else ())
+        size = path.stat().st_size
         total = file.metadata.num_rows
         if total == 0:
             yield Piece(Position(number), Position(number + 1), None, size)
@@ -220,7 +232,12 @@ class ParquetSource:
         return parsed_rows(converted, str(path), lines, bad, self.bad_rows, len(lines))
 
     def _converted(self, rows: pa.Table | pa.RecordBatch) -> Converted:
-        converted = convert([rows.column(use.column) for use in self.uses], self.uses)
+        columns = [rows.column(use.column) for use in self.uses]
+        columns = [
+            utf8(c) if use.column in self._texts else c
+            for c, use in zip(columns, self.uses, strict=True)
+        ]
+        converted = convert(columns, self.uses)
         if not (names := list(self._row_columns.keep)):
             return converted
         kept = pa.table([rows.column(name) for name in names], names=names)

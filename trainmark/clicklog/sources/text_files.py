@@ -127,6 +127,7 @@ class TextFile:
         except OSError as error:
             raise _unreadable(path, error) from None
         self._file: Any = self._raw
+        self._unread = memoryview(b"")
         if path.suffix == ".gz":
             self._file = gzip.GzipFile(fileobj=self._raw)
         elif path.suffix == ".zst":
@@ -155,16 +156,32 @@ class TextFile:
 
     def read_into(self, buffer: Any) -> int:
         """Fill `buffer` as far as the text goes, or until it turns out damaged."""
-        view = memoryview(buffer)
-        # What is read together with damaged data is lost, so take little at a time.
-        step = len(view) if self._file is self._raw else DECOMPRESS_BYTES
-        done = 0
+        view, done = memoryview(buffer), 0
+        while done < len(view):
+            if self._file is self._raw:
+                count = self._raw.readinto(view[done:])
+            else:
+                if not self._unread:
+                    self._unread = self._next_block()
+                count = min(len(self._unread), len(view) - done)
+                view[done : done + count] = self._unread[:count]
+                self._unread = self._unread[count:]
+            if not count:
+                break
+            done += count
+        return done
+
+    def _next_block(self) -> memoryview:
+        """What is read together with damaged data is lost: always as much, however much is asked
+        for at a time, and little."""
+        block, done = memoryview(bytearray(DECOMPRESS_BYTES)), 0
         try:
-            while done < len(view) and (count := self._file.readinto(view[done : done + step])):
+            while count := self._file.readinto(block[done:]):
                 done += count
         except (EOFError, zlib.error, OSError) as error:  # the last is Arrow's, for zstd
             self.damage = f"the compressed data is damaged from here on ({error})"
-        return done
+            done = 0
+        return block[:done]
 
 
 # --- pieces
