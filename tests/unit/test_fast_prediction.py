@@ -1,7 +1,6 @@
 """Predictions in one pass are those of plain torch, layer by layer."""
 
 import itertools
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def test_tiles_of_every_size(
     threads: int, interaction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last tile of a batch has fewer samples, and threads have some of them each."""
-    monkeypatch.setattr(cpu_scores, "ALONE", 1)
+    monkeypatch.setattr(cpu_scores, "ALONE", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     plain = model((40, 64), (100, 33, 1), interaction=interaction)
     logits = fast_prediction.of_exported(plain)
@@ -87,36 +86,6 @@ def test_tiles_of_every_size(
     for samples in (*range(1, 19), 65, 601):
         found = logits(numbers[-samples:], ids[-samples:])
         np.testing.assert_allclose(found, reference[-samples:], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("helped", ["before", "never", "at once"])
-def test_whoever_does_a_task_the_bits_are_the_same(
-    helped: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Threads share the layers of a few samples: helpers do all tasks, none, or some."""
-    calls: list[Future[Any]] = []
-
-    def offer(kernel: Any, *arguments: Any, helpers: int) -> list[Future[Any]]:
-        assert helpers > 2
-        count = 0 if helped == "never" else 3
-        begun = [pool.submit(kernel, *arguments) for _ in range(count)]
-        calls.extend(begun)
-        if helped == "before":
-            wait(begun)
-        return begun
-
-    plain = model((40, 64), (300, 1000, 33, 1), interaction="dot_and_inputs")
-    logits = fast_prediction.of_exported(plain)
-    assert logits is not None
-    given = inputs(cpu_scores.TILE)
-    alone = logits(*given)
-    np.testing.assert_allclose(alone, expected(plain, *given), rtol=1e-4, atol=1e-4)
-    monkeypatch.setattr(cpu_scores, "ALONE", 1)
-    monkeypatch.setattr(cpu_scores, "offer", offer)
-    with ThreadPoolExecutor(3) as pool:
-        for _ in range(50):
-            assert logits(*given).tobytes() == alone.tobytes()
-    assert len(calls) == (0 if helped == "never" else 150)
 
 
 def test_a_nan_stays_one_and_its_own() -> None:

@@ -12,7 +12,7 @@ import importlib.util
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -67,19 +67,6 @@ def in_threads(
             if not other.cancel():
                 other.result()
     return results
-
-
-def offer(kernel: Callable[..., Any], *arguments: Any, helpers: int) -> list[Future[Any]]:
-    """Other threads call `kernel(*arguments)`, so many if there are as many, once they are free.
-
-    The caller does not wait for them: it does the same work meanwhile, shared in the kernel task by
-    task, and then cancels the calls that none has begun.
-    """
-    others = torch.get_num_threads() - 1
-    return [
-        _threads(os.getpid(), others).submit(kernel, *arguments)
-        for _ in range(min(helpers, others))
-    ]
 
 
 @functools.cache

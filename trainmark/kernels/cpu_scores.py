@@ -2,8 +2,7 @@
 
 Dense layers, lookup, dot products and dense layers again, a block of samples after the other:
 nothing but the scores is written to memory, a single sample costs one call, and threads need not
-wait for each other between layers. Only a few samples through wide layers, which are one thread's
-tile and much work, are shared layer by layer.
+wait for each other between layers.
 
 Weights are packed once, in panels: a few outputs of a layer side by side, their biases first. A
 tile, a panel's outputs of a few samples, is summed up in registers while the panel is read once.
@@ -29,7 +28,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainmark.kernels.compiled import in_threads, offer
+from trainmark.kernels.compiled import in_threads
 
 
 def _has_avx512() -> bool:
@@ -45,13 +44,10 @@ sums as a processor adds to at a time, and registers for them."""
 BLOCK = 64
 """Samples that go through all layers together, at most."""
 ALONE = 1 << 22
-"""Products, and weights that are read for them, which one thread has done sooner than two share
-them: a tenth of a millisecond of work."""
+"""Products that one thread has done sooner than several share them."""
 SHARE = 2 * BLOCK
 """Samples that a thread takes at a time, so that one which is held up does fewer; of fewer samples
 all threads have an equal share."""
-TAKEN, DONE, LEFT, COUNTS = 0, 8, 16, 24
-"""Places of counts, and of all: each has a cache line, which threads would take from each other."""
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 
 _options: Any = {
@@ -62,8 +58,6 @@ _options: Any = {
 }
 _compiled = numba.njit(**_options)
 _inlined = numba.njit(**_options, forceinline=True)
-
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 Layer = tuple[Tensor, Tensor]
 """Weight [outputs, inputs] and bias."""
@@ -137,32 +131,17 @@ def scores(
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
     layers = (before.widths, before.numbers, after.widths, after.numbers)
     width = max(before.scratch, after.scratch)
-    arguments = (*given, tables.addresses, dim, *layers, with_inputs, out_B)
-    weights = before.products + after.products
-    work = weights + B * (weights + F * (F + 1) // 2 * dim)
+    arguments = (*given, tables.addresses, tables.rows, dim, *layers, width, with_inputs, out_B)
+    products = B * (before.products + F * (F + 1) // 2 * dim + after.products)
     tiles = -(-B // TILE)
-    if work <= ALONE:
-        bad = [_scores(*arguments, tables.rows, width, 0, tiles)]
-    elif tiles > 1:
-        bad = in_threads(_scores, tiles, *arguments, tables.rows, width, ranges=B // SHARE)
+    if products <= ALONE:
+        bad = [_scores(*arguments, 0, tiles)]
     else:
-        bad = [_bad_id(given[1], tables.rows, 0, B)]
-        if bad[0] == B * F:
-            _together(*arguments, np.empty((2, TILE, width), np.float32), helpers=work // ALONE)
+        bad = in_threads(_scores, tiles, *arguments, ranges=B // SHARE)
     if (first := min(bad)) < B * F:
         row, feature = divmod(int(first), F)
         raise IndexError(f"row {row}: table {feature} has no row {ids_BF[row, feature]}")
     return out_B
-
-
-def _together(*arguments: Any, helpers: int) -> None:
-    """A tile of samples by several threads, which share the outputs of each layer."""
-    counts = np.zeros(COUNTS, np.int64)
-    offered = offer(_block, *arguments, counts, False, helpers=helpers)
-    _block(*arguments, counts, True)
-    counts[LEFT] = 1
-    for call in offered:
-        call.cancel()
 
 
 # --- kernels
@@ -170,92 +149,42 @@ def _together(*arguments: Any, helpers: int) -> None:
 
 @_compiled
 def _scores(
-    numbers_BN, ids_BF, addresses, dim, widths, layers, widths_after, layers_after, with_inputs,
-    out_B, rows, width, begin, end,
+    numbers_BN, ids_BF, addresses, rows, dim, widths, layers, widths_after, layers_after, width,
+    with_inputs, out_B, begin, end,
 ):  # fmt: skip
     """Of tiles of samples: the place of the first id without a row; behind the last if all have."""
-    last = min(end * TILE, len(out_B))
-    bad = _bad_id(ids_BF, rows, begin * TILE, last)
-    if bad < ids_BF.size:
-        return bad
+    F = ids_BF.shape[1]
+    joined = dim + F * (F + 1) // 2
+    vectors = np.zeros((F + 1, dim), np.float32)
     scratch = np.empty((2, min(BLOCK, (end - begin) * TILE), width), np.float32)
-    counts = np.empty(COUNTS, np.int64)
+    last = min(end * TILE, len(out_B))
     for block in range(begin * TILE, last, BLOCK):
-        some = slice(block, min(block + BLOCK, last))
-        counts[:] = 0
-        _block(
-            numbers_BN[some], ids_BF[some], addresses, dim, widths, layers, widths_after,
-            layers_after, with_inputs, out_B[some], scratch, counts, True,
-        )  # fmt: skip
-    return bad
-
-
-@_compiled
-def _bad_id(ids_BF, rows, begin, end):
-    F = len(rows)
-    for b in range(begin, end):
-        for f in range(F):
-            if ids_BF[b, f] < 0 or ids_BF[b, f] >= rows[f]:
-                return b * F + f
+        samples = min(BLOCK, last - block)
+        for b in range(samples):
+            _copy(scratch[0, b, : widths[0]], numbers_BN[block + b])
+        x = _through(scratch, 0, samples, widths, layers, True)
+        for b in range(samples):
+            row = scratch[x, b]
+            _copy(vectors[0], row)
+            for f in range(F):
+                place = ids_BF[block + b, f]
+                if place < 0 or place >= rows[f]:
+                    return (block + b) * F + f
+                at = addresses[f] + place * dim * 4
+                _copy(vectors[f + 1], numba.carray(_pointer(at), (dim,), np.float32))
+            _interact(row[dim:], vectors)
+            used = joined
+            if with_inputs:
+                for f in range(F):
+                    _copy(row[used : used + dim], vectors[f + 1])
+                    used += dim
+                _copy(row[used : used + numbers_BN.shape[1]], numbers_BN[block + b])
+                used += numbers_BN.shape[1]
+            row[used : widths_after[0]] = _ZERO
+        x = _through(scratch, x, samples, widths_after, layers_after, False)
+        for b in range(samples):
+            out_B[block + b] = scratch[x, b, 0]
     return ids_BF.size
-
-
-@_compiled
-def _block(
-    numbers_BN, ids_BF, addresses, dim, widths, layers, widths_after, layers_after, with_inputs,
-    out_B, scratch, counts, is_caller,
-):  # fmt: skip
-    """A block of samples, by any number of threads at a time; it is done when the caller's returns.
-
-    Work is in tasks, numbered through all layers: a panel, or what a sample's rows make. A thread
-    takes the next number, waits until the tasks of earlier layers are done, and does its own. So
-    one that comes late, or never, holds up nobody; and whoever does a task, its sums are the same.
-    """
-    B, F = ids_BF.shape
-    task = _add(counts, TAKEN)
-    if task == 0:
-        for b in range(B):
-            _copy(scratch[0, b, : widths[0]], numbers_BN[b])
-        task = _next(counts)
-    task, first, x = _through(scratch, 0, B, widths, layers, True, counts, task, 1)
-    if task < first + B:
-        _wait(counts, first)
-        vectors = np.empty((F + 1, dim), np.float32)
-        while task < first + B:
-            b = task - first
-            used = _join(scratch[x, b], vectors, numbers_BN[b], ids_BF[b], addresses, with_inputs)
-            scratch[x, b, used : widths_after[0]] = _ZERO
-            task = _next(counts)
-    first += B
-    _, first, x = _through(scratch, x, B, widths_after, layers_after, False, counts, task, first)
-    if is_caller:
-        _wait(counts, first)
-        for b in range(B):
-            out_B[b] = scratch[x, b, 0]
-    else:
-        # The caller goes first: it would wait for Python's lock, which this thread asks for, too.
-        patience = 30_000
-        while patience > 0 and _read(counts, LEFT) == 0:
-            patience -= 1
-
-
-@_inlined
-def _join(row, vectors, numbers, ids, addresses, with_inputs):
-    """Append to a sample's vector what the layers after it read; returns how long it is then."""
-    F, dim = len(ids), vectors.shape[1]
-    _copy(vectors[0], row)
-    for f in range(F):
-        at = addresses[f] + ids[f] * dim * 4
-        _copy(vectors[f + 1], numba.carray(_pointer(at), (dim,), np.float32))
-    _interact(row[dim:], vectors)
-    used = dim + F * (F + 1) // 2
-    if with_inputs:
-        for f in range(F):
-            _copy(row[used : used + dim], vectors[f + 1])
-            used += dim
-        _copy(row[used : used + len(numbers)], numbers)
-        used += len(numbers)
-    return used
 
 
 @_inlined
@@ -267,62 +196,41 @@ def _interact(dots, vectors):
 
 
 @_compiled
-def _through(scratch, x, samples, widths, layers, last_relu, counts, task, first):
-    """Do a thread's tasks of layers: `task` is its next, `first` the first of all.
+def _through(scratch, x, samples, widths, layers, last_relu):
+    """Where in `scratch` [2, samples, numbers], 0 or 1, lies what layers make of `scratch[x]`.
 
-    Returns what these are behind the layers, and where in `scratch` [2, samples, numbers], 0 or 1,
-    lies what the layers make of `scratch[x]`. It has room for whole tiles of samples.
+    It has room for whole tiles of samples.
     """
     at = 0
     last = len(widths) - 2
     for layer in range(last + 1):
         M, N = widths[layer], widths[layer + 1]
-        panels, size = (N + PANEL - 1) // PANEL, (1 + M) * PANEL
-        if task < first + panels:
-            _wait(counts, first)
-            floor = _ZERO if last_relu or layer < last else _NO_FLOOR
-            while task < first + panels:
-                begin = at + (task - first) * size
-                y = scratch[1 - x, :, (task - first) * PANEL :]
-                _panel(scratch[x], y, samples, layers[begin : begin + size], M, floor)
-                task = _next(counts)
-        x, at, first = 1 - x, at + panels * size, first + panels
-    return task, first, x
+        end = at + (N + PANEL - 1) // PANEL * (1 + M) * PANEL
+        floor = _ZERO if last_relu or layer < last else _NO_FLOOR
+        _layer(scratch[x], scratch[1 - x], samples, layers[at:end], M, floor)
+        x, at = 1 - x, end
+    return x
 
 
-@_inlined
-def _panel(x, y, samples, panel, M, floor):
+@_compiled
+def _layer(x, y, samples, panels, M, floor):
     stride = x.strides[0]
-    from_panel = panel.ctypes.data
-    sample = 0
-    while sample < samples:  # the last ones may be fewer than the tile they are in
-        left = samples - sample
-        from_x, to_y = x.ctypes.data + sample * stride, y.ctypes.data + sample * stride
-        if left > 4 and TILE == 8:
-            sample += _tile(8, from_x, stride, from_panel, M, to_y, floor)
-        elif left > 2:
-            sample += _tile(4, from_x, stride, from_panel, M, to_y, floor)
-        elif left > 1:
-            sample += _tile(2, from_x, stride, from_panel, M, to_y, floor)
-        else:
-            sample += _tile(1, from_x, stride, from_panel, M, to_y, floor)
-
-
-@_inlined
-def _next(counts):
-    """Say that a task is done, and take another."""
-    _add(counts, DONE)
-    return _add(counts, TAKEN)
-
-
-@_inlined
-def _wait(counts, tasks):
-    """Until so many are done: microseconds, unless who does them has lost its core."""
-    tries = 0
-    while _read(counts, DONE) < tasks:
-        tries += 1
-        if tries > 1000:
-            _sched_yield()
+    from_panel, to = panels.ctypes.data, y.ctypes.data
+    for _ in range(panels.size // ((1 + M) * PANEL)):
+        sample = 0
+        while sample < samples:  # the last ones may be fewer than the tile they are in
+            left = samples - sample
+            from_x, to_y = x.ctypes.data + sample * stride, to + sample * stride
+            if left > 4 and TILE == 8:
+                sample += _tile(8, from_x, stride, from_panel, M, to_y, floor)
+            elif left > 2:
+                sample += _tile(4, from_x, stride, from_panel, M, to_y, floor)
+            elif left > 1:
+                sample += _tile(2, from_x, stride, from_panel, M, to_y, floor)
+            else:
+                sample += _tile(1, from_x, stride, from_panel, M, to_y, floor)
+        from_panel += (1 + M) * PANEL * 4
+        to += PANEL * 4
 
 
 @_inlined
@@ -347,33 +255,6 @@ def _pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.int64), build
-
-
-@intrinsic
-def _add(typing_context: Any, counts: Any, place: Any) -> Any:
-    """Count one more; returns how many were before. Who reads it sees all that was written then."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        at = _address(context, builder, signature, arguments)
-        return builder.atomic_rmw("add", at, ir.IntType(64)(1), "acq_rel")
-
-    return types.int64(counts, types.int64), build
-
-
-@intrinsic
-def _read(typing_context: Any, counts: Any, place: Any) -> Any:
-    """A count that other threads add to."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        at = _address(context, builder, signature, arguments)
-        return builder.load_atomic(at, "acquire", 8)
-
-    return types.int64(counts, types.int64), build
-
-
-def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    return builder.gep(array.data, [arguments[1]])
 
 
 @intrinsic(prefer_literal=True)
