@@ -4,10 +4,10 @@ import dataclasses
 
 from trainmark import __version__, metrics, workloads
 from trainmark.config import Run, filled
-from trainmark.contract import Plan
 from trainmark.errors import in_words
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MemoryPlan
+from trainmark.hardware.plans import Plan
 from trainmark.run.result import Predicted
 
 

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from trainmark import metrics, workloads
 from trainmark.config import SYNTHETIC, Run, filled
-from trainmark.contract import Plan, Work
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.formatting import GIB, gib_cell, human, ranges
@@ -18,6 +17,7 @@ from trainmark.hardware import backends
 from trainmark.hardware.devices import Cluster, Peak
 from trainmark.hardware.machine import peak_of
 from trainmark.hardware.memory import MEMORY_PARTS, MemoryPlan, card_bytes, misfit
+from trainmark.hardware.plans import Plan, Work
 from trainmark.progress import SafeConsole
 
 MIN_WIDTH = 140

@@ -7,7 +7,6 @@ from typing import Any
 from trainmark.contract import (
     Definition,
     Exporter,
-    Plan,
     RawFiles,
     ScoredRows,
     Scorer,
@@ -15,6 +14,7 @@ from trainmark.contract import (
     Workload,
 )
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.plans import Plan
 from trainmark.workloads.distilbert import runs
 from trainmark.workloads.distilbert.resolve import resolve
 from trainmark.workloads.distilbert.runs import DistilbertRun

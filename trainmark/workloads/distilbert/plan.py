@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from trainmark.config import element_bytes, filled
-from trainmark.contract import Plan, Work
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.known import CPU
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import ELSEWHERE, Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import LIBRARIES, MemoryPlan, misfit
+from trainmark.hardware.plans import Plan, Work
 from trainmark.hardware.products import (
     COPY_OF_BANDWIDTH,
     MEASURED,

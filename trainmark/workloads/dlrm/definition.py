@@ -9,7 +9,6 @@ from trainmark.contract import (
     EncodedFiles,
     Exporter,
     Metrics,
-    Plan,
     RawFiles,
     ScoredRows,
     Scorer,
@@ -17,6 +16,7 @@ from trainmark.contract import (
     Workload,
 )
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.plans import Plan
 from trainmark.workloads.dlrm import auto, fitted, runs, sizes
 from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun

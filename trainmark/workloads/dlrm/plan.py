@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmark.contract import Plan, Work
 from trainmark.embeddings.placement.placement import TablePlacement, to_json
 from trainmark.embeddings.placement.strategies import STRATEGIES
 from trainmark.formatting import gib_cell, ranges, readable_size
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import card_bytes
+from trainmark.hardware.plans import Plan, Work
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law

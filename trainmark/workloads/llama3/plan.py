@@ -6,11 +6,11 @@ from functools import partial
 from typing import get_args
 
 from trainmark.config import filled
-from trainmark.contract import Plan, Work
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import ELSEWHERE, Used, sources, used_links
 from trainmark.hardware.memory import MemoryPlan, misfit, what_fits
+from trainmark.hardware.plans import Plan, Work
 from trainmark.hardware.products import MEASURED
 from trainmark.workloads.llama3.flops import flops
 from trainmark.workloads.llama3.memory import plan_devices

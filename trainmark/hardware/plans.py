@@ -1,0 +1,72 @@
+"""What a run takes of a cluster, before it is started: memory, time, and what the time goes to.
+
+Every workload's `plan.py` fills a `Plan` in; `plan` and `show` print it, and results keep what it
+predicted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainmark.hardware.memory import MemoryPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What all devices do in a step."""
+
+    amount: int
+    unit: str
+    """Of the amount: samples, sentences, tokens."""
+    flops: float
+    convention: str
+    """By which these are counted, for an MFU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is known of a run on a cluster before it is started."""
+
+    memory: Sequence[MemoryPlan]
+    """Of each device; one, if they are all alike."""
+    host_bytes: Sequence[int] = ()
+    """That each device keeps in its host's memory."""
+    seconds: Sequence[Mapping[str, float]] = ()
+    """Of the parts of a step, and of the step, on each device; none where they are not known."""
+    no_time: str | None = None
+    """Why no time is predicted, where it is not."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Predicted seconds of a step on the device that the others wait for, by part."""
+    interval_s: tuple[float, float] | None = None
+    """Between which the step is expected to be; None where nothing tells."""
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """What each part takes the time of: compute, memory bandwidth, the link, the host."""
+    work: Work | None = None
+    """What a step does in that time."""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """Shares and rates that the times were computed with."""
+    sources: Sequence[str] = ()
+    """Where these, and the device's own figures, come from."""
+    tables: Sequence[Mapping[str, str]] = ()
+    """Where each embedding table lies: rows of cells by their headers."""
+    sentences: Sequence[str] = ()
+    too_large: str | None = None
+    """What to say of a run that does not fit."""
+    placement: str | None = None
+    """The placement of tables as JSON, for `--json`."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Predicted, of the slowest device."""
+        return max((parts["step"] for parts in self.seconds), default=None)
+
+    @property
+    def bound_by(self) -> str | None:
+        """The resource that most of the step goes to, with the parts that use it."""
+        by_resource: dict[str, list[str]] = {}
+        for part in sorted(self.parts, key=lambda part: -self.parts[part]):
+            by_resource.setdefault(self.resources[part], []).append(part)
+        if not by_resource:
+            return None
+        most = max(by_resource, key=lambda one: sum(self.parts[part] for part in by_resource[one]))
+        parts = [part for part in by_resource[most] if self.parts[part] > 0]
+        return most if parts == [most] else f"{most} ({', '.join(parts)})"
