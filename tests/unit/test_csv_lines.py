@@ -97,7 +97,8 @@ def test_any_text_has_a_row_or_a_reason_for_each_line(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("label,name,tail\n")
     source = CsvSource([path], "label=label categorical=name,tail", bad_rows="skip")
-    parts = [b"1,a,b\r\n", b"0,c,\n", b"\r\n", b"\n", b"\r", b"\xe9", "é".encode(), b",", b"x"]
+    parts = [b"1,a,b\r\n", b"0,c,\n", b"\r\n", b"\n", b"\r", b"\xe9", "é".encode(), b","]
+    parts += [b"x", b'"']
     for _ in range(300):
         text = b"".join(rng.choices(parts, k=rng.randint(0, 40)))
         ended = text if not text or text.endswith(b"\n") else text + b"\n"
@@ -105,6 +106,18 @@ def test_any_text_has_a_row_or_a_reason_for_each_line(tmp_path: Path) -> None:
         lines = enumerate(text.split(b"\n"))
         filled = {number for number, line in lines if line.removesuffix(b"\r")}
         assert sorted([*numbers.tolist(), *reasons]) == sorted(filled)
+
+
+def test_quotes_in_lines_of_another_encoding(tmp_path: Path) -> None:
+    """Two lines with as many commas as a good one, whose quotes take in one of them or a line."""
+    lines = ['0,"é,b",c', '0,"1,5é"', '1,"é,open', "0,é,tail", "1,ü,tail"]
+    path = tmp_path / "log.csv"
+    path.write_bytes("\n".join(["label,name,tail", *lines, ""]).encode("latin-1"))
+    source = CsvSource([path], "label=label categorical=name,tail", bad_rows="skip")
+    [block] = parsed(source, 1 << 20, tmp_path)
+    assert block.categorical[0].to_pylist() == ["é,b", "é", "ü"]
+    open_quote = "a quoted field does not end on its line"
+    assert bad_lines([block]) == [(3, "2 fields, expected 3"), (4, open_quote)]
 
 
 def test_blocks_that_arrow_reads_decide_nothing(

@@ -143,12 +143,15 @@ class CsvSource:
 
     def _with_odd_rows_in_utf8(self, text: bytes) -> bytes:
         """Arrow cannot tell of a row with too many or few fields that is not UTF-8: its fields
-        are taken for Latin-1, as `_utf8` takes others."""
+        are taken for Latin-1, as `utf8` takes others. Where there are quotes, delimiters do not
+        count fields, and an open one takes in the lines behind it: then every line is."""
         if is_utf8(text):
             return text
         delimiter, lines = self._delimiter.encode(), text.split(b"\n")
+        quoted = b'"' in text
         for number, line in enumerate(lines):
-            if line.count(delimiter) != len(self.names) - 1 and not is_utf8(line):
+            may_be_odd = quoted or line.count(delimiter) != len(self.names) - 1
+            if may_be_odd and not is_utf8(line):
                 fields = line.split(delimiter)
                 lines[number] = delimiter.join(decoded(field).encode() for field in fields)
         return b"\n".join(lines)
