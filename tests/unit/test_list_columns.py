@@ -14,8 +14,10 @@ from sklearn.metrics import roc_auc_score
 from tests import small
 from trainmark.cli import main
 from trainmark.clickdata import feature_spec
-from trainmark.clicklog.sources import lists
+from trainmark.clicklog.sources import convert, lists
+from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.contract import Served
+from trainmark.errors import InputError
 from trainmark.run import run_folder
 from trainmark.workloads.dlrm import serving
 
@@ -122,6 +124,25 @@ def test_memory_changes_no_byte(dataset: Path, tmp_path: Path) -> None:
     for name in ("cat_0.bin", "cat_1.bin"):
         found = (tmp_path / "d/train" / name).read_bytes()
         assert found == (dataset / "train" / name).read_bytes()
+
+
+@pytest.mark.parametrize("reading", ["string[2]", "int64[2]", "float64[2]", "hex[2]"])
+@pytest.mark.parametrize("values", [["5", "", "7", "5", None], [5, None, 7, 5, None]])
+def test_lists_with_a_dictionary_are_read_as_others(reading: str, values: list[Any]) -> None:
+    plain = pa.array(values)
+    columns = [pa.ListArray.from_arrays([0, 3, 5], c) for c in (plain.dictionary_encode(), plain)]
+    use = ColumnUse("x", "categorical", reading)
+    found: list[Any] = []
+    for column in columns:
+        try:
+            convert.resolve([use], [column.type], "auto")
+        except InputError:
+            found.append("refused")
+        else:
+            places = convert.convert([column], [use]).categorical
+            found.append([getattr(place, "numbers", place).tolist() for place in places])
+    assert found[0] == found[1]
+    assert (found[0] == "refused") == (reading == "hex[2]" and values[0] == 5)
 
 
 # --- to a served model

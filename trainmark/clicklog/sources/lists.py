@@ -83,6 +83,8 @@ def slots(
         column = pc.split_pattern(column.cast(pa.string()), reading.separator)
     rows = len(column)
     values, row = pc.list_flatten(column), pc.list_parent_indices(column).to_numpy()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     there = pc.is_valid(values)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         there = pc.and_(there, pc.fill_null(pc.not_equal(values, ""), False))
