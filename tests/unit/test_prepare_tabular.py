@@ -260,7 +260,7 @@ def test_signs_of_what_is_missing_and_thresholds_by_name(tmp_path: Path) -> None
     assert feature["missing_share"] == pytest.approx(23 / 70)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "category", "lists", "lists of a category"])
 def test_values_of_another_encoding_stay_different(kind: str, tmp_path: Path) -> None:
     words = [b"caf\xe9", b"caf\xe8", "café".encode()]
     rows = [(i % 2, words[i % 3]) for i in range(70)]
@@ -270,9 +270,14 @@ def test_values_of_another_encoding_stay_different(kind: str, tmp_path: Path) ->
     else:
         found = pa.array([word for _, word in rows], pa.binary())
         texts = pa.Array.from_buffers(pa.string(), len(found), found.buffers())  # unchecked
+        if "category" in kind:
+            texts = texts.dictionary_encode()
+        if "lists" in kind:
+            texts = pa.ListArray.from_arrays(range(len(texts) + 1), texts)
         table = pa.table({"y": [label for label, _ in rows], "word": texts})
         pa.parquet.write_table(table, tmp_path / "log.parquet")
-    output = prepare(tmp_path, f"log.{kind}", columns="label=y categorical=word")
+    name = "log.csv" if kind == "csv" else "log.parquet"
+    output = prepare(tmp_path, name, columns="label=y categorical=word")
     values = pa.parquet.read_table(output / "vocabulary" / "cat_0.parquet")["value"].to_pylist()
     assert sorted(values) == ["cafè", "café"]
 

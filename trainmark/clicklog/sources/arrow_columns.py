@@ -1,9 +1,13 @@
 """Columns of Arrow's in other types; what cannot be converted is marked, not raised."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from trainmark.clicklog.sources import lists
 
 Mask = NDArray[np.bool_]
 
@@ -39,15 +43,32 @@ def floats(column: pa.Array) -> tuple[NDArray[np.float64], Mask, Mask]:
 
 
 def utf8(column: pa.Array) -> pa.Array:
-    """Strings, those that are not UTF-8 taken for Latin-1; with a dictionary, if they have one."""
+    """Strings, those that are not UTF-8 taken for Latin-1; with a dictionary, if they have one.
+    So are those in lists. Columns of other types are returned as they are."""
     if pa.types.is_dictionary(column.type):
         return pa.DictionaryArray.from_arrays(column.indices, utf8(column.dictionary))
+    in_lists = lists.is_list(column.type)
+    if not _is_of_texts(column.type.value_type if in_lists else column.type):
+        return column
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        raw = column.cast(pa.binary()).to_pylist()
-        return pa.array([None if text is None else decoded(text) for text in raw], pa.string())
+        kind = pa.list_(pa.binary()) if in_lists else pa.binary()
+        texts = [_decoded(raw) for raw in column.cast(kind).to_pylist()]
+        return pa.array(texts, pa.list_(pa.string()) if in_lists else pa.string())
     return column
+
+
+def _decoded(raw: Any) -> Any:
+    if isinstance(raw, list):
+        return [_decoded(text) for text in raw]
+    return None if raw is None else decoded(raw)
+
+
+def _is_of_texts(kind: pa.DataType) -> bool:
+    """Whether the values of a column of this type are texts, with a dictionary or without."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind in (pa.string(), pa.large_string())
 
 
 def decoded(text: bytes) -> str:

@@ -77,7 +77,7 @@ class ParquetSource:
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._row_columns = columns, row_columns
         schemas = [open_parquet(path).schema_arrow for path in self.files]
-        self._no_rows = schemas[0].empty_table()
+        self._no_rows = pa.RecordBatch.from_pylist([], schemas[0])
         self.names: list[str] = schemas[0].names
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
         uses = row_columns.add_to(uses, self.names, str(self.files[0]))
@@ -231,12 +231,8 @@ class ParquetSource:
         converted = self._converted(rows)
         return parsed_rows(converted, str(path), lines, bad, self.bad_rows, len(lines))
 
-    def _converted(self, rows: pa.Table | pa.RecordBatch) -> Converted:
-        columns = [rows.column(use.column) for use in self.uses]
-        columns = [
-            utf8(c) if use.column in self._texts else c
-            for c, use in zip(columns, self.uses, strict=True)
-        ]
+    def _converted(self, rows: pa.RecordBatch) -> Converted:
+        columns = [utf8(rows.column(use.column)) for use in self.uses]
         converted = convert(columns, self.uses)
         if not (names := list(self._row_columns.keep)):
             return converted
