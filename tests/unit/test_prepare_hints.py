@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
@@ -15,7 +17,8 @@ from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from trainmark.cli import main
 from trainmark.clicklog import csv_data, raw_values
-from trainmark.clicklog.sources.source import expand_braces, find_days
+from trainmark.clicklog.sources.parquet_source import ParquetSource
+from trainmark.clicklog.sources.source import Position, Room, expand_braces, find_days
 from trainmark.errors import InputError
 
 ROWS = [(i % 2, i % 5, f"{i}.5") for i in range(42)]
@@ -111,6 +114,18 @@ def test_words_for_a_missing_value(word: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"clicked is '.*', expected 0, 1, [^`]*$"):
         prepare(tmp_path, "log.csv", PLAIN + f"{word},1,2.5\n")  # a label cannot be missing
     assert_rows(prepare(tmp_path, "log.csv", log, missing=(word,)))
+
+
+def test_missing_is_proposed_for_csv_files_only(tmp_path: Path) -> None:
+    table = pa.table({"clicked": [0, 1], "user": ["a", "b"], "price": ["1.5", "NA"]})
+    pq.write_table(table, tmp_path / "log.parquet")
+    source = ParquetSource([tmp_path / "log.parquet"], "label=clicked numerical=price")
+    [piece] = source.pieces(Position(), 1 << 20, Room(tmp_path / "unpacked", 1))
+    assert source.parse(piece).bad[0].reason == "price is 'NA', expected a finite number"
+    encoder = raw_values.open_dataset(prepare(tmp_path, "log.csv", PLAIN))
+    assert encoder is not None
+    with pytest.raises(InputError, match=r"price is 'NA', expected a finite number\.$"):
+        encoder.encode([["NA"]], [["1"]])
 
 
 # --- what --columns says

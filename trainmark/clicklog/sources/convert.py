@@ -43,8 +43,14 @@ class Converted:
     """Likewise."""
 
 
-def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted:
-    """Convert one batch; `columns` and `uses` correspond."""
+def convert(
+    columns: Sequence[pa.Array], uses: Sequence[ColumnUse], *, takes_missing: bool = False
+) -> Converted:
+    """Convert one batch; `columns` and `uses` correspond.
+
+    Args:
+        takes_missing: whether --missing can be given for these rows: then messages tell of it.
+    """
     columns = [_plain(column, use) for column, use in zip(columns, uses, strict=True)]
     problems: dict[int, str] = {}
     rows = len(columns[0])
@@ -73,7 +79,7 @@ def convert(columns: Sequence[pa.Array], uses: Sequence[ColumnUse]) -> Converted
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
             received = "missing" if found is None else f"{found!r:.60}"
-            wanted = expected(use) + _hint(use, found)
+            wanted = expected(use) + _hint(use, found, takes_missing)
             problems.setdefault(row, f"{use.column} is {received}, expected {wanted}")
     matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
     return Converted(label.clicks, matrix, categorical, problems, label.bad, label.others)
@@ -98,13 +104,13 @@ def expected(use: ColumnUse) -> str:
     return f"{use.reading} or nothing"
 
 
-def _hint(use: ColumnUse, found: Any) -> str:
+def _hint(use: ColumnUse, found: Any, takes_missing: bool) -> str:
     """How to have read what was found: longer lists, numbers with commas, words for nothing."""
     if of_list := lists.parse(use.reading):
         return f" ({use.column}:{replace(of_list, most=2 * of_list.most)} takes longer ones)"
     if not isinstance(found, str):
         return ""
-    if use.role != "label" and found.lower() in WORDS_FOR_NOTHING:
+    if takes_missing and use.role != "label" and found.lower() in WORDS_FOR_NOTHING:
         return f" (with `prepare csv --missing '{found}'` it is a missing value)"
     digits = found.replace(",", "").replace(".", "").replace(" ", "")
     if use.role == "numerical" and "," in found and digits.lstrip("+-").isdigit():

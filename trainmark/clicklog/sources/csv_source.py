@@ -86,6 +86,7 @@ class CsvSource:
         self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
         self.schema = column_spec.schema(self.uses)
         self._columns, self._row_columns = columns, row_columns
+        self._takes_missing = old is None  # which has said what is missing
         self._read_names = dict.fromkeys([*(use.column for use in self.uses), *row_columns.keep])
 
     def settings(self) -> Mapping[str, Any]:
@@ -208,7 +209,7 @@ class CsvSource:
         columns = [table[use.column] for use in self.uses]
         if self._padded:
             columns = [self._without_blanks(column) for column in columns]
-        converted = convert(columns, self.uses)
+        converted = convert(columns, self.uses, takes_missing=self._takes_missing)
         if names := self._row_columns.keep:
             converted = replace(converted, kept=table.select(list(names)).combine_chunks())
         lines = numbers + line
