@@ -142,12 +142,23 @@ def test_a_first_line_that_is_data(tmp_path: Path) -> None:
 
 def test_a_role_that_there_is_not(tmp_path: Path) -> None:
     message = r"Unknown role in --columns 'numeric'\. Did you mean 'numerical'\?"
-    for columns in ("label=clicked numeric=price", "label=clicked categorical=user numeric=price"):
+    for columns in (
+        "label=clicked numeric=price",
+        "label=clicked categorical=user numeric=price",
+        "label=clicked=yes numeric=price categorical=user",
+        "label=clicked=yes numeric=pr*:log categorical=user",
+    ):
         with pytest.raises(InputError, match=message):
             prepare(tmp_path, "log.csv", PLAIN, columns=columns)
     asked = PLAIN.replace("clicked", "was clicked")  # a name with a blank, compared
     columns = "label=was clicked=1 categorical=user numerical=price:plain"
     assert_rows(prepare(tmp_path, "log.csv", asked, columns=columns))
+
+
+def test_a_label_compared_with_a_text_that_has_an_equals_sign(tmp_path: Path) -> None:
+    rows = "".join(f"{'New York=x' if click else 'a=b'},{n},{m}\n" for click, n, m in ROWS)
+    columns = "categorical=user label=city=New York=x numerical=price:plain"
+    assert_rows(prepare(tmp_path, "log.csv", f"city,user,price\n{rows}", columns=columns))
 
 
 def test_names_with_commas(tmp_path: Path) -> None:
@@ -167,6 +178,8 @@ def test_a_pattern_leaves_out_what_is_named_by_itself(tmp_path: Path) -> None:
         prepare(tmp_path, "log.csv", PLAIN, columns="label=clicked numerical=user categorical=user")
     with pytest.raises(InputError, match="--columns names 'user' twice"):
         prepare(tmp_path, "log.csv", PLAIN, columns="label=clicked numerical=* categorical=*")
+    with pytest.raises(InputError, match="--columns names 'price' twice"):  # be it one, or more
+        prepare(tmp_path, "log.csv", PLAIN, columns="label=clicked numerical=p* categorical=*")
 
 
 def test_criteo_files_that_are_something_else(tmp_path: Path) -> None:

@@ -71,13 +71,18 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
             f"--columns is {text!r}; expected roles with their columns, such as "
             "'label=clicked numerical=age,price categorical=user,city'."
         )
-    found: list[list[ColumnUse]] = []
+    described: list[ColumnUse] = []
     for role, names in zip(parts[1::2], parts[2::2], strict=True):
-        _refuse_other_roles(names, columns)
+        _refuse_other_roles(role, names, columns)
         for name in _names(names, columns):
-            found.append(_uses(role, name, columns, source))  # type: ignore[arg-type]
-    single = {few[0].column for few in found if len(few) == 1}
-    uses = [use for few in found for use in few if len(few) == 1 or use.column not in single]
+            described.append(_use(role, name, columns))  # type: ignore[arg-type]
+    named = {use.column for use in described} & set(columns)
+    uses = [
+        replace(use, column=column)
+        for use in described
+        for column in _find(use.column, columns, source)
+        if column == use.column or column not in named
+    ]
     raise_all(_problems(uses))
     return uses
 
@@ -90,10 +95,18 @@ def _names(text: str, columns: Sequence[str]) -> list[str]:
     return [name.replace("\0", ",").strip() for name in text.split(",")]
 
 
-def _refuse_other_roles(names: str, columns: Sequence[str]) -> None:
-    """`numeric=age` would be taken for a label that is compared, or for part of a name."""
-    for word in re.findall(r"\s(\w+)=", names):
-        if not any(column.endswith(word) for column in columns):
+def _refuse_other_roles(role: str, names: str, columns: Sequence[str]) -> None:
+    """`numeric=age` would be taken for a label that is compared, or for part of a name. In the
+    value that a label is compared with, only what has columns behind it is meant for a role."""
+    compared = COMPARISON.fullmatch(names) if role == "label" else None
+    value_start = compared.start(3) if compared else len(names)
+    for found in re.finditer(r"\s(\w+)=(?=([^,:]*))", names):
+        word, behind = found.groups()
+        if found.start() < value_start:
+            is_role = not any(column.endswith(word) for column in columns)
+        else:
+            is_role = any(behind.startswith(c) or fnmatch.fnmatchcase(c, behind) for c in columns)
+        if is_role:
             raise unknown("role in --columns", word, get_args(Role))
 
 
@@ -102,7 +115,7 @@ def label_of(text: str) -> ColumnUse:
     parts = _roles(text)
     for role, names in zip(parts[1::2], parts[2::2], strict=True):
         if role == "label":
-            return _uses("label", names, [_column_compared(names)], "--columns")[0]
+            return _use("label", names, [_column_compared(names)])
     raise InputError(f"--columns was {text!r}, which names no label. Give --columns.")
 
 
@@ -116,21 +129,21 @@ def _roles(text: str) -> list[str]:
     return re.split(rf"(?:^|\s+)({'|'.join(get_args(Role))})=", text.strip())
 
 
-def _uses(role: Role, name: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
+def _use(role: Role, name: str, columns: Sequence[str]) -> ColumnUse:
+    """What a name says; its column may be a pattern or a range."""
     if role == "label" and name not in columns and (match := COMPARISON.fullmatch(name)):
         column, operator, value = match.groups()
-        compared = (operator, _compared_with(operator, value, name))
-        return [ColumnUse(c, role, comparison=compared) for c in _find(column, columns, source)]
+        return ColumnUse(column, role, comparison=(operator, _compared_with(operator, value, name)))
     head, _, reading = name.rpartition(":")
     if name not in columns and head and _is_reading(role, reading):
         if role == "numerical":
             reading = number_readings.in_order(reading)
-        return [ColumnUse(column, role, reading) for column in _find(head, columns, source)]
+        return ColumnUse(head, role, reading)
     if name not in columns and head and head in columns:
         of_lists = (lists.WORD, f"string[{lists.MOST}]") if role == "categorical" else ()
         known = (*READINGS[role], *of_lists)
         raise unknown(f"way to read the {role} column {head}", reading, known)
-    return [ColumnUse(column, role) for column in _find(name, columns, source)]
+    return ColumnUse(name, role)
 
 
 def _is_reading(role: Role, text: str) -> bool:
