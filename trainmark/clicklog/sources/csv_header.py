@@ -29,7 +29,8 @@ def is_padded(files: Sequence[Path], delimiter: str) -> bool:
 def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[str]:
     """The names of the columns, which all files must agree on; numbers without a header.
 
-    Empty files, which may be among those whose bad rows are skipped, have no say.
+    Files of no bytes, which may be among those whose bad rows are skipped, have no say. Nothing
+    that was compressed has some: there a first line is missing, as in any other file.
     """
     files = [path for path in files if path.stat().st_size] or files
     first = [field.strip(" ") for field in _first_line(files[0], delimiter)]
