@@ -131,6 +131,8 @@ class App:
             (b"content-type", answer.media_type),
             *answer.headers.items(),
         ]
+        if not request.has_come:  # uvicorn has no clock for a body that goes on behind its answer
+            headers.append((b"connection", b"close"))
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await send(start)
         body = {"type": "http.response.body", "body": answer.body}
