@@ -127,24 +127,28 @@ def test_who_goes_on_sending_after_the_answer_keeps_no_place(
 
 
 def test_a_request_that_meets_the_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two open connections, one brings a request when the server has been told to end."""
+    """Of three open connections, one brings a request just before the server is told to end, and
+    one just after."""
     monkeypatch.setattr(process, "ENDING_S", 0.01)
 
-    async def end() -> tuple[Mock, Mock]:
-        app = app_of(source_of(Doubler()))
-        (protocol, asked), (silent, idle) = _connection(app), _connection(app)
-        protocol.shutdown()
-        silent.shutdown()
-        protocol.data_received(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    async def end() -> list[Mock]:
+        connections = [_connection(app_of(source_of(Doubler()))) for _ in range(3)]
+        (before, _), (after, _), (_, idle) = connections
+        request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        before.data_received(request)
+        for protocol, _ in connections:
+            protocol.shutdown()
+        after.data_received(request)
         assert not idle.close.called
-        while not (idle.close.called and asked.close.called):
+        while not all(transport.close.called for _, transport in connections):
             await asyncio.sleep(0.01)
-        return asked, idle
+        return [transport for _, transport in connections]
 
-    asked, idle = asyncio.run(asyncio.wait_for(end(), WAIT_S))
-    (answer,) = [call.args[0] for call in asked.write.call_args_list]
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert b"connection: close" in answer
+    *asked, idle = asyncio.run(asyncio.wait_for(end(), WAIT_S))
+    for transport in asked:
+        (answer,) = [call.args[0] for call in transport.write.call_args_list]
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer
     assert not idle.write.called
 
 

@@ -219,8 +219,10 @@ class ImpatientProtocol(HttpToolsProtocol):
         """No connection is closed in the face of a request that was sent before anyone could know
         of the end, and has not been read yet."""
         self._is_ending = True
-        is_idle = self.cycle is None or self.cycle.response_complete
-        self.loop.call_later(ENDING_S if is_idle else 0, super().shutdown)
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(ENDING_S, super().shutdown)
+        else:
+            super().shutdown()  # at once: the answer is to say that its connection ends
 
     def _wait_for_head(self) -> None:
         if self._waiting is None:
