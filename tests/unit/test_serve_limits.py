@@ -28,7 +28,7 @@ WAIT_S = 60
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """A server that loses its patience quickly."""
-    monkeypatch.setattr(process, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(process, "HEAD_S", 0.2)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app_of(source_of(Doubler()), limits=Limits(seconds=0.2)),
@@ -109,7 +109,7 @@ def test_who_goes_on_sending_after_the_answer_keeps_no_place(
     monkeypatch: pytest.MonkeyPatch, path: bytes, status: int
 ) -> None:
     """Its next byte would stop uvicorn's clock for connections that are kept alive."""
-    monkeypatch.setattr(asgi, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(asgi, "REST_OF_BODY_S", 0.01)
 
     async def answer() -> bytes:
         app = app_of(source_of(Doubler()), limits=Limits(seconds=0.01))
