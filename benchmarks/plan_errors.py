@@ -294,7 +294,7 @@ def exchanged() -> list[dict[str, Any]]:
         if "table_rows" in row:
             changes["model"] = {"table_rows": tuple(row["table_rows"])}
         changes |= {"data": "synthetic", "device": "cuda", "precision": "bf16"}
-        changes |= {"synthetic_ids": "planted"}
+        changes |= {"synthetic_ids": "planted", "global_batch": row["batch"]}
         cfg = resolve(with_changes(named_run(f"dlrm-{row['size']}"), changes), cluster)
         plan = filled(definition(cfg).plan)(cfg, cluster)
         rows.append(

@@ -315,8 +315,10 @@ def sweep(
 
 def collect(options: Options, earlier: Sequence[dict[str, Any]] = ()) -> None:
     """All rows with what they were measured on, as results are kept; earlier ones first."""
-    lines = (options.output / "plan_sweep.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [*earlier, *(json.loads(line) for line in lines)]
+    file = options.output / "plan_sweep.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    known = {row["case"] for row in earlier}
+    rows = [*earlier, *(row for row in map(json.loads, lines) if row["case"] not in known)]
     options.write("plan_sweep_tiny" if options.tiny else "plan_sweep_h200", rows)
 
 

@@ -88,7 +88,7 @@ def test_every_verb_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["report", str(run)]) == 0
     said = capsys.readouterr().out
     assert "A straight line" in said
-    assert "No time is predicted for line." in said
+    assert "No time is predicted: line has no prediction of times." in said
     found = json.loads((run / "result.json").read_text())
     assert found["quality"]["reached"], found["quality"]
     assert found["quality"]["metric"] == "error"

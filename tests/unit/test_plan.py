@@ -389,8 +389,45 @@ def test_search_prefers_large_micro_batches_of_sentences_that_fit() -> None:
     found, refused = choices(run, Cluster.parse("v100-16gx1x1"))
     fitting, others = ([c for c in found if c.fits is fits] for fits in (True, False))
     assert not refused
-    assert [choice.flags for choice in others] == [f"--micro-batch {m}" for m in (256, 128, 64)]
+    assert {choice.flags for choice in others} == {f"--micro-batch {m}" for m in (256, 128, 64)}
     assert fitting[0].flags == "--micro-batch 32"
+
+
+def test_search_takes_a_datasets_tables(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(
+        "y,rare,often\n" + "".join(f"{i % 2},{i % 9},{i % 3}\n" for i in range(60))
+    )
+    words = ["prepare", "csv", "--input", str(tmp_path / "log.csv"), "--output"]
+    columns = "label=y categorical=often,rare"
+    assert main([*words, str(tmp_path / "data"), "--columns", columns]) == 0
+    run = dataclasses.replace(workloads.named_run("dlrm-auto"), data=str(tmp_path / "data"))
+    found, _ = choices(run, Cluster.parse("h200x1x1"))
+    on_host = {choice.flags for choice in found if "--host-tables" in choice.flags}
+    assert on_host == {"--host-tables 1", "--host-tables 0 1"}  # the larger one first
+
+
+def test_a_search_in_which_nothing_can_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "distilbert-sst2", "--cluster", "h200x8x8", "--global-batch", "32"]
+    assert main([*words, "--search"]) == 2
+    assert "--micro-batch 1: global_batch 32 must equal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({"model": {"table_widths": "auto"}}, False),
+        ({"sharding": {"force_exchange": True}}, False),
+        ({"sharding": {"force_exchange": True}, "optimizer": {"name": "adam"}}, True),
+        ({"sharding": {"host_tables": (0,)}}, True),
+        ({"eager": True}, True),
+    ],
+)
+def test_a_gpu_waits_for_starts_where_there_are_no_graphs(
+    changes: dict[str, Any], waits: bool
+) -> None:
+    run = with_changes(workloads.named_run("dlrm-small"), {"global_batch": 4096} | changes)
+    plan = make_plan(dataclasses.replace(run, data="synthetic"), Cluster.parse("h200x1x1"))
+    assert (plan.parts["starts"] > 1e-3) is waits  # about 600 starts of 4 microseconds
 
 
 def test_every_flag_of_a_search_is_one_of_plans() -> None:

@@ -28,7 +28,7 @@ WAIT_S = 60
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """A server that loses its patience quickly."""
-    monkeypatch.setattr(process, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(process, "HEAD_S", 0.2)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app_of(source_of(Doubler()), limits=Limits(seconds=0.2)),
@@ -54,6 +54,18 @@ def _answer(address: tuple[str, int], sent: bytes) -> bytes:
         return received
 
 
+def _connection(app: Any) -> tuple[process.ImpatientProtocol, Mock]:
+    """As uvicorn opens one, and what stands for its socket."""
+    config = uvicorn.Config(app, lifespan="off")
+    config.load()
+    protocol = process.ImpatientProtocol(config, uvicorn.server.ServerState(), {})
+    transport = Mock()
+    transport.get_extra_info.return_value = None
+    transport.is_closing.return_value = False
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
 @pytest.mark.parametrize("sent", [b"", b"POST /score HT", b"POST /score HTTP/1.1\r\nHost: x\r\n"])
 def test_a_connection_without_a_request_is_closed(address: tuple[str, int], sent: bytes) -> None:
     assert _answer(address, sent) == b""
@@ -74,11 +86,7 @@ def test_a_head_without_an_end_is_not_held() -> None:
     rest = [b"a" * 30_000] * 3
 
     async def written(pieces: list[bytes]) -> list[bytes]:
-        config = uvicorn.Config(app_of(source_of(Doubler())), lifespan="off")
-        protocol = process.ImpatientProtocol(config, uvicorn.server.ServerState(), {})
-        transport = Mock()
-        transport.get_extra_info.return_value = None
-        protocol.connection_made(transport)
+        protocol, transport = _connection(app_of(source_of(Doubler())))
         for piece in pieces:
             protocol.data_received(piece)
         assert transport.close.called == transport.write.called
@@ -96,31 +104,51 @@ def test_a_body_that_does_not_come_is_not_waited_for(address: tuple[str, int]) -
     assert answer.startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize(("path", "status"), [(b"/score", 408), (b"/nowhere", 404)])
+def test_who_goes_on_sending_after_the_answer_keeps_no_place(
+    monkeypatch: pytest.MonkeyPatch, path: bytes, status: int
+) -> None:
+    """Its next byte would stop uvicorn's clock for connections that are kept alive."""
+    monkeypatch.setattr(asgi, "REST_OF_BODY_S", 0.01)
+
+    async def answer() -> bytes:
+        app = app_of(source_of(Doubler()), limits=Limits(seconds=0.01))
+        protocol, transport = _connection(app)
+        protocol.data_received(b"POST %b HTTP/1.1\r\nContent-Length: 100\r\n\r\n{" % path)
+        while not protocol.cycle.response_complete:
+            await asyncio.sleep(0.01)
+        protocol.data_received(b" ")
+        assert transport.close.called
+        return b"".join(call.args[0] for call in transport.write.call_args_list)
+
+    answered = asyncio.run(asyncio.wait_for(answer(), WAIT_S))
+    assert answered.startswith(b"HTTP/1.1 %d" % status)
+    assert b"connection: close" in answered
+
+
 def test_a_request_that_meets_the_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two open connections, one brings a request when the server has been told to end."""
+    """Of three open connections, one brings a request just before the server is told to end, and
+    one just after."""
     monkeypatch.setattr(process, "ENDING_S", 0.01)
 
-    async def end() -> tuple[Mock, Mock]:
-        config = uvicorn.Config(app_of(source_of(Doubler())), lifespan="off")
-        config.load()
-        asked, idle = Mock(), Mock()
-        for transport in (asked, idle):
-            transport.get_extra_info.return_value = None
-            transport.is_closing.return_value = False
-            protocol = process.ImpatientProtocol(config, uvicorn.server.ServerState(), {})
-            protocol.connection_made(transport)
+    async def end() -> list[Mock]:
+        connections = [_connection(app_of(source_of(Doubler()))) for _ in range(3)]
+        (before, _), (after, _), (_, idle) = connections
+        request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        before.data_received(request)
+        for protocol, _ in connections:
             protocol.shutdown()
-            if transport is asked:
-                protocol.data_received(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        after.data_received(request)
         assert not idle.close.called
-        while not (idle.close.called and asked.close.called):
+        while not all(transport.close.called for _, transport in connections):
             await asyncio.sleep(0.01)
-        return asked, idle
+        return [transport for _, transport in connections]
 
-    asked, idle = asyncio.run(asyncio.wait_for(end(), WAIT_S))
-    (answer,) = [call.args[0] for call in asked.write.call_args_list]
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert b"connection: close" in answer
+    *asked, idle = asyncio.run(asyncio.wait_for(end(), WAIT_S))
+    for transport in asked:
+        (answer,) = [call.args[0] for call in transport.write.call_args_list]
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer
     assert not idle.write.called
 
 

@@ -67,12 +67,8 @@ class Measured:
     """Bytes read from a file that is not in memory."""
 
     def matmul(self, precision: str, width: float) -> float | None:
-        """Operations per second of GEMMs of such a width; None where none was measured.
-
-        Below the least that was, bytes take the time, and the rate falls with the width.
-        """
-        rates = self.gemm.get(precision)
-        return (between(rates, width) or 0) * min(1.0, width / min(rates)) if rates else None
+        """Operations per second of GEMMs of such a width; None where none was measured."""
+        return between(self.gemm.get(precision, {}), width)
 
     def updating(self, optimizer: str) -> ByWidth:
         """Of rows that an optimiser changes; SGD's, where its own was not measured."""

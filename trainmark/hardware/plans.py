@@ -64,7 +64,7 @@ class Plan:
         """The resource that most of the step goes to, with the parts that use it."""
         by_resource: dict[str, list[str]] = {}
         for part in sorted(self.parts, key=lambda part: -self.parts[part]):
-            by_resource.setdefault(self.resources[part], []).append(part)
+            by_resource.setdefault(self.resources.get(part, part), []).append(part)
         if not by_resource:
             return None
         most = max(by_resource, key=lambda one: sum(self.parts[part] for part in by_resource[one]))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainmark import metrics, workloads
-from trainmark.config import SYNTHETIC, Run, filled
+from trainmark.config import SYNTHETIC, Run
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.formatting import GIB, gib_cell, human, ranges
@@ -70,13 +70,14 @@ def make_plan(cfg: Run, cluster: Cluster) -> Plan:
 def _prediction(cfg: Run, cluster: Cluster, found: Plan) -> list[str]:
     step_s, work = found.step_s, found.work
     if step_s is None or work is None:
-        return [f"No time is predicted: {found.no_time}."]
+        return [f"No time is predicted: {found.no_time or 'it is not said what a step does'}."]
     unit, scale = unit_of(step_s)
-    low, high = (f"{scale * bound:,.2f}" for bound in filled(found.interval_s))
+    interval = " to ".join(f"{scale * bound:,.2f}" for bound in found.interval_s or ())
+    between = f" ({interval})" if interval else ""
     rate = work.amount / step_s
     together = f", {human(rate)} together" if cluster.world > 1 else ""
     return [
-        f"Predicted, not measured: {scale * step_s:,.2f} {unit} ({low} to {high}) for "
+        f"Predicted, not measured: {scale * step_s:,.2f} {unit}{between} for "
         f"{work.amount:,} {work.unit}: {human(rate / cluster.world)} {work.unit}/s and "
         f"device{together}; {_mfu(cfg, cluster, work, step_s)}. Bound by {found.bound_by}.",
         f"Taken from: {'; '.join(found.sources)}. The formulas: docs/planning.md.",

@@ -44,13 +44,14 @@ def search(cfg: Run, cluster: str) -> None:
     for line in _sentences(len(fitting), len(found), refused) if found else []:
         console.print(line, soft_wrap=True, highlight=False)
     if not found:
-        raise InputError(f"No layout of {cfg.name} can run on {parsed}. {refused[0]}")
+        raise InputError(" ".join([f"No layout of {cfg.name} can run on {parsed}.", *refused[:1]]))
     if not fitting:
         raise InputError(f"No layout of {cfg.name} fits {parsed}. Use more or larger devices.")
 
 
 def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
-    """The layouts by predicted time, equals in the workload's order; and why others cannot run."""
+    """The layouts by predicted time, in the workload's order where three digits of it are equal: no
+    prediction is better than that. And why others cannot run."""
     workload = workloads.definition(cfg)
     if workload.alternatives is None:
         raise InputError(f"--search has nothing to choose from for {cfg.workload}.")
@@ -67,7 +68,7 @@ def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
         needed = max(memory.total for memory in plan.memory)
         fits = plan.too_large is None
         found.append(Choice(flags=flags, step_s=plan.step_s, needed=needed, fits=fits))
-    return sorted(found, key=lambda choice: float(f"{choice.step_s:.6g}")), refused
+    return sorted(found, key=lambda choice: float(f"{choice.step_s:.3g}")), refused
 
 
 def _table(title: str, found: Sequence[Choice], cluster: Cluster) -> Table:

@@ -14,8 +14,8 @@ weight and e per element in the compute precision:
 64 bytes are the least that a random access moves, and about what sorting one id moves. Of a
 data-parallel table every device gathers its own B/W rows; the dense gradient is all-reduced. Rows
 of a host table travel over the host link, there and back, during the steps before and after. The
-exchange of indices overlaps the step
-before and is not counted. A step takes as long as its slowest device.
+exchange of indices overlaps the step before and is not counted. A step takes as long as its slowest
+device.
 """
 
 from collections.abc import Iterable

@@ -24,8 +24,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-PATIENCE_S = 10.0
-"""For the rest of a body, once its request is answered."""
+REST_OF_BODY_S = 10.0
+"""For what is still to come of a body once its request is answered."""
 
 
 class Request:
@@ -56,7 +56,7 @@ class Request:
         Who is still sending it would lose the answer with the connection, if that were closed now.
         """
         with contextlib.suppress(TimeoutError, LeftError):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(REST_OF_BODY_S):
                 while not self._has_ended:
                     await self.part()
 
@@ -131,6 +131,8 @@ class App:
             (b"content-type", answer.media_type),
             *answer.headers.items(),
         ]
+        if not request.has_come:  # uvicorn has no clock for a body that goes on behind its answer
+            headers.append((b"connection", b"close"))
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await send(start)
         body = {"type": "http.response.body", "body": answer.body}

@@ -22,9 +22,10 @@ from trainmark.inference.server.models import Models, Source
 from trainmark.inference.server.web import build_app
 
 MAX_CONNECTIONS = 1024
-PATIENCE_S = 10
-"""How long requests under way may take once the server is told to stop, and a connection until the
-end of a request's head."""
+HEAD_S = 10
+"""For a request's head, from the opening of its connection or the head's first byte to its end."""
+UNDER_WAY_S = 10
+"""For requests that are under way when the server is told to end."""
 ENDING_S = 0.25
 """For a request that is on its way over an open connection when the server is told to end."""
 MAX_HEAD_BYTES = 64 << 10
@@ -68,7 +69,7 @@ def serve(
         proxy_headers=False,
         server_header=False,
         limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=PATIENCE_S,
+        timeout_graceful_shutdown=UNDER_WAY_S,
         http=ImpatientProtocol,
         ssl_certfile=listening.certificate,
         ssl_keyfile=listening.private_key,
@@ -219,12 +220,14 @@ class ImpatientProtocol(HttpToolsProtocol):
         """No connection is closed in the face of a request that was sent before anyone could know
         of the end, and has not been read yet."""
         self._is_ending = True
-        is_idle = self.cycle is None or self.cycle.response_complete
-        self.loop.call_later(ENDING_S if is_idle else 0, super().shutdown)
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(ENDING_S, super().shutdown)
+        else:
+            super().shutdown()  # at once: the answer is to say that its connection ends
 
     def _wait_for_head(self) -> None:
         if self._waiting is None:
-            self._waiting = self.loop.call_later(PATIENCE_S, self._give_up)
+            self._waiting = self.loop.call_later(HEAD_S, self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
@@ -254,7 +257,7 @@ class PatientServer(uvicorn.Server):
         async with asyncio.TaskGroup() as both:  # neither takes more while the other finishes
             both.create_task(super().shutdown(sockets))
             if self._calls is not None:
-                both.create_task(self._calls.stop(PATIENCE_S))
+                both.create_task(self._calls.stop(UNDER_WAY_S))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)

@@ -192,7 +192,7 @@ def _attention_s(cfg: DistilbertRun, rates: Rates, sentences: int) -> float:
 
 def alternatives(cfg: DistilbertRun, cluster: Cluster) -> Iterator[tuple[str, DistilbertRun]]:
     """Other micro-batches of the same batch, the smallest first."""
-    most = filled(cfg.global_batch) // cluster.world
+    most = max(1, filled(cfg.global_batch) // cluster.world)
     for micro_batch in (count for count in range(1, most + 1) if most % count == 0):
         run = dataclasses.replace(cfg, micro_batch=micro_batch, accumulate=None)
         yield f"--micro-batch {micro_batch}", run

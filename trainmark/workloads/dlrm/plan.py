@@ -13,6 +13,7 @@ from trainmark.hardware.memory import card_bytes
 from trainmark.hardware.plans import Plan, Work
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
+from trainmark.workloads.dlrm.resolve import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
 from trainmark.workloads.dlrm.sizes import on_one_gpu, smaller, widths
 from trainmark.workloads.dlrm.step_time import Prediction, constants, predict
@@ -128,6 +129,7 @@ def alternatives(cfg: DlrmRun, cluster: Cluster) -> Iterator[tuple[str, DlrmRun]
 
     What changes least comes first: of equally fast ones it is to be preferred.
     """
+    resolved, _ = resolve(cfg, cluster)  # a dataset's tables are known only then
     placements = ["auto", *STRATEGIES] if cluster.world > 1 else ["auto"]
     for placement in placements:
         yield f"--placement {placement}", _placed(cfg, placement=placement)
@@ -136,14 +138,16 @@ def alternatives(cfg: DlrmRun, cluster: Cluster) -> Iterator[tuple[str, DlrmRun]
             f"--accumulate {pieces}",
             dataclasses.replace(cfg, micro_batch=None, accumulate=pieces),
         )
-    largest = sorted(range(len(cfg.model.table_rows)), key=lambda t: -cfg.model.table_rows[t])
-    for count in range(1, 1 + HOST_TABLES):
+    table_rows = resolved.model.table_rows
+    largest = sorted(range(len(table_rows)), key=lambda table: -table_rows[table])
+    for count in range(1, 1 + min(HOST_TABLES, len(largest))):
         on_host = tuple(sorted(largest[:count]))
         flags = f"--host-tables {' '.join(map(str, on_host))}"
         yield flags, _placed(cfg, placement="auto", host_tables=on_host)
-    for flags, run in smaller(cfg):
+    for flags, run in smaller(resolved):
         for placement in placements:
-            yield f"{flags} --placement {placement}", _placed(run, placement=placement)
+            smaller_one = dataclasses.replace(cfg, table_format=run.table_format)
+            yield f"{flags} --placement {placement}", _placed(smaller_one, placement=placement)
 
 
 def _placed(cfg: DlrmRun, **changes: Any) -> DlrmRun:

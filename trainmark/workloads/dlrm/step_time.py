@@ -196,9 +196,10 @@ def _shown_reduction_s(cfg: DlrmRun, costs: TableCosts, dense: StepTime) -> floa
 
 def _waiting_s(cfg: DlrmRun, costs: TableCosts, device_s: float) -> float:
     """Of a GPU for its host, which starts each operation by itself where there are no CUDA graphs:
-    on several devices, and for rows in host memory."""
-    forced = cfg.sharding.force_exchange and not cfg.sharding.host_tables
-    has_graphs = not cfg.eager and (on_one_gpu(cfg) or (forced and costs.machine.devices == 1))
+    on several devices, for rows in host memory, and for what has no kernels of ours."""
+    sharding, alone = cfg.sharding, costs.machine.devices == 1
+    has_kernels = sharding.engine == "native" and cfg.optimizer.name != "adam"
+    has_graphs = not cfg.eager and alone and has_kernels and not sharding.host_tables
     if cluster(cfg).hardware == CPU or has_graphs:
         return 0.0
     launch_s = costs.machine.measured.launch_s or LAUNCH_S
@@ -246,14 +247,17 @@ def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
     """Seconds of products; of each layer at the rate of its width, where that was measured."""
     measured = machine.measured
     if cfg.precision in measured.gemm:
-        layers = sum(
-            6.0 * products * samples / (measured.matmul(cfg.precision, width) or 1)
-            for products, width in _products(cfg)
-        )
+        # Below the least width that was measured, bytes take the time: the rate falls with it.
+        least = min(measured.gemm[cfg.precision])
+
+        def rate_of(width: float) -> float:
+            return filled(measured.matmul(cfg.precision, width)) * min(1.0, width / least)
+
+        layers = sum(6.0 * mn * samples / rate_of(width) for mn, width in _products(cfg))
         dots = 6.0 * dot_products(cfg.model) * cfg.model.embedding_dim * samples
         width = math.sqrt((len(cfg.model.table_rows) + 1) * cfg.model.embedding_dim)
         rate = between(measured.interaction, cfg.model.embedding_dim)
-        return layers + dots / (rate or measured.matmul(cfg.precision, width) or 1)
+        return layers + dots / (rate or rate_of(width))
     peak = peak_of(cluster(cfg), cfg.precision)
     if isinstance(peak, Unknown) and machine.measured.gemm:
         return f"GEMMs were measured in {', '.join(machine.measured.gemm)}, not in {cfg.precision}"
