@@ -14,7 +14,6 @@ from tests.small import FLAGS
 from tests.unit.without_torch import run_without_torch
 from trainmark import workloads
 from trainmark.cli import main
-from trainmark.config import filled
 from trainmark.embeddings.placement import costs as formulas
 from trainmark.errors import InputError
 from trainmark.hardware import devices
@@ -23,10 +22,7 @@ from trainmark.hardware.machine import ELSEWHERE
 from trainmark.hardware.products import COPY_OF_BANDWIDTH
 from trainmark.kernels import fp8_mlp, relu_mlp
 from trainmark.run import memory
-from trainmark.verbs.flags import parse_run
-from trainmark.verbs.options import PlanOptions
 from trainmark.verbs.plan import make_plan
-from trainmark.verbs.plan_search import choices
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import gpu_time, sharding
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
@@ -170,6 +166,24 @@ def test_prepared_data_brings_its_counts(tmp_path: Path) -> None:
     assert found[0].share((0, 1)) == pytest.approx((ids == 0).mean(), abs=0.01)
     assert found[0].share((1, 9)) == pytest.approx(((ids > 0) & (ids < 9)).mean(), abs=0.01)
     place(cfg, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({"model": {"table_widths": "auto"}}, False),
+        ({"sharding": {"force_exchange": True}}, False),
+        ({"sharding": {"force_exchange": True}, "optimizer": {"name": "adam"}}, True),
+        ({"sharding": {"host_tables": (0,)}}, True),
+        ({"eager": True}, True),
+    ],
+)
+def test_a_gpu_waits_for_starts_where_there_are_no_graphs(
+    changes: dict[str, Any], waits: bool
+) -> None:
+    run = with_changes(workloads.named_run("dlrm-small"), {"global_batch": 4096} | changes)
+    plan = make_plan(dataclasses.replace(run, data="synthetic"), Cluster.parse("h200x1x1"))
+    assert (plan.parts["starts"] > 1e-3) is waits  # about 600 starts of 4 microseconds
 
 
 # --- memory
@@ -360,85 +374,6 @@ def test_a_batch_that_does_not_divide_names_those_that_do() -> None:
         resolved("dlrm-large", "h100x1x3", global_batch=32, micro_batch=16)
     with pytest.raises(InputError, match=r"data-parallel size 3.$"):
         resolved("dlrm-large", "h100x1x3", micro_batch=16, accumulate=2)
-
-
-# --- other layouts
-
-
-def test_search_finds_what_one_device_can_hold() -> None:
-    """docs/parallelism.md trains dlrm-xlarge on one H200 so."""
-    found, refused = choices(workloads.named_run("dlrm-xlarge"), Cluster.parse("h200x1x1"))
-    assert not refused
-    first, second = [choice for choice in found if choice.fits][:2]
-    assert first.flags == "--table-precision int8 --placement auto"
-    assert second.flags == "--host-tables 0 19 21"
-    too_large = [choice.flags for choice in found if not choice.fits]
-    assert "--placement auto" in too_large
-    assert "--table-precision bf16 --placement auto" in too_large
-
-
-def test_search_keeps_what_is_as_fast_as_others() -> None:
-    """Eight devices wait for their hosts, whatever the format of their tables."""
-    found, _ = choices(workloads.named_run("dlrm-xlarge"), Cluster.parse("a100-80gx1x8"))
-    assert found[0].flags == "--placement auto"
-    assert any(choice.flags == "--placement greedy" and not choice.fits for choice in found)
-
-
-def test_search_prefers_large_micro_batches_of_sentences_that_fit() -> None:
-    run = workloads.named_run("distilbert-sst2")
-    found, refused = choices(run, Cluster.parse("v100-16gx1x1"))
-    fitting, others = ([c for c in found if c.fits is fits] for fits in (True, False))
-    assert not refused
-    assert {choice.flags for choice in others} == {f"--micro-batch {m}" for m in (256, 128, 64)}
-    assert fitting[0].flags == "--micro-batch 32"
-
-
-def test_search_takes_a_datasets_tables(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text(
-        "y,rare,often\n" + "".join(f"{i % 2},{i % 9},{i % 3}\n" for i in range(60))
-    )
-    words = ["prepare", "csv", "--input", str(tmp_path / "log.csv"), "--output"]
-    columns = "label=y categorical=often,rare"
-    assert main([*words, str(tmp_path / "data"), "--columns", columns]) == 0
-    run = dataclasses.replace(workloads.named_run("dlrm-auto"), data=str(tmp_path / "data"))
-    found, _ = choices(run, Cluster.parse("h200x1x1"))
-    on_host = {choice.flags for choice in found if "--host-tables" in choice.flags}
-    assert on_host == {"--host-tables 1", "--host-tables 0 1"}  # the larger one first
-
-
-def test_a_search_in_which_nothing_can_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "distilbert-sst2", "--cluster", "h200x8x8", "--global-batch", "32"]
-    assert main([*words, "--search"]) == 2
-    assert "--micro-batch 1: global_batch 32 must equal" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("changes", "waits"),
-    [
-        ({"model": {"table_widths": "auto"}}, False),
-        ({"sharding": {"force_exchange": True}}, False),
-        ({"sharding": {"force_exchange": True}, "optimizer": {"name": "adam"}}, True),
-        ({"sharding": {"host_tables": (0,)}}, True),
-        ({"eager": True}, True),
-    ],
-)
-def test_a_gpu_waits_for_starts_where_there_are_no_graphs(
-    changes: dict[str, Any], waits: bool
-) -> None:
-    run = with_changes(workloads.named_run("dlrm-small"), {"global_batch": 4096} | changes)
-    plan = make_plan(dataclasses.replace(run, data="synthetic"), Cluster.parse("h200x1x1"))
-    assert (plan.parts["starts"] > 1e-3) is waits  # about 600 starts of 4 microseconds
-
-
-def test_every_flag_of_a_search_is_one_of_plans() -> None:
-    cluster = Cluster.parse("h100x1x4")
-    run = workloads.named_run("dlrm-dcnv2")
-    offered = list(filled(workloads.definition(run).alternatives)(run, cluster))
-    assert len(offered) == 5 + 2 + 5 + 4 * 5
-    for flags, alternative in offered[::5]:
-        parsed, _ = parse_run("plan", [run.name, *flags.split()], PlanOptions)
-        if "--accumulate" not in flags:
-            assert parsed == dataclasses.replace(alternative, micro_batch=parsed.micro_batch)
 
 
 # --- the verb
