@@ -42,8 +42,9 @@ from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.hardware.environment import environment
 from trainmark.inference import latency
 from trainmark.training.precision import autocast, set_matmul_precision
-from trainmark.workloads.dlrm import export, standalone
+from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.data import ClickBatch
+from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.runs import RUNS, for_prediction
 from trainmark.workloads.dlrm.step import build_predictor
 
@@ -235,7 +236,7 @@ class _Request:
 
 
 def _peers(case: Case, trainer: Any, options: Options) -> Iterator[Measure]:
-    model = standalone.Dlrm(export.description(trainer.cfg), trainer.weights()).eval()
+    model = standalone.Dlrm(description(trainer.cfg), trainer.weights()).eval()
     device, precision = options.device, case.precision
 
     def answering(logits: Callable[[Tensor, Tensor], Tensor]) -> Callable[[_Request], Tensor]:

@@ -1,6 +1,8 @@
 """One validator for everything that comes from outside: TOML, JSON, YAML and flags."""
 
+import copy
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -57,6 +59,13 @@ def problems(value: Any) -> list[str]:
 
 def load_yaml(text: bytes) -> Any:
     """Plain data from YAML. Aliases may make it larger than its text, but not without bound."""
+    return copy.deepcopy(_parsed_yaml(text))
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed_yaml(text: bytes) -> Any:
+    """Kept, because a verb reads a dataset's specification several times, a tenth of a second
+    each."""
     import yaml
 
     loader = yaml.SafeLoader(text)

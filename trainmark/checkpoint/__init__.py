@@ -1,10 +1,11 @@
 """Owns checkpoints: folders of safetensors with a manifest, atomic, checksummed, reshardable.
 
-checkpoints.py   save, load, read, verify; which checkpoints there are
+checkpoints.py   save, load, read, verify
+folders.py       which checkpoints there are, and what they say of themselves
 saver.py         saving while training goes on
 manifest.py      what is where, and its checksums
 writer.py        the data files, written as PyTorch's DCP plans; reader.py: read
-storage.py       what both share
+data_files.py    the same files read without torch; storage.py: tensors as their bytes
 boxes.py         tensors of which each rank holds parts
 run_tensors.py   what a run's tensors are called there
 room.py          whether the disk has room

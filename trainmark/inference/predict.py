@@ -6,25 +6,28 @@ run was trained on: the road of `trainmark evaluate --input`, and the same score
 as it is, so that a run that was broken off goes on.
 """
 
+from __future__ import annotations
+
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.sources.source import find_days
 from trainmark.config import filled
 from trainmark.contract import AnyWorkload, Definition, EncodedFiles, RawFiles, ScoredRows, Served
-from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError, unknown
 from trainmark.inference import serving
 from trainmark.inference.options import PredictOptions
 from trainmark.inference.scored_parts import Parts, check_output, unfinished
 from trainmark.progress import say, share_bar
-from trainmark.run import run_folder, runner
-from trainmark.run.runner import Loaded
+from trainmark.run import run_folder
+
+if TYPE_CHECKING:  # a model that needs no torch does not wait for it
+    from trainmark.run.runner import Loaded
 
 PART_ROWS = 1 << 18
 """Of a part, at least; then it is written."""
@@ -67,7 +70,7 @@ def _inputs(options: PredictOptions) -> list[Path]:
 def _check(
     options: PredictOptions, definition: Definition[Any], run: Any, *, is_dataset: bool
 ) -> None:
-    if launched_ranks() > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # `launched_ranks`, without torch
         raise InputError("predict is for one process: start it once, without torchrun.")
     serving.device(options.device)
     reads_dataset = run is not None and (is_dataset or definition.encode_files is not None)
@@ -149,6 +152,8 @@ def _of_dataset(
 ) -> Iterator[ScoredRows]:
     """The rows of a split behind the first `done`."""
 
+    from trainmark.run import runner
+
     def check(cfg: Any, workload: AnyWorkload) -> None:
         if workload.build_predictor is None or workload.answers is None:
             raise InputError(f"{cfg.name} gives no scores for samples.")
@@ -182,6 +187,8 @@ def _answers(
     model: Loaded, rows: Any, first: int, sizes: list[int]
 ) -> Iterator[dict[str, np.ndarray]]:
     """The answers for so many rows at a time, by name."""
+    import torch
+
     predict = filled(model.workload.build_predictor)(model.trainer)
     batches = iter(rows)
     for size in sizes:

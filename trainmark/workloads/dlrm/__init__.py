@@ -14,8 +14,10 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     step_time.py          how long a step should take; gpu_time.py: its kernels on one GPU;
                           plan.py: what `trainmark plan` tells of it
     slots.py              places on a GPU where CUDA graphs find their batches; mlperf.py: its rules
-    fast_prediction.py    predictions in one pass on a CPU; graphed_prediction.py: as CUDA graphs
-    standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
+    one_pass.py           predictions in one pass on a CPU, without torch; fast_prediction.py: a
+                          trainer's; graphed_prediction.py: as CUDA graphs
+    description.py        what an export says of itself; standalone.py: the exported model in plain
+                          PyTorch; onnx_graph.py: as an ONNX graph; exported_clicks.py: its answers
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust
     raw_files.py          files for `trainmark evaluate --input` and `predict`, encoded;

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from trainmark import checksums
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.preparation import FOLDER
 from trainmark.contract import RawFiles, ScoredRows, Served
 from trainmark.errors import InputError
+from trainmark.files import read_json
 from trainmark.workloads.dlrm import serving
 from trainmark.workloads.dlrm.raw_files import encode_by
-from trainmark.workloads.dlrm.requests import Clicks, clicks_of
+from trainmark.workloads.dlrm.requests import Clicks
 from trainmark.workloads.dlrm.rows import Columns, SplitBinary
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -33,8 +33,8 @@ def score_files(
         )
     checksums.check(served.folder)
     encoded = encode_by(data, raw, folder / "data")
-    device = torch.device(served.device)
-    clicks = clicks_of(serving.of_export(served.folder, served.device), device)
+    weights, config = serving.of_export(served.folder), read_json(served.folder / "config.json")
+    clicks = serving.clicks_of(config, weights, served.device)
     source = SplitBinary(encoded.folder, "test")
     source.check_bytes()
     for start in range(done * PART_ROWS, source.num_rows, PART_ROWS):
