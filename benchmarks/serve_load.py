@@ -3,6 +3,7 @@
     python -m benchmarks.serve_load                     8 minutes, on two cores that do nothing else
     python -m benchmarks.serve_load --device cuda --rounds 1       3 minutes; serve_load_cuda.json
     python -m benchmarks.serve_load --only trainmark --rates 500,1000 --output DIR
+    python -m benchmarks.serve_load --starts 5          a minute; serve_start.json: the starts alone
 
 Rows are written as rounds end. What one row does wrong, such as a connection that its server
 closes, ends that row alone; a system that cannot be started is told, and left out.
@@ -17,6 +18,7 @@ the demo's. `cpu_ms` is what the server's process used for a request, which othe
 change much. Generator and servers share the machine's cores.
 """
 
+import itertools
 import json
 import os
 import random
@@ -50,6 +52,10 @@ OVERLOADED_MS = 1000.0
 """A p99 beyond which no higher rate is tried."""
 STARTED_S = 120.0
 RATES = "150,300,500,750,1000,1250,1500,1750,2000,3000,4000,5000,6000"
+
+
+SYSTEMS = ("trainmark", "fastapi")
+Row = dict[str, Any]
 
 
 # --- the load
@@ -167,7 +173,11 @@ def _forms(ports: dict[str, int]) -> list[Form]:
         ("trainmark", "binary", _request(INFER, header + raw, length)),
         ("fastapi", "binary", _request("/binary", raw)),
     ]
-    return [Form(*named, ports[named[0]], asked) for *named, asked in requests if named[0] in ports]
+    return [
+        Form(system, form, ports[system], asked)
+        for system, form, asked in requests
+        if system in ports
+    ]
 
 
 INFER = "/v2/models/dlrm-demo/infer"
@@ -187,6 +197,37 @@ def _started(words: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
             yield server
         finally:
             server.terminate()
+
+
+def _start(form: Form, server: subprocess.Popen[bytes]) -> Row:
+    """What a server took until its first answer."""
+    first_s = _first_answer_s(form, server)
+    used = psutil.Process(server.pid)
+    return {
+        "system": form.system,
+        "form": form.form,
+        "first_answer_s": round(first_s, 2),
+        "first_answer_cpu_s": round(_cpu_s(server), 2),
+        "memory_mib": round(used.memory_info().rss / 2**20),
+    }
+
+
+def measure_starts(lines: Mapping[str, list[str]], count: int) -> list[Row]:
+    """The medians of several starts of each system, in turns."""
+    found: dict[str, list[Row]] = {}
+    for _, (system, words) in itertools.product(range(count), lines.items()):
+        port = free_port()
+        with _started(words, port) as server:
+            row = _start(_forms({system: port})[0], server)
+        print(row, os.getloadavg()[0], flush=True)
+        found.setdefault(system, []).append(row)
+    numbers = ("first_answer_s", "first_answer_cpu_s", "memory_mib")
+    return [
+        rows[0]
+        | {key: statistics.median(row[key] for row in rows) for key in numbers}
+        | {"starts": count, "load": round(os.getloadavg()[0], 1)}
+        for rows in found.values()
+    ]
 
 
 def _first_answer_s(form: Form, server: subprocess.Popen[bytes]) -> float:
@@ -211,10 +252,6 @@ def free_port() -> int:
 
 
 # --- the measurement
-
-
-SYSTEMS = ("trainmark", "fastapi")
-Row = dict[str, Any]
 
 
 def commands(folder: Path, device: str) -> dict[str, list[str]]:
@@ -251,8 +288,7 @@ def measure(
             process = stack.enter_context(_started(words, ports[system]))
             try:
                 asked = next(form for form in forms if form.system == system)
-                first_s = round(_first_answer_s(asked, process), 2)
-                starts.append({"system": system, "form": "json", "first_answer_s": first_s})
+                starts.append(_start(asked, process))
                 processes[system] = process
             except RuntimeError as error:
                 print(error, flush=True)
@@ -282,7 +318,7 @@ def _round(
                 continue
             try:
                 row = _measured(form, processes[form.system], rate, seconds, number)
-            except OSError as error:
+            except (OSError, psutil.Error) as error:
                 print(form.system, form.form, rate, repr(error), flush=True)
                 overloaded.add(form)
                 continue
@@ -367,6 +403,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rates", default=RATES)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--starts", type=int, help="measure so many starts, and nothing else")
     parser.add_argument("--only", nargs="*", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--device", default="cpu", help="of trainmark; its peer has the CPU")
     chosen = parser.parse_args(arguments)
@@ -374,7 +411,8 @@ def main(arguments: list[str] | None = None) -> None:
         chosen.rates, chosen.seconds, chosen.rounds = "20,40", 0.2, 1
     rates = [float(rate) for rate in chosen.rates.split(",")]
     of_device = "" if chosen.device == "cpu" else f"_{chosen.device}"
-    name = "serve_load_tiny" if chosen.tiny else f"serve_load{of_device}"
+    what = "serve_start" if chosen.starts else "serve_load"
+    name = f"{what}_tiny" if chosen.tiny else f"{what}{of_device}"
     told = {"cores": len(os.sched_getaffinity(0))}
     devices = {"trainmark": chosen.device, "fastapi": "cpu"}
 
@@ -387,6 +425,8 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         lines = commands(chosen.folder or Path(temporary), chosen.device)
         lines = {system: line for system, line in lines.items() if system in chosen.only}
+        if chosen.starts:
+            return write(measure_starts(lines, chosen.starts))
         rows = measure(lines, rates, chosen.seconds, chosen.rounds, write)
     for within_ms in (10, 25, 50, 100):
         print(within_ms, "ms:", best_rates(rows, within_ms))

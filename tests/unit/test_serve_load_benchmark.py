@@ -87,3 +87,13 @@ def test_a_system_that_does_not_start_is_left_out(
     assert serve_load.measure(lines, [10.0], 0.1, 1, written.append) == []
     assert written == [[]]
     assert "fastapi does not answer" in capsys.readouterr().out
+
+
+def test_starts_alone(tmp_path: Path) -> None:
+    words = ["--tiny", "--starts", "1", "--only", "trainmark", "--output", str(tmp_path)]
+    serve_load.main(words)
+    (row,) = json.loads((tmp_path / "serve_start_tiny.json").read_text())["rows"]
+    assert row["system"] == "trainmark"
+    assert row["first_answer_s"] > 0
+    assert row["first_answer_cpu_s"] > 0
+    assert row["memory_mib"] > 0
