@@ -418,10 +418,12 @@ class Definition(Generic[RunT]):
     asked before that dataset is resolved."""
     encode_files: Callable[[RunT, RawFiles, Path], EncodedFiles] | None = None
     """(cfg, files, a folder to write): for `trainmark evaluate --input` and `trainmark predict`."""
-    score_files: Callable[[Served[RunT], RawFiles, Path, int], Iterator[ScoredRows]] | None = None
-    """(model, files, a folder to work in, parts to leave out) -> the files' rows in parts that are
-    the same each time: for `trainmark predict` with an exported model, and for those of runs where
-    there is no `encode_files`."""
+    score_files: (
+        Callable[[Served[RunT], RawFiles, Path, int], Iterator[ScoredRows] | None] | None
+    ) = None
+    """(model, files, a folder to work in, rows that are done) -> the other rows, in fp32, in parts
+    that are the same each time: for `trainmark predict` with an exported model, and for those of
+    runs. None: a trainer, which reads what `encode_files` makes, is as fast."""
     like_the_earlier: Callable[[RunT, RunT], RunT] = _unchanged
     """(cfg that is not resolved yet, cfg of the run that it continues or takes its weights of) ->
     the first with what these weights decide, where nobody chose it."""

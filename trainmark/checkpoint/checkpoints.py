@@ -29,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from trainmark.checkpoint.boxes import LoadPlanner
-from trainmark.checkpoint.data_files import read_all, read_arrays
+from trainmark.checkpoint.data_files import fill_arrays, read_all
 from trainmark.checkpoint.folders import all_checkpoints as all_checkpoints
 from trainmark.checkpoint.folders import explained, folder_of
 from trainmark.checkpoint.folders import latest as latest
@@ -154,9 +154,16 @@ def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict
 def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Whole tensors of a checkpoint, by name, in host memory."""
     stored = shapes(path)
+    tensors = {name: torch.empty_like(stored[name], device="cpu") for name in names}
     with explained(path):
-        arrays = read_arrays(path, names)
-    return {name: torch.from_numpy(a).view(stored[name].dtype) for name, a in arrays.items()}
+        fill_arrays(path, read_manifest(path), {name: _bits(t) for name, t in tensors.items()})
+    return tensors
+
+
+def _bits(tensor: Tensor) -> Any:
+    """Its memory as an array of integers: numpy lacks some types."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(kinds[tensor.element_size()]).numpy()
 
 
 def shapes(path: Path) -> dict[str, Tensor]:

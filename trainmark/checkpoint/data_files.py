@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ NUMPY_TYPES = {
     **{"I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1"},
     **{"U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1"},
 }
-"""Of dtypes by their safetensors names. Others, which numpy lacks, are read as integers of their
-size."""
+"""Of dtypes by their safetensors names."""
 
 
 class Scratch(threading.local):
@@ -92,11 +91,17 @@ class DataFiles:
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Whole tensors of a checkpoint, by name."""
+    """Whole tensors of a checkpoint, by name, of types that numpy has."""
     manifest = read_manifest(path)
     entries = {name: manifest.tensors[name] for name in names}
-    arrays = {name: np.empty(e.shape, numpy_type(e.dtype)) for name, e in entries.items()}
-    jobs = [(name, chunk) for name, entry in entries.items() for chunk in entry.chunks]
+    arrays = {name: np.empty(e.shape, NUMPY_TYPES[e.dtype]) for name, e in entries.items()}
+    fill_arrays(path, manifest, arrays)
+    return arrays
+
+
+def fill_arrays(path: Path, manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Read whole tensors, by name, into arrays of their shapes and sizes."""
+    jobs = [(name, chunk) for name in arrays for chunk in manifest.tensors[name].chunks]
 
     def read(name: str, chunk: Chunk) -> None:
         of_chunk: Any = (*box(chunk.offsets, chunk.sizes), ...)  # a view, of a single number, too
@@ -108,12 +113,6 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
 
     with DataFiles(path, manifest, {chunk.file for _, chunk in jobs}) as data:
         in_parallel(read, jobs)
-    return arrays
-
-
-def numpy_type(code: str) -> np.dtype[Any]:
-    """See `NUMPY_TYPES`."""
-    return np.dtype(NUMPY_TYPES.get(code, "i2" if code == "BF16" else "i1"))
 
 
 def read_all(path: Path) -> None:

@@ -1,9 +1,9 @@
 """`trainmark predict`: what a trained model says of every row of files, in bounded memory.
 
 A model of a run scores a dataset, which raw files are encoded as first, by the rules of what the
-run was trained on: the road of `trainmark evaluate --input`, and the same scores. Other models
-(`contract.Definition.score_files`) read files themselves. Rows are done in parts, each kept as soon
-as it is, so that a run that was broken off goes on.
+run was trained on: the road of `trainmark evaluate --input`, and the same scores. Where there is a
+shorter way (`contract.Definition.score_files`), and for exported models, that is taken. Rows are
+done in parts, each kept as soon as it is, so that a run that was broken off goes on.
 """
 
 from __future__ import annotations
@@ -132,16 +132,20 @@ def _scored(
     )
     if inputs[0].is_dir():
         return _of_dataset(options, str(inputs[0]), None, parts.rows)
-    if run is not None and definition.encode_files is not None:
-        encoded = definition.encode_files(run, raw, parts.folder / "data")
-        return _of_dataset(options, str(encoded.folder), encoded, parts.rows)
     served = Served(
         folder=options.folder,
         run=run,
         checkpoint=checkpoint,
         device=serving.device(options.device),
     )
-    return filled(definition.score_files)(served, raw, parts.folder, len(parts.paths))
+    of_run = run is not None and definition.encode_files is not None
+    scored = None
+    if definition.score_files and (not of_run or (options.precision or run.precision) == "fp32"):
+        scored = definition.score_files(served, raw, parts.folder, parts.rows)
+    if scored is not None:
+        return scored
+    encoded = filled(definition.encode_files)(run, raw, parts.folder / "data")
+    return _of_dataset(options, str(encoded.folder), encoded, parts.rows)
 
 
 # --- a model of a run, on a dataset

@@ -21,7 +21,7 @@ Besides the files that every workload has (docs/adding_a_workload.md):
     importance.py         what each column is worth to a trained model
     warnings.py           what makes a trained model one not to trust
     raw_files.py          files for `trainmark evaluate --input` and `predict`, encoded;
-                          exported_files.py: scored by an exported model
+                          exported_files.py: scored without a trainer
     requests.py           rows of requests to `trainmark serve`, and their scores;
                           prepared_values.py: those that hold ids, not raw values
 """

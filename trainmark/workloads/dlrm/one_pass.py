@@ -90,6 +90,8 @@ def build(
 
 
 def clicks(logits_B: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Probabilities."""
+    """Probabilities; NaN of an infinite logit, which would look like a certain one."""
     with np.errstate(over="ignore"):  # of a click that is as good as impossible
-        return np.float32(1) / (np.float32(1) + np.exp(-logits_B))
+        found = np.float32(1) / (np.float32(1) + np.exp(-logits_B))
+    found[np.isinf(logits_B)] = np.nan
+    return found

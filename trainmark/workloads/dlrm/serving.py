@@ -51,7 +51,7 @@ def load(served: Served[DlrmRun]) -> ClickScorer:
         state = folders.read_state(path)
         facts |= {"name": served.run.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
-        weights = _of_checkpoint(path)
+        weights = of_checkpoint(path)
     return ClickScorer(config, clicks_of(config, weights, served.device), values, facts)
 
 
@@ -98,7 +98,8 @@ def of_export(folder: Path) -> Weights:
     return Weights(kinds, sum(path.stat().st_size for path in files), arrays, tensors)
 
 
-def _of_checkpoint(path: Path) -> Weights:
+def of_checkpoint(path: Path) -> Weights:
+    """The model of a checkpoint."""
     entries = weight_entries(path)
 
     def tensors(device: str) -> dict[str, Tensor]:
