@@ -6,7 +6,7 @@ runs.py             list, show, train, infer
 evaluate.py         how good a run's predictions are
 plan.py             memory and predicted time before a run; plan_search.py: other layouts of it;
                     plan_check.py: predictions beside what was measured
-calibrate.py        the rates of this machine, for plan
+calibrate.py        the rates of this machine, for plan; calibrate_steps.py: what whole steps take besides
 board.py            the page of many runs, written or served
 export.py           a checkpoint in the layout of other software
 verify.py           whether every byte is as it was written; replay.py: a result's command again
