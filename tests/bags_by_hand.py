@@ -14,7 +14,7 @@ from trainmark.embeddings.tables.batch import IdGroup
 
 LR, EPS, BETA1, BETA2 = 0.1, 1e-3, 0.9, 0.999
 """Of all rules. A small eps would make a whole step of gradients that cancel to rounding."""
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 
 class ByHand:
