@@ -27,6 +27,8 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 SYNTHETIC = "synthetic"
 Hidden = Annotated[str, tyro.conf.Suppress]
 """A field that is no flag."""
+Better = Literal["higher", "lower"]
+"""Which values of a metric are better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,9 @@ class Run:
     """What the runs of all workloads have in common."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    metric: ClassVar[str]
+    """What quality is judged by, and what `target` is a value of; each workload says which."""
+    better: ClassVar[Better]
 
     name: Hidden
     """The named run that this started as."""

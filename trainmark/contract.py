@@ -217,9 +217,6 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     that a user knows; on all ranks."""
     held_out_splits: Callable[[RunT], tuple[str, ...]]
     """The splits that are evaluated at the end."""
-    metric: str
-    """The metric that the target is set for."""
-    better: Literal["higher", "lower"]
     flops: Callable[[RunT, int, int], dict[str, float]]
     """(cfg, samples, tokens) -> floating-point operations of training, per convention."""
     activation_bytes: Callable[[RunT], int]
@@ -385,8 +382,6 @@ class Definition(Generic[RunT]):
     """The dataclass that configures it."""
     runs: Mapping[str, Callable[[], RunT]]
     """Named runs; the docstring of each is what `list` prints."""
-    metric: str
-    """The metric that targets are set for."""
     resolve: Callable[[RunT, Cluster], tuple[RunT, list[str]]]
     """The configuration filled in for a cluster, and all that is wrong with it."""
     mesh_axes: Callable[[RunT, int], dict[str, int]]

@@ -60,11 +60,11 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     return problems
 
 
-def target_problems(run: Run, metric: str) -> list[str]:
+def target_problems(run: Run) -> list[str]:
     """Of a target for a metric between 0 and 1."""
     if run.target is None or 0 <= run.target <= 1:
         return []
-    return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
+    return [f"target must lie between 0 and 1, as {run.metric} does. Received: {run.target}."]
 
 
 # --- batches

@@ -4,8 +4,7 @@ runner.py       from a configuration to a finished run, or to a loaded model
 loop.py         THE training loop; feed.py prepares its batches ahead; unread.py keeps what steps
                 leave on the device; profiler.py traces steps
 checks.py       what ends a run whose device does not give the same bits twice
-patience.py     best, not last: the split that is watched, and its best evaluation
-progress.py     how far a run is, and why it has ended
+progress.py     how far a run is, its best evaluation, and why it ended
 clocks.py       whole, train and core time; the sample counter
 start.py        what a new run takes from another: weights, optimiser state
 trials.py       settings that the data choose, by trying them

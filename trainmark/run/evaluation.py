@@ -125,7 +125,7 @@ def _evaluate(
         "samples": model.samples,
         "data": files or cfg.data,
         "target": cfg.target,
-        "metric": workload.metric,
+        "metric": cfg.metric,
         "best_possible": workloads.definition(cfg).best_possible(cfg),
         "splits": found,
         "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},

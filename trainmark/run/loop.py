@@ -31,9 +31,8 @@ from trainmark.run.clocks import ENERGY, Clocks, global_counts, global_state
 from trainmark.run.curves import Step, Stretch
 from trainmark.run.feed import Feed
 from trainmark.run.memory import has_room_for_copies
-from trainmark.run.patience import Watch, best_after, watched_split
 from trainmark.run.profiler import Profiler
-from trainmark.run.progress import Progress, why_ended
+from trainmark.run.progress import Progress, Watch, best_after, watched_split, why_ended
 from trainmark.run.result import Best, Evaluation
 from trainmark.run.run_folder import CHECKPOINTS
 from trainmark.run.runlog import RunLog, SilentLog
@@ -95,11 +94,12 @@ class Training:
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device), joules)
         self.progress = Progress()
         self.log = RunLog(output, cfg, workload, started) if mesh.is_main else SilentLog()
-        self._watched = watched_split(cfg, workload)
+        held_out = workload.held_out_splits(cfg)
+        self._watched = watched_split(cfg, held_out)
         self._best_taken: Best | None = None
         self.data = self._data("train")
-        splits = (*workload.held_out_splits(cfg), cfg.quality_split)
-        self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
+        splits = dict.fromkeys([*held_out, cfg.quality_split])
+        self._held_out = {split: self._data(split) for split in splits}
         self._predictions: dict[str, tuple[int, Predictions]] = {}
         self._unread = Unread(mesh.device)
         self._samples_looked_at = 0
@@ -215,7 +215,7 @@ class Training:
     @property
     def ended(self) -> str | None:
         """Why there is no step left to do; None while there is one."""
-        return why_ended(self.progress, self.cfg, self.workload, self.total_steps)
+        return why_ended(self.progress, self.cfg, self.total_steps)
 
     def _restore(self, path: Path) -> None:
         state = checkpoints.load(path, stored_tensors(self.trainer), exact=True)
@@ -325,7 +325,7 @@ class Training:
         progress.evaluated_at_s.append(self.clocks.e2e_so_far)
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
         if self.cfg.patience is not None and split == self._watched and progress.step:
-            progress.best = best_after(progress.best, evaluation, progress.step, self.workload)
+            progress.best = best_after(progress.best, evaluation, progress.step, self.cfg)
         if predictions is not None and self.has_finished:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
 

@@ -143,18 +143,18 @@ def _mfu(
 
 
 def _quality(training: Training) -> result.Quality:
-    cfg, workload, progress = training.cfg, training.workload, training.progress
+    cfg, progress = training.cfg, training.progress
     final = result.final_metrics(progress.evaluations, progress.best)
     timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
     at_sample, at_s = next(
-        ((e.at_sample, at_s) for e, at_s in timed if reaches_target(e, cfg, workload)), (None, None)
+        ((e.at_sample, at_s) for e, at_s in timed if reaches_target(e, cfg)), (None, None)
     )
     return result.Quality(
-        metric=workload.metric,
+        metric=cfg.metric,
         split=cfg.quality_split,
-        value=final.get(cfg.quality_split, {}).get(workload.metric),
+        value=final.get(cfg.quality_split, {}).get(cfg.metric),
         target=cfg.target,
-        better=workload.better,
+        better=cfg.better,
         reached=None if cfg.target is None else at_sample is not None,
         at_sample=at_sample,
         at_s=at_s,

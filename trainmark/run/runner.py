@@ -36,7 +36,7 @@ from trainmark.run.forecast import forecast
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
-from trainmark.run.patience import Watch
+from trainmark.run.progress import Watch
 from trainmark.run.result import Result
 from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.run.warnings import warnings
@@ -105,9 +105,8 @@ def _with_choices(
         flags: run_folder.with_full_path(_resolve_here(candidate, mesh))
         for flags, candidate in candidates.items()
     }
-    better = workloads.load(cfg.workload).better
     chosen = trials.Trials(
-        candidates=here, train=train, output=output, mesh=mesh, better=better
+        candidates=here, train=train, output=output, mesh=mesh, better=cfg.better
     ).choose()
     why = trials.reasons(output, mesh)
     if mesh.is_main:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from trainmark.config import to_plain
+from trainmark.config import Better, to_plain
 from trainmark.distributed.mesh import Mesh, of_all_ranks
 from trainmark.files import read_json, write_atomically
 from trainmark.run.result import Best, Result
@@ -34,7 +34,7 @@ class Trials:
     train: Callable[[Any, Path], Result]
     output: Path
     mesh: Mesh
-    better: Literal["higher", "lower"]
+    better: Better
 
     def choose(self) -> Any:
         """The candidate whose best weights validate best; of equal ones, and where not all were
@@ -80,7 +80,7 @@ def _read(output: Path, mesh: Mesh) -> dict[str, Any]:
     return of_all_ranks(read_json(output / CHOICE) if mesh.is_main else {})[0]
 
 
-def _best(found: Mapping[str, Best | None], better: Literal["higher", "lower"]) -> tuple[str, str]:
+def _best(found: Mapping[str, Best | None], better: Better) -> tuple[str, str]:
     """Of the best evaluations, by flags: the flags that won, and why."""
     best_of = {flags: best for flags, best in found.items() if best}
     if len(best_of) < len(found):

@@ -17,7 +17,7 @@ from typing import Self
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory
 from trainmark.hardware import backends
-from trainmark.run.patience import Watch
+from trainmark.run.progress import Watch
 from trainmark.run.signals import StopRequest
 
 DONE, OUT_OF_MEMORY, FAILED, PRUNED = "done", "OOM", "failed", "pruned"

@@ -42,7 +42,7 @@ def runs_table() -> Table:
             _count(parameters),
             gib_cell(parameters * 4),
             "none" if cfg.data == SYNTHETIC else "--data",
-            f"{workload.metric} {'' if cfg.target is None else f'{cfg.target:g}'}",
+            f"{cfg.metric} {'' if cfg.target is None else f'{cfg.target:g}'}",
             first_line(make),
         )
     return table

@@ -62,7 +62,6 @@ DISTILBERT = Definition(
     name="distilbert",
     run_type=DistilbertRun,
     runs=runs.RUNS,
-    metric=runs.METRIC,
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
     closed=runs.closed,

@@ -3,17 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.schedule import Schedule
 from trainmark.workloads.distilbert import opinions
 
-METRIC = "accuracy"
-BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 8, 64)
 SCRATCH = "scratch"
 BUDGET_MULTIPLE = 128  # token counts that matrix units like
@@ -73,6 +71,9 @@ class Optimizer:
 @dataclass(frozen=True, kw_only=True)
 class DistilbertRun(Run):
     """A DistilBERT run."""
+
+    metric: ClassVar[str] = "accuracy"
+    better: ClassVar[Better] = "higher"
 
     workload: Hidden = "distilbert"
     global_batch: Count | None = 256

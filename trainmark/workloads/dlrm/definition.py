@@ -76,7 +76,6 @@ DLRM = Definition(
     name="dlrm",
     run_type=DlrmRun,
     runs=runs.RUNS,
-    metric=runs.METRIC,
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
     closed=fitted.closed,

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 from annotated_types import Ge
@@ -12,15 +12,13 @@ from annotated_types import Ge
 from trainmark.bounds import Count, CountOrNone, Finite, Layers, NotNegative, Positive, Share, Width
 from trainmark.clickdata import planted, terabyte
 from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
-from trainmark.config import SYNTHETIC, Hidden, Run, filled
+from trainmark.config import SYNTHETIC, Better, Hidden, Run, filled
 from trainmark.hardware.backends import has_own_kernels, is_accelerator
 from trainmark.schedule import Schedule
 
 TERABYTE = "terabyte"
 """As `data`: the planted Terabyte."""
 SYNTHETIC_ROWS = 33_554_432
-METRIC = "auc"
-BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -143,6 +141,9 @@ PageCache = Literal["auto", "use", "bypass"]
 @dataclass(frozen=True, kw_only=True)
 class DlrmRun(Run):
     """A DLRM run."""
+
+    metric: ClassVar[str] = "auc"
+    better: ClassVar[Better] = "higher"
 
     workload: Hidden = "dlrm"
     data: str | None = None

@@ -9,7 +9,7 @@ from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.importance import importance
 from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.parallelize import parallelize
-from trainmark.workloads.dlrm.runs import BETTER, METRIC, DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor, build_trainer, predict
 
 DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
@@ -24,8 +24,6 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     groups=groups,
     importance=importance,
     held_out_splits=held_out_splits,
-    metric=METRIC,
-    better=BETTER,
     mlperf=mlperf.benchmark,
     mlperf_settings=mlperf.settings,
     flops=flops,
