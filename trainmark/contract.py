@@ -133,14 +133,6 @@ class Trainer(Protocol[BatchT_contra, PreparedT]):
         """Optimiser, loss scale and random state, likewise."""
         ...
 
-    def host_state(self) -> dict[str, Any]:
-        """What is no tensor, as JSON."""
-        ...
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """A checkpoint has filled the tensors; this is the rest."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBytes:
@@ -197,6 +189,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     build_data: Callable[[RunT, str, int, int], Data[BatchT]]
     """(cfg, split, dp_rank, dp_size) -> the batches of this rank."""
     build_trainer: Callable[[list[PartT], Mesh, RunT], TrainerT]
+    state_loaded: Callable[[TrainerT], None] = _none
+    """Called after a checkpoint has filled the trainer's tensors, where that is not enough."""
     checked_step: (
         Callable[[TrainerT, Any, float], tuple[Tensor, Tensor, dict[str, Tensor]]] | None
     ) = None

@@ -160,7 +160,7 @@ def _continued(mesh: Mesh, folder: Path) -> list[list[float]]:
     path = checkpoints.save(root, SAVED_AT, tensors(whole), {}, keep=1)
     mesh.barrier()
     checkpoints.load(path, tensors(again), exact=True)
-    again.load_state_dict({})
+    again.state_loaded()
     return [steps(built, batches(built, SAVED_AT)) for built in (whole, again)]
 
 
@@ -210,7 +210,7 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
             path = checkpoints.latest(saved)
             assert path is not None
             checkpoints.load(path, tensors(target), exact=True)
-            target.load_state_dict({})
+            target.state_loaded()
             _check_bits(path, tensors(target), name)
             (found[name],) = steps(target, batches(target, SAVED_AT)[:1])
     return found

@@ -162,12 +162,6 @@ class ToyTrainer:
     def state_dict(self) -> dict[str, Tensor]:
         return {"applied": self._applied}
 
-    def host_state(self) -> dict[str, Any]:
-        return {"note": "kept"}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        assert host_state == {"note": "kept"}
-
 
 def _build_model(cfg: ToyRun) -> list[Stage]:
     with torch.device("meta"):

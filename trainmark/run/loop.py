@@ -38,7 +38,6 @@ from trainmark.run.run_folder import CHECKPOINTS
 from trainmark.run.runlog import RunLog, SilentLog
 from trainmark.run.signals import StopRequest
 from trainmark.run.start import Start
-from trainmark.run.start import load as load_start
 from trainmark.run.unread import Unread
 from trainmark.validation import parse
 
@@ -179,9 +178,9 @@ class Training:
 
     def _begin_with(self, start: Start) -> None:
         tensors = stored_tensors if start.with_optimizer else stored_weights
-        host_state = load_start(start, tensors(self.trainer))
+        start.load(tensors(self.trainer))
         if start.with_optimizer:
-            self.trainer.load_state_dict(host_state)
+            self.workload.state_loaded(self.trainer)
         self.log.say(f"Beginning with the {start}.")
 
     def _build_saver(self) -> Saver:
@@ -219,7 +218,7 @@ class Training:
 
     def _restore(self, path: Path) -> None:
         state = checkpoints.load(path, stored_tensors(self.trainer), exact=True)
-        self.trainer.load_state_dict(state["trainer"])
+        self.workload.state_loaded(self.trainer)
         self.progress = parse(Progress, state["progress"], str(path))
         if self.cfg.patience is None:
             self.progress.best = None
@@ -414,7 +413,6 @@ class Training:
             "progress": dataclasses.asdict(self.progress),
             "clocks": global_state(self.clocks, self.mesh),
             "data": {"samples": self._samples()},
-            "trainer": self.trainer.host_state(),
         }
         self._saver.save(
             self.progress.step,

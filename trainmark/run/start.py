@@ -7,7 +7,6 @@ rows that a table had come from the checkpoint, and the new ones behind them beg
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -34,6 +33,19 @@ class Start:
         taken = "weights and optimiser state" if self.with_optimizer else "weights"
         tables = f"{len(self.grown)} table{'s' if len(self.grown) > 1 else ''}"
         return f"{taken} of {self.path}" + (f", and new rows in {tables}" if self.grown else "")
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Fill `tensors`, by their names in a checkpoint."""
+        stored = set(checkpoints.names(self.path))
+        missing = sorted(filter(is_of_trainer, tensors.keys() - stored))
+        if missing:
+            raise InputError(
+                f"--with-optimizer: {self.path} was trained with another optimiser or precision; "
+                f"it has no {missing[0]}. Train with the same, or leave --with-optimizer out."
+            )
+        wanted = {name: _as_before(name, tensor, self.grown) for name, tensor in tensors.items()}
+        there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        checkpoints.load(self.path, there)
 
 
 def find(options: TrainOptions, cfg: Run) -> Start | None:
@@ -76,19 +88,6 @@ def _grown(checkpoint: Path, cfg: Run) -> Mapping[str, int]:
     if not grown:
         definition.check_data(earlier, cfg.data)
     return grown
-
-
-def load(start: Start, tensors: dict[str, Tensor]) -> Any:
-    """Fill `tensors`, by their names in a checkpoint. Returns the trainer's other state."""
-    missing = sorted(filter(is_of_trainer, tensors.keys() - set(checkpoints.names(start.path))))
-    if missing:
-        raise InputError(
-            f"--with-optimizer: {start.path} was trained with another optimiser or precision; it "
-            f"has no {missing[0]}. Train with the same, or leave --with-optimizer out."
-        )
-    wanted = {name: _as_before(name, tensor, start.grown) for name, tensor in tensors.items()}
-    there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
-    return checkpoints.load(start.path, there)["trainer"]
 
 
 def _as_before(name: str, tensor: Tensor, grown: Mapping[str, int]) -> Tensor | None:

@@ -184,13 +184,6 @@ class SentenceTrainer:
         state = optimizer_tensors(self._optimizer, self._names)
         return state | (self._loss_scale.tensors() if self._loss_scale else {})
 
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
-
 
 def _make_optimizer(model: nn.Module, cfg: DistilbertRun) -> AdamW:
     """AdamW that decays matrices and embeddings, but neither biases nor LayerNorm."""

@@ -384,12 +384,8 @@ class DlrmTrainer:
         state |= self.model.tables.table_state()
         return state | (self._loss_scale.tensors() if self._loss_scale else {})
 
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all of DLRM's state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
+    def state_loaded(self) -> None:
+        """A checkpoint has filled the tensors; the tables may have copies to renew."""
         self.model.tables.state_loaded()
 
     def device_bytes(self) -> DeviceBytes:

@@ -18,6 +18,7 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     init_weights=init_weights,
     build_data=build_data,
     build_trainer=build_trainer,
+    state_loaded=DlrmTrainer.state_loaded,
     checked_step=DlrmTrainer.checked_step,
     observed=DlrmTrainer.observed,
     predict=predict,

@@ -263,13 +263,6 @@ class LlamaTrainer:
         scale = self._loss_scale.tensors() if self._loss_scale else {}
         return self._optimizer.tensors() | scale
 
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all of the state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
-
     def device_bytes(self) -> DeviceBytes:
         """Bytes at a step's fullest moment: weights that compute, gradients, masters, moments."""
         computing = element_bytes(self.cfg.precision)
