@@ -5,7 +5,7 @@ saver.py         saving while training goes on
 manifest.py      what is where, and its checksums
 writer.py        the data files, written as PyTorch's DCP plans; reader.py: read
 storage.py       what both share
-boxes.py         tensors of which each rank holds parts
+local_shards.py  tensors of which each rank holds parts
 run_tensors.py   what a run's tensors are called there
 room.py          whether the disk has room
 """

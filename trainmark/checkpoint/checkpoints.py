@@ -30,7 +30,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from trainmark.checkpoint.boxes import LoadPlanner
+from trainmark.checkpoint.local_shards import LoadPlanner
 from trainmark.checkpoint.manifest import (
     DTYPE_CODES,
     DTYPES,
@@ -56,9 +56,9 @@ def save(
 ) -> Path:
     """Write `root/step-<step>`, then remove all but the best and the last `keep` checkpoints.
 
-    With torch.distributed initialised, every rank calls this with its own tensors: a DTensor is
-    written shard by shard, `Boxes` box by box, a plain tensor that several ranks name is written
-    once, and `state` is rank 0's. All ranks return once the checkpoint is on disk.
+    With torch.distributed initialised, every rank calls this with its own tensors. A DTensor and
+    `LocalShards` are written shard by shard; a plain tensor that several ranks name is written
+    once; `state` is rank 0's. All ranks return once the checkpoint is on disk.
 
     Args:
         root: the folder of the checkpoints, which all ranks see.

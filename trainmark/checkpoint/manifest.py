@@ -50,7 +50,7 @@ class DamagedError(InputError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor whose elements lie one after the other in a file."""
+    """A part of a tensor whose elements lie one after the other in a file."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]

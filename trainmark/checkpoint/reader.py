@@ -31,7 +31,7 @@ from trainmark.checkpoint.manifest import (
     crc32,
     read_manifest,
 )
-from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of
+from trainmark.checkpoint.storage import WORKERS, Scratch, bytes_of, slices
 from trainmark.distributed.mesh import of_all_ranks
 from trainmark.errors import raise_all
 
@@ -163,7 +163,7 @@ def _read_item(data: DataFiles, planner: LoadPlanner, item: ReadItem, chunk: Chu
     if is_whole_chunk and destination.device.type == "cpu" and destination.is_contiguous():
         data.read(name, chunk, into=destination)
     else:
-        destination.copy_(data.read(name, chunk)[box(item.storage_offsets, item.lengths)])
+        destination.copy_(data.read(name, chunk)[slices(item.storage_offsets, item.lengths)])
 
 
 def _in_parallel(action: Callable[..., object], jobs: Iterable[tuple[Any, ...]]) -> None:

@@ -34,6 +34,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memory
 
 
-def box(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
+def slices(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
     """The index of a part of a tensor."""
     return tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem
 
-from trainmark.checkpoint.boxes import SavePlanner
+from trainmark.checkpoint.local_shards import SavePlanner
 from trainmark.checkpoint.manifest import (
     DTYPE_CODES,
     Chunk,
@@ -30,7 +30,7 @@ from trainmark.checkpoint.manifest import (
     crc32,
     write_manifest,
 )
-from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of
+from trainmark.checkpoint.storage import WORKERS, Scratch, bytes_of, slices
 from trainmark.distributed.mesh import agreed, is_distributed
 from trainmark.files import fsync_folder
 
@@ -163,14 +163,17 @@ def _pieces(items: Iterable[WriteItem], planner: SavePlanner, byte_offset: int) 
     for item in items:
         tensor = cast(Tensor, planner.resolve_data(item))
         for offsets, sizes in _split(tuple(tensor.shape), CHUNK_BYTES // tensor.itemsize):
-            part = tensor[box(offsets, sizes)]
+            part = tensor[slices(offsets, sizes)]
             begin = _sum(_tensor_data(item).chunk.offsets, offsets)
             yield Piece(item.index.fqn, part, begin, byte_offset)
             byte_offset += part.nbytes
 
 
 def _split(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cut a box into (offsets, sizes) of at most `limit` elements each, in row-major order."""
+    """Cut a tensor of these sizes into parts of at most `limit` elements, in row-major order.
+
+    Yields the offsets and the sizes of each part.
+    """
     if 0 in sizes:
         return
     if math.prod(sizes) <= limit:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.boxes import first_rows
+from trainmark.checkpoint.local_shards import first_rows
 from trainmark.checkpoint.run_tensors import is_of_trainer, own_name
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError
