@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import checksums, workloads
-from trainmark.contract import (
-    AnyWorkload,
-    BadRows,
-    EncodedFiles,
-    Metrics,
-    Predictions,
-    RawFiles,
-)
+from trainmark.contract import AnyWorkload, Metrics, Predictions
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.run import run_folder
 from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
 from trainmark.run.runner import Loaded, loaded
+from trainmark.scoring import BadRows, EncodedFiles, RawFiles
 
 
 def evaluate(

@@ -26,7 +26,7 @@ def warnings(cfg: Run, finished: Result, output: Path) -> list[str]:
         *_few_steps(cfg, finished),
         *_risen_loss(cfg, output / finished.loss.curve),
         *_optimistic_choice(finished),
-        *workloads.definition(cfg).warnings(cfg, finished.final_metrics()),
+        *workloads.load(cfg.workload).warnings(cfg, finished.final_metrics()),
     ]
 
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import tyro
 from rich.console import RenderableType
 
-from trainmark.contract import BadRows
 from trainmark.errors import InputError
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.options import Checkpoint
@@ -16,6 +15,7 @@ from trainmark.metrics.binary import Assessment, Importance
 from trainmark.progress import SafeConsole
 from trainmark.report import assessments
 from trainmark.report.tables import Grid, metrics_table
+from trainmark.scoring import BadRows
 from trainmark.validation import parse
 
 

@@ -11,6 +11,7 @@ from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.parallelize import parallelize
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor, build_trainer, predict
+from trainmark.workloads.dlrm.warnings import warnings
 
 DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     build_model=build_model,
@@ -21,6 +22,7 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     state_loaded=DlrmTrainer.state_loaded,
     checked_step=DlrmTrainer.checked_step,
     observed=DlrmTrainer.observed,
+    warnings=warnings,
     predict=predict,
     groups=groups,
     importance=importance,
