@@ -206,8 +206,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     unscaled, before clipping) and, where there is one, the `loss_scale` of that step. Scalars that
     stay on the device and are the same on all ranks."""
     warnings: Callable[[RunT, Mapping[str, Metrics]], list[str]] = _empty_list
-    """(cfg, final metrics of each held-out split) -> sentences: why the result should not be trusted,
-    and what to do. `run/warnings.py` adds those on steps and on the loss."""
+    """(cfg, final metrics of each held-out split) -> sentences: why the result should not be
+    trusted, and what to do. `run/warnings.py` adds those on steps and on the loss."""
     save_model: Callable[[TrainerT, Path], None] | None = None
     """Write the trained model for other software, at the end of a run."""
 
@@ -296,11 +296,11 @@ class Definition(Generic[RunT]):
     fitted_fields: Callable[[RunT], frozenset[str]] = _no_fields
     """Fields that nobody chose: they follow from the data, or from how far the run goes."""
     like_the_earlier: Callable[[RunT, RunT], RunT] = _unchanged
-    """(unresolved cfg, cfg of the run that it continues or takes its weights from) -> the first, with
-    what these weights decide where nobody chose it."""
+    """(unresolved cfg, cfg of the run that it continues or takes its weights from) -> the first,
+    with what these weights decide where nobody chose it."""
     candidates: Callable[[RunT, RunT], Mapping[str, RunT]] = _empty_dict
-    """(unresolved cfg, the same resolved) -> runs to try, by their flags: training takes the one that
-    validates best. Empty where there is nothing to choose."""
+    """(unresolved cfg, the same resolved) -> runs to try, by their flags: training takes the one
+    that validates best. Empty where there is nothing to choose."""
     grown_tables: Callable[[RunT, str], Mapping[str, int]] = _empty_dict
     """(cfg of a finished run, data) -> tables that are larger in data that extend the run's, with
     their rows in the run; empty for any other data."""
@@ -341,8 +341,8 @@ class Definition(Generic[RunT]):
     """(cfg, files, a folder to write): for `trainmark evaluate --input` and `trainmark predict`."""
     score_files: Callable[[Served[RunT], RawFiles, Path, int], Iterator[ScoredRows]] | None = None
     """(model, files, a folder to work in, parts to leave out) -> the files' rows, in parts that are
-    the same each time. `trainmark predict` calls it for an exported model, and for runs of workloads
-    without `encode_files`."""
+    the same each time. `trainmark predict` calls it for an exported model, and for runs of
+    workloads without `encode_files`."""
     load_scorer: Callable[[Served[RunT]], Scorer] | None = None
     """The model of a run or of an export, ready to score rows."""
     load: Callable[[], Workload[RunT, Any, Any, Any, Any]]
