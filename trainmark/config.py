@@ -6,6 +6,7 @@ everything at one place. Nothing here imports torch.
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 
 from trainmark import checksums
-from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
+from trainmark.bounds import Count, CountOrZero, Finite, NotNegative, Part, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.hardware.backends import DeviceChoice
-from trainmark.schedule import Schedule
 from trainmark.validation import parse, read_mapping
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -29,6 +29,57 @@ Hidden = Annotated[str, tyro.conf.Suppress]
 """A field that is no flag."""
 Better = Literal["higher", "lower"]
 """Which values of a metric are better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate over optimiser steps, as a factor of the peak `lr`: warm-up, then a decay,
+    then constant."""
+
+    warmup_steps: CountOrZero = 0
+    """Steps over which the rate rises linearly to its peak."""
+    decay_start: CountOrZero | None = None
+    """Step at which the decay begins; None keeps the peak until the end."""
+    decay_steps: CountOrZero = 0
+    """Steps that the decay takes."""
+    decay: Literal["polynomial", "cosine"] = "polynomial"
+    """Form of the decay."""
+    decay_power: Positive = 2.0
+    """Exponent of the polynomial decay (1 is linear)."""
+    end_factor: Part = 0.0
+    """Factor that the decay ends at, and that every later step keeps."""
+    first_step: Literal[0, 1] = 0
+    """What the first step counts as: 0 in NVIDIA's TensorFlow DLRM, 1 in its PyTorch one."""
+
+    def factor(self, step: int) -> float:
+        """The factor for optimiser step `step`, where the first one is 0 whatever `first_step`."""
+        count = step + self.first_step
+        if count < self.warmup_steps:
+            return count / self.warmup_steps
+        if self.decay_start is None or count <= self.decay_start:
+            return 1.0
+        if count >= self.decay_start + self.decay_steps:
+            return self.end_factor
+        left = (self.decay_start + self.decay_steps - count) / self.decay_steps
+        if self.decay == "cosine":
+            shape = 0.5 * (1.0 - math.cos(math.pi * left))
+            return self.end_factor + (1.0 - self.end_factor) * shape
+        return max(math.pow(left, self.decay_power), self.end_factor)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these numbers, a sentence each."""
+        found = []
+        if self.decay_start is None and self.decay_steps > 0:
+            found.append("schedule.decay_steps needs schedule.decay_start.")
+        if self.decay_start is not None:
+            if self.decay_start < self.warmup_steps:
+                found.append(
+                    f"schedule.decay_start ({self.decay_start}) must not come before the end of "
+                    f"the warm-up ({self.warmup_steps} steps)."
+                )
+            if self.decay_steps == 0:
+                found.append("schedule.decay_start needs schedule.decay_steps above 0.")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +129,7 @@ class Run:
     """Passes over the training data."""
     max_steps: Count | None = None
     """Stop after exactly this many optimiser steps."""
-    evals_per_epoch: CountOrNone = 1
+    evals_per_epoch: CountOrZero = 1
     """Evaluations per epoch, evenly spaced, the last at its end; 0 leaves only the final one."""
     initial_evaluation: bool = False
     """Evaluate once before the first step."""
@@ -92,7 +143,7 @@ class Run:
     """End the run after so many evaluations without a better one, and keep the best checkpoint. The
     validation split is evaluated for it, if there is one, and the others with the best weights."""
 
-    warmup_clock: CountOrNone = 10
+    warmup_clock: CountOrZero = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
     log_every: Count = 100
     """Steps between two looks at the loss; a step that is not finite is found at the next look."""
@@ -100,7 +151,7 @@ class Run:
     """`never`, `N steps` or `N minutes`; a run that is asked to stop saves anyway."""
     keep_checkpoints: Count = 2
     """How many checkpoints to keep."""
-    keep_scores: CountOrNone = 20_000_000
+    keep_scores: CountOrZero = 20_000_000
     """Keep the scores of splits of at most so many rows (5 bytes each), for `trainmark compare`."""
     check_every: Count | None = None
     """Compute loss and gradients of every N-th step twice, and stop if a bit differs: a device that
@@ -125,7 +176,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """How a call of `train` is made; none of it is part of the run's configuration."""
+    """The flags of this call come first, then those that configure the run."""
 
     output: Path | None = None
     """Folder for results and checkpoints (default runs/RUN); one with a checkpoint is continued."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import itertools
 import re
@@ -37,11 +38,12 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
-        run: Annotated[type(cfg), tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        # First, so that `--help` shows the verb's own flags before the many of a run.
         options: Annotated[options_kind, tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        run: Annotated[type(cfg), tyro.conf.arg(name="")]  # type: ignore[valid-type]
 
     default = Arguments(run=cfg, options=options_kind())
-    about = first_line(workloads.named_runs()[cfg.name])
+    about = f"{first_line(workloads.named_runs()[cfg.name])}. {inspect.getdoc(options_kind)}"
     parsed = parse(Arguments, rest, f"{verb} {name}", default, about)
     raise_all(problems(parsed.options))  # those of the run: when it is resolved
     return parsed.run, parsed.options

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
-from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run, Schedule
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
-from trainmark.schedule import Schedule
 from trainmark.workloads.distilbert import opinions
 
 INFERENCE_BATCHES = (1, 8, 64)

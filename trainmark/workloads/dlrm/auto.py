@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainmark.config import filled
-from trainmark.schedule import Schedule
+from trainmark.config import Schedule, filled
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 
 NAME = "dlrm-auto"

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
-from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run, filled
+from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run, Schedule, filled
 from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
 from trainmark.files import read_json
-from trainmark.schedule import Schedule
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 NOTHING_HELD_OUT = "100,0,0"
