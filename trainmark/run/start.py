@@ -1,7 +1,7 @@
 """`train --from`: a new run begins with what another one has learned.
 
-Its data may be those of the other run, or extend them (`prepare --vocabulary OLD --grow`): then the
-rows that a table had come from the checkpoint, and the new ones behind them begin as new rows do.
+Its data may be those of the other run, or extend them (`prepare --vocabulary OLD --grow`). Then a
+table's old rows come from the checkpoint, and the new rows behind them start afresh.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Start:
     """The checkpoint."""
     with_optimizer: bool = False
     grown: Mapping[str, int] = field(default_factory=dict)
-    """Tables that have more rows by now -> those that the checkpoint has."""
+    """For each table that has more rows by now, its rows in the checkpoint."""
 
     def __str__(self) -> str:
         taken = "weights and optimiser state" if self.with_optimizer else "weights"
@@ -49,7 +49,7 @@ class Start:
 
 
 def find(options: TrainOptions, cfg: Run) -> Start | None:
-    """The start that was asked for; one whose data do not go together with the run's is refused."""
+    """The start that was asked for. Refuses a checkpoint whose data do not match the run's."""
     if options.weights_from is None:
         if options.with_optimizer:
             raise InputError("--with-optimizer needs --from RUN, whose optimiser state to take.")
@@ -59,8 +59,8 @@ def find(options: TrainOptions, cfg: Run) -> Start | None:
 
 
 def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:
-    """The run, before it is resolved, with what the weights that it begins with decide: those that
-    it continues, or those of --from."""
+    """The unresolved run, with what its first weights decide: those that it continues from, or
+    those of --from."""
     earlier = None
     if (output / CONFIG_FILE).is_file():
         earlier = read_config(output)
@@ -72,7 +72,7 @@ def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:
 
 
 def _earlier(checkpoint: Path, cfg: Run) -> Run | None:
-    """The run of a checkpoint, if it is of this workload."""
+    """The configuration of a checkpoint's run; None if it is of another workload."""
     config = checkpoints.read_state(checkpoint).get("config")
     if not isinstance(config, dict) or config.get("workload") != cfg.workload:
         return None

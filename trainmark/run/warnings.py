@@ -1,6 +1,6 @@
-"""What makes a result one not to trust as it is: few steps, a loss that rose, what a workload adds.
+"""Why a result should not be trusted as it is: few steps, a rising loss, what the workload adds.
 
-Notes tell how a result came about; warnings say that something is probably wrong, and what to do.
+Notes say how a result came about; warnings say that something is probably wrong, and what to do.
 """
 
 import math
