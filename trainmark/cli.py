@@ -45,17 +45,17 @@ from trainmark.verbs.options import (
 )
 
 SPIN_COUNT = "10000"
-"""How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
-sleeps. Its default, 300,000, keeps cores from threads that have work where other programs run, too:
-beside two of them, on 2 cores, the demo had 32,700 and 2,700 samples/s, and 36,500 and 48,600 with
-this. Alone it had 112,000 to 118,000, and 111,000 to 121,000 with this; a count of 2000 costs 17 %
-there. It is read when torch is loaded."""
+"""How often a thread of GNU OpenMP (torch's threads on a CPU) looks for work before it sleeps. The
+default, 300,000, takes cores away from other programs' threads. Beside two busy programs on 2
+cores, two runs of the demo had 32,700 and 2,700 samples/s by default, and 36,500 and 48,600 with
+this. Alone they had 112,000 to 118,000, and 111,000 to 121,000 with this; a count of 2000 costs
+17 %. OpenMP reads the setting when torch is loaded."""
 
 
 def main(
     arguments: Sequence[str] | None = None, tell: Callable[[Exception, bool], None] | None = None
 ) -> int:
-    """Run one verb; returns the exit code. `tell` says what went wrong, by default here."""
+    """Run one verb; returns the exit code. `tell` prints an error; by default, `_tell` does."""
     started = time.perf_counter()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -161,7 +161,7 @@ def _plan(arguments: list[str], started: float) -> None:
 
 @contextmanager
 def _cluster(options: "ShowOptions | TrainOptions") -> Iterator[str]:
-    """What a run is resolved for; what --hardware says holds in this block."""
+    """The cluster to resolve a run for. Inside the block, --hardware holds."""
     from trainmark.hardware.hardware_file import described
 
     with described(options.hardware) as found:
@@ -410,7 +410,7 @@ def _launch(arguments: list[str], started: float) -> int:
 
 
 def _name_of_launched(verb: str, *words: str) -> str:
-    """Of the run to train, evaluate or predict with; what is wrong with its flags is told here."""
+    """The name of the run to launch. Wrong flags of its command are told here, not on the ranks."""
     if verb == "evaluate":
         from trainmark.verbs.evaluate import EvaluateOptions
 

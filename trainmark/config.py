@@ -1,7 +1,7 @@
 """Run configuration: one frozen dataclass per workload, named runs, files, flags.
 
-One road: named run < file (`--config`) < command-line flags. `resolve.py` then fills in and checks
-everything at one place. Nothing here imports torch.
+Settings come from the named run, then a file (`--config`), then flags. `resolve.py` fills in the
+rest and checks everything. Nothing here imports torch.
 """
 
 import dataclasses
@@ -141,7 +141,7 @@ class Run:
     """Held-out data that the target is judged on."""
     patience: Count | None = None
     """End the run after so many evaluations without a better one, and keep the best checkpoint. The
-    validation split is evaluated for it, if there is one, and the others with the best weights."""
+    validation split chooses, if there is one; the other splits are evaluated at the end."""
 
     warmup_clock: CountOrZero = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
@@ -165,9 +165,9 @@ class Run:
     submission: str | None = None
     """ORG,PLATFORM: who trains on what, for OUTPUT/mlperf.log."""
     price_per_hour: NotNegative | None = None
-    """Of all that the run occupies, in any currency: the result then has its cost."""
+    """Price of all devices of the run, in any currency: the result then has its cost."""
     grams_co2_per_kwh: NotNegative | None = None
-    """Of the electricity: the result then has the CO2 of the devices' energy."""
+    """CO2 of the electricity: the result then has that of the devices' energy."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -211,8 +211,7 @@ def with_file(
     """`run` with the fields that a TOML file sets, or a run's result.json or config.json.
 
     Args:
-        on_other_data: takes back what a run's configuration has from data that this one is not to
-            have.
+        on_other_data: removes what a finished run's configuration took from its data.
     """
     given = read_mapping(path)
     is_of_a_run = "schema" in given or checksums.KEY in given
@@ -253,15 +252,15 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 # --- comparing runs
 
-# How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
+# Fields that change how a run is watched and kept, but neither its course nor its numbers.
 OBSERVATION = frozenset({
     "log_every", "checkpoint_every", "check_every", "keep_checkpoints", "keep_scores", "profile",
     "tensorboard", "dllogger", "submission", "price_per_hour", "grams_co2_per_kwh",
 })  # fmt: skip
-# What a continued run may change besides: how far it goes.
+# Fields that say how far a run goes; a continued run may change them, too.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target", "patience"})
-# How the same arithmetic is laid out over devices: it may be continued on others. Workloads have
-# more such fields (`contract.Definition.layout_fields`).
+# Fields that lay the same arithmetic out over devices; a continued run may be on others. Workloads
+# have more such fields (`contract.Definition.layout_fields`).
 LAYOUT = frozenset({"micro_batch", "accumulate"})
 
 
@@ -301,12 +300,12 @@ def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
 
 
 def element_bytes(precision: str) -> int:
-    """Of a number that is computed with, fp8's own matrix products aside."""
+    """Bytes of a number in the dense computation; fp8 is for some matrix products alone."""
     return 4 if precision in ("fp32", "tf32") else 2
 
 
 def filled(value: T | None) -> T:
-    """A field that `resolve` fills in, as what it is after that."""
+    """A field that `resolve` has filled in, without its None."""
     if value is None:
         raise TypeError("This configuration has not been resolved.")
     return value
@@ -325,7 +324,7 @@ def parse_profile(text: str) -> range:
 
 @dataclass(frozen=True)
 class Interval:
-    """How often something happens: every so many steps, or seconds, or never."""
+    """How often to do something: every so many steps, every so many seconds, or never."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -347,7 +346,7 @@ class Interval:
         )
 
     def due(self, step: int, seconds_since: float) -> bool:
-        """Whether it is time, after `step` steps, the last time being so long ago."""
+        """Whether it is time after `step` steps, so many seconds after the last time."""
         if self.steps is not None:
             return step > 0 and step % self.steps == 0
         return self.seconds is not None and seconds_since >= self.seconds
