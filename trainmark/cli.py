@@ -112,7 +112,8 @@ def _overview() -> str:
             "",
             *lines,
             "trainmark VERB --help shows a verb's flags; --debug shows the traceback of an error.",
-            "Start with: trainmark train dlrm-demo",
+            "Start with trainmark list, then trainmark train RUN: a run whose name ends in -demo",
+            "needs neither data nor a GPU.",
         ]
     )
 

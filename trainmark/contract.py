@@ -166,6 +166,10 @@ def _no_fields(cfg: Any) -> frozenset[str]:
     return frozenset()
 
 
+def _all_data_parallel(cfg: Any, devices: int) -> dict[str, int]:
+    return {"dp": devices}
+
+
 def _own_name(cfg: Run) -> str:
     return cfg.workload
 
@@ -281,7 +285,7 @@ class Definition(Generic[RunT]):
     """Named runs; `list` prints the first line of each docstring."""
     resolve: Callable[[RunT, Cluster], tuple[RunT, list[str]]]
     """The configuration filled in for a cluster, and all that is wrong with it."""
-    mesh_axes: Callable[[RunT, int], dict[str, int]]
+    mesh_axes: Callable[[RunT, int], dict[str, int]] = _all_data_parallel
     """(cfg, devices) -> the named degrees of parallelism."""
     sizes: Callable[[RunT], dict[str, int]]
     """What `list` and `show` print about the model: `parameters`, and others. A name that ends in

@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.optim import SGD, Adagrad, Adam, Optimizer
+
+from trainmark.config import Run
 
 
 def make_optimizer(
@@ -111,6 +113,11 @@ class LossScale:
         initial = self.INITIAL if self.dynamic else float(setting)
         self.scale = torch.tensor(initial, device=device)
         self.good_steps = torch.zeros((), device=device)
+
+    @classmethod
+    def of_run(cls, cfg: Run, device: torch.device) -> Self | None:
+        """The loss scale of a run; None unless it computes in fp16."""
+        return cls(cfg.loss_scale, device) if cfg.precision == "fp16" else None
 
     def update(self, gate: Tensor) -> None:
         """After a step that was applied (gate 1) or skipped (0)."""

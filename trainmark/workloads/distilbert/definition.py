@@ -42,7 +42,6 @@ DISTILBERT = Definition(
     run_type=DistilbertRun,
     runs=runs.RUNS,
     resolve=resolve,
-    mesh_axes=runs.mesh_axes,
     closed=runs.closed,
     sizes=runs.sizes,
     notes=runs.notes,

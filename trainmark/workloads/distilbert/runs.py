@@ -173,14 +173,6 @@ def sizes(cfg: DistilbertRun) -> dict[str, int]:
     return {"parameters": parameters(cfg.model)}
 
 
-# --- parallel degrees
-
-
-def mesh_axes(cfg: DistilbertRun, world: int) -> dict[str, int]:
-    """The named degrees of parallelism over `world` devices."""
-    return {"dp": world}
-
-
 # --- data
 
 

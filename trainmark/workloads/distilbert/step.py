@@ -59,9 +59,7 @@ class SentenceTrainer:
         self._gradients = FlatGradients(model.parameters(), mesh)
         self._optimizer = _make_optimizer(model, cfg)
         self._observed: dict[str, Tensor] = {}
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         if cfg.compile:
             model.compile_parts()
         on_gpu = mesh.device.type == "cuda"

@@ -62,7 +62,6 @@ DLRM = Definition(
     run_type=DlrmRun,
     runs=runs.RUNS,
     resolve=resolve,
-    mesh_axes=runs.mesh_axes,
     closed=fitted.closed,
     sizes=sizes.sizes,
     precisions=runs.PRECISIONS,

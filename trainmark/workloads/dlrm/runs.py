@@ -448,11 +448,3 @@ def for_prediction(cfg: DlrmRun) -> DlrmRun:
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
         score_offset=score_offset(cfg),
     )
-
-
-# --- parallel degrees
-
-
-def mesh_axes(cfg: DlrmRun, world: int) -> dict[str, int]:
-    """The named degrees of parallelism over `world` devices."""
-    return {"dp": world}

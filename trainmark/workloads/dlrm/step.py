@@ -90,9 +90,7 @@ class DlrmTrainer:
             beta1=optimizer.beta1,
             beta2=optimizer.beta2,
         )
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         # Two buffers, because the top MLP's gradients are complete long before the bottom's, whose
         # buffer also takes a sum of all gradients of table rows along, and the loss.
         behind_tables = [*model.interaction.parameters(), *model.top.parameters()]

@@ -70,9 +70,7 @@ class LlamaTrainer:
             eps=rule.eps,
             weight_decay=rule.weight_decay,
         )
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         copies = [_copies(p) for p in self._parameters.values()]
         self._copies = torch.tensor(copies, device=mesh.device)
         self._sums = _GradientSums(self._parameters) if self._sums_in_fp32 else None
