@@ -115,7 +115,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def replace_manifest(folder: Path, manifest: Manifest) -> None:
-    """Another manifest in place of the one in `folder`, of which there is one at every moment."""
+    """Replace the manifest in `folder`; at every moment there is a whole one."""
     write_atomically(folder / MANIFEST, _text(manifest).decode())
 
 

@@ -1,4 +1,4 @@
-"""The data files of a checkpoint, read for DCP; no byte leaves unchecked.
+"""Reads the data files of a checkpoint for DCP, and checks every byte.
 
 DCP plans and calls. Tensors are read a few chunks at a time, as writer.py writes them.
 """
@@ -99,7 +99,7 @@ def read_all(path: Path) -> None:
 
 
 class DataFiles:
-    """Data files of a checkpoint, open for reading; no byte leaves unchecked."""
+    """Data files of a checkpoint, open for reading; every byte that is read is checked."""
 
     def __init__(self, path: Path, manifest: Manifest, files: Iterable[str]) -> None:
         self.path = path

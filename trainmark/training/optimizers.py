@@ -75,7 +75,7 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[Any, str]) -> dict[st
 
 
 _ADDED_AT_ONCE = 2**20
-"""Numbers. A CPU adds their squares one after another: of 66 million, 0.5 % would be lost."""
+"""A CPU adds squares one after another; over 66 million numbers, rounding would lose 0.5 %."""
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -86,7 +86,7 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _norms_of_pieces(tensor: Tensor) -> Tensor:
-    """Numbers whose norm is the tensor's."""
+    """Norms of pieces of the tensor; their norm is the tensor's."""
     return norms(tensor.reshape(-1).split(_ADDED_AT_ONCE))
 
 
