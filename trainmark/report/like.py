@@ -114,7 +114,7 @@ def _one_epoch(result: Result, row: Row) -> Row:
 
 
 def _unique_flags(row: Row, model: Model) -> str:
-    """Of a published run, what sets it apart; of ours, what differs from the named run."""
+    """The flags that set a published run apart; for ours, what differs from the named run."""
     if row.system not in published.systems():
         return row.fix_hp or NOT_APPLICABLE
     rows = ",".join(map(str, model.table_rows or ()))

@@ -38,9 +38,9 @@ class EvaluateOptions:
     device: DeviceChoice = "auto"
     """Where to evaluate."""
     importance: bool = False
-    """Find out what each column is worth: what the AUC loses when its values go to other rows."""
+    """Find out what each column is worth: how much AUC is lost when its values are shuffled."""
     importance_rows: int = 50_000
-    """Of the split that quality is judged on: how many rows at most."""
+    """Rows of the quality split to use for that, at most."""
 
 
 def evaluate(options: EvaluateOptions) -> None:

@@ -23,7 +23,7 @@ from trainmark.verbs.flag_errors import flags_in, sentence
 T = TypeVar("T")
 
 NUMBERS = re.compile(r"\s*[\d_.e+-]+(\s*,\s*[\d_.e+-]+)+\s*,?\s*")
-"""With commas between them."""
+"""Numbers with commas between them."""
 
 
 def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
@@ -50,7 +50,7 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
 
 
 def _on_data(data: str | None, run: AnyRun) -> AnyRun:
-    """A finished run's settings for the data that it is to have now."""
+    """A finished run's settings, for other data."""
     if data in (None, run.data):
         return run
     return workloads.definition(run).on_other_data(run, data)
@@ -124,7 +124,8 @@ def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
 
 
 def take_words(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
-    """Values that are flags themselves, by the names of theirs; and the other arguments."""
+    """Take out flags whose value is itself a line of flags. Returns these values, and the other
+    arguments."""
     taken, rest, words = {}, [], iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")

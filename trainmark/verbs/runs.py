@@ -1,4 +1,4 @@
-"""What the verbs about runs print: lists, configurations, plans, results."""
+"""`list`, `show`, `train` and `infer`: what they print around a run."""
 
 import dataclasses
 import json
@@ -143,7 +143,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
 
 
 def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> None:
-    """One line each; of several repeats, with the folder of the one that it is about."""
+    """Print one line for each warning; with several repeats, name the folder, too."""
     for result, folder in finished:
         where = f" ({folder})" if len(finished) > 1 else ""
         for warning in result.warnings:

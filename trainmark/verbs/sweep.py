@@ -38,13 +38,13 @@ class Sweep:
     """What to vary, and how to run each choice."""
 
     run: Run
-    """What all have in common."""
+    """The run that all choices start from."""
     fields: Sequence[Field]
     flags: list[str]
     """Flags of `train` that all share."""
     output: Path
     trials: int | None = None
-    """How many of a search; None: a grid."""
+    """Number of runs of a search; None for a grid."""
     devices: int = 1
     isolate: bool = False
 
@@ -72,7 +72,7 @@ class Sweep:
 
 
 def sweep(plan: Sweep) -> RenderableType:
-    """Run all that has no outcome yet; the table of all of them, and where the page is."""
+    """Run all choices that have no outcome yet. Returns the table of all, and the page's path."""
     _check(plan)
     trials = sweep_trials.read(plan.output, plan.identity)
     for trial in _due(plan, trials):
@@ -83,7 +83,7 @@ def sweep(plan: Sweep) -> RenderableType:
 
 
 def _check(plan: Sweep) -> None:
-    """Refuse what no run could be made of, before the first begins."""
+    """Refuse a choice that makes no run, before the first run begins."""
     if plan.devices < 1:
         raise InputError(f"devices must be at least 1. Received: {plan.devices}.")
     if plan.trials is not None and plan.trials < 1:
