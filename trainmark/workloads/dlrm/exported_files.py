@@ -1,4 +1,4 @@
-"""Rows of raw files, scored by an exported DLRM, which carries what encodes them."""
+"""Scores rows of raw files with an exported DLRM, which carries the vocabularies to encode them."""
 
 from collections.abc import Iterator
 from pathlib import Path

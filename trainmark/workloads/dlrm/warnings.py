@@ -1,4 +1,4 @@
-"""What makes a trained model one not to trust: an AUC near guessing, ids that say nothing."""
+"""Why a trained model should not be trusted: an AUC near guessing, ids that say nothing."""
 
 import math
 from collections.abc import Mapping
