@@ -95,7 +95,7 @@ def train(cfg: DlrmRun, *, every: int | None = None) -> tuple[DlrmTrainer, Tenso
 def held(built: DlrmTrainer) -> dict[str, Tensor]:
     """Weights and state; of an engine of many ranks, the only part of each table."""
     found: dict[str, Any] = built.weights() | built.state_dict()
-    return {name: t if isinstance(t, Tensor) else t.boxes[0].tensor for name, t in found.items()}
+    return {name: t if isinstance(t, Tensor) else t.shards[0].tensor for name, t in found.items()}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -45,7 +45,7 @@ from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes, whole_tables
+from trainmark.embeddings.tables.store import TableBytes, TableStore, table_shards, whole_tables
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -475,11 +475,11 @@ class ShardedEngine(nn.Module):
         return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
 
     def table_weights(self) -> dict[str, Any]:
-        of_stores = table_boxes(rows for store in self.stores for rows in store.part_weights())
+        of_stores = table_shards(rows for store in self.stores for rows in store.part_weights())
         return {**of_stores, **whole_tables(self.replicas.part_weights())}
 
     def table_state(self) -> dict[str, Any]:
-        of_stores = table_boxes(rows for store in self.stores for rows in store.part_state())
+        of_stores = table_shards(rows for store in self.stores for rows in store.part_state())
         whole = whole_tables(self.replicas.part_state())
         scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
         updates = {} if self.updates is None else {"tables.updates": self.updates}
