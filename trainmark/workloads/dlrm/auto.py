@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainmark.config import filled
+from trainmark.errors import InputError
 from trainmark.schedule import Schedule
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 
@@ -84,6 +85,11 @@ def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
     telling by their rows or ids which. Large logs have pairs to learn, and two cores no time.
     Crosses that surely say something are still learned by heart here and there.
     """
+    if resolved.auto_clicks == 0:
+        raise InputError(
+            f"All training rows of {resolved.data} have the same label, so there is nothing to "
+            "learn from them. Check the label in --columns of 'trainmark prepare', and --positive."
+        )
     if cfg.model.interaction != "auto" or filled(resolved.auto_rows) > TRIED_UP_TO:
         return {}
     if resolved.patience is None:  # without it no evaluation is kept to choose by
