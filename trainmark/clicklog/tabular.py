@@ -99,7 +99,7 @@ def prepare(
         manifest = transcode.prepare(options.spec, options.output, kind, **reading)
         summary.show_splits(options.output, manifest)
         return
-    if not options.has_files or (options.columns is None and options.vocabulary is None):
+    if not options.has_files:
         raise InputError("Give --input with --columns, or --spec.")
     old = inherit.open_dataset(options.vocabulary) if options.vocabulary else None
     if old is not None and options.numerical is not None:

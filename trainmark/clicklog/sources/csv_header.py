@@ -44,7 +44,9 @@ def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[st
             raise InputError(f"{path} has the header {other}, but {files[0]} has {first}.")
     repeated = sorted({name for name in first if first.count(name) > 1})
     if repeated:
-        raise InputError(f"{files[0]} has more than one column {', '.join(repeated)}.")
+        raise InputError(
+            f"{files[0]} has more than one column {', '.join(repeated)}. Rename all but one of them."
+        )
     return first
 
 
