@@ -382,7 +382,7 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         CsvSource([path], "label=clicked categorical=user")
     path.write_text("label,name,name\n1,a,b\n")
-    with pytest.raises(InputError, match=r"than one column name\. Rename all but one of them"):
+    with pytest.raises(InputError, match=r"than one column name\. Rename all but one\."):
         CsvSource([path], "label=label categorical=name")
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
     source = CsvSource([path], "label=label categorical=st*")

@@ -52,7 +52,7 @@ def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[st
     repeated = sorted({name for name in first if first.count(name) > 1})
     if repeated:
         raise InputError(
-            f"{files[0]} has more than one column {', '.join(repeated)}. Rename all but one of them."
+            f"{files[0]} has more than one column {', '.join(repeated)}. Rename all but one."
         )
     return first
 
