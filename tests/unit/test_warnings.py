@@ -83,7 +83,7 @@ def test_a_risen_loss_is_read_from_the_curve(tmp_path: Path) -> None:
 
 
 def warned(cfg: DlrmRun, auc: float | None) -> list[str]:
-    return workloads.definition(cfg).warnings(cfg, {"test": {"auc": auc}})
+    return workloads.load(cfg.workload).warnings(cfg, {"test": {"auc": auc}})
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_an_auc_of_one_label(clicks: int, which: str, data: Path) -> None:
     cfg = config(data=str(data))
     (warning,) = warned(cfg, None)
     assert f"is undefined: {which} there is a click" in warning
-    assert workloads.definition(cfg).warnings(cfg, {}) == []  # nothing was evaluated
+    assert workloads.load(cfg.workload).warnings(cfg, {}) == []  # nothing was evaluated
 
 
 def test_an_auc_of_few_rows(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_quality_split_is_judged(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "data", validation_rows=300)
     cfg = config(data=str(folder), quality_split="validation")
     found: dict[str, Any] = {"test": {"auc": 0.9}, "validation": {"auc": 0.45}}
-    (warning,) = workloads.definition(cfg).warnings(cfg, found)
+    (warning,) = workloads.load(cfg.workload).warnings(cfg, found)
     assert "on validation" in warning
 
 
@@ -240,4 +240,4 @@ def test_results_from_before_are_read(tmp_path: Path) -> None:
 def test_a_workload_without_warnings_of_its_own() -> None:
     for name in ("distilbert-demo", "llama3-demo"):
         cfg: Run = workloads.named_run(name)
-        assert workloads.definition(cfg).warnings(cfg, {"test": {"loss": 1.0}}) == []
+        assert workloads.load(cfg.workload).warnings(cfg, {"test": {"loss": 1.0}}) == []

@@ -1,6 +1,6 @@
-"""What makes a result one not to trust as it is: few steps, a loss that rose, what a workload adds.
+"""Why a result should not be trusted as it is: few steps, a rising loss, what the workload adds.
 
-Notes tell how a result came about; warnings say that something is probably wrong, and what to do.
+Notes say how a result came about; warnings say that something is probably wrong, and what to do.
 """
 
 import math
@@ -26,7 +26,7 @@ def warnings(cfg: Run, finished: Result, output: Path) -> list[str]:
         *_few_steps(cfg, finished),
         *_risen_loss(cfg, output / finished.loss.curve),
         *_optimistic_choice(finished),
-        *workloads.definition(cfg).warnings(cfg, finished.final_metrics()),
+        *workloads.load(cfg.workload).warnings(cfg, finished.final_metrics()),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the verbs about runs print: lists, configurations, plans, results."""
+"""`list`, `show`, `train` and `infer`: what they print around a run."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def runs_table() -> Table:
             _count(parameters),
             gib_cell(parameters * 4),
             "none" if cfg.data == SYNTHETIC else "--data",
-            f"{workload.metric} {'' if cfg.target is None else f'{cfg.target:g}'}",
+            f"{cfg.metric} {'' if cfg.target is None else f'{cfg.target:g}'}",
             first_line(make),
         )
     return table
@@ -143,7 +143,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
 
 
 def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> None:
-    """One line each; of several repeats, with the folder of the one that it is about."""
+    """Print one line for each warning; with several repeats, name the folder, too."""
     for result, folder in finished:
         where = f" ({folder})" if len(finished) > 1 else ""
         for warning in result.warnings:
