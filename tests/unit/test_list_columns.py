@@ -16,9 +16,9 @@ from trainmark.cli import main
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.sources import convert, lists
 from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.contract import Served
 from trainmark.errors import InputError
 from trainmark.run import run_folder
+from trainmark.scoring import Served
 from trainmark.workloads.dlrm import serving
 
 WORDS = ("drama", "comedy", "war", "news", "sport", "kids", "rare")

@@ -100,7 +100,7 @@ def _mfu_values(found: Mfu) -> list[float]:
 
 
 def inference_grid(rows: Sequence[InferenceRow]) -> Grid:
-    """Latency and throughput, one row a batch size; and what else rows differ in."""
+    """Latency and throughput, one row per batch size, with columns for what else differs."""
     differing = [kind for kind in _INFERENCE_KINDS if len(set(map(kind.cell, rows))) > 1]
     return make_grid([*differing, *_INFERENCE_COLUMNS], rows)
 

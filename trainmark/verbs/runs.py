@@ -1,4 +1,4 @@
-"""What the verbs about runs print: lists, configurations, plans, results."""
+"""`list`, `show`, `train` and `infer`: what they print around a run."""
 
 import dataclasses
 import json
@@ -44,7 +44,7 @@ def runs_table() -> Table:
             name,
             _count(parameters),
             gib_cell(parameters * 4),
-            workload.metric if cfg.target is None else f"{workload.metric} {cfg.target:g}",
+            cfg.metric if cfg.target is None else f"{cfg.metric} {cfg.target:g}",
             first_line(make),
         )
     table.caption = (
@@ -149,7 +149,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
 
 
 def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> None:
-    """One line each; of several repeats, with the folder of the one that it is about."""
+    """Print one line for each warning; with several repeats, name the folder, too."""
     for result, folder in finished:
         where = f" ({folder})" if len(finished) > 1 else ""
         for warning in result.warnings:
