@@ -324,7 +324,7 @@ def dlrm_demo() -> DlrmRun:
 
 
 def dlrm_auto() -> DlrmRun:
-    """Your own log: what nobody says, its rows decide; with early stopping."""
+    """Your own log, with settings that follow from its rows."""
     return DlrmRun(
         name="dlrm-auto",
         model=Model(
