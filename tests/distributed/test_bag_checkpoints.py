@@ -1,5 +1,6 @@
 """Several ids per feature: what one process saved two ranks go on with, and the other way round."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,9 @@ def compare(built: DlrmTrainer, expected: dict[str, Any]) -> None:
         for found, part in small_dlrm.parts(held.get(name), whole):
             # A code may be one off, and a number of 16 bits the next one.
             near = {torch.int8: 1.0, torch.bfloat16: 2e-2}.get(found.dtype, 1e-5)
-            torch.testing.assert_close(
-                found.float(), part.float(), rtol=max(1e-5, near) if near < 1 else 0, atol=near,
-                msg=lambda said, name=name: f"{name}: {said}",
-            )  # fmt: skip
+            told = partial("{}: {}".format, name)
+            rel = 0 if near == 1 else near
+            torch.testing.assert_close(found.float(), part.float(), rtol=rel, atol=near, msg=told)
             compared += 1
     assert compared > len(expected) / 2
 
