@@ -14,7 +14,7 @@ MOST = 10**15
 bytes each can be told from it before they are beyond 63 bits."""
 
 Count = Annotated[int, Ge(1), Le(MOST)]
-CountOrNone = Annotated[int, Ge(0), Le(MOST)]
+CountOrZero = Annotated[int, Ge(0), Le(MOST)]
 """A count that may be 0."""
 Width = Annotated[int, Ge(1), Le(2**24)]
 """Of a layer: matrices of two such widths can still be described."""

@@ -8,13 +8,13 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainmark.config import Run, filled
+from trainmark.config import Better, Run, filled
 from trainmark.contract import Data, Workload
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.batches import RankBatches
@@ -26,6 +26,9 @@ WIDTH = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ToyRun(Run):
+    metric: ClassVar[str] = "error"
+    better: ClassVar[Better] = "lower"
+
     poisoned_row: int | None = None
     """A row whose input is NaN."""
     signal_at: int | None = None
@@ -159,12 +162,6 @@ class ToyTrainer:
     def state_dict(self) -> dict[str, Tensor]:
         return {"applied": self._applied}
 
-    def host_state(self) -> dict[str, Any]:
-        return {"note": "kept"}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        assert host_state == {"note": "kept"}
-
 
 def _build_model(cfg: ToyRun) -> list[Stage]:
     with torch.device("meta"):
@@ -197,8 +194,6 @@ TOY: Workload[ToyRun, list[Stage], Stage, ToyBatch, ToyTrainer] = Workload(
     build_trainer=ToyTrainer,
     evaluate=_evaluate,
     held_out_splits=lambda cfg: ("test",),
-    metric="error",
-    better="lower",
     flops=lambda cfg, samples, tokens: {"model": 6.0 * samples},
     activation_bytes=lambda cfg: 0,
 )

@@ -2,10 +2,10 @@
 
 checkpoints.py   save, load, read, verify; which checkpoints there are
 saver.py         saving while training goes on
-manifest.py      what is where, and its checksums
-writer.py        the data files, written as PyTorch's DCP plans; reader.py: read
-storage.py       what both share
-boxes.py         tensors of which each rank holds parts
-run_tensors.py   what a run's tensors are called there
+manifest.py      where each part of each tensor lies, with checksums
+writer.py        writes the data files as PyTorch's DCP plans; reader.py reads them;
+                 storage.py is what both share
+local_shards.py  tensors of which each rank holds parts
+run_tensors.py   the names of a run's tensors in checkpoints
 room.py          whether the disk has room
 """

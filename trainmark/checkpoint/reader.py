@@ -1,4 +1,4 @@
-"""The data files of a checkpoint, read for DCP; no byte leaves unchecked.
+"""Reads the data files of a checkpoint for DCP, and checks every byte.
 
 DCP plans and calls. Tensors are read a few chunks at a time, as writer.py writes them.
 """
@@ -31,7 +31,7 @@ from trainmark.checkpoint.manifest import (
     crc32,
     read_manifest,
 )
-from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of
+from trainmark.checkpoint.storage import WORKERS, Scratch, bytes_of, slices
 from trainmark.distributed.mesh import of_all_ranks
 from trainmark.errors import raise_all
 
@@ -99,7 +99,7 @@ def read_all(path: Path) -> None:
 
 
 class DataFiles:
-    """Data files of a checkpoint, open for reading; no byte leaves unchecked."""
+    """Data files of a checkpoint, open for reading; every byte that is read is checked."""
 
     def __init__(self, path: Path, manifest: Manifest, files: Iterable[str]) -> None:
         self.path = path
@@ -163,7 +163,7 @@ def _read_item(data: DataFiles, planner: LoadPlanner, item: ReadItem, chunk: Chu
     if is_whole_chunk and destination.device.type == "cpu" and destination.is_contiguous():
         data.read(name, chunk, into=destination)
     else:
-        destination.copy_(data.read(name, chunk)[box(item.storage_offsets, item.lengths)])
+        destination.copy_(data.read(name, chunk)[slices(item.storage_offsets, item.lengths)])
 
 
 def _in_parallel(action: Callable[..., object], jobs: Iterable[tuple[Any, ...]]) -> None:

@@ -12,10 +12,10 @@ WORKERS = 4  # times a chunk's bytes: the most host memory that a device's tenso
 
 
 class Scratch(threading.local):
-    """Memory for one chunk, for each thread that asks, used again and again.
+    """Memory for one chunk per thread, used again and again.
 
-    Blocks that are allocated and freed by turns pile up in malloc's pools, one of each thread:
-    loading a table could take nearly its size besides.
+    Allocating and freeing such blocks would fill malloc's pools, one per thread: loading a table
+    could take nearly twice its size.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memory
 
 
-def box(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
+def slices(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
     """The index of a part of a tensor."""
     return tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))

@@ -16,7 +16,7 @@ import torch
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.sources.source import find_days
 from trainmark.config import filled
-from trainmark.contract import AnyWorkload, Definition, EncodedFiles, RawFiles, ScoredRows, Served
+from trainmark.contract import AnyWorkload, Definition
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError, unknown
 from trainmark.inference import serving
@@ -25,6 +25,7 @@ from trainmark.inference.scored_parts import Parts, check_output, unfinished
 from trainmark.progress import say, share_bar
 from trainmark.run import run_folder, runner
 from trainmark.run.runner import Loaded
+from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Served
 
 PART_ROWS = 1 << 18
 """Of a part, at least; then it is written."""

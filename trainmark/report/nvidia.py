@@ -15,7 +15,7 @@ from trainmark.formatting import GIB
 from trainmark.report import published
 from trainmark.report.formats import Titled
 from trainmark.report.published import InferenceRow, Model, Row
-from trainmark.report.sections import Run, as_row
+from trainmark.report.sections import ReportedRun, as_row
 from trainmark.report.tables import (
     NOT_APPLICABLE,
     Column,
@@ -49,7 +49,7 @@ class Cell:
         return statistics.mean(known) if known else None
 
 
-def tables(system: str, ours: Sequence[Run]) -> list[Titled]:
+def tables(system: str, ours: Sequence[ReportedRun]) -> list[Titled]:
     """All tables of the page, our rows first."""
     rows = list(map(as_row, ours))
     theirs = [row for row in published.rows_of(system) if row.precision]
@@ -165,7 +165,7 @@ def _beside_cpus(system: str, ours: Sequence[Row]) -> Titled:
 # --- inference
 
 
-def _our_inference(ours: Sequence[Run]) -> list[InferenceRow]:
+def _our_inference(ours: Sequence[ReportedRun]) -> list[InferenceRow]:
     return [
         InferenceRow(
             run=found.run,

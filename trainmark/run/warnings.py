@@ -1,6 +1,6 @@
-"""What makes a result one not to trust as it is: few steps, a loss that rose, what a workload adds.
+"""Why a result should not be trusted as it is: few steps, a rising loss, what the workload adds.
 
-Notes tell how a result came about; warnings say that something is probably wrong, and what to do.
+Notes say how a result came about; warnings say that something is probably wrong, and what to do.
 """
 
 import math
@@ -26,7 +26,7 @@ def warnings(cfg: Run, finished: Result, output: Path) -> list[str]:
         *_few_steps(cfg, finished),
         *_risen_loss(cfg, output / finished.loss.curve),
         *_optimistic_choice(finished),
-        *workloads.definition(cfg).warnings(cfg, finished.final_metrics()),
+        *workloads.load(cfg.workload).warnings(cfg, finished.final_metrics()),
     ]
 
 
@@ -39,6 +39,8 @@ def _few_steps(cfg: Run, finished: Result) -> list[str]:
     advice = "raise --max-steps" if limited else "lower --global-batch, or raise --epochs"
     if finished.ended == "patience":
         advice = "lower --global-batch or --lr, or raise --patience"
+    elif not limited and {"global_batch", "epochs"} <= workloads.definition(cfg).closed(cfg):
+        return []  # nobody chose them: they follow from the rows, of which there are enough
     return [
         f"The weights were updated in {taken} only; fewer than {FEW_STEPS} seldom teach a model "
         f"what is in the data. To train one, {advice}."

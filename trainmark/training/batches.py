@@ -52,7 +52,7 @@ class GlobalBatches:
         return -(-self.samples_per_epoch // self.size)
 
     def after(self, position: int) -> Iterator[GlobalBatch]:
-        """Those to come after so many samples, over all epochs."""
+        """The batches that come after so many samples, over all epochs."""
         while position < self.epochs * self.samples_per_epoch:
             epoch, start = divmod(position, self.samples_per_epoch)
             stop = min(start + self.size, self.samples_per_epoch)
@@ -60,14 +60,14 @@ class GlobalBatches:
             yield GlobalBatch(epoch, start, stop, position)
 
     def ending_at(self, position: int) -> GlobalBatch:
-        """The one that ends after so many samples."""
+        """The batch that ends after so many samples."""
         epoch, last = divmod(position - 1, self.samples_per_epoch)
         return GlobalBatch(epoch, last // self.size * self.size, last + 1, position)
 
 
 class RankBatches:
-    """What the batches of all workloads have in common: those of one split for one data-parallel
-    rank. A workload adds `__iter__`, over `_to_come`, and `describe` (`contract.Data`).
+    """The batches of one split for one data-parallel rank, as far as all workloads are alike. A
+    workload adds `__iter__`, over `_to_come`, and `describe` (`contract.Data`).
 
     Args:
         samples: of the split.
@@ -110,5 +110,5 @@ class RankBatches:
         return self._batches.after(self._position)
 
     def _share(self, batch: GlobalBatch) -> range:
-        """This rank's."""
+        """This rank's places in a global batch."""
         return batch.share(self._dp_rank, self._dp_size)

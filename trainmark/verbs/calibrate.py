@@ -1,9 +1,9 @@
 """`trainmark calibrate`: measure this machine, and write the `hardware.toml` that `plan` reads.
 
-Under torchrun, all ranks measure at the same time, as they train; links between them are measured
-then, too. Rates are those that are reached: of a GPU, of one device; of CPUs, of all ranks of a
-machine together. CPUs are measured in several rounds, of which the median counts: others use them,
-too. What whole steps take beyond the parts that are measured here, `calibrate_steps.py` finds.
+Under torchrun, all ranks measure at the same time, as they would train, and the links between them
+are measured, too. Rates of GPUs are of one device; rates of CPUs are of all ranks of a machine
+together. CPUs are measured in several rounds, and the median counts, because other programs may use
+them. `calibrate_steps.py` measures what whole steps take beyond the parts measured here.
 """
 
 import dataclasses
@@ -48,11 +48,11 @@ GEMM_WIDTHS = (16, 64, 256, 1024, 4096)
 TABLE_WIDTHS = (16, 64, 128)
 """Columns, of 4 bytes."""
 FEW_SAMPLES, LAYERS = 256, 2
-"""Of an MLP that is timed once more with `Scale.samples` of them."""
+"""Samples and layers of an MLP, which is timed once more with `Scale.samples`."""
 FEATURES = 26
-"""Of a sample, each with a table: as many as Criteo's log has."""
+"""Features of a sample, each with a table: as many as Criteo's log has."""
 LONG_S = 0.005
-"""Of work on a device, beside which the host's waiting does not count."""
+"""Seconds of work on a device, compared with which the host's waiting is short."""
 DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -63,12 +63,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work is enough to measure: milliseconds of it."""
+    """How much work to time: enough for some milliseconds."""
 
     rows: int
-    """Of the tall matrix in a GEMM."""
+    """Rows of the tall matrix in a GEMM."""
     widest: int
-    """Of a GEMM."""
+    """Widest square matrix of a GEMM."""
     table_bytes: int
     """Of each table."""
     lookups: int
@@ -110,7 +110,7 @@ def calibrate(device: DeviceChoice, output: Path) -> Path | None:
 
 @contextmanager
 def _ranks(kind: str) -> Iterator[torch.device]:
-    """This process's device, among those of its like where a launcher started several."""
+    """This process's device; joins the other ranks where a launcher started several."""
     here = meshes.local_device(kind)
     if kind != "cpu":
         backends.make_current(here)
@@ -169,7 +169,7 @@ def _rates(here: torch.device, scale: Scale) -> Measured:
 
 
 def _over_ranks(own: Measured, shared: bool) -> Measured:
-    """The mean of all ranks; of CPUs, what the ranks of a machine have together."""
+    """The mean over ranks; for CPUs, the sum of the ranks of a machine."""
     every = meshes.of_all_ranks(own)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(len(every)))) if shared else 1
     return _combined(every, statistics.mean).scaled(per_node)
@@ -424,7 +424,7 @@ def _links(here: torch.device, scale: Scale) -> tuple[float | None, float | None
 
 
 def _sent_per_s(here: torch.device, scale: Scale, groups: list[list[int]]) -> float | None:
-    """While all groups do so."""
+    """Bytes per second that a rank sends in an all-reduce, while all groups run one."""
     size, numbers = len(groups[0]), scale.copy_bytes // 32
     if size == 1:
         return None
@@ -433,7 +433,7 @@ def _sent_per_s(here: torch.device, scale: Scale, groups: list[list[int]]) -> fl
 
 
 def _all_reduce_s(here: torch.device, numbers: int, groups: list[list[int]], repeats: int) -> float:
-    """Of the slowest rank; every rank is in one of the groups."""
+    """Seconds of an all-reduce on the slowest rank; every rank is in one of the groups."""
     made = [(ranks, dist.new_group(ranks)) for ranks in groups]
     own = next(group for ranks, group in made if dist.get_rank() in ranks)
     tensor = torch.zeros(numbers, device=here)

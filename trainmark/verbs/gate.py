@@ -1,4 +1,4 @@
-"""`trainmark gate`: whether a step takes longer than it did, told on a machine that others use too.
+"""`trainmark gate`: whether a step takes longer than it did, even on a machine that is shared.
 
 Two commits, or two configurations, train as two resident processes that take turns
 (`gate_turns.py`); `metrics.slowdown` judges their steps. This is for one device.
@@ -30,25 +30,25 @@ from trainmark.verbs.gate_turns import WORKER, Clock, Side, resident, train_by_t
 
 TREE = Path(trainmark.__file__).resolve().parent.parent
 EXIT_CODES = {"not slower": 0, "slower": 1, "undecided": 3}
-"""2 is for what cannot be compared."""
+"""Exit code 2 says that the sides cannot be compared."""
 ROUND_BLOCKS = 100
-"""After so many, a fresh pair of processes is worth what it takes to start it."""
+"""Blocks after which it pays to start a fresh pair of processes."""
 ENDLESS = (
     *("--epochs", "1000000", "--max-steps", "None", "--no-stop-at-target"),
     *("--evals-per-epoch", "0", "--checkpoint-every", "never"),
 )
-"""Flags of both sides: nothing but steps, as many as it takes. Every commit that `gate` can drive
-knows them."""
+"""Flags for both sides, with which they do nothing but steps, without end. Every commit that `gate`
+can drive knows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What one side is to be."""
+    """The commit and flags of one side."""
 
     commit: str | None
     """None for this tree as it is."""
     flags: str
-    """That it has alone."""
+    """Flags that only this side has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def gate(
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does: no process and no folder is left."""
+    """Make SIGTERM end this process as Ctrl-C does, so that no process and no folder is left."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -116,7 +116,7 @@ def ends_in_order() -> Iterator[None]:
 def two_sides(
     cfg: Run, words: Sequence[str], base: Asked, candidate: Asked
 ) -> Iterator[tuple[Side, Side]]:
-    """What is to be compared; copies of commits are removed after the block.
+    """The two sides. Copies of commits are removed after the block.
 
     Args:
         cfg: the run.

@@ -61,7 +61,7 @@ class Case:
 
     @property
     def folders(self) -> list[Path]:
-        """One for each result."""
+        """The folder of each result."""
         if self.repeats == 1:
             return [self.output]
         return [self.output / str(repeat) for repeat in range(self.repeats)]
@@ -230,7 +230,7 @@ def _resolved(case: Case, repeat: int) -> Run:
 
 
 def _check_result(case: Case, cfg: Run | None, folder: Path) -> None:
-    """A measurement is never altered: other settings are another case."""
+    """Refuse a result with other settings: a measurement is never overwritten."""
     found = result.read(folder)
     if (found.run, found.case) != (case.cfg.name, str(case.cluster)):
         other = f"of {found.run} on {found.case}"

@@ -1,6 +1,6 @@
-"""The workloads, one folder each, with the same file names in each; and the registry of them.
+"""The registry of workloads. Each workload is a folder; the folders have the same file names.
 
-The only place that names them all. Nothing here, nor in what it imports, loads torch.
+This is the only place in shared code that names them. Nothing that it imports loads torch.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CALIBRATED = "dlrm-demo"
 
 
 def definition(run: RunT) -> Definition[RunT]:
-    """Of the workload that `run` configures."""
+    """The definition of the workload that `run` configures."""
     return DEFINITIONS[run.workload]
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.run_tensors import read_weights
 from trainmark.config import filled
-from trainmark.contract import MODEL_FOLDER, Served, TensorSpec
+from trainmark.contract import MODEL_FOLDER
 from trainmark.corpus import sst2
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
 from trainmark.interop.model_folder import read_config
+from trainmark.scoring import Served, TensorSpec
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.data import packed
 from trainmark.workloads.distilbert.model import SentenceClassifier, build_model, init_weights

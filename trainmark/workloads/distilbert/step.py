@@ -59,9 +59,7 @@ class SentenceTrainer:
         self._gradients = FlatGradients(model.parameters(), mesh)
         self._optimizer = _make_optimizer(model, cfg)
         self._observed: dict[str, Tensor] = {}
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         if cfg.compile:
             model.compile_parts()
         on_gpu = mesh.device.type == "cuda"
@@ -183,13 +181,6 @@ class SentenceTrainer:
         """Optimiser and loss scale; dropout needs no state."""
         state = optimizer_tensors(self._optimizer, self._names)
         return state | (self._loss_scale.tensors() if self._loss_scale else {})
-
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
 
 
 def _make_optimizer(model: nn.Module, cfg: DistilbertRun) -> AdamW:

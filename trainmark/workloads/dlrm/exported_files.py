@@ -1,4 +1,4 @@
-"""Rows of raw files, scored by an exported DLRM, which carries what encodes them."""
+"""Scores rows of raw files with an exported DLRM, which carries the vocabularies to encode them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,8 @@ import torch
 from trainmark import checksums
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.preparation import FOLDER
-from trainmark.contract import RawFiles, ScoredRows, Served
 from trainmark.errors import InputError
+from trainmark.scoring import RawFiles, ScoredRows, Served
 from trainmark.workloads.dlrm import serving
 from trainmark.workloads.dlrm.raw_files import encode_by
 from trainmark.workloads.dlrm.requests import Clicks, clicks_of

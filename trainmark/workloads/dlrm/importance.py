@@ -1,8 +1,7 @@
-"""What each column is worth to a trained model: the AUC that is lost where the column says nothing.
+"""What each column is worth to a trained model: how much AUC is lost when its values are shuffled.
 
-A column's values are given to other rows of the split, at random: they are as frequent as before
-and no longer tell anything of their row. All that was made of a column (the hour and the weekday
-of a time) moves together.
+Shuffled values are as frequent as before, but no longer say anything about their row. All features
+that were made from a column (the hour and the weekday of a time) are shuffled together.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""What the top MLP reads of a sample: its dense vector and embedding rows, combined in some way.
+"""Interactions: how a sample's dense vector and embedding rows are combined for the top MLP.
 
-An interaction is an `InteractionLayer`: another one sets `plain`, and gets a line in `_BUILDERS`;
-its sizes are in `sizes.py`.
+To add one, write an `InteractionLayer` that sets `plain`, and add it to `_BUILDERS`; its sizes are
+in `sizes.py`.
 
 Shapes: B samples, F tables, D embedding width, N = (F + 1) D, all vectors of a sample side by side.
 """

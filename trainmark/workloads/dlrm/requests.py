@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from trainmark.clicklog.raw_values import Encoded, RawValues
-from trainmark.contract import TensorSpec
 from trainmark.errors import InputError, unknown
+from trainmark.scoring import TensorSpec
 from trainmark.workloads.dlrm import fast_prediction, graphed_prediction, standalone
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
 

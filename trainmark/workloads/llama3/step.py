@@ -70,9 +70,7 @@ class LlamaTrainer:
             eps=rule.eps,
             weight_decay=rule.weight_decay,
         )
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         copies = [_copies(p) for p in self._parameters.values()]
         self._copies = torch.tensor(copies, device=mesh.device)
         self._sums = _GradientSums(self._parameters) if self._sums_in_fp32 else None
@@ -262,13 +260,6 @@ class LlamaTrainer:
         """Optimiser and loss scale."""
         scale = self._loss_scale.tensors() if self._loss_scale else {}
         return self._optimizer.tensors() | scale
-
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all of the state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
 
     def device_bytes(self) -> DeviceBytes:
         """Bytes at a step's fullest moment: weights that compute, gradients, masters, moments."""
