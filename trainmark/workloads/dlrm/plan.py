@@ -73,11 +73,12 @@ def _seconds(prediction: Prediction) -> list[Mapping[str, float]]:
 
 def _used(cfg: DlrmRun, cluster: Cluster, found: Machine, prediction: Prediction) -> list[Used]:
     measured, on_cpu = found.measured, cluster.hardware == CPU
-    has_layers = on_cpu and cfg.precision in measured.layer
-    figures: list[Used] = ["layers"] if has_layers else []
-    if not has_layers:
-        figures += ["GEMMs" if cfg.precision in measured.gemm else "peak"]
-    figures += [*([] if on_cpu else ["memory bandwidth"]), *used_links(cluster)]
+    products: Used = "GEMMs" if cfg.precision in measured.gemm else "peak"
+    if on_cpu and cfg.precision in measured.layer:
+        products = "layers"
+    figures: list[Used] = [products, *used_links(cluster)]
+    if not on_cpu:
+        figures.append("memory bandwidth")
     if not on_one_gpu(cfg):  # whose kernels have constants of their own
         figures += ["reading rows", "updating rows"]
     return [*figures, "link to the host"] if any(prediction.host_bytes) else figures
