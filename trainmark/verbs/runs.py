@@ -26,7 +26,7 @@ from trainmark.verbs.flags import first_line
 
 
 def runs_table() -> Table:
-    """Every named run in a line that fits a terminal of 80 columns."""
+    """Every named run, one row each."""
     table = Table(box=None, header_style="bold")
     table.add_column("run", no_wrap=True)
     table.add_column("parameters", justify="right", no_wrap=True)

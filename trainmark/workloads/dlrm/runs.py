@@ -324,7 +324,7 @@ def dlrm_demo() -> DlrmRun:
 
 
 def dlrm_auto() -> DlrmRun:
-    """Your own log: what nobody says, its rows decide; with early stopping."""
+    """Your own click log: its rows decide all settings that you leave out; stops early."""
     return DlrmRun(
         name="dlrm-auto",
         model=Model(
