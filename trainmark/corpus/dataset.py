@@ -111,7 +111,7 @@ def _files(prefix: Path) -> list[Path]:
 
 
 def checksums_of(prefix: Path) -> dict[str, list[Any]]:
-    """Of its two files, for the note beside them."""
+    """The checksums of a dataset's two files, for the note beside them."""
     return {file.name: checksums.of_file(file) for file in _files(prefix)}
 
 
@@ -132,7 +132,7 @@ def _prefix(path: Path) -> Path:
 
 
 def _vocab_size(prefix: Path, tokens: IndexedTokens) -> int:
-    """As prepared, or else from the largest id: files made elsewhere do not say it."""
+    """The vocabulary size that `prepare` noted; for files made elsewhere, the largest id + 1."""
     known = read_note(prefix)
     if known is not None:
         return int(known["vocab_size"])

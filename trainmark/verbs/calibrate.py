@@ -68,7 +68,7 @@ class Scale:
     copy_bytes: int
     file_bytes: int
     budget_s: float = 0.3
-    """For each figure."""
+    """Seconds to spend on each figure."""
 
 
 CPU_SCALE = Scale(2048, 1024, 2**28, 2**18, 2**27, 2**27)

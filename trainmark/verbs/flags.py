@@ -200,5 +200,5 @@ def _flag_value(arguments: list[str], flag: str) -> str | None:
 
 
 def first_line(function: Callable[..., Any]) -> str:
-    """Of its docstring."""
+    """The first line of a docstring, without its full stop."""
     return (function.__doc__ or "").splitlines()[0].rstrip(".")

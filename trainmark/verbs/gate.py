@@ -266,7 +266,7 @@ def _spent(found: Found) -> str:
 
 
 def as_json(found: Found) -> str:
-    """The same in one line, for programs."""
+    """What was found as one line of JSON, for programs."""
     plain: dict[str, Any] = {"verdict": found.verdict}
     if found.comparison:
         plain |= asdict(found.comparison) | {"confidence": found.comparison.confidence}

@@ -149,7 +149,7 @@ def _train_here(plan: Sweep, trials: list[Trial], trial: Trial, folder: Path) ->
 
 
 def _train_alone(plan: Sweep, trial: Trial, folder: Path) -> Outcome:
-    """In a process of its own, on as many devices as each run is to have."""
+    """Train in a process of its own, or in one for each device."""
     command = [plan.run.name, *plan.flags, *words(trial.values), "--output", str(folder)]
     return attempt(command, plan.devices, folder.with_name(f"{folder.name}.log"))
 
@@ -205,7 +205,7 @@ def _ranking(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
 
 
 def _one_field_table(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
-    """In the published form."""
+    """The runs as a table in the published form."""
     (name,) = (field.name for field in plan.fields)
     rows = [
         Attempt(label=run.values[name], outcome=run.outcome, result=run.result) for run in swept

@@ -131,7 +131,7 @@ class SentenceTrainer:
         return loss, gate == 0
 
     def observed(self) -> dict[str, Tensor]:
-        """Of the last step: the norm of its gradient, and the loss scale where there is one."""
+        """The last step's gradient norm, and its loss scale where there is one."""
         return self._observed
 
     def _seed_dropout(self, position: int) -> None:

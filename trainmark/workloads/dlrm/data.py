@@ -222,7 +222,7 @@ class ClickData(RankBatches):
         )
 
     def _columns(self, batch: ClickBatch) -> Columns:
-        """The same memory as arrays, one per feature."""
+        """The batch's memory as arrays, one per feature."""
         by_feature = {
             feature: ids
             for group in batch.groups

@@ -70,7 +70,7 @@ class Prepared:
     lookups_ready: Any
     """The event after which the lookups are prepared: part of the step."""
     slot: Filled | None = None
-    """Where the batch lies instead, if CUDA graphs work on it."""
+    """The slot that holds the batch instead, if CUDA graphs work on it."""
     tokens: int = 0
 
 
@@ -105,7 +105,7 @@ class DlrmTrainer:
         self._last_step = self._outcome
         self._compared: list[str] = []
         self._differ: Tensor | None = None
-        """Of a checked step, whether the bits differ of each that is compared."""
+        """In a checked step, whether the bits of each compared item differ."""
         self._in_last_micro_batch = False
         self._more_ids = (
             MoreIds(hotness(cfg.model), cfg.model.table_rows)
@@ -344,7 +344,7 @@ class DlrmTrainer:
 
     @torch.no_grad()
     def prepare_to_predict(self, batch: ClickBatch, max_samples: int) -> Prepared:
-        """Without what only an update needs."""
+        """`prepare` without what only an update needs."""
         return self.prepare(batch, max_samples)
 
     @torch.inference_mode()

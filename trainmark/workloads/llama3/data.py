@@ -107,7 +107,7 @@ def build_data(cfg: LlamaRun, split: str, dp_rank: int, dp_size: int) -> TokenDa
 
 
 def held_out_splits(cfg: LlamaRun) -> tuple[str, ...]:
-    """Those that get a share of the data."""
+    """The splits that get a share of the data."""
     if cfg.data == SYNTHETIC:
         return ("test",) if cfg.evals_per_epoch else ()
     shares = dataset.parse_split(filled(cfg.split))

@@ -165,7 +165,7 @@ class LlamaTrainer:
         return 1.0 if self._loss_scale is None else self._loss_scale.scale
 
     def _mean_over_ranks(self, loss: Tensor) -> Tensor:
-        """The same on all ranks; only the last pipeline stage has one to give."""
+        """The mean loss, on all ranks; only the last pipeline stage computes one."""
         if self.mesh.device_mesh is None:
             return loss
         loss = loss / (self.mesh.dp_size * self.mesh.axes.get("tp", 1))
@@ -205,7 +205,7 @@ class LlamaTrainer:
             self._sums.clear()
 
     def _gradients(self) -> dict[str, Tensor]:
-        """By name, with the placements of their parameters."""
+        """Gradients by name, placed as their parameters are."""
         if self._sums is not None:
             return self._sums.totals
         found = {}
