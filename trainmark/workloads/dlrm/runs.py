@@ -60,8 +60,8 @@ class Model:
     cross_layers: Layers | None = None
     """Number of cross layers (dcn); by default 3, as in MLPerf."""
     cross_rank: Width | Literal["full"] | None = None
-    """Rank of a cross layer's matrix (dcn), or `full`; by default 512, as in MLPerf, or a quarter of
-    the width of all vectors, if that is less."""
+    """Rank of a cross layer's matrix (dcn), or `full`; by default 512, as in MLPerf, or a quarter
+    of the width of all vectors, if that is less."""
     branch1_mlp: tuple[Width, ...] | None = None
     """Widths of one MLP of projection; the last one must be a multiple of embedding_dim. By
     default, 2048 and 16 x embedding_dim (TorchRec's at 128)."""
