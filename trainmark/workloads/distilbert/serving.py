@@ -91,7 +91,7 @@ def _tokenizer_folder(places: list[Path], name: str) -> Path:
 
 
 class SentenceScorer:
-    """Scores sentences; see `contract.Scorer`.
+    """Scores sentences; see `scoring.Scorer`.
 
     Args:
         cfg: of a packed model in fp32.
