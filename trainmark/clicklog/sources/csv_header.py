@@ -22,17 +22,16 @@ OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 def is_padded(files: Sequence[Path], delimiter: str) -> bool:
     """Whether fields of the first line have blanks around them, as in `age, city`: then those of
     all lines are taken without. Files whose first line has none keep every blank."""
-    first = next((path for path in files if path.stat().st_size), files[0])
+    first = next((path for path in files if not text_files.is_empty(path)), files[0])
     return any(field != field.strip(" ") for field in _first_line(first, delimiter))
 
 
 def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[str]:
     """The names of the columns, which all files must agree on; numbers without a header.
 
-    Files of no bytes, which may be among those whose bad rows are skipped, have no say. Nothing
-    that was compressed has some: there a first line is missing, as in any other file.
+    Empty files, which may be among those whose bad rows are skipped, have no say.
     """
-    files = [path for path in files if path.stat().st_size] or files
+    files = [path for path in files if not text_files.is_empty(path)] or files
     first = [field.strip(" ") for field in _first_line(files[0], delimiter)]
     if len(first) == 1:
         _refuse_delimiter(files[0], delimiter, first[0])
@@ -54,7 +53,8 @@ def _first_line(path: Path, delimiter: str) -> list[str]:
         start = np.empty(HEADER_BYTES, np.uint8)
         line = start[: file.read_into(start)].tobytes().split(b"\n")[0]
     if not line:
-        raise InputError(f"{path}: the first line is empty.")
+        what = "it" if text_files.is_empty(path) else "the first line"
+        raise InputError(f"{path}: {what} is empty.")
     if b"\0" in line:
         raise InputError(f"{path} is {_binary(line)}.")
     line = line.removesuffix(b"\r")
