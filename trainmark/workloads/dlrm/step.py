@@ -17,7 +17,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.kernels.click_loss import click_loss_of_logits
-from trainmark.training.batches import rank_shares
+from trainmark.training.batches import BatchCounts, rank_shares
 from trainmark.training.checking import (
     Fingerprints,
     computed_twice,
@@ -57,21 +57,17 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(BatchCounts):
     """One optimiser step's batch."""
 
     micro_batches: list[MicroBatch]
-    samples: int
     global_samples: int
-    position: int
-    partial: bool
     ready: Any
     """The event after which the copies may be read: input ends there."""
     lookups_ready: Any
     """The event after which the lookups are prepared: part of the step."""
     slot: Filled | None = None
     """The slot that holds the batch instead, if CUDA graphs work on it."""
-    tokens: int = 0
 
 
 class DlrmTrainer:
@@ -421,13 +417,11 @@ def _prepared(
 ) -> Prepared:
     return Prepared(
         micro_batches=micro_batches,
-        samples=batch.samples,
         global_samples=batch.global_samples,
-        position=batch.position,
-        partial=batch.partial,
         ready=ready,
         lookups_ready=lookups_ready,
         slot=slot,
+        **batch.counts(),
     )
 
 

@@ -18,6 +18,7 @@ from trainmark.config import element_bytes, filled
 from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.adamw import AdamW, local
+from trainmark.training.batches import BatchCounts
 from trainmark.training.checking import (
     Fingerprints,
     computed_twice,
@@ -41,15 +42,11 @@ _BACKENDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(BatchCounts):
     """A batch on the device."""
 
     tokens_BS: Tensor
     targets_BS: Tensor
-    samples: int
-    tokens: int
-    position: int
-    partial: bool
     ready: Any
 
 
@@ -90,16 +87,8 @@ class LlamaTrainer:
 
     def prepare(self, batch: TokenBatch) -> Prepared:
         """Copy a batch as narrow as it is stored and widen it on the device."""
-        (tokens,), ready = self._copy([batch.tokens], lambda copied: [copied[0].long()])
-        return Prepared(
-            tokens_BS=tokens[:, :-1],
-            targets_BS=tokens[:, 1:],
-            samples=batch.samples,
-            tokens=batch.samples * self.cfg.sequence,
-            position=batch.position,
-            partial=batch.partial,
-            ready=ready,
-        )
+        (ids,), ready = self._copy([batch.ids], lambda copied: [copied[0].long()])
+        return Prepared(tokens_BS=ids[:, :-1], targets_BS=ids[:, 1:], ready=ready, **batch.counts())
 
     # --- training
 
