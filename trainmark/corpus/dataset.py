@@ -11,6 +11,7 @@ from trainmark.corpus.indexed import IndexedTokens, open_tokens
 from trainmark.corpus.samples import SampledTokens, open_samples
 from trainmark.errors import InputError
 from trainmark.files import read_json
+from trainmark.formatting import counted
 
 SCHEMA = "trainmark.tokens/1"
 SPLITS = ("train", "validation", "test")
@@ -43,7 +44,7 @@ class TokenFolder:
             other_split = "another --split (100,0,0 holds nothing out) or " * (total > sequence)
             raise InputError(
                 f"{self.tokens.prefix}: a sample takes {sequence + 1:,} tokens, but split {shares} "
-                f"of its {counted(len(self.tokens))} ({total:,} tokens) leaves {left}. Prepare "
+                f"of its {counted(len(self.tokens), 'document')} ({total:,} tokens) leaves {left}. Prepare "
                 f"more documents, or give {other_split}a shorter --sequence."
             )
 
@@ -69,10 +70,6 @@ class TokenFolder:
         before = sum(parsed[name] for name in SPLITS[: SPLITS.index(split)])
         count = len(self.tokens)
         return range(round(before * count), round((before + parsed[split]) * count))
-
-
-def counted(documents: int) -> str:
-    return f"{documents:,} document{'' if documents == 1 else 's'}"
 
 
 def parse_split(text: str) -> dict[str, float]:

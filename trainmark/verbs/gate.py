@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import trainmark
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError, raise_all
+from trainmark.formatting import counted
 from trainmark.metrics.slowdown import Comparison, compare
 from trainmark.progress import say
 from trainmark.validation import problems
@@ -256,8 +257,7 @@ def _known(compared: Comparison) -> str:
 
 
 def _spent(found: Found) -> str:
-    rounds = f"{found.rounds} round{'' if found.rounds == 1 else 's'}"
-    return f"{found.seconds:.0f} s, {found.blocks} blocks in {rounds}"
+    return f"{found.seconds:.0f} s, {found.blocks} blocks in {counted(found.rounds, 'round')}"
 
 
 def as_json(found: Found) -> str:
