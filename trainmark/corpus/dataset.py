@@ -39,12 +39,13 @@ class TokenFolder:
         """Refuse a corpus without a single sample for training, or for a split with a share."""
         if short := self.short_splits(shares, sequence):
             total = int(self.tokens.lengths.sum(dtype=np.int64))
+            documents = counted(len(self.tokens), "document")
             left = ", ".join(f"{split} {count:,}" for split, count in short.items())
             # Of no use where all documents together are too few.
             other_split = "another --split (100,0,0 holds nothing out) or " * (total > sequence)
             raise InputError(
                 f"{self.tokens.prefix}: a sample takes {sequence + 1:,} tokens, but split {shares} "
-                f"of its {counted(len(self.tokens), 'document')} ({total:,} tokens) leaves {left}. Prepare "
+                f"of its {documents} ({total:,} tokens) leaves {left}. Prepare "
                 f"more documents, or give {other_split}a shorter --sequence."
             )
 

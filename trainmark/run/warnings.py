@@ -40,8 +40,8 @@ def _few_steps(cfg: Run, finished: Result) -> list[str]:
     if finished.ended == "patience":
         advice = "lower --global-batch or --lr, or raise --patience"
     return [
-        f"The weights were updated in {counted(steps, 'step')} only; fewer than {FEW_STEPS} seldom teach a model "
-        f"what is in the data. To train one, {advice}."
+        f"The weights were updated in {counted(steps, 'step')} only; fewer than {FEW_STEPS} seldom "
+        f"teach a model what is in the data. To train one, {advice}."
     ]
 
 
