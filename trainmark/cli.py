@@ -123,11 +123,11 @@ def _overview() -> str:
 
 def _list(arguments: list[str], started: float) -> None:
     """The named runs, with size, data and target."""
-    from trainmark.verbs.plan import wide_console
+    from trainmark.progress import SafeConsole
     from trainmark.verbs.runs import runs_table
 
     parse(Nothing, arguments, "list")
-    wide_console().print(runs_table())
+    SafeConsole().print(runs_table())
 
 
 def _show(arguments: list[str], started: float) -> None:

@@ -281,6 +281,17 @@ def test_columns_that_are_no_lists(
     assert words in refused(capsys, prepare("parquet", log, tmp_path / "d", columns))
 
 
+@pytest.mark.parametrize("reading", ["", ":list", ":int64[5]"])
+def test_lists_of_lists_are_refused(
+    reading: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = {"clicked": [0, 1] * 20, "seen": [[[1, 2], [3]]] * 40}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    columns = f"label=clicked categorical=seen{reading}"
+    code = prepare("parquet", tmp_path / "log.parquet", tmp_path / "d", columns)
+    assert "seen is a column of list<element: list<element: int64>>" in refused(capsys, code)
+
+
 def test_torchrecs_files_have_no_lists_of_different_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

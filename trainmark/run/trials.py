@@ -6,6 +6,7 @@ When all have ended, the choice is written to `choice.json`, and the folder is r
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,10 +46,14 @@ class Trials:
         if known.get("candidates") == self._plain():  # chosen before a kill
             return self.candidates[known["chosen"]]
         began = time.perf_counter()
-        found = {
-            flags: self.train(candidate, self.output / TRIALS / str(number)).best
-            for number, (flags, candidate) in enumerate(self.candidates.items())
-        }
+        found: dict[str, Best | None] = {}
+        for number, (flags, candidate) in enumerate(self.candidates.items()):
+            if self.mesh.is_main:
+                of_all = f"Trial {number + 1} of {len(self.candidates)}, to choose settings by"
+                print(f"{of_all}: {flags}", file=sys.stderr)
+            found[flags] = self.train(candidate, self.output / TRIALS / str(number)).best
+            if found[flags] is None:  # nor will the others have a metric
+                break
         chosen, why = _best(found, self.better)
         why += f" The trials took {time.perf_counter() - began:.1f} s, which no time here includes."
         self.mesh.barrier()
@@ -87,7 +92,10 @@ def _best(found: Mapping[str, Best | None], better: Better) -> tuple[str, str]:
     best_of = {flags: best for flags, best in found.items() if best}
     if len(best_of) < len(found):
         first = next(iter(found))
-        return first, f"Took {first}: a trial had no metric on validation rows to choose by."
+        return first, (
+            f"Took {first}: the validation rows have no metric to choose by, as where all of them "
+            "have one label."
+        )
     best = max if better == "higher" else min
     chosen = best(best_of, key=lambda flags: best_of[flags].value)
     tried = " and ".join(f"{best.value:.5f} with {flags}" for flags, best in best_of.items())

@@ -163,9 +163,10 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
     if use.role not in ("categorical", "group"):
         return numerical if use.role == "numerical" else "string"
     if use.role == "categorical" and lists.is_list(kind):
-        single = replace(use, reading=None)
-        values = _reading(single, _value_type(kind.value_type), numerical)
-        return str(lists.ListReading(str(values), lists.MOST))
+        values = _value_type(kind.value_type)
+        if not pa.types.is_nested(values):
+            of_values = _reading(replace(use, reading=None), values, numerical)
+            return str(lists.ListReading(str(of_values), lists.MOST))
     if use.reading == lists.WORD:
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise InputError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainmark.config import Schedule, filled
+from trainmark.errors import InputError
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 
 NAME = "dlrm-auto"
@@ -83,6 +84,11 @@ def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
     which. Large logs have enough rows to learn pairs, and two cores have no time to try. Crosses
     that surely say something are sometimes still memorised.
     """
+    if resolved.auto_clicks == 0:
+        raise InputError(
+            f"All training rows of {resolved.data} have the same label, so there is nothing to "
+            "learn from them. Check the label in --columns of 'trainmark prepare', and --positive."
+        )
     if cfg.model.interaction != "auto" or filled(resolved.auto_rows) > TRIED_UP_TO:
         return {}
     if resolved.patience is None:  # without it no evaluation is kept to choose by

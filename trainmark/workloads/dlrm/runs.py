@@ -324,7 +324,7 @@ def dlrm_demo() -> DlrmRun:
 
 
 def dlrm_auto() -> DlrmRun:
-    """Your own click log: its rows decide all settings that you leave out; stops early."""
+    """Your own log, with settings that follow from its rows."""
     return DlrmRun(
         name="dlrm-auto",
         model=Model(
