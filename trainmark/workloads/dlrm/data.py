@@ -27,7 +27,7 @@ from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.hardware.backends import is_accelerator
-from trainmark.training.background import Kept, in_background
+from trainmark.training.background import LatestCache, in_background
 from trainmark.training.batches import BatchCounts, GlobalBatch, RankBatches, rank_shares
 from trainmark.training.transfer import Make
 from trainmark.workloads.dlrm.rows import (
@@ -117,8 +117,10 @@ class ClickData(RankBatches):
         self._made_on_gpu: TerabyteRows | None = None
         if isinstance(source, TerabyteRows) and makes_rows_on_gpu(cfg):
             self._made_on_gpu = source
-        self._orders = Kept[int, RowOrder](most=2)
-        self._windows = Kept[tuple[int, int], tuple[Columns, NDArray[np.int64]]](WINDOWS_KEPT)
+        self._orders = LatestCache[int, RowOrder](most=2)
+        self._windows = LatestCache[tuple[int, int], tuple[Columns, NDArray[np.int64]]](
+            WINDOWS_KEPT
+        )
         if source.num_rows == 0:
             raise InputError(f"The {split} split has no rows.")
         if source.num_rows / cfg.shuffle_window > MAX_WINDOWS:
