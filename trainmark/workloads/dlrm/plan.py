@@ -8,6 +8,7 @@ from trainmark.embeddings.placement.placement import TablePlacement, to_json
 from trainmark.embeddings.placement.strategies import STRATEGIES
 from trainmark.formatting import gib_cell, ranges, readable_size
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.known import CPU
 from trainmark.hardware.machine import Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import card_bytes
 from trainmark.hardware.plans import Plan, Work
@@ -71,8 +72,13 @@ def _seconds(prediction: Prediction) -> list[Mapping[str, float]]:
 
 
 def _used(cfg: DlrmRun, cluster: Cluster, found: Machine, prediction: Prediction) -> list[Used]:
-    figures: list[Used] = ["GEMMs" if cfg.precision in found.measured.gemm else "peak"]
-    figures += ["memory bandwidth", *used_links(cluster)]
+    measured, on_cpu = found.measured, cluster.hardware == CPU
+    products: Used = "GEMMs" if cfg.precision in measured.gemm else "peak"
+    if on_cpu and cfg.precision in measured.layer:
+        products = "layers"
+    figures: list[Used] = [products, *used_links(cluster)]
+    if not on_cpu:
+        figures.append("memory bandwidth")
     if not on_one_gpu(cfg):  # whose kernels have constants of their own
         figures += ["reading rows", "updating rows"]
     return [*figures, "link to the host"] if any(prediction.host_bytes) else figures
