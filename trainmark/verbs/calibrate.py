@@ -77,7 +77,7 @@ class Scale:
     file_bytes: int
     tables: int = 1
     budget_s: float = 0.3
-    """For each figure, in each round."""
+    """Seconds to spend on each figure, in each round."""
     rounds: int = 1
     samples: int = 8192
     """Of layers and an interaction that learn, on a CPU,"""
