@@ -16,7 +16,7 @@ from torch import Tensor
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint import data_files as checkpoint_files
 from trainmark.checkpoint import writer as checkpoint_writer
-from trainmark.checkpoint.boxes import Boxes
+from trainmark.checkpoint.local_shards import LocalShards
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 ROWS = 400_001  # 12 MiB
@@ -55,7 +55,7 @@ def _load(built: DlrmTrainer, saved: Path, what: str) -> None:
 
 def _parts(built: DlrmTrainer) -> list[Tensor]:
     held: list[object] = list(built.weights().values())
-    return [box.tensor for one in held if isinstance(one, Boxes) for box in one.boxes]
+    return [shard.tensor for one in held if isinstance(one, LocalShards) for shard in one.shards]
 
 
 @contextmanager

@@ -18,10 +18,9 @@ from tests.small import snapshot, train, write_dataset
 from tests.unit.refusals import refused, small
 from trainmark import workloads
 from trainmark.cli import PREPARATIONS, VERBS, main
-from trainmark.config import Run, TrainOptions
+from trainmark.config import Run, Schedule, TrainOptions
 from trainmark.errors import in_words
 from trainmark.files import write_atomically
-from trainmark.schedule import Schedule
 from trainmark.verbs import aliases
 from trainmark.verbs.flags import flags_of
 from trainmark.verbs.options import ExportOptions

@@ -17,11 +17,11 @@ import pytest
 from tests.unit.served import process, served, train
 from tests.waiting import wait_until
 from trainmark.cli import main
-from trainmark.contract import TensorSpec
 from trainmark.inference.server.batching import Loaded
 from trainmark.inference.server.limits import Limits
 from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Model, Models, Source
+from trainmark.scoring import TensorSpec
 
 tritonclient = pytest.importorskip("tritonclient.http")
 NAME, WAIT_S = "dlrm-demo", 60

@@ -28,12 +28,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from trainmark.checkpoint.boxes import LoadPlanner
 from trainmark.checkpoint.data_files import fill_arrays, read_all
 from trainmark.checkpoint.folders import all_checkpoints as all_checkpoints
 from trainmark.checkpoint.folders import explained, folder_of
 from trainmark.checkpoint.folders import latest as latest
 from trainmark.checkpoint.folders import read_state as read_state
+from trainmark.checkpoint.local_shards import LoadPlanner
 from trainmark.checkpoint.manifest import read_manifest, replace_manifest
 from trainmark.checkpoint.reader import Reader
 from trainmark.checkpoint.room import make_room
@@ -54,9 +54,9 @@ def save(
 ) -> Path:
     """Write `root/step-<step>`, then remove all but the best and the last `keep` checkpoints.
 
-    With torch.distributed initialised, every rank calls this with its own tensors: a DTensor is
-    written shard by shard, `Boxes` box by box, a plain tensor that several ranks name is written
-    once, and `state` is rank 0's. All ranks return once the checkpoint is on disk.
+    With torch.distributed initialised, every rank calls this with its own tensors. A DTensor and
+    `LocalShards` are written shard by shard; a plain tensor that several ranks name is written
+    once; `state` is rank 0's. All ranks return once the checkpoint is on disk.
 
     Args:
         root: the folder of the checkpoints, which all ranks see.
@@ -78,7 +78,7 @@ def plan(
     best: int | None = None,
     group: Any = None,
 ) -> "Unwritten":
-    """What `save` is about to write, its arguments checked.
+    """Check the arguments of `save`, and agree with all ranks on what each of them writes.
 
     Args:
         group: the ranks; by default, all there are.
@@ -111,7 +111,7 @@ class Unwritten:
     group: Any
 
     def write(self) -> Path:
-        """To be called on all ranks; none returns before the checkpoint is on disk."""
+        """Write it. All ranks call this, and return when the checkpoint is on disk."""
         is_first = self.share.rank == 0
         folder = self.target.with_name(f".writing-{self.target.name}")
         try:
@@ -177,7 +177,7 @@ def shapes(path: Path) -> dict[str, Tensor]:
 
 
 def update_state(path: Path, changes: dict[str, Any]) -> None:
-    """Replace some of the state that `save` was given; to be called by one process."""
+    """Replace some of the state that `save` was given; one process calls this."""
     manifest = read_manifest(path)
     replace_manifest(path, dataclasses.replace(manifest, state=manifest.state | changes))
 
@@ -209,7 +209,7 @@ def _refuse_what_cannot_be_saved(tensors: dict[str, Tensor], state: dict[str, An
 
 
 def _load(tensors: dict[str, Tensor], reader: Reader) -> None:
-    """Run DCP's load, and raise what went wrong in it as it was."""
+    """Run DCP's load; its errors are raised without DCP's wrapping."""
     _wait_for_devices(tensors)
     # Detached tensors share memory with the originals, and worker threads may write to them.
     detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -229,7 +229,7 @@ def _load(tensors: dict[str, Tensor], reader: Reader) -> None:
 
 
 def _wait_for_devices(tensors: dict[str, Tensor]) -> None:
-    """Wait for all streams: the worker threads that copy tensors use another than the caller."""
+    """Wait for all streams: worker threads copy tensors on other streams than the caller's."""
     for device in {tensor.device for tensor in tensors.values()}:
         if device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""The data files of a checkpoint, read without torch; no byte leaves unchecked."""
+"""Reads the data files of a checkpoint without torch, and checks every byte."""
 
 import os
 import threading
@@ -22,10 +22,10 @@ NUMPY_TYPES = {
 
 
 class Scratch(threading.local):
-    """Memory for one chunk, for each thread that asks, used again and again.
+    """Memory for one chunk per thread, used again and again.
 
-    Blocks that are allocated and freed by turns pile up in malloc's pools, one of each thread:
-    loading a table could take nearly its size besides.
+    Allocating and freeing such blocks would fill malloc's pools, one per thread: loading a table
+    could take nearly twice its size.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Scratch(threading.local):
         return self._bytes[:count]
 
 
-def box(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
+def slices(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
     """The index of a part of a tensor."""
     return tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))
 
@@ -104,7 +104,10 @@ def fill_arrays(path: Path, manifest: Manifest, arrays: Mapping[str, NDArray[Any
     jobs = [(name, chunk) for name in arrays for chunk in manifest.tensors[name].chunks]
 
     def read(name: str, chunk: Chunk) -> None:
-        of_chunk: Any = (*box(chunk.offsets, chunk.sizes), ...)  # a view, of a single number, too
+        of_chunk: Any = (
+            *slices(chunk.offsets, chunk.sizes),
+            ...,
+        )  # a view of single numbers, too
         place = arrays[name][of_chunk]
         part = place if place.flags.c_contiguous else np.empty_like(place)
         data.read(name, chunk, part.reshape(-1).view(np.uint8).data)

@@ -24,7 +24,7 @@ class DamagedError(InputError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor whose elements lie one after the other in a file."""
+    """A part of a tensor whose elements lie one after the other in a file."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -89,7 +89,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def replace_manifest(folder: Path, manifest: Manifest) -> None:
-    """Another manifest in place of the one in `folder`, of which there is one at every moment."""
+    """Replace the manifest in `folder`; at every moment there is a whole one."""
     write_atomically(folder / MANIFEST, _text(manifest).decode())
 
 

@@ -1,4 +1,4 @@
-"""The data files of a checkpoint, read for DCP.
+"""Reads the data files of a checkpoint for DCP.
 
 DCP plans and calls. Tensors are read a few chunks at a time, as writer.py writes them.
 """
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from trainmark.checkpoint.data_files import DataFiles, box, in_parallel
+from trainmark.checkpoint.data_files import DataFiles, in_parallel, slices
 from trainmark.checkpoint.manifest import Chunk, Manifest, TensorEntry
 from trainmark.checkpoint.storage import DTYPES, bytes_of, scratch_tensor
 from trainmark.distributed.mesh import of_all_ranks
@@ -87,7 +87,7 @@ def _read_item(data: DataFiles, planner: LoadPlanner, item: ReadItem, chunk: Chu
     else:
         read = scratch_tensor(data.scratch, chunk.sizes, destination.dtype)
         data.read(name, chunk, bytes_of(read))
-        destination.copy_(read[box(item.storage_offsets, item.lengths)])
+        destination.copy_(read[slices(item.storage_offsets, item.lengths)])
 
 
 # --- what is asked for and what is there

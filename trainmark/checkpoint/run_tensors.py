@@ -1,4 +1,4 @@
-"""What a run's tensors are called in its checkpoints: `model.NAME` the weights, `trainer.NAME` the
+"""The names of a run's tensors in its checkpoints: `model.NAME` for weights, `trainer.NAME` for the
 optimiser's state and the like."""
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def stored_weights(trainer: Trainer[Any, Any]) -> dict[str, Tensor]:
 
 
 def stored_tensors(trainer: Trainer[Any, Any]) -> dict[str, Tensor]:
-    """Everything that a checkpoint keeps, likewise."""
+    """Weights and other state by their names in a checkpoint."""
     state = {f"{_TRAINER}{name}": tensor for name, tensor in trainer.state_dict().items()}
     return stored_weights(trainer) | state
 
 
 def is_of_trainer(stored_name: str) -> bool:
-    """Whether it is no weight."""
+    """Whether it names the trainer's state, not a weight."""
     return stored_name.startswith(_TRAINER)
 
 
 def own_name(stored_name: str) -> str:
-    """What model or trainer call it."""
+    """The name without its prefix, as the model or the trainer has it."""
     return stored_name.partition(".")[2]
 
 

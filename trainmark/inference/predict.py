@@ -18,13 +18,14 @@ import numpy as np
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.sources.source import find_days
 from trainmark.config import filled
-from trainmark.contract import AnyWorkload, Definition, EncodedFiles, RawFiles, ScoredRows, Served
+from trainmark.contract import AnyWorkload, Definition
 from trainmark.errors import InputError, unknown
 from trainmark.inference import serving
 from trainmark.inference.options import PredictOptions
 from trainmark.inference.scored_parts import Parts, check_output, unfinished
 from trainmark.progress import say, share_bar
 from trainmark.run import run_folder
+from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Served
 
 if TYPE_CHECKING:  # a model that needs no torch does not wait for it
     from trainmark.run.runner import Loaded

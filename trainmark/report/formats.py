@@ -1,4 +1,4 @@
-"""Tables for others to read: Markdown, CSV, JSON; `html.tables_page` has the fifth format."""
+"""Tables for a terminal, and as Markdown, CSV and JSON; `html.tables_page` has the HTML."""
 
 import csv
 import io

@@ -1,6 +1,6 @@
-"""The folder of a run: whose it is, and where its configuration and checkpoints lie.
+"""The folder of a run: which run it belongs to, and where its configuration and checkpoints lie.
 
-Besides what `runlog.py` writes into it, and what the verbs leave in it afterwards, it holds
+`runlog.py` and the verbs write files into it. Besides these it holds
 
     config.json               the resolved configuration that it was made with
     checkpoints/step-*        see `checkpoint/`
@@ -37,7 +37,7 @@ CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 TRIALS = "trials"
 CHOICE = "choice.json"
-"""Of what was chosen by trials, and why."""
+"""The file that says what trials chose, and why."""
 
 
 def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
@@ -64,7 +64,7 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
 
 
 def _check_checkpoints(output: Path) -> None:
-    """Refuse to begin again, and to cut the loss curve, where a run has lost its checkpoints."""
+    """Refuse a run that has lost its checkpoints: it would begin again, and cut the loss curve."""
     log, root = output / "perf.log", output / CHECKPOINTS
     if folders.latest(root) or not log.is_file():
         return
@@ -76,7 +76,7 @@ def _check_checkpoints(output: Path) -> None:
 
 
 def with_full_path(cfg: AnyRun) -> AnyRun:
-    """With its data by a path that holds wherever it is read, as by `evaluate` and `export`."""
+    """The run with an absolute path to its data: `evaluate` and `export` may run elsewhere."""
     data = cfg.data or SYNTHETIC
     is_path = any(os.path.exists(name) for name in (data, f"{data}.idx"))
     return dataclasses.replace(cfg, data=os.path.abspath(data)) if is_path else cfg
@@ -116,7 +116,7 @@ def claimed(output: Path, cfg: Run) -> Iterator[None]:
 
 
 def newer_data(output: Path, cfg: Run) -> str:
-    """What to tell about data that were written after the run's newest checkpoint, if they were."""
+    """A warning if data were written after the run's newest checkpoint, else nothing."""
     saved = folders.latest(output / CHECKPOINTS)
     if saved is None or cfg.data in (None, SYNTHETIC) or not Path(str(cfg.data)).is_dir():
         return ""
@@ -131,7 +131,7 @@ def newer_data(output: Path, cfg: Run) -> str:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """All that is in a dataset's folder, but for what runs themselves keep there."""
+    """The files of a dataset, without the cache that runs keep there."""
     found = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in found if "cache" not in path.relative_to(folder).parts)
 

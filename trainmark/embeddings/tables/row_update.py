@@ -34,6 +34,11 @@ Plan = Tensor | SortedRows | PlacedRows
 """The rows to update, duplicates included: sorted for the kernels, else as they were looked up."""
 
 
+def plan_tensors(plan: Plan) -> list[Tensor]:
+    """What a plan is made of, for streams that read what another has made."""
+    return [plan] if isinstance(plan, Tensor) else [plan.rows_N, plan.places_N]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What all stores' updates of one step have in common."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmark.contract import Scorer
 from trainmark.errors import InputError
 from trainmark.inference.server.batching import Loaded, Question, Queue
 from trainmark.inference.server.limits import Limits, NotFoundError, UnavailableError
 from trainmark.inference.server.metrics import Metrics
+from trainmark.scoring import Scorer
 
 
 @dataclass(frozen=True)

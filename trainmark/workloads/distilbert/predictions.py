@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainmark.contract import BadRows, RawFiles, ScoredRows, Served
 from trainmark.corpus import sentence_files
 from trainmark.corpus.sentence_files import Part
 from trainmark.errors import InputError
+from trainmark.scoring import BadRows, RawFiles, ScoredRows, Served
 from trainmark.workloads.distilbert import serving
 from trainmark.workloads.distilbert.runs import DistilbertRun
 from trainmark.workloads.distilbert.step import class_columns

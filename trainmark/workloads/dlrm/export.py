@@ -71,7 +71,7 @@ and encoder.categorical, None where one is missing, become inputs by
     numerical = numbers.astype("float32")
 """
 
-# --- the layouts; whatever ranks wrote the checkpoint, tables keep the types they were trained in
+# --- the layouts; tables keep the types that they were trained in
 
 
 def export_safetensors(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:

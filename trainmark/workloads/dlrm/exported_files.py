@@ -10,9 +10,9 @@ from trainmark import checksums
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.preparation import FOLDER
 from trainmark.config import filled
-from trainmark.contract import EncodedFiles, RawFiles, ScoredRows, Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
+from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Served
 from trainmark.workloads.dlrm import one_pass, serving
 from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.raw_files import encode_by, encode_files

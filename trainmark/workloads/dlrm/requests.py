@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.clicklog.raw_values import Encoded, RawValues
-from trainmark.contract import TensorSpec
 from trainmark.errors import InputError, unknown
+from trainmark.scoring import TensorSpec
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
 
 Clicks = Callable[[NDArray[np.floating], NDArray[np.int64]], NDArray[np.float32]]
@@ -33,7 +33,7 @@ class ClickRows:
 
 
 class ClickScorer:
-    """Scores rows of features; see `contract.Scorer`.
+    """Scores rows of features; see `scoring.Scorer`.
 
     Args:
         config: of the model, as `description` gives it.

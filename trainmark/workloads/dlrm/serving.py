@@ -22,11 +22,11 @@ from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.preparation import FOLDER
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import filled
-from trainmark.contract import Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
 from trainmark.hardware import backends
+from trainmark.scoring import Served
 from trainmark.workloads.dlrm import one_pass
 from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
