@@ -113,7 +113,10 @@ def expected(use: ColumnUse) -> str:
 def _hint(use: ColumnUse, found: Any, takes_missing: bool) -> str:
     """How to have read what was found: longer lists, numbers with commas, words for nothing."""
     if of_list := lists.parse(use.reading):
-        return f" ({use.column}:{replace(of_list, most=2 * of_list.most)} takes longer ones)"
+        values = found.split(of_list.separator) if isinstance(found, str) else found
+        if len(values) <= of_list.most:
+            return ""
+        return f" ({use.column}:{replace(of_list, most=len(values))} takes this one)"
     if not isinstance(found, str):
         return ""
     if takes_missing and use.role != "label" and found.lower() in WORDS_FOR_NOTHING:
