@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from trainmark.report.charts import Bar
@@ -37,12 +38,16 @@ def terminal(tables: Sequence[Titled], width: int) -> RenderableType:
     for one in tables:
         # Rows that became columns are only readable where they are few.
         few = len(one.grid.rows) <= FEW
-        table = (grid_table if few else metrics_table)(one.grid, one.title)
-        if not few:
-            whole = Console(width=WIDEST).measure(table).maximum
-            table.width = whole if whole > width else None
+        table = grid_table(one.grid, one.title) if few else _whole(one, width)
         parts += [table, *map(Text, one.notes), Text("")]
     return Group(*parts[:-1])
+
+
+def _whole(one: Titled, width: int) -> Table:
+    table = metrics_table(one.grid, one.title)
+    needed = Console(width=WIDEST).measure(table).maximum
+    table.width = needed if needed > width else None
+    return table
 
 
 def markdown(tables: Sequence[Titled]) -> str:
