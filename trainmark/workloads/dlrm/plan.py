@@ -17,7 +17,13 @@ from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.resolve import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
 from trainmark.workloads.dlrm.sizes import on_one_gpu, smaller, widths
-from trainmark.workloads.dlrm.step_time import Prediction, constants, predict
+from trainmark.workloads.dlrm.step_time import (
+    Prediction,
+    constants,
+    evaluation_s,
+    predict,
+    request_s,
+)
 
 HOST_TABLES = 5
 """That `--search` tries in host memory, at most."""
@@ -56,7 +62,7 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
             _table(cfg, placed)
             for placed in sorted(prediction.placement.tables, key=lambda t: t.table)
         ],
-        sentences=_sentences(cfg),
+        sentences=_sentences(cfg) + _answers(cfg),
         too_large=_too_large(cfg, cluster, prediction),
         placement=to_json(prediction.placement),
     )
@@ -111,6 +117,17 @@ def _sentences(cfg: DlrmRun) -> list[str]:
     if cfg.sharding.engine == "torchrec" and cfg.sharding.placement == "auto":
         lines.append("TorchRec's own planner will place the tables; this is what ours would do.")
     return lines
+
+
+def _answers(cfg: DlrmRun) -> list[str]:
+    """How long answers take, where that is known."""
+    evaluation, request = evaluation_s(cfg), request_s(cfg, 1)
+    if evaluation is None or request is None:
+        return []
+    return [
+        f"Predicted without training: {1e3 * evaluation:.2f} ms for the {cfg.eval_batch:,} samples "
+        f"of an evaluated batch, {1e3 * request:.2f} ms for a request of one sample."
+    ]
 
 
 def _too_large(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> str | None:

@@ -30,12 +30,12 @@ from trainmark.embeddings.placement.placement import Placement
 from trainmark.hardware.devices import Unknown
 from trainmark.hardware.known import CPU, between
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import ELSEWHERE, Machine, peak_of
+from trainmark.hardware.machine import ELSEWHERE, Machine, machine, peak_of
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.hardware.products import COPY_OF_BANDWIDTH, MEASURED, rates_of, shares_of
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
-from trainmark.workloads.dlrm.gpu_time import StepTime, gpu_time
+from trainmark.workloads.dlrm.gpu_time import HOST_S, StepTime, forward_s, gpu_time
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
     Layer,
@@ -62,6 +62,8 @@ and backward, and its gradient written and read."""
 # layer, of an optimiser with a state for each layer, of an exchange.
 OPERATIONS, OF_A_LAYER, OPTIMIZER_OPERATIONS, EXCHANGE_OPERATIONS = 246, 45, 32, 48
 ID_BYTES = 4
+REQUEST_S = 0.1e-3
+"""Of a request's start and end on the host: as those of one sample have it on an H200."""
 LAUNCH_S = 4e-6
 """Of starting one on a GPU, where it was not measured. An assumption."""
 
@@ -214,6 +216,36 @@ def _operations(cfg: DlrmRun) -> int:
     exchanges = EXCHANGE_OPERATIONS * (cluster(cfg).world > 1 or cfg.sharding.force_exchange)
     once = OPTIMIZER_OPERATIONS * layers * has_state
     return once + filled(cfg.accumulate) * (OPERATIONS + OF_A_LAYER * layers + exchanges)
+
+
+# --- without learning
+
+
+def evaluation_s(cfg: DlrmRun) -> float | None:
+    """Seconds of a batch of `evaluate` on one GPU; None where they are not known."""
+    found = _forward_s(cfg, filled(cfg.eval_batch))
+    return found and max(found, HOST_S)
+
+
+def request_s(cfg: DlrmRun, samples: int) -> float | None:
+    """Likewise of a request of `infer`, from host memory to host memory."""
+    found, model = _forward_s(cfg, samples), cfg.model
+    ids = zip(model.table_rows, hotness(model), strict=True)
+    moved = 2 * model.numerical_features + sum(_id_bytes(rows) * count for rows, count in ids)
+    return found and REQUEST_S + found + samples * moved / machine(cluster(cfg)).host_link
+
+
+def _id_bytes(rows: int) -> int:
+    """Of an id in a dataset's types."""
+    return 1 if rows < 127 else 2 if rows < 32767 else 4
+
+
+def _forward_s(cfg: DlrmRun, samples: int) -> float | None:
+    where = cluster(cfg)
+    rates = rates_of(where, machine(where), cfg.precision)
+    if isinstance(rates, str) or not on_one_gpu(cfg):
+        return None
+    return forward_s(cfg, rates, samples, sharding.profiles(cfg))
 
 
 # --- CPUs
