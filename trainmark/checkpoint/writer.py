@@ -58,7 +58,7 @@ class Share:
     header: bytes
     pieces: list[Piece]
     tensors: dict[str, TensorEntry]
-    """Of all ranks, without their chunks."""
+    """The tensors of all ranks, without their chunks."""
     all_bytes: int
     """Bytes that all ranks write together; replicas count once."""
 

@@ -14,7 +14,7 @@ def negative_rate(folder: Path) -> float:
 
 
 def click_rate(folder: Path, *, otherwise: float) -> float:
-    """Of the training rows that were kept; `otherwise` where preparation does not say."""
+    """The share of clicks among the training rows that were kept; `otherwise` if not known."""
     rates = _manifest(folder).get("click_rate", {})
     rate = rates.get("train") if isinstance(rates, dict) else rates
     if rate is None:

@@ -104,7 +104,7 @@ def placements(found: Levels) -> Placements:
 
 
 def row_placements(found: Levels, scores_N: Tensor, labels_N: Tensor) -> Placements:
-    """The same for every positive and for every other, in the order of the rows."""
+    """The placement of every positive and of every other, in the order of the rows."""
     import torch
 
     below_L, above_L = placements(found)
@@ -164,11 +164,11 @@ class GroupAuc:
 
     auc: Estimate
     groups: int
-    """That have rows of both classes."""
+    """Groups that have rows of both classes."""
     rows: int
-    """In these."""
+    """Rows in these groups."""
     groups_left_out: int
-    """Of one class only, and so without an AUC."""
+    """Groups of one class only, which have no AUC."""
 
 
 def group_auc(scores_N: Tensor, labels_N: Tensor, groups_N: Tensor) -> GroupAuc | None:

@@ -29,7 +29,7 @@ pairs in benchmarks/results/gate_cpu.json that were disturbed least."""
 SURE = 99.0
 """To one: so probable must one answer be, against the other."""
 FEWEST_BLOCKS = 20
-"""Of a round that is judged: below that, its error is not known well enough."""
+"""A round with fewer blocks is not judged, because its error is not known well enough."""
 
 Verdict = Literal["slower", "not slower", "undecided"]
 
@@ -49,13 +49,13 @@ class Comparison:
 
     @property
     def confidence(self) -> float:
-        """Of the more probable of the two, where both were equally likely before."""
+        """The probability of the likelier answer, if both were equally likely before."""
         most = max(self.odds, 1 / self.odds)
         return most / (1 + most)
 
 
 def block_difference(base_s: Sequence[float], candidate_s: Sequence[float]) -> float:
-    """Of a block's steps: above 0 where the candidate takes longer."""
+    """A block's difference: above 0 if the candidate takes longer."""
     import numpy as np
 
     return float(np.log(np.quantile(candidate_s, 0.25) / np.quantile(base_s, 0.25)))

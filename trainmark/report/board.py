@@ -45,7 +45,7 @@ class Entry:
     """A run on the board."""
 
     path: Path
-    """Its result's file."""
+    """The file of its result."""
     label: str
     """The run's folder, without the part that all runs have in common."""
     result: Result
@@ -86,7 +86,7 @@ class Measure:
     label: str
     of: Callable[[Result], float | None]
     in_row: Callable[[published.Row], float | None] = lambda row: None
-    """The same of a published row."""
+    """The same number in a published row."""
     smallest: float | None = None
     """The smallest change worth telling, as a share; None if no change of it is told."""
     words: tuple[str, str] | None = None
@@ -209,7 +209,7 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 
 def _with_changes(entries: Sequence[Entry]) -> list[Entry]:
-    """With what changed since the run before, of the same run, case and precision."""
+    """The entries with their changes since the run before in the same series, the latest first."""
     ordered = sorted(entries, key=lambda entry: (entry.at or 0.0, entry.label))
     series: dict[tuple[str, str, str], list[Entry]] = {}
     judged = []
@@ -345,6 +345,6 @@ def _published(run: str) -> list[dict[str, Any]]:
 
 
 def _devices(case: str) -> int | None:
-    """Of HARDWARExNODESxDEVICES."""
+    """The number of devices in HARDWARExNODESxDEVICES."""
     found = re.search(r"(\d+)x(\d+)$", case)
     return int(found[1]) * int(found[2]) if found else None

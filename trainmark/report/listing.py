@@ -18,7 +18,7 @@ def for_terminal(system: str | None) -> RenderableType:
 
 
 def text(system: str | None, kind: str) -> str:
-    """The same as Markdown or CSV; as JSON, every figure of the file."""
+    """The tables as Markdown or CSV; as JSON, every figure of the file."""
     if kind == "json":
         return json.dumps(_figures(system), indent=1, ensure_ascii=False)
     return formats.WRITERS[kind](_tables(system)).rstrip("\n")

@@ -157,7 +157,7 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
 
 
 def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
-    """With the network of the run whose weights it begins with, where nobody chose another."""
+    """The run with the network of the run that its weights come from, unless another was chosen."""
     if cfg.model.interaction != "auto":
         return cfg
     names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
@@ -194,7 +194,7 @@ def unchosen(cfg: DlrmRun) -> frozenset[str]:
 
 
 def _without(cfg: DlrmRun, fields: frozenset[str]) -> DlrmRun:
-    """With those of the named run; of the model, the dropout."""
+    """The run with these fields as in the named run; of `model`, only the dropout."""
     named = dlrm_auto()
     replaced = {name: getattr(named, name) for name in fields}
     if "model" in fields:

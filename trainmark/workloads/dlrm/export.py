@@ -202,7 +202,7 @@ def _interaction(model: Model) -> dict[str, Any]:
 
 
 def _names(cfg: DlrmRun) -> dict[str, Any]:
-    """Of the features, if the dataset is still there to tell."""
+    """The names of the features, if the dataset is still there."""
     if cfg.data is None or is_generated(cfg.data):
         return {}
     try:

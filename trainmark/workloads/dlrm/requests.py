@@ -32,7 +32,7 @@ class ClickRows:
 
 
 class ClickScorer:
-    """Scores rows of features; see `contract.Scorer`.
+    """Scores rows of features; see `scoring.Scorer`.
 
     Args:
         model: on `device`.

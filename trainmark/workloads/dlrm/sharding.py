@@ -119,7 +119,7 @@ def profiles(cfg: DlrmRun) -> list[AccessProfile]:
 
 
 def _of_tables(cfg: DlrmRun, shares: list[AccessProfile]) -> list[AccessProfile]:
-    """With what else is known of each table."""
+    """The profiles with what else is known of each table."""
     return [
         dataclasses.replace(profile, hotness=count, stored=stored)
         for profile, count, stored in zip(shares, hotness(cfg.model), stored_rows(cfg), strict=True)
