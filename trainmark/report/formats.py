@@ -30,7 +30,7 @@ class Titled:
 
 
 def terminal(tables: Sequence[Titled]) -> RenderableType:
-    """For a terminal of any width."""
+    """Tables for a terminal of any width."""
     parts: list[RenderableType] = []
     for one in tables:
         # Rows that became columns are only readable where they are few.
