@@ -255,7 +255,8 @@ def _published(arguments: list[str], started: float) -> None:
 
     options = parse(PublishedOptions, arguments, "published")
     if options.format is None:
-        SafeConsole().print(listing.for_terminal(options.system))
+        console = SafeConsole()
+        console.print(listing.for_terminal(options.system, console.width), crop=False)
     else:
         print(listing.text(options.system, options.format))
 
