@@ -4,6 +4,7 @@
 imported by the verbs that need them, so that `--help` answers at once.
 """
 
+import dataclasses
 import importlib
 import os
 import sys
@@ -23,7 +24,6 @@ from trainmark.verbs.flags import (
     parse_run,
     split_at,
     take_words,
-    without_flags,
 )
 from trainmark.verbs.options import (
     AlignOptions,
@@ -279,7 +279,8 @@ def _published(arguments: list[str], started: float) -> None:
 
     options = parse(PublishedOptions, arguments, "published")
     if options.format is None:
-        SafeConsole().print(listing.for_terminal(options.system))
+        console = SafeConsole()
+        console.print(listing.for_terminal(options.system, console.width), crop=False)
     else:
         print(listing.text(options.system, options.format))
 
@@ -366,34 +367,18 @@ def _gate(arguments: list[str], started: float) -> int:
     """Whether a step is slower than at another commit or with other flags; for CI."""
     flags, words = take_words(arguments, ("--base-flags", "--candidate-flags"))
     cfg, options = parse_run("gate", words, GateOptions)
-    from trainmark.verbs.gate import Asked, gate
+    from trainmark.verbs.gate import gate
 
-    base, candidate = (
-        Asked(commit=commit, flags=flags.get(f"--{name}-flags", ""))
-        for name, commit in (("base", options.base), ("candidate", options.candidate))
-    )
-    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget", "--clock"))
-    share = options.slower_by / 100
-    return gate(cfg, shared, base, candidate, share, options.budget, options.clock)
+    return gate(cfg, dataclasses.replace(options, **flags), words)
 
 
 def _sweep(arguments: list[str], started: float) -> None:
     """Train runs that differ in some fields (a grid or a search), and find the best."""
     from trainmark.progress import SafeConsole
     from trainmark.verbs import sweep
-    from trainmark.verbs.sweep_space import parse_over
 
     cfg, options = parse_run("sweep", arguments, SweepOptions)
-    own = ("--over", "--output", "--trials", "--devices", "--isolate", "--no-isolate")
-    plan = sweep.Sweep(
-        run=cfg,
-        fields=parse_over(options.over),
-        flags=without_flags(arguments[1:], own),
-        output=options.output or Path("runs") / f"{cfg.name}-sweep",
-        trials=options.trials,
-        devices=options.devices,
-        isolate=options.isolate,
-    )
+    plan = sweep.asked_for(cfg, options, arguments[1:])
     if options.dry_run:
         with _cluster(options) as cluster:
             SafeConsole().print(sweep.dry_runs(plan, cluster))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainmark.config import Better, Run, filled
 from trainmark.contract import Data, Workload
 from trainmark.distributed.mesh import Mesh
-from trainmark.training.batches import RankBatches
+from trainmark.training.batches import BatchCounts, RankBatches
 from trainmark.training.seeding import generator
 
 ROWS = 230
@@ -36,14 +36,10 @@ class ToyRun(Run):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyBatch:
+class ToyBatch(BatchCounts):
     x: Tensor
     y: Tensor
-    samples: int
     global_samples: int
-    position: int
-    partial: bool
-    tokens: int
     ready: Any = None
 
 
@@ -65,11 +61,9 @@ class ToyData(RankBatches):
             yield ToyBatch(
                 x=x,
                 y=torch.cos(rows * 0.7),
-                samples=len(share),
                 global_samples=batch.size,
-                position=batch.position,
-                partial=batch.size < self._batches.size,
                 tokens=5 * len(share),
+                **self._counts(batch),
             )
 
 

@@ -111,6 +111,42 @@ def test_a_fit_to_times_of_the_planner_gives_its_constants() -> None:
         assert value == pytest.approx(getattr(gpu_time, name), rel=1e-6)
 
 
+def test_rows_without_training_and_near_limits_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `plan_sweep.py --only others memory` writes them."""
+    trained = next(row for row in read_rows(plan_errors.SWEEP) if row["workload"] == "dlrm")
+    batch = trained["changes"]["global_batch"]
+    base = trained | {"changes": trained["changes"] | {"eval_batch": batch}}
+    made = [
+        base | {"kind": "evaluate", "measured_s": 1e-3},
+        base | {"kind": "infer", "samples": 64, "measured_s": 2e-4},
+        base | {"kind": "limits", "limit_bytes": None, "fits": True},
+        base | {"kind": "limits", "limit_bytes": 10**8, "fits": False},
+        base | {"kind": "infer", "error": "it broke"},
+    ]
+    monkeypatch.setattr(plan_errors, "read_rows", lambda name: made)
+    evaluated, asked, limited = plan_errors.swept()
+    step = plan_errors.planned(
+        plan_errors.configured(base, plan_errors.H200),
+        case="", held_out=True, source="", measured_s=1.0,
+    )  # fmt: skip
+    assert 0.1 * step["predicted_s"] < evaluated["predicted_s"] < 0.5 * step["predicted_s"]
+    assert 1e-4 < asked["predicted_s"] < 1.5e-4
+    assert (evaluated["measured_s"], asked["measured_s"]) == (1e-3, 2e-4)
+    assert asked["case"].endswith(", 64 samples")
+    assert limited["predicted_bytes"] == step["predicted_bytes"] > limited["limit_bytes"] == 10**8
+    assert limited["ran_out_of_memory"]
+
+
+def test_large_requests_are_as_near_as_found() -> None:
+    """Of one sample, all have what was fitted; in between, kernels are too small for the rates."""
+    found = [row for row in plan_errors.requests() if row["held_out"]]
+    assert len(found) == 21
+    large = [row for row in found if row["measured_s"] > 4e-4]
+    assert statistics.median(errors(large, "s")) < 0.06
+    assert statistics.median(errors(found, "s")) < 0.09
+    assert max(errors(found, "s")) < 0.4
+
+
 # --- docs/planning.md
 
 PAGE = (RESULTS.parents[1] / "docs" / "planning.md").read_text()

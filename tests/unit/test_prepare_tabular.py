@@ -403,6 +403,9 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
         InputError, match=r"a Parquet file, which `trainmark prepare parquet` reads"
     ):
         CsvSource([path], "label=clicked categorical=user")
+    path.write_text("label,name,name\n1,a,b\n")
+    with pytest.raises(InputError, match=r"than one column name\. Rename all but one\."):
+        CsvSource([path], "label=label categorical=name")
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
     source = CsvSource([path], "label=label categorical=st*")
     assert source.schema.categorical[0].name.startswith("st")
@@ -469,6 +472,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "Give --input with --columns, or --spec" in capsys.readouterr().err
     write_parquet(tmp_path / "log.parquet", random_rows(70))
     flags = ["--input", str(tmp_path / "log.parquet"), "--output", str(tmp_path / "data")]
+    assert cli.main(["prepare", "parquet", *flags]) == 2
+    told = capsys.readouterr().err
+    assert "log.parquet has the columns clicked, unused, age, " in told
+    assert "--columns" in told
     assert (
         cli.main(["prepare", "parquet", *flags, "--columns", "label=clicked categorical=city"]) == 0
     )

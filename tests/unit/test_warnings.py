@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.small import config, result, train, write_dataset
+from tests.small import ONE_CPU, config, result, train, write_dataset
 from tests.unit.results import make_result, write_run
 from trainmark import metrics, workloads
 from trainmark.cli import main
-from trainmark.config import Run
+from trainmark.config import Run, TrainOptions
 from trainmark.report import reports
 from trainmark.run import result as results
 from trainmark.run.result import Steps
 from trainmark.run.warnings import warnings
+from trainmark.verbs.flags import parse_run
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 # --- steps and loss
@@ -37,6 +39,24 @@ def test_fewer_than_200_steps() -> None:
     assert steps_warned(200, quality=quality) == []
     assert steps_warned(210, skipped=20, quality=quality) != []  # 190 that did something
     assert steps_warned(1) == []  # it reached its target
+
+
+def test_few_steps_that_nobody_chose_are_enough(tmp_path: Path) -> None:
+    """dlrm-auto takes 168 of 171,000 rows, by its own rules; but not if it was told to."""
+    data = write_dataset(tmp_path / "data", train_rows=171_000, validation_rows=300)
+
+    def warned(*flags: str) -> list[str]:
+        asked, _ = parse_run("train", ["dlrm-auto", "--data", str(data), *flags], TrainOptions)
+        cfg = resolve(asked, ONE_CPU)
+        finished = make_result(
+            quality=dataclasses.replace(make_result().quality, reached=None),
+            steps=Steps(all=cfg.max_steps or 168, warmup=0, skipped=0),
+        )
+        return [line for line in warnings(cfg, finished, tmp_path) if "were updated" in line]
+
+    assert warned() == []
+    assert len(warned("--global-batch", "4096")) == 1
+    assert len(warned("--max-steps", "12")) == 1
 
 
 def falling(steps: int = 400, noise: float = 0.02, seed: int = 0) -> list[float]:

@@ -152,7 +152,7 @@ class HostMemory:
             self._pinned.append(block)
 
     def copy(self, share: Share) -> Share:
-        """The same share, in this memory."""
+        """Copy a share into this memory."""
         self._end_pinning()
         begins, _ = _layout(share.pieces)
         copies = [

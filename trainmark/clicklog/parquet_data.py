@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmark.clicklog import tabular
+from trainmark.clicklog.engine.summary import warn
 from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
@@ -24,6 +25,9 @@ def prepare(options: Options) -> None:
         # pyarrow, which `--help` need not wait for
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        return ParquetSource(**asked)
+        source = ParquetSource(**asked)
+        for sentence in source.warnings:
+            warn(sentence)
+        return source
 
     tabular.prepare(options, "parquet", open_source)

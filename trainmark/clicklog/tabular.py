@@ -65,7 +65,7 @@ def prepare(
         manifest = transcode.prepare(options.spec, output, kind, **reading)
         summary.show_splits(output, manifest)
         return
-    if not options.has_files or (options.columns is None and options.vocabulary is None):
+    if not options.has_files:
         raise InputError("Give --input with --columns, or --spec.")
     old = options.old()
     if old is not None and options.numerical is not None:

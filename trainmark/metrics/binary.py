@@ -195,7 +195,7 @@ class Importance:
 
     column: str
     drop: float
-    """Of the AUC when the column's values are given to other rows, mean over repeats."""
+    """How much AUC is lost when the column's values are shuffled; the mean over repeats."""
     error: float | None
     """Standard error of that mean."""
 

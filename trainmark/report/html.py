@@ -27,7 +27,7 @@ from trainmark.report.sections import (
     table,
     time_split,
 )
-from trainmark.report.tables import NOT_APPLICABLE, mfu, quality, result_grid
+from trainmark.report.tables import NOT_APPLICABLE, mfu, quality, result_grid, units
 from trainmark.report.training import learning_section, training_sections
 from trainmark.run.result import Result
 
@@ -229,8 +229,8 @@ def _aside(title: str, sentences: Sequence[str], style: str) -> Markup | None:
 
 def _reading_help(result: Result) -> Markup:
     text = (
-        f"e2e_time in seconds, mem in GiB, throughputs in {result.throughput.unit}. p_whole counts "
-        "all the time from the first batch to the last step; p_train leaves out evaluation, "
+        f"{units(result)} p_whole counts all the time "
+        "from the first batch to the last step; p_train leaves out evaluation, "
         "checkpoints and warm-up; p_core also leaves out waiting for input."
     )
     if not result.mfu and result.mfu_reason:

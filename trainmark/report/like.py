@@ -105,7 +105,7 @@ def _torchrec(system: str, runs: Sequence[ReportedRun]) -> list[Titled]:
 
 
 def _one_epoch(result: Result, row: Row) -> Row:
-    """With the test half's metric, and the time of an epoch: its samples / p_train."""
+    """The row with the metric of the test half, and the time of an epoch: samples / p_train."""
     test = result.final_metrics().get("test", {}).get(result.quality.metric)
     epochs, rate = result.config.get("epochs"), result.throughput.p_train
     if result.ended != "epochs" or not epochs or not rate:
@@ -126,7 +126,7 @@ def _local_batch(row: Row) -> str:
 
 
 def hours_minutes_seconds(time_s: float | None) -> str:
-    """As TorchRec's page has it: 12m43s, 02h32m03s."""
+    """A time as TorchRec's page writes it: 12m43s, 02h32m03s."""
     if time_s is None:
         return NOT_APPLICABLE
     minutes, rest = divmod(round(time_s), 60)

@@ -14,7 +14,7 @@ MAX_BARS = 40
 
 
 def prediction_sections(run: ReportedRun) -> list[Markup]:
-    """Of the run's end, and of what `trainmark evaluate` has found out since."""
+    """Predictions at the run's end, and what `trainmark evaluate` has found out since."""
     found, since = run.result, run.evaluated
     sections = []
     if found.assessments:

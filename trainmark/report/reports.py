@@ -77,7 +77,7 @@ def _write(target: Path, text: str) -> Path:
 
 
 def _with_results(given: Sequence[Path]) -> Sequence[Path]:
-    """Of several, those that hold a result, and a word on the others. One alone is wanted."""
+    """Leave out folders without a result, and say so; a single folder is always kept."""
     if len(given) < 2:
         return given
     left_out = [path for path in given if _is_no_result(path)]

@@ -244,7 +244,7 @@ def device_facts(result: Result) -> list[tuple[str, str]]:
 
 
 def energy_facts(energy: Energy | None) -> list[tuple[str, str]]:
-    """The same lines for every result, since results stand side by side."""
+    """Lines on energy; the same ones for every result, since results stand side by side."""
     value = lambda name: getattr(energy, name, None)  # noqa: E731
     return [
         ("energy", joules(value("joules"))),

@@ -49,7 +49,7 @@ class SweptRun:
     value: float | None = None
     """What the runs are compared by."""
     split: str = ""
-    """Of which split that is."""
+    """The split that `value` was measured on."""
     result: Result | None = None
 
     @property

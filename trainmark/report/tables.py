@@ -252,6 +252,15 @@ def sent(facts: dict[str, int | dict[str, float]]) -> str:
     return f"{sum(by_kind.values()) / 1e6:.3g}" if isinstance(by_kind, dict) else NOT_APPLICABLE
 
 
+def units(result: Result) -> str:
+    """What a table of results is in, beside which the numbers have no units."""
+    told = result.quality
+    return (
+        f"e2e_time in seconds, mem in GiB, throughputs in {result.throughput.unit}; quality is the "
+        f"{told.metric} on {told.split}."
+    )
+
+
 def yes_no(value: bool | None) -> str:
     return NOT_APPLICABLE if value is None else "yes" if value else "no"
 

@@ -17,7 +17,7 @@ COLUMNS = {
     "samples_per_s": "samples/s",
     "power_w": "power in W",
 }
-"""Of curves.csv, and what they are called."""
+"""Columns of curves.csv, with the titles of their charts."""
 
 
 def learning_section(runs: Sequence[ReportedRun]) -> Markup:

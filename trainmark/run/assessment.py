@@ -93,7 +93,7 @@ class Evaluated:
 
 
 def read_evaluation(folder: Path) -> Evaluated | None:
-    """Of a run's folder; None if there was no evaluation."""
+    """The evaluation in a run's folder; None if there is none."""
     data = read_json(folder / EVALUATION_FILE)
     return parse(Evaluated, data, str(folder / EVALUATION_FILE)) if data else None
 

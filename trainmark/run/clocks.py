@@ -49,7 +49,7 @@ class Totals:
     joules: float | None = 0.0
     """Over all sessions; None if any of them could not count."""
     train_joules: float | None = 0.0
-    """In the time of `train`."""
+    """Energy in the time of `train`."""
     slowest_tokens_s: float = 0.0
     fastest_tokens_s: float = 0.0
 

@@ -73,7 +73,7 @@ class CurveFile:
         return is_whole and at.isdecimal() and int(at) <= step
 
     def rows(self, path: Path) -> Iterator[list[str]]:
-        """Of the file at `path`; none where there is no file."""
+        """The rows of the file at `path`; none where there is no file."""
         if not path.is_file():
             return
         with open(path, newline="", encoding="utf-8", errors="replace") as file:

@@ -13,6 +13,7 @@ from trainmark import metrics, workloads
 from trainmark.config import SYNTHETIC, changed_fields, to_plain
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
+from trainmark.formatting import counted
 from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
@@ -181,17 +182,15 @@ def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
     )
 
 
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"
-
-
 def _notes(training: Training) -> list[str]:
     cfg, totals = training.cfg, training.clocks.totals
     notes = []
     if totals.steps_partial:
-        notes.append(f"{_steps(totals.steps_partial)} had fewer samples than a global batch.")
+        notes.append(
+            f"{counted(totals.steps_partial, 'step')} had fewer samples than a global batch."
+        )
     if training.progress.skipped:
-        skipped = _steps(training.progress.skipped)
+        skipped = counted(training.progress.skipped, "step")
         notes.append(f"Skipped {skipped}, because a gradient overflowed.")
     steps = training.progress.step
     idle = sum(cfg.schedule.factor(step) == 0 for step in range(1, steps))  # a decay ends with one

@@ -105,9 +105,7 @@ def _with_choices(
         flags: run_folder.with_full_path(_resolve_here(candidate, mesh))
         for flags, candidate in candidates.items()
     }
-    chosen = trials.Trials(
-        candidates=here, train=train, output=output, mesh=mesh, better=cfg.better
-    ).choose()
+    chosen = trials.choose(here, train, output, mesh)
     why = trials.reasons(output, mesh)
     if mesh.is_main:
         print(*why, sep="\n", file=sys.stderr)

@@ -16,6 +16,7 @@ from trainmark.checkpoint.local_shards import first_rows
 from trainmark.checkpoint.run_tensors import is_of_trainer, own_name
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError
+from trainmark.formatting import counted
 from trainmark.run.run_folder import CONFIG_FILE, find_checkpoint, parse_config, read_config
 
 
@@ -31,7 +32,7 @@ class Start:
 
     def __str__(self) -> str:
         taken = "weights and optimiser state" if self.with_optimizer else "weights"
-        tables = f"{len(self.grown)} table{'s' if len(self.grown) > 1 else ''}"
+        tables = counted(len(self.grown), "table")
         return f"{taken} of {self.path}" + (f", and new rows in {tables}" if self.grown else "")
 
     def load(self, tensors: dict[str, Tensor]) -> None:

@@ -1,9 +1,28 @@
 """From the samples of a split to global batches, and from a global batch to the ranks' shares."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from trainmark.config import Run, filled
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCounts:
+    """What the loop counts of a batch. Every workload's batches begin with these fields."""
+
+    samples: int
+    """Samples of this rank."""
+    tokens: int = 0
+    """Tokens of these samples, without padding; 0 for a workload without tokens."""
+    position: int
+    """Samples of all ranks up to the end of this batch's global batch, over all epochs."""
+    partial: bool
+    """Whether the global batch has fewer samples than a full one, at the end of an epoch."""
+
+    def counts(self) -> dict[str, Any]:
+        """These fields, for the prepared form of this batch."""
+        return {field.name: getattr(self, field.name) for field in fields(BatchCounts)}
 
 
 @dataclass(frozen=True)
@@ -108,6 +127,12 @@ class RankBatches:
 
     def _to_come(self) -> Iterator[GlobalBatch]:
         return self._batches.after(self._position)
+
+    def _counts(self, batch: GlobalBatch) -> dict[str, Any]:
+        """The fields of `BatchCounts` for this rank's share, without tokens."""
+        is_partial = batch.size < self._batches.size
+        samples = len(self._share(batch))
+        return {"samples": samples, "position": batch.position, "partial": is_partial}
 
     def _share(self, batch: GlobalBatch) -> range:
         """This rank's places in a global batch."""

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 Fingerprints = dict[str, Tensor]
-"""By name: of each tensor, or of several, an int64 scalar on its device."""
+"""By name, the fingerprint of one or several tensors: an int64 scalar on their device."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -30,7 +30,7 @@ class Dropout:
 
     def __init__(self, share: float, *key: int | str) -> None:
         self.dropped = round(share * _CHOICES)
-        """Of the 65536 values of the random bits."""
+        """How many of the 65536 values of the random bits are dropped."""
         self._key = key
 
     @property
@@ -69,5 +69,5 @@ class Dropout:
 
     @property
     def _first_kept(self) -> int:
-        """Of the random bits, which are read as signed numbers."""
+        """The first value of the random bits, read as a signed number, that is kept."""
         return self.dropped - _CHOICES // 2

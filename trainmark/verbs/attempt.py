@@ -43,9 +43,9 @@ class Outcome:
     kind: str
     """`done`, `OOM`, `failed` or, in this process, `pruned`."""
     reason: str = ""
-    """Of an `OOM` or a failure."""
+    """Why it failed or ran out of memory."""
     evaluations: list[float] = field(default_factory=list)
-    """Of one that was pruned."""
+    """The metric so far of a pruned run."""
 
 
 class Pruned(Exception):  # noqa: N818  (no error: it was asked for)

@@ -126,21 +126,25 @@ def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
     return kept
 
 
-def take_words(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
-    """Take out flags whose value is itself a line of flags. Returns these values, and the other
-    arguments."""
+def take_words(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    """Take out flags whose value is itself a line of flags. Returns these values by the names of
+    their fields, and the other arguments."""
     taken, rest, words = {}, [], iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
         if name not in names:
             rest.append(word)
         elif equals:
-            taken[name] = value
+            taken[_field(name)] = value
         elif (following := next(words, None)) is not None:
-            taken[name] = following
+            taken[_field(name)] = following
         else:
             raise InputError(f"{name} needs flags as one word, such as {name} '--precision fp32'.")
     return taken, rest
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def number_lists(kind: type[Any], prefix: str = "--") -> frozenset[str]:
@@ -203,5 +207,5 @@ def _flag_value(arguments: list[str], flag: str) -> str | None:
 
 
 def first_line(function: Callable[..., Any]) -> str:
-    """Of its docstring."""
+    """The first line of a docstring, without its full stop."""
     return (function.__doc__ or "").splitlines()[0].rstrip(".")

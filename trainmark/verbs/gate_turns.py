@@ -36,7 +36,7 @@ class Side:
     tree: Path
     """Folder whose `trainmark` it runs."""
     words: tuple[str, ...]
-    """Those after `train`."""
+    """The words after `train`."""
 
 
 Clock = Literal["wall", "cpu"]
@@ -190,7 +190,7 @@ def train_by_turns(base: Worker, candidate: Worker, coin: random.Random) -> Iter
 
 
 def steps_per_turn(seconds: Sequence[Sequence[float]]) -> int:
-    """So many that a turn takes about `TURN_S` where nothing disturbs it."""
+    """How many steps take about `TURN_S` on an undisturbed machine."""
     return max(1, round(TURN_S / max(map(min, seconds))))
 
 

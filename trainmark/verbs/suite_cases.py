@@ -43,7 +43,7 @@ class Given:
     """By default RUN-CASE."""
     repeats: int = 1
     flags: str = ""
-    """As they would be typed after `train RUN`."""
+    """Flags as they would be typed after `train RUN`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ def _check_folders(case: Case) -> None:
 
 
 def _resolved(case: Case, repeat: int) -> Run:
-    """As `train` resolves it."""
+    """The run as `train` would resolve it."""
     kind: Kind = "cpu" if case.cluster.hardware == "cpu" else backends.here() or "cuda"
     if case.cfg.device not in ("auto", kind):
         raise InputError(f"it is for {case.cluster}, but its flags say --device {case.cfg.device}.")

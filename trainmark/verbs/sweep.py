@@ -27,10 +27,14 @@ from trainmark.run import result
 from trainmark.verbs import sweep_trials
 from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, Outcome, attempt, attempt_here
 from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
-from trainmark.verbs.flags import parse_run
+from trainmark.verbs.flags import parse_run, without_flags
+from trainmark.verbs.options import SweepOptions
 from trainmark.verbs.sweep_search import Search
-from trainmark.verbs.sweep_space import Field, Values, grid, label, words
+from trainmark.verbs.sweep_space import Field, Values, grid, label, parse_over, words
 from trainmark.verbs.sweep_trials import Trial
+
+OWN_FLAGS = ("--over", "--output", "--trials", "--devices", "--isolate", "--no-isolate")
+"""Flags that are the sweep's, and not those of its runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,19 @@ class Sweep:
     def parse(self, values: Values) -> tuple[Run, TrainOptions]:
         """The run with these values."""
         return parse_run("train", [self.run.name, *self.flags, *words(values)], TrainOptions)
+
+
+def asked_for(cfg: Run, options: SweepOptions, arguments: list[str]) -> Sweep:
+    """The sweep of a command line; `arguments` are the words after `sweep RUN`."""
+    return Sweep(
+        run=cfg,
+        fields=parse_over(options.over),
+        flags=without_flags(arguments, OWN_FLAGS),
+        output=options.output or Path("runs") / f"{cfg.name}-sweep",
+        trials=options.trials,
+        devices=options.devices,
+        isolate=options.isolate,
+    )
 
 
 def sweep(plan: Sweep) -> RenderableType:
@@ -149,7 +166,7 @@ def _train_here(plan: Sweep, trials: list[Trial], trial: Trial, folder: Path) ->
 
 
 def _train_alone(plan: Sweep, trial: Trial, folder: Path) -> Outcome:
-    """In a process of its own, on as many devices as each run is to have."""
+    """Train in a process of its own, or in one for each device."""
     command = [plan.run.name, *plan.flags, *words(trial.values), "--output", str(folder)]
     return attempt(command, plan.devices, folder.with_name(f"{folder.name}.log"))
 
@@ -205,7 +222,7 @@ def _ranking(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
 
 
 def _one_field_table(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
-    """In the published form."""
+    """The runs as a table in the published form."""
     (name,) = (field.name for field in plan.fields)
     rows = [
         Attempt(label=run.values[name], outcome=run.outcome, result=run.result) for run in swept

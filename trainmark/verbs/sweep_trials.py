@@ -22,7 +22,7 @@ class Trial:
     folder: str
     """Below the sweep's folder."""
     values: dict[str, str]
-    """By field."""
+    """The value of each field."""
     outcome: str | None = None
     """A word of `attempt.py`; None while it runs, or if it was killed."""
     reason: str = ""
@@ -58,7 +58,7 @@ def during(finished: Result) -> list[float]:
 
 
 def values_of(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
-    """Where it is defined; without the evaluation before the first step."""
+    """The values of a metric, where defined, without the evaluation before the first step."""
     found = [e.metrics[metric] for e in evaluations if e.at_sample > 0]
     return [value for value in found if value is not None]
 

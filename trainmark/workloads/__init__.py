@@ -17,6 +17,8 @@ from trainmark.workloads.llama3.definition import LLAMA3
 DEFINITIONS: dict[str, Definition[Any]] = {
     workload.name: workload for workload in (DLRM, DISTILBERT, LLAMA3)
 }
+CALIBRATED = "dlrm-demo"
+"""The run whose whole steps `trainmark calibrate` times on CPUs."""
 
 
 def definition(run: RunT) -> Definition[RunT]:

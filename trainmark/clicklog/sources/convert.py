@@ -113,7 +113,10 @@ def expected(use: ColumnUse) -> str:
 def _hint(use: ColumnUse, found: Any, takes_missing: bool) -> str:
     """How to have read what was found: longer lists, numbers with commas, words for nothing."""
     if of_list := lists.parse(use.reading):
-        return f" ({use.column}:{replace(of_list, most=2 * of_list.most)} takes longer ones)"
+        values = found.split(of_list.separator) if isinstance(found, str) else found
+        if len(values) <= of_list.most:
+            return ""
+        return f" ({use.column}:{replace(of_list, most=len(values))} takes this one)"
     if not isinstance(found, str):
         return ""
     if takes_missing and use.role != "label" and found.lower() in WORDS_FOR_NOTHING:
@@ -163,9 +166,10 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
     if use.role not in ("categorical", "group"):
         return numerical if use.role == "numerical" else "string"
     if use.role == "categorical" and lists.is_list(kind):
-        single = replace(use, reading=None)
-        values = _reading(single, _value_type(kind.value_type), numerical)
-        return str(lists.ListReading(str(values), lists.MOST))
+        values = _value_type(kind.value_type)
+        if not pa.types.is_nested(values):
+            of_values = _reading(replace(use, reading=None), values, numerical)
+            return str(lists.ListReading(str(of_values), lists.MOST))
     if use.reading == lists.WORD:
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise InputError(

@@ -79,6 +79,7 @@ class ParquetSource:
         row_columns: RowColumns = NOTHING,
     ) -> None:
         self.files = list(files)
+        self.warnings: list[str] = []
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._row_columns = columns, row_columns
@@ -113,12 +114,17 @@ class ParquetSource:
         reading = lists.parse(use.reading)
         if reading is None:
             return use
-        most = 1
+        found = np.zeros(2, np.int64)
         for path in self.files:
             file = open_parquet(path)
             for batch in batches(file, path, LIST_ROWS, columns=[use.column]):
-                most = max(most, lists.longest(batch.column(0)))
-        return replace(use, reading=str(replace(reading, most=most)))
+                more = lists.lengths(batch.column(0))
+                both = np.zeros(max(len(found), len(more)), np.int64)
+                both[: len(found)] += found
+                both[: len(more)] += more
+                found = both
+        self.warnings += filter(None, [lists.outlier(use.column, reading, found)])
+        return replace(use, reading=str(replace(reading, most=len(found) - 1)))
 
     def _names_read(self) -> list[str]:
         return list(dict.fromkeys([*(use.column for use in self.uses), *self._row_columns.keep]))

@@ -91,7 +91,7 @@ def _tokenizer_folder(places: list[Path], name: str) -> Path:
 
 
 class SentenceScorer:
-    """Scores sentences; see `contract.Scorer`.
+    """Scores sentences; see `scoring.Scorer`.
 
     Args:
         cfg: of a packed model in fp32.
@@ -162,7 +162,7 @@ class SentenceScorer:
         return self._classifier(room)(*tokens).softmax(1)
 
     def _build_classifier(self, longest: int) -> SentenceClassifier:
-        """With attention for sentences of up to `longest` tokens; all share their weights."""
+        """A classifier for sentences of up to `longest` tokens; all share their weights."""
         model = build_model(dataclasses.replace(self._cfg, longest=longest))
         model.load_state_dict(self._weights, assign=True)
         return model.eval()

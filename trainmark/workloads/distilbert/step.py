@@ -15,6 +15,7 @@ from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.kernels.graph import Graphed
 from trainmark.metrics import classification_metrics
+from trainmark.training.batches import BatchCounts
 from trainmark.training.checking import Fingerprints, computed_twice, fingerprints
 from trainmark.training.optimizers import (
     LossScale,
@@ -33,14 +34,10 @@ from trainmark.workloads.distilbert.runs import DistilbertRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(BatchCounts):
     """A batch on the device: ids, positions, bounds, first tokens, labels, weights."""
 
     tensors: list[Tensor]
-    samples: int
-    tokens: int
-    position: int
-    partial: bool
     ready: Any
 
     def micro_batches(self) -> Iterable[tuple[Tensor, ...]]:
@@ -74,14 +71,7 @@ class SentenceTrainer:
     def prepare(self, batch: SentenceBatch) -> Prepared:
         """Copy a batch to the device."""
         tensors, ready = self._copy(batch.tensors, lambda copies: copies)
-        return Prepared(
-            tensors=tensors,
-            samples=batch.samples,
-            tokens=batch.tokens,
-            position=batch.position,
-            partial=batch.partial,
-            ready=ready,
-        )
+        return Prepared(tensors=tensors, ready=ready, **batch.counts())
 
     # --- training
 
@@ -131,7 +121,7 @@ class SentenceTrainer:
         return loss, gate == 0
 
     def observed(self) -> dict[str, Tensor]:
-        """Of the last step: the norm of its gradient, and the loss scale where there is one."""
+        """The last step's gradient norm, and its loss scale where there is one."""
         return self._observed
 
     def _seed_dropout(self, position: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainmark.config import Schedule, filled
+from trainmark.errors import InputError
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 
 NAME = "dlrm-auto"
@@ -83,6 +84,11 @@ def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
     which. Large logs have enough rows to learn pairs, and two cores have no time to try. Crosses
     that surely say something are sometimes still memorised.
     """
+    if resolved.auto_clicks == 0:
+        raise InputError(
+            f"All training rows of {resolved.data} have the same label, so there is nothing to "
+            "learn from them. Check the label in --columns of 'trainmark prepare', and --positive."
+        )
     if cfg.model.interaction != "auto" or filled(resolved.auto_rows) > TRIED_UP_TO:
         return {}
     if resolved.patience is None:  # without it no evaluation is kept to choose by
@@ -151,7 +157,7 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
 
 
 def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
-    """With the network of the run whose weights it begins with, where nobody chose another."""
+    """The run with the network of the run that its weights come from, unless another was chosen."""
     if cfg.model.interaction != "auto":
         return cfg
     names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
@@ -188,7 +194,7 @@ def unchosen(cfg: DlrmRun) -> frozenset[str]:
 
 
 def _without(cfg: DlrmRun, fields: frozenset[str]) -> DlrmRun:
-    """With those of the named run; of the model, the dropout."""
+    """The run with these fields as in the named run; of `model`, only the dropout."""
     named = dlrm_auto()
     replaced = {name: getattr(named, name) for name in fields}
     if "model" in fields:

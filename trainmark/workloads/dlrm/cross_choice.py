@@ -100,5 +100,5 @@ def score(rows: NDArray[np.int64], rest: Floats) -> float:
 
 
 def _sums(rows: NDArray[np.int64], rest: Floats) -> tuple[Any, Any]:
-    """Of each of the cross's rows: what is left of its clicks, and how often it occurs."""
+    """For each row of a cross: what is unexplained of its clicks, and how often it occurs."""
     return np.bincount(rows, rest, CROSS_ROWS), np.bincount(rows, minlength=CROSS_ROWS)

@@ -26,7 +26,7 @@ STRETCHES = 64  # of neighbouring rows, from everywhere in the split: rows may b
 
 
 def importance(trainer: DlrmTrainer, split: str, most_rows: int) -> list[Importance]:
-    """Of every column, the most important one first; on at most so many rows of a split."""
+    """The importance of every column, the highest first, on at most `most_rows` rows of a split."""
     rows = _some_rows(row_source(trainer.cfg, split), most_rows)
     usual = _auc(trainer, split, rows)
     if usual is None:
@@ -84,7 +84,7 @@ class ModelInputs:
 
 
 def model_inputs(cfg: DlrmRun) -> Iterator[ModelInputs]:
-    """By column, in the order of the first feature of each."""
+    """The inputs of each column, in the order of their first features."""
     model, columns = cfg.model, identity.columns(cfg.dataset)
     if not columns:  # synthetic data
         yield from (ModelInputs(f"num_{i}", numerical=[i]) for i in range(model.numerical_features))

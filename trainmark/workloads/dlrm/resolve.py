@@ -220,7 +220,7 @@ def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
 
 
 def _hotness(spec: feature_spec.FeatureSpec) -> tuple[int, ...] | None:
-    """Of a dataset's features; None if it has one id of each."""
+    """Ids per feature of a dataset; None if it has one of each."""
     return spec.hotness if max(spec.hotness, default=1) > 1 else None
 
 

@@ -64,7 +64,7 @@ class Columns:
 
 
 def id_shape(rows: int, hotness: int) -> tuple[int, ...]:
-    """Of a feature's ids."""
+    """The shape of a feature's ids."""
     return (rows,) if hotness == 1 else (rows, hotness)
 
 
@@ -75,7 +75,7 @@ class RowSource(Protocol):
     num_numerical: int
     numerical_type: np.dtype[Any]
     id_types: list[np.dtype[Any]]
-    """Of each categorical feature."""
+    """The type of each categorical feature's ids."""
     hotness: list[int]
     """Ids of each categorical feature in a row."""
 

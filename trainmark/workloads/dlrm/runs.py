@@ -16,7 +16,7 @@ from trainmark.config import SYNTHETIC, Better, Hidden, Run, Schedule, filled
 from trainmark.hardware.backends import has_own_kernels, is_accelerator
 
 TERABYTE = "terabyte"
-"""As `data`: the planted Terabyte."""
+"""The value of `data` for the planted Terabyte."""
 SYNTHETIC_ROWS = 33_554_432
 INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -58,15 +58,15 @@ class Model:
     layers (DCNv2); dot products of two projections of them; the vectors side by side; or dot
     products, and beside them the rows and the numbers themselves. dlrm-auto chooses (`auto`)."""
     cross_layers: Layers | None = None
-    """Of dcn: how many; by default 3, as in MLPerf."""
+    """Number of cross layers (dcn); by default 3, as in MLPerf."""
     cross_rank: Width | Literal["full"] | None = None
-    """Of dcn: the rank of a layer's matrix, or `full`; by default 512, as in MLPerf, or a quarter
+    """Rank of a cross layer's matrix (dcn), or `full`; by default 512, as in MLPerf, or a quarter
     of the width of all vectors, if that is less."""
     branch1_mlp: tuple[Width, ...] | None = None
-    """Of projection: widths of one MLP; the last one must be a multiple of embedding_dim. By
+    """Widths of one MLP of projection; the last one must be a multiple of embedding_dim. By
     default, 2048 and 16 x embedding_dim (TorchRec's at 128)."""
     branch2_mlp: tuple[Width, ...] | None = None
-    """Widths of the other."""
+    """Widths of the other MLP of projection."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
     """Whose documented initialisation to use for the MLPs."""
     table_init: NotNegative | None = None
@@ -76,7 +76,7 @@ class Model:
     """Share of what the MLPs' hidden layers pass on that is dropped in training; None in dlrm-auto,
     which chooses it."""
     interaction_dropout: Share = 0.0
-    """The same of what the top MLP reads: what the interaction gives."""
+    """Share of the interaction's output, which the top MLP reads, that is dropped in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +123,11 @@ class TableFormat:
     """How embedding tables are stored."""
 
     table_precision: Literal["fp32", "bf16", "fp16", "int8", "fp8"] = "fp32"
-    """Of large tables."""
+    """Precision of large tables."""
     state_precision: Literal["fp32", "bf16"] = "fp32"
-    """Of Adagrad's sums of squares, for the same tables."""
+    """Precision of Adagrad's sums of squares, for the same tables."""
     table_rounding: Literal["stochastic", "nearest"] = "stochastic"
-    """Of updates, below 32 bits: stochastic, small ones add up; to nearest, they are lost."""
+    """Rounding of updates below 32 bits; with `nearest`, small updates are lost."""
     fp32_up_to_rows: CountOrZero = 100_000
     """Tables of at most so many rows stay fp32: they take little memory and every update."""
     fp32_tables: tuple[CountOrZero, ...] = ()
@@ -183,7 +183,7 @@ class DlrmRun(Run):
     auto_rows: Annotated[Count | None, tyro.conf.Suppress] = None
     """Training rows that dlrm-auto chose its settings for (set from a dataset)."""
     auto_clicks: Annotated[CountOrZero | None, tyro.conf.Suppress] = None
-    """The same of the rarer label, clicks or others."""
+    """Training rows of the rarer label that dlrm-auto chose its settings for."""
     negative_rate: Annotated[Positive, tyro.conf.Suppress] = 1.0
     """Share of the training rows without a click that preparation kept (set from the dataset)."""
     score_offset: Annotated[Finite | None, tyro.conf.Suppress] = None
@@ -324,7 +324,7 @@ def dlrm_demo() -> DlrmRun:
 
 
 def dlrm_auto() -> DlrmRun:
-    """Your own log: what nobody says, its rows decide; with early stopping."""
+    """Your own log, with settings that follow from its rows."""
     return DlrmRun(
         name="dlrm-auto",
         model=Model(
@@ -393,12 +393,12 @@ def is_generated(data: str | None) -> bool:
 
 
 def makes_rows_on_gpu(cfg: DlrmRun) -> bool:
-    """Of the planted Terabyte, by a kernel."""
+    """Whether a kernel makes the rows of the planted Terabyte."""
     return is_accelerator(cfg.device) and has_own_kernels(cfg.device)
 
 
 def notes(cfg: DlrmRun) -> list[str]:
-    """Where rows came from that nobody brought."""
+    """A note on rows that were generated."""
     if cfg.data != TERABYTE:
         return []
     where = "the GPU" if makes_rows_on_gpu(cfg) else "the CPU"

@@ -119,7 +119,7 @@ def profiles(cfg: DlrmRun) -> list[AccessProfile]:
 
 
 def _of_tables(cfg: DlrmRun, shares: list[AccessProfile]) -> list[AccessProfile]:
-    """With what else is known of each table."""
+    """The profiles with what else is known of each table."""
     return [
         dataclasses.replace(profile, hotness=count, stored=stored)
         for profile, count, stored in zip(shares, hotness(cfg.model), stored_rows(cfg), strict=True)
@@ -237,9 +237,8 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
 
 
 def _fullest(cfg: DlrmRun) -> MemoryPlan:
-    """Of the devices that the run was resolved for; of several, all are taken to be equally full.
-
-    A format that they cannot have is refused.
+    """Memory of the fullest device that the run was resolved for; several are taken to be equally
+    full. Refuses a format that these devices do not have.
     """
     resolved, problems = resolve(cfg, cluster(cfg))
     raise_all(problems)

@@ -17,7 +17,7 @@ from trainmark.workloads.dlrm.runs import DlrmRun, Model
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
 CROSS_ROWS = 65_521
-"""Of a cross's table: a prime, for its hash (crosses.py)."""
+"""Rows of a cross's table: a prime, for its hash (crosses.py)."""
 
 
 # --- the dense part
@@ -174,7 +174,7 @@ def has_bags(model: Model) -> bool:
 
 
 def widths(model: Model) -> tuple[int, ...]:
-    """Of each table."""
+    """The width of each table."""
     if model.table_widths is None:
         return (model.embedding_dim,) * len(model.table_rows)
     if model.table_widths != "auto":

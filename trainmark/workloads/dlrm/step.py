@@ -17,7 +17,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.kernels.click_loss import click_loss_of_logits
-from trainmark.training.batches import rank_shares
+from trainmark.training.batches import BatchCounts, rank_shares
 from trainmark.training.checking import (
     Fingerprints,
     computed_twice,
@@ -57,21 +57,17 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(BatchCounts):
     """One optimiser step's batch."""
 
     micro_batches: list[MicroBatch]
-    samples: int
     global_samples: int
-    position: int
-    partial: bool
     ready: Any
     """The event after which the copies may be read: input ends there."""
     lookups_ready: Any
     """The event after which the lookups are prepared: part of the step."""
     slot: Filled | None = None
-    """Where the batch lies instead, if CUDA graphs work on it."""
-    tokens: int = 0
+    """The slot that holds the batch instead, if CUDA graphs work on it."""
 
 
 class DlrmTrainer:
@@ -105,7 +101,7 @@ class DlrmTrainer:
         self._last_step = self._outcome
         self._compared: list[str] = []
         self._differ: Tensor | None = None
-        """Of a checked step, whether the bits differ of each that is compared."""
+        """In a checked step, whether the bits of each compared item differ."""
         self._in_last_micro_batch = False
         self._more_ids = (
             MoreIds(hotness(cfg.model), cfg.model.table_rows)
@@ -344,7 +340,7 @@ class DlrmTrainer:
 
     @torch.no_grad()
     def prepare_to_predict(self, batch: ClickBatch, max_samples: int) -> Prepared:
-        """Without what only an update needs."""
+        """`prepare` without what only an update needs."""
         return self.prepare(batch, max_samples)
 
     @torch.inference_mode()
@@ -421,13 +417,11 @@ def _prepared(
 ) -> Prepared:
     return Prepared(
         micro_batches=micro_batches,
-        samples=batch.samples,
         global_samples=batch.global_samples,
-        position=batch.position,
-        partial=batch.partial,
         ready=ready,
         lookups_ready=lookups_ready,
         slot=slot,
+        **batch.counts(),
     )
 
 

@@ -100,7 +100,7 @@ def _rare_ids(cfg: DlrmRun) -> list[str]:
 
 
 def _rare_shares(manifest: Path) -> dict[str, float]:
-    """By column, where the dataset's preparation is known and tells of them."""
+    """The share of rare values in each column, where preparation recorded it."""
     try:
         features: Any = read_json(manifest).get("features") if manifest.is_file() else None
     except (InputError, OSError):  # written by something else
