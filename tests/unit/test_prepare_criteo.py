@@ -154,6 +154,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "day_0").touch()
     with pytest.raises(InputError, match="day_0 is empty"):
         prepare(tmp_path)
+    write_day(tmp_path / "day_0", random_lines(random.Random(1), 5))
     with pytest.raises(InputError, match="--frequency-threshold is '-1'"):
         prepare(tmp_path, threshold=-1)
 
