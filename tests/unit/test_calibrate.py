@@ -29,6 +29,7 @@ def test_a_calibrated_cpu_can_be_planned_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrate, "CPU_SCALE", SMALL)
+    monkeypatch.setattr(calibrate_steps, "STEPS", {16: 4, 4096: 2})
     file = tmp_path / "hardware.toml"
     assert main(["calibrate", "--device", "cpu", "--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{file}: give it as --hardware.\n"
