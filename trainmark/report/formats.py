@@ -32,8 +32,8 @@ class Titled:
 
 
 def terminal(tables: Sequence[Titled], width: int) -> RenderableType:
-    """For a terminal of this width. Tables of many rows may be wider: numbers that are broken in
-    two are worse than lines that are."""
+    """Tables for a terminal of this width. Long tables may be wider: a broken line is better than
+    a broken number."""
     parts: list[RenderableType] = []
     for one in tables:
         # Rows that became columns are only readable where they are few.

@@ -209,7 +209,7 @@ def _best(last: Path) -> Path | None:
 
 
 def role(checkpoint: Path) -> str:
-    """In words, which of its run's checkpoints it is."""
+    """Which of its run's checkpoints it is, in words."""
     last = folders.latest(checkpoint.parent)
     if last is None or last == checkpoint:
         return "best and last" if last and _best(last) == checkpoint else "last"
