@@ -343,10 +343,12 @@ class Definition(Generic[RunT]):
     """For each layout of other software, what writes it."""
     encode_files: Callable[[RunT, RawFiles, Path], EncodedFiles] | None = None
     """(cfg, files, a folder to write): for `trainmark evaluate --input` and `trainmark predict`."""
-    score_files: Callable[[Served[RunT], RawFiles, Path, int], Iterator[ScoredRows]] | None = None
-    """(model, files, a folder to work in, parts to leave out) -> the files' rows, in parts that are
-    the same each time. `trainmark predict` calls it for an exported model, and for runs of
-    workloads without `encode_files`."""
+    score_files: (
+        Callable[[Served[RunT], RawFiles, Path, int], Iterator[ScoredRows] | None] | None
+    ) = None
+    """(model, files, a folder to work in, rows that are done) -> the other rows, in fp32, in parts
+    that are the same each time. `trainmark predict` calls it for exported models and for runs;
+    None: a trainer, which reads what `encode_files` writes, is as fast."""
     load_scorer: Callable[[Served[RunT]], Scorer] | None = None
     """The model of a run or of an export, ready to score rows."""
     load: Callable[[], Workload[RunT, Any, Any, Any, Any]]

@@ -1,6 +1,8 @@
 """Checks everything that comes from outside: TOML, JSON, YAML and flags."""
 
+import copy
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -57,6 +59,13 @@ def problems(value: Any) -> list[str]:
 
 def load_yaml(text: bytes) -> Any:
     """Plain data from YAML; refuses aliases that stand for far more values than the text has."""
+    return copy.deepcopy(_parsed_yaml(text))
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed_yaml(text: bytes) -> Any:
+    """Kept, because a verb reads a dataset's specification several times, a tenth of a second
+    each."""
     import yaml
 
     loader = yaml.SafeLoader(text)

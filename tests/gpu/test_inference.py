@@ -20,8 +20,9 @@ from trainmark.metrics import binary_metrics
 from trainmark.run import evaluation, runner
 from trainmark.run.loop import build_trainer
 from trainmark.training.precision import compute_dtype, set_matmul_precision
-from trainmark.workloads.dlrm import export, graphed_prediction, standalone
+from trainmark.workloads.dlrm import graphed_prediction, standalone
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
+from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.runs import Optimizer, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor
 
@@ -203,7 +204,7 @@ def test_clients(tmp_path: Path) -> None:
 def test_an_exported_model_as_graphs(case: str) -> None:
     """As `serve` computes on a GPU."""
     trainer = trainer_on_gpu(case)
-    model = standalone.Dlrm(export.description(trainer.cfg), trainer.weights()).eval()
+    model = standalone.Dlrm(description(trainer.cfg), trainer.weights()).eval()
     logits = graphed_prediction.of_exported(model, GPU)
     for size in (3000, 1, 9, 64, 200):
         random = np.random.default_rng(size)

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -478,3 +480,19 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         cli.main(["prepare", "parquet", *flags, "--columns", "label=clicked categorical=city"]) == 0
     )
     assert "city" in capsys.readouterr().out
+
+
+def test_nothing_is_loaded_that_is_not_needed(tmp_path: Path) -> None:
+    """Arrow would load pandas, and numba scipy, as they are installed here."""
+    write_csv(tmp_path / "log.csv", random_rows(60))
+    script = (
+        "import importlib.util, sys; from trainmark.cli import main; "
+        "assert all(map(importlib.util.find_spec, ('pandas', 'scipy'))); "
+        "words = ['prepare', 'csv', '--input', 'log.csv', '--output', 'data', '--columns']; "
+        f"main([*words, {COLUMNS!r}]); "
+        "loaded = {name.partition('.')[0] for name in sys.modules}; "
+        "assert 'pyarrow' in loaded and 'pandas' not in loaded and 'trainmark' in loaded; "
+        "assert not {'trainmark.workloads', 'scipy.linalg', 'torch'} & set(sys.modules); "
+        "import pandas, pyarrow; pyarrow.table({'a': [1]}).to_pandas()"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

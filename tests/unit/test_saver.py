@@ -20,8 +20,8 @@ from tests.unit.test_run_outputs import perf_events
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint import saver as savers
 from trainmark.checkpoint.local_shards import LocalShards
-from trainmark.checkpoint.manifest import DTYPE_CODES
 from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
+from trainmark.checkpoint.storage import DTYPE_CODES
 from trainmark.checkpoint.writer import plan_share
 from trainmark.errors import InputError
 from trainmark.run import memory as run_memory

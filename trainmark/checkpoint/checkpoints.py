@@ -17,11 +17,9 @@ ranks may load it.
 
 import dataclasses
 import json
-import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,16 +28,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from trainmark.checkpoint.data_files import fill_arrays, read_all
+from trainmark.checkpoint.folders import all_checkpoints as all_checkpoints
+from trainmark.checkpoint.folders import explained, folder_of
+from trainmark.checkpoint.folders import latest as latest
+from trainmark.checkpoint.folders import read_state as read_state
 from trainmark.checkpoint.local_shards import LoadPlanner
-from trainmark.checkpoint.manifest import (
-    DTYPE_CODES,
-    DTYPES,
-    DamagedError,
-    read_manifest,
-    replace_manifest,
-)
-from trainmark.checkpoint.reader import Reader, read_all
+from trainmark.checkpoint.manifest import read_manifest, replace_manifest
+from trainmark.checkpoint.reader import Reader
 from trainmark.checkpoint.room import make_room
+from trainmark.checkpoint.storage import DTYPE_CODES, DTYPES
 from trainmark.checkpoint.writer import Share, Written, complete, plan_share, write_share
 from trainmark.distributed.mesh import agreed, is_distributed
 from trainmark.errors import InputError
@@ -147,7 +145,7 @@ def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict
     """
     if on_meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(f"Allocate before loading; still on the meta device: {on_meta}.")
-    with _explained(path):
+    with explained(path):
         reader = Reader(path, read_manifest(path), tensors, exact)
         _load(tensors, reader)
     return reader.manifest.state
@@ -157,24 +155,25 @@ def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Whole tensors of a checkpoint, by name, in host memory."""
     stored = shapes(path)
     tensors = {name: torch.empty_like(stored[name], device="cpu") for name in names}
-    load(path, tensors)
+    with explained(path):
+        fill_arrays(path, read_manifest(path), {name: _bits(t) for name, t in tensors.items()})
     return tensors
+
+
+def _bits(tensor: Tensor) -> Any:
+    """Its memory as an array of integers: numpy lacks some types."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(kinds[tensor.element_size()]).numpy()
 
 
 def shapes(path: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint by its name, on the meta device."""
-    with _explained(path):
+    with explained(path):
         entries = read_manifest(path).tensors
     return {
         name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
         for name, entry in entries.items()
     }
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """The state that `save` was given, without reading any tensor."""
-    with _explained(path):
-        return read_manifest(path).state
 
 
 def update_state(path: Path, changes: dict[str, Any]) -> None:
@@ -185,31 +184,14 @@ def update_state(path: Path, changes: dict[str, Any]) -> None:
 
 def names(path: Path) -> list[str]:
     """The names of the tensors in a checkpoint."""
-    with _explained(path):
+    with explained(path):
         return list(read_manifest(path).tensors)
 
 
 def verify(path: Path) -> None:
     """Read a whole checkpoint; an `InputError` names the damage, if there is any."""
-    with _explained(path):
+    with explained(path):
         read_all(path)
-
-
-def all_checkpoints(root: Path) -> list[Path]:
-    """Every complete checkpoint under `root`, oldest first."""
-    found = {path: _COMPLETE.fullmatch(path.name) for path in root.glob("step-*")}
-    ages = {path: (int(match[1]), match[2] is None) for path, match in found.items() if match}
-    return sorted(ages, key=ages.__getitem__)
-
-
-def folder_of(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies, if there is one."""
-    return root / f"step-{step:08d}"
-
-
-def latest(root: Path) -> Path | None:
-    """The newest complete checkpoint under `root`, if there is one."""
-    return next(reversed(all_checkpoints(root)), None)
 
 
 # --- around DCP
@@ -253,43 +235,7 @@ def _wait_for_devices(tensors: dict[str, Tensor]) -> None:
             torch.accelerator.synchronize(device)
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Say what to do about a checkpoint that cannot be read."""
-    try:
-        yield
-    except DamagedError as damage:
-        raise InputError(f"{damage} {_way_out(path)}") from None
-    except OSError as error:
-        raise InputError(f"Cannot read checkpoint {path}: {error}.") from error
-
-
-def _way_out(path: Path) -> str:
-    """The newest intact checkpoint before a damaged one, and how to continue from it."""
-    known = all_checkpoints(path.parent)
-    in_the_way = [path]
-    for candidate in reversed(known[: known.index(path)] if path in known else []):
-        if _is_intact(candidate):
-            return f"Remove {_listing(in_the_way)} to continue from {candidate}, which is intact."
-        in_the_way.append(candidate)
-    return "There is no intact checkpoint before it: start again, or restore it from a copy."
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        read_all(path)
-    except (InputError, OSError):
-        return False
-    return True
-
-
-def _listing(paths: Iterable[Path]) -> str:
-    return " and ".join(sorted(map(str, paths)))
-
-
 # --- folders: at every moment, the last complete checkpoint has its name and all its files
-
-_COMPLETE = re.compile(r"step-(\d{8,})(\.old)?")
 
 
 def _publish(finished: Path, target: Path, keep: int, best: Path) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem
 
+from trainmark.checkpoint.data_files import WORKERS, Scratch, slices
 from trainmark.checkpoint.local_shards import SavePlanner
 from trainmark.checkpoint.manifest import (
-    DTYPE_CODES,
     Chunk,
     FileEntry,
     Manifest,
@@ -30,7 +30,7 @@ from trainmark.checkpoint.manifest import (
     crc32,
     write_manifest,
 )
-from trainmark.checkpoint.storage import WORKERS, Scratch, bytes_of, slices
+from trainmark.checkpoint.storage import DTYPE_CODES, bytes_of, scratch_tensor
 from trainmark.distributed.mesh import agreed, is_distributed
 from trainmark.files import fsync_folder
 
@@ -193,7 +193,7 @@ def _split(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...]
 def _write_piece(path: Path, descriptor: int, piece: Piece, scratch: Scratch) -> tuple[str, Chunk]:
     tensor = piece.tensor
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        tensor = scratch.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        tensor = scratch_tensor(scratch, tuple(tensor.shape), tensor.dtype).copy_(tensor)
     data = bytes_of(tensor)
     _write_at(descriptor, data, piece.byte_offset)
     sizes = tuple(piece.tensor.shape)

@@ -69,9 +69,9 @@ def of_dataset(folder: Path) -> tuple[str, ...]:
 
 
 def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
-    """In words: the first column of `others` that is not what it is in `lines`, and how.
+    """How the first column that differs between `lines` and `others` differs, in words.
 
-    None if all are; also if either is empty, as those of an earlier version are.
+    None if all agree; also if either is empty, as in an earlier version's files.
     """
     if not lines or not others:
         return None
@@ -86,8 +86,8 @@ def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
 
 
 def no_extension(lines: Sequence[str], folder: Path) -> str | None:
-    """In words, why the dataset in `folder` does not extend that of `lines`: the first column that
-    is neither what it was nor grown from it. None if all are; also if `lines` are not known.
+    """Why the dataset in `folder` does not extend that of `lines`, in words: the first column that
+    has neither stayed the same nor grown. None if it does extend it, or if `lines` are not known.
     """
     if not lines:
         return None
@@ -309,7 +309,7 @@ def _digest_of_file(path: Path, changed: int, size: int) -> str:
 
 
 def digest(path: Path) -> str:
-    """Of the values of a vocabulary and their ids, however its file is laid out.
+    """Digest of a vocabulary's values and their ids, however its file is laid out.
 
     Counts are left out: they say how often a value occurred, not what its id stands for.
     """

@@ -90,13 +90,13 @@ def auc_of(found: Levels) -> float | None:
 
 
 Placements = tuple["Tensor", "Tensor"]
-"""Of positives among the others, and of the others among the positives; both have the AUC as their
-mean over rows. How much they vary is how much the AUC would, with other rows."""
+"""Where positives lie among the others, and others among the positives. The mean of either is the
+AUC; their variance tells how much the AUC would vary with other rows."""
 
 
 def placements(found: Levels) -> Placements:
-    """For a positive of each level the share of others below it; for an other, of positives
-    above it."""
+    """For each level, the share of others below a positive of that level, and the share of
+    positives above an other of that level."""
     twice_below_L = 2 * found.others_L.cumsum(0) - found.others_L
     twice_below_or_equal_L = 2 * found.positives_L.cumsum(0) - found.positives_L
     below_L = twice_below_L.double() / (2 * found.others)

@@ -50,12 +50,14 @@ class Entry:
     """The run's folder, without the part that all runs have in common."""
     result: Result
     loss: Curve
+    data: str = ""
+    """The folder of the data, where runs like it have learned from other columns."""
     changes: tuple[Change, ...] = ()
 
     @property
-    def series(self) -> tuple[str, str, str]:
+    def series(self) -> tuple[str, str, str, str]:
         """Runs with the same series are measurements of the same thing."""
-        return self.result.run, self.result.case, self.result.precision
+        return self.result.run, self.result.case, self.result.precision, self.data
 
     @property
     def at(self) -> float | None:
@@ -210,8 +212,8 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 def _with_changes(entries: Sequence[Entry]) -> list[Entry]:
     """The entries with their changes since the run before in the same series, the latest first."""
-    ordered = sorted(entries, key=lambda entry: (entry.at or 0.0, entry.label))
-    series: dict[tuple[str, str, str], list[Entry]] = {}
+    ordered = _by_data(sorted(entries, key=lambda entry: (entry.at or 0.0, entry.label)))
+    series: dict[tuple[str, str, str, str], list[Entry]] = {}
     judged = []
     for entry in ordered:
         earlier = series.setdefault(entry.series, [])
@@ -219,6 +221,29 @@ def _with_changes(entries: Sequence[Entry]) -> list[Entry]:
         found = tuple(change for m in MEASURES if (change := _change(m, earlier)))
         judged.append(dataclasses.replace(entry, changes=found))
     return judged[::-1]
+
+
+def _by_data(entries: Sequence[Entry]) -> list[Entry]:
+    """With the data's folder, where runs of one name, case and precision differ in columns: an AUC
+    on flights says nothing of one on weather."""
+    folders: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
+    for entry in entries:
+        known = folders.setdefault(entry.series, {})
+        name = "/".join(Path(str(entry.result.config.get("data"))).parts[-2:])
+        taken = name in known.values()
+        known.setdefault(_columns(entry.result), f"{name} ({len(known) + 1})" if taken else name)
+    return [
+        dataclasses.replace(entry, data=known[_columns(entry.result)])
+        if len(known := folders[entry.series]) > 1
+        else entry
+        for entry in entries
+    ]
+
+
+def _columns(result: Result) -> tuple[str, ...]:
+    """Names of the columns that it learned from, if the dataset has some; ids may have grown."""
+    lines = result.config.get("dataset")
+    return tuple(str(line).split(" ", 4)[-1] for line in lines) if isinstance(lines, list) else ()
 
 
 def _change(measure: Measure, series: Sequence[Entry]) -> Change | None:
@@ -239,7 +264,8 @@ def _change(measure: Measure, series: Sequence[Entry]) -> Change | None:
     worse = (share < 0) == (better == "higher")
     words = measure.words or (("worse", "worse") if worse else ("better", "better"))
     before = comparable[-2][0]
-    text = f"{_name(measure, last.result)} {100 * share:+.3g} % since {before.label}"
+    percent = f"{100 * share:+.3g}" if abs(share) < 1 else f"{100 * share:+,.0f}"
+    text = f"{_name(measure, last.result)} {percent} % since {before.label}"
     return Change(
         measure=measure.key,
         word=words[share > 0],
@@ -296,6 +322,7 @@ def _drawn(entry: Entry) -> dict[str, Any]:
         "run": result.run,
         "case": result.case,
         "precision": result.precision,
+        "data": entry.data,
         "workload": result.workload,
         "devices": _devices(result.case),
         "at": entry.at,

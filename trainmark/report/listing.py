@@ -12,9 +12,9 @@ from trainmark.report.nvidia import gib
 from trainmark.report.tables import NOT_APPLICABLE, PUBLISHED_COLUMNS, Column, make_grid, or_slash
 
 
-def for_terminal(system: str | None) -> RenderableType:
+def for_terminal(system: str | None, width: int) -> RenderableType:
     """Tables of one system or of all."""
-    return formats.terminal(_tables(system))
+    return formats.terminal(_tables(system), width)
 
 
 def text(system: str | None, kind: str) -> str:

@@ -126,7 +126,9 @@ def our_model(result: Result) -> Model:
 
 def gib(model: Model) -> str:
     """To the second decimal, as far as it was printed."""
-    return NOT_APPLICABLE if model.gib is None else f"{round(model.gib, 2):g}"
+    if model.gib is None:
+        return NOT_APPLICABLE
+    return "<0.01" if 0 < model.gib < 0.01 else f"{round(model.gib, 2):g}"
 
 
 def _models(system: str, results: Sequence[Result]) -> Titled:

@@ -12,7 +12,7 @@ from trainmark.run.assessment import INPUT, Scores, read_scores, scored_splits
 
 
 def paired_differences(a: Path, b: Path) -> tuple[Grid, list[str]]:
-    """Of two runs' folders, on every split that both have scores for.
+    """How two runs differ on every split that both have scores for.
 
     Returns:
         B less A, with 95 % intervals; and why splits are left out.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import checksums, workloads
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.config import (
     EXTENSION,
     LAYOUT,
@@ -56,7 +56,7 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
             f"Output {output} is not empty and is not the folder of a run. Give another --output."
         )
     _check_checkpoints(output)
-    if from_another and checkpoints.latest(output / CHECKPOINTS):
+    if from_another and folders.latest(output / CHECKPOINTS):
         raise InputError(
             f"--from starts a new run, but {output} has a checkpoint to continue. "
             "Give another --output."
@@ -66,7 +66,7 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
 def _check_checkpoints(output: Path) -> None:
     """Refuse a run that has lost its checkpoints: it would begin again, and cut the loss curve."""
     log, root = output / "perf.log", output / CHECKPOINTS
-    if checkpoints.latest(root) or not log.is_file():
+    if folders.latest(root) or not log.is_file():
         return
     if '"event": "CHECKPOINT"' in log.read_text(encoding="utf-8", errors="replace"):
         raise InputError(
@@ -117,7 +117,7 @@ def claimed(output: Path, cfg: Run) -> Iterator[None]:
 
 def newer_data(output: Path, cfg: Run) -> str:
     """A warning if data were written after the run's newest checkpoint, else nothing."""
-    saved = checkpoints.latest(output / CHECKPOINTS)
+    saved = folders.latest(output / CHECKPOINTS)
     if saved is None or cfg.data in (None, SYNTHETIC) or not Path(str(cfg.data)).is_dir():
         return ""
     made = saved.stat().st_mtime
@@ -177,7 +177,7 @@ def find_checkpoint(path: Path, which: str | None = None) -> Path:
 
 
 def _choose(root: Path, which: str | None) -> Path:
-    last = checkpoints.latest(root)
+    last = folders.latest(root)
     if last is None:
         raise InputError(f"{root.parent} has no complete checkpoint.")
     if which == "last":
@@ -191,10 +191,10 @@ def _choose(root: Path, which: str | None) -> Path:
             )
         return best or last
     number = re.fullmatch(r"(?:step-)?0*(\d{1,18})", str(which), re.ASCII)
-    found = checkpoints.folder_of(root, int(number[1])) if number else root
+    found = folders.folder_of(root, int(number[1])) if number else root
     if number and found.is_dir():
         return found
-    there = ", ".join(path.name for path in checkpoints.all_checkpoints(root))
+    there = ", ".join(path.name for path in folders.all_checkpoints(root))
     raise InputError(
         f"--checkpoint must be best, last or one of {there}, which {root.parent} has. "
         f"Received: {which}."
@@ -203,14 +203,14 @@ def _choose(root: Path, which: str | None) -> Path:
 
 def _best(last: Path) -> Path | None:
     """The best checkpoint, as the last one knows it."""
-    best = checkpoints.read_state(last).get("progress", {}).get("best")
-    found = checkpoints.folder_of(last.parent, best["step"]) if best else None
+    best = folders.read_state(last).get("progress", {}).get("best")
+    found = folders.folder_of(last.parent, best["step"]) if best else None
     return found if found is not None and found.is_dir() else None
 
 
 def role(checkpoint: Path) -> str:
-    """In words, which of its run's checkpoints it is."""
-    last = checkpoints.latest(checkpoint.parent)
+    """Which of its run's checkpoints it is, in words."""
+    last = folders.latest(checkpoint.parent)
     if last is None or last == checkpoint:
         return "best and last" if last and _best(last) == checkpoint else "last"
     return "best" if _best(last) == checkpoint else "neither best nor last"

@@ -14,7 +14,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from trainmark import workloads
 from trainmark.config import AnyRun, Run, with_file
 from trainmark.errors import InputError, raise_all
 from trainmark.validation import problems
@@ -28,6 +27,8 @@ NUMBERS = re.compile(r"\s*[\d_.e+-]+(\s*,\s*[\d_.e+-]+)+\s*,?\s*")
 
 def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
     """RUN and its flags: named run < --config file < flags."""
+    from trainmark import workloads  # a quarter of a second, which verbs without a run do not need
+
     name, rest = first_word(verb, "RUN", arguments, list(workloads.named_runs()))
     cfg = workloads.named_run(name)
     rest = _in_our_words(_paired_flags(rest), type(cfg), options_kind)
@@ -53,6 +54,8 @@ def _on_data(data: str | None, run: AnyRun) -> AnyRun:
     """A finished run's settings, for other data."""
     if data in (None, run.data):
         return run
+    from trainmark import workloads
+
     return workloads.definition(run).on_other_data(run, data)
 
 

@@ -20,7 +20,7 @@ def verify(folder: Path) -> None:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder.")
     found, problems = 0, []
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(path for path in folder.rglob("*.json") if path.is_file()):
         try:
             for name, size in _verified(path):
                 print(f"{name}: intact, {readable_size(size)}")

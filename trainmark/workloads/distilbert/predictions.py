@@ -1,7 +1,6 @@
 """Sentences of files in, classes and their probabilities out: `trainmark predict`."""
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,11 @@ def score_files(
     """See `contract.Definition.score_files`."""
     scorer = serving.load(served)
     parts = sentence_files.parts(list(map(Path, raw.patterns)), raw.column, raw.keep)
-    for part in islice(parts, done, None):
+    for part in parts:
         rows = _rows_to_score(part, raw.bad_rows)
+        if done > 0:
+            done -= len(rows)
+            continue
         sentences = [part.sentences[row] or "" for row in rows]
         kept = part.kept.take(pa.array(rows, pa.int64())) if raw.keep else None
         yield ScoredRows(answers=_answers(scorer, sentences), kept=kept, share=part.share)

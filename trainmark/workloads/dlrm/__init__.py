@@ -28,9 +28,12 @@ Planning
 
 A trained model
     importance.py          what each column is worth
-    fast_prediction.py     predictions in one pass on a CPU; graphed_prediction.py: as CUDA graphs
+    one_pass.py            predictions in one pass on a CPU, without torch; fast_prediction.py: a
+                           trainer's; graphed_prediction.py: as CUDA graphs
     raw_files.py           files for `evaluate --input` and `predict`, encoded
-    exported_files.py      files for `predict`, scored by an exported model
+    exported_files.py      files for `predict`, scored without a trainer
     requests.py            rows of requests to `serve`; prepared_values.py: rows that hold ids
+    description.py         what an exported model says of itself
     standalone.py          the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
+    exported_clicks.py     its scores by torch, for `serve` and `predict`
 """

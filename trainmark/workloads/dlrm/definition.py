@@ -45,7 +45,7 @@ def _load_scorer(served: Served[DlrmRun]) -> Scorer:
 
 def _score_files(
     served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
-) -> Iterator[ScoredRows]:
+) -> Iterator[ScoredRows] | None:
     from trainmark.workloads.dlrm.exported_files import score_files
 
     return score_files(served, raw, folder, done)

@@ -237,9 +237,8 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
 
 
 def _fullest(cfg: DlrmRun) -> MemoryPlan:
-    """Of the devices that the run was resolved for; of several, all are taken to be equally full.
-
-    A format that they cannot have is refused.
+    """Memory of the fullest device that the run was resolved for; several are taken to be equally
+    full. Refuses a format that these devices do not have.
     """
     resolved, problems = resolve(cfg, cluster(cfg))
     raise_all(problems)

@@ -232,7 +232,10 @@ def request_s(cfg: DlrmRun, samples: int) -> float | None:
     found, model = _forward_s(cfg, samples), cfg.model
     ids = zip(model.table_rows, hotness(model), strict=True)
     moved = 2 * model.numerical_features + sum(_id_bytes(rows) * count for rows, count in ids)
-    return found and REQUEST_S + found + samples * moved / machine(cluster(cfg)).host_link
+    devices = machine(cluster(cfg))
+    if found is None or devices.unknown_host:
+        return None
+    return REQUEST_S + found + samples * moved / devices.host_link
 
 
 def _id_bytes(rows: int) -> int:

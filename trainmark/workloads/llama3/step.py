@@ -182,12 +182,11 @@ class LlamaTrainer:
         return gate
 
     def observed(self) -> dict[str, Tensor]:
-        """Of the last step: the norm of its gradient before it was clipped, and the loss scale
-        where there is one."""
+        """The last step's gradient norm before clipping, and its loss scale where there is one."""
         return self._observed
 
     def _forget(self) -> None:
-        """The gradients: the next backward passes add to none."""
+        """Discard the gradients: the next backward passes must not add to them."""
         for parameter in self._parameters.values():
             parameter.grad = None
         if self._sums is not None:
