@@ -5,16 +5,18 @@
 A layout is ranks x threads of each. Before its runs, `calibrate` measures the machine as these
 ranks use it, and as other work leaves it to them; a run's result has both times. On two quiet cores
 all three layouts take about 8 minutes. Rows of other machines and layouts stay in
-`results/plan_cpu.json`; `plan_errors.py` takes them from there. No constant of the planner is
-fitted to them: it counts operations and bytes, and rates are measured.
+`results/plan_cpu.json`; `plan_errors.py` takes them from there, and is to be run afterwards. The
+last lines printed are those of docs/planning.md. No constant of the planner is fitted to any row:
+it counts operations and bytes, and rates are measured.
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,28 @@ def measured(layout: str, chosen: list[str], folder: Path) -> Iterator[dict[str,
             }
 
 
+def told(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """How far off they are, as docs/planning.md says it: by layout on two cores, and all."""
+    off = [(row["case"], row["predicted_s"] / row["measured_s"] - 1) for row in rows]
+    lines = []
+    for layout in ("1x1", "1x2", "2x1"):
+        own = [one for case, one in off if case.startswith(layout)]
+        median, worst = statistics.median(map(abs, own)), max(own, key=abs)
+        cells = [layout.replace("x", " x "), f"{100 * median:.0f} %", f"{100 * worst:+.0f} %"]
+        lines.append(f"| {' | '.join([*cells, f'{_within(own)} of {len(own)}'])} |")
+    every = [one for _, one in off]
+    median = statistics.median(map(abs, every))
+    return [
+        *lines,
+        f"Of all {len(every)} rows, {_within(every)} are within 15 %, "
+        f"and the median is {100 * median:.0f} %.",
+    ]
+
+
+def _within(off: Sequence[float]) -> int:
+    return sum(abs(one) < 0.15 for one in off)
+
+
 def _trainmark(layout: str, arguments: str) -> bool:
     """Whether the ranks of a layout ended well."""
     ranks, threads = layout.split("x")
@@ -111,6 +135,7 @@ def main() -> None:
                 off = row["predicted_s"] / row["measured_s"] - 1
                 print(f"{row['case']:20} {1e3 * row['measured_s']:9.2f} ms {off:+7.1%}", flush=True)
                 write_results(NAME, rows)
+    print("\n".join(told(rows)))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from trainmark.run.memory import this_cluster
 
 FEW, MANY = 16, 4096
 """Samples of a rank."""
-STEPS = {FEW: 40, MANY: 10}
+STEPS = {FEW: 100, MANY: 30}
 ROUNDS = 3
 
 
