@@ -150,7 +150,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """Run a result's command again."""
+    """Print the command that gives a result again, or run it."""
 
     result: Annotated[Path, tyro.conf.Positional]
     """A result.json, or the output folder of a run."""
