@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trainmark import checksums
 from trainmark.config import to_plain
 from trainmark.distributed.mesh import Mesh, of_all_ranks
 from trainmark.files import read_json, write_atomically
@@ -41,6 +42,8 @@ class Trials:
         evaluated, the first."""
         known = _read(self.output, self.mesh)
         if known.get("candidates") == self._plain():  # chosen before a kill
+            if self.mesh.is_main:
+                shutil.rmtree(self.output / TRIALS, ignore_errors=True)
             return self.candidates[known["chosen"]]
         began = time.perf_counter()
         found = {
@@ -52,7 +55,7 @@ class Trials:
         self.mesh.barrier()
         if self.mesh.is_main:
             document = {"chosen": chosen, "why": why, "candidates": self._plain()}
-            write_atomically(self.output / CHOICE, json.dumps(document, indent=2) + "\n")
+            write_atomically(self.output / CHOICE, checksums.dumps(document))
             shutil.rmtree(self.output / TRIALS)
         self.mesh.barrier()
         return self.candidates[chosen]
