@@ -1,6 +1,7 @@
 """One validator for everything that comes from outside: TOML, JSON, YAML and flags."""
 
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -22,12 +23,20 @@ def parse(kind: type[T], data: Any, source: str) -> T:
         data: dictionaries, lists and scalars as a parser returned them.
         source: where the data came from, for the message (a path).
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(data)
+        parsed: T = _adapter(kind).validate_python(data)
+        return parsed
     except ValidationError as error:
         raise InputError(f"{source}: {'; '.join(_sentences(error.errors()))}.") from None
+
+
+@functools.cache  # making one takes a hundred times as long as using it
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]:
@@ -46,10 +55,10 @@ def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]
 
 def problems(value: Any) -> list[str]:
     """What is wrong with a dataclass that was not parsed, but made from flags, a sentence each."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        TypeAdapter(type(value)).validate_python(dataclasses.asdict(value))
+        _adapter(type(value)).validate_python(dataclasses.asdict(value))
     except ValidationError as error:
         return [f"{sentence}." for sentence in _sentences(error.errors())]
     return []
