@@ -89,15 +89,19 @@ FORMATS = ("bf16", "fp16", "int8", "fp8")
 """Of tables, beside fp32."""
 
 
-def cases(
-    world: int, optimizers: tuple[str, ...] = OPTIMIZERS[:2]
-) -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """(placement, optimiser, other changes) of the runs that must equal those of one process."""
+def cases(group: Group) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """(placement, optimiser, other changes) of the runs that must equal those of one process.
+
+    A GPU trains every placement with every optimiser. On CPUs, to save time, each has one of two by
+    the number of ranks; a mixture has tables in all ways, and its checkpoints are of the other.
+    """
+    on_a_gpu, world = group.kind == "cuda", group.world
     micro_batches = {"micro_batch": GLOBAL_BATCH // 4 // world}
+    optimizers = OPTIMIZERS if on_a_gpu else OPTIMIZERS[world == 2 :][:1]
     chosen: list[tuple[str, str, dict[str, Any]]] = [
         (kind, optimizer, {}) for kind in KINDS for optimizer in optimizers
     ]
-    for kind in ("data_parallel", "mixture", "mixture_host"):
+    for kind in (*["data_parallel"] * on_a_gpu, "mixture", "mixture_host"):
         chosen += [(kind, optimizer, {}) for optimizer in OPTIMIZERS[2:]]
         chosen += [(kind, "rowwise_adagrad", micro_batches), (kind, "sgd", LOW_PRECISION)]
         chosen += [(kind, "rowwise_adagrad", micro_batches | {"regular": True})]
@@ -116,15 +120,10 @@ def cases(
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 
 
-def optimizers_of(device: torch.device) -> tuple[str, ...]:
-    """Those that are trained with every placement: on a GPU all, on a CPU half, to save time."""
-    return OPTIMIZERS if device.type == "cuda" else OPTIMIZERS[:2]
-
-
-def _equality(mesh: Mesh, folder: Path) -> dict[str, Any]:
-    found, world = {}, mesh.world_size
-    for name, (kind, optimizer, changes) in cases(world, optimizers_of(mesh.device)).items():
-        cfg = placed(world, optimizer, kind, folder, device=mesh.device, **changes)
+def _equality(mesh: Mesh, group: Group, folder: Path) -> dict[str, Any]:
+    found = {}
+    for name, (kind, optimizer, changes) in cases(group).items():
+        cfg = placed(group.world, optimizer, kind, folder, device=mesh.device, **changes)
         result = train(trainer(cfg, mesh))
         shared = {key: value for key, value in result.items() if key != "sent"}
         everywhere: list[Any] = [None] * mesh.world_size
@@ -203,15 +202,19 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
     for begun_by, source in itertools.product(groups, RESHARDED):
         saved = folder / f"saved-{source}-{begun_by}"
         wait_until((saved / "done").exists)  # ranks of another world size write it
+        path, whole = checkpoints.latest(saved), dict[str, Tensor]()
+        assert path is not None
         for kind, target in built.items():
             if RESHARDED[kind][::2] != RESHARDED[source][::2]:
                 continue  # another optimiser has other state, and another format other tables
             name = f"{source} on {begun_by} -> {kind} on {group}"
-            path = checkpoints.latest(saved)
-            assert path is not None
+            if not whole:
+                state = tensors(target)
+                whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in state.items()}
+                checkpoints.load(path, whole)
             checkpoints.load(path, tensors(target), exact=True)
             target.load_state_dict({})
-            _check_bits(path, tensors(target), name)
+            _check_bits(whole, tensors(target), name)
             (found[name],) = steps(target, batches(target, SAVED_AT)[:1])
     return found
 
@@ -222,10 +225,8 @@ def _resharded(kind: str, mesh: Mesh, folder: Path) -> DlrmTrainer:
     return trainer(cfg, mesh)
 
 
-def _check_bits(path: Path, loaded: dict[str, Any], name: str) -> None:
+def _check_bits(whole: dict[str, Tensor], loaded: dict[str, Any], name: str) -> None:
     """Every box has the elements of the whole tensor."""
-    whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in loaded.items()}
-    checkpoints.load(path, whole)
     for tensor, held in loaded.items():
         plain = [Box(offsets=(0,) * held.dim(), tensor=held)] if isinstance(held, Tensor) else []
         for box in plain or held.boxes:
@@ -319,7 +320,7 @@ def main(rank: int, group: Group, groups: tuple[Group, ...], folder: Path) -> No
     if group == Group(2):
         _streams_large_tables(mesh, folder)
     found |= {
-        "equality": _equality(mesh, folder),
+        "equality": _equality(mesh, group, folder),
         "skips": _skips(mesh, folder),
         "continued": _continued(mesh, folder),
         "reshard": _reshard(mesh, group, groups, folder),
