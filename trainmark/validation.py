@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, TypeVar
@@ -26,17 +27,21 @@ def parse(kind: type[T], data: Any, source: str) -> T:
     from pydantic import ValidationError
 
     try:
-        parsed: T = _adapter(kind).validate_python(data)
+        parsed: T = _validator(kind)(data)
         return parsed
     except ValidationError as error:
         raise InputError(f"{source}: {'; '.join(_sentences(error.errors()))}.") from None
 
 
+def _validator(kind: Any) -> Callable[[Any], Any]:
+    return _made_validator(kind)
+
+
 @functools.cache  # making one takes a hundred times as long as using it
-def _adapter(kind: Any) -> Any:
+def _made_validator(kind: Any) -> Callable[[Any], Any]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    return TypeAdapter(kind).validate_python
 
 
 def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]:
@@ -58,7 +63,7 @@ def problems(value: Any) -> list[str]:
     from pydantic import ValidationError
 
     try:
-        _adapter(type(value)).validate_python(dataclasses.asdict(value))
+        _validator(type(value))(dataclasses.asdict(value))
     except ValidationError as error:
         return [f"{sentence}." for sentence in _sentences(error.errors())]
     return []

@@ -60,7 +60,7 @@ def test_what_a_result_says_stays_a_comment(tmp_path: Path) -> None:
     dataclasses.replace(result, started="2020\ntouch c").write(tmp_path)
     words = replay.command(tmp_path, None)
     *comments, line = replay.described(tmp_path, words).split("\n")
-    assert len(comments) == 2
+    assert len(comments) >= 2
     assert all(comment.startswith("# ") and comment.isprintable() for comment in comments)
     assert line == shlex.join(["trainmark", *words])
 
