@@ -202,19 +202,15 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
     for begun_by, source in itertools.product(groups, RESHARDED):
         saved = folder / f"saved-{source}-{begun_by}"
         wait_until((saved / "done").exists)  # ranks of another world size write it
-        path, whole = checkpoints.latest(saved), dict[str, Tensor]()
-        assert path is not None
         for kind, target in built.items():
             if RESHARDED[kind][::2] != RESHARDED[source][::2]:
                 continue  # another optimiser has other state, and another format other tables
             name = f"{source} on {begun_by} -> {kind} on {group}"
-            if not whole:
-                state = tensors(target)
-                whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in state.items()}
-                checkpoints.load(path, whole)
+            path = checkpoints.latest(saved)
+            assert path is not None
             checkpoints.load(path, tensors(target), exact=True)
             target.load_state_dict({})
-            _check_bits(whole, tensors(target), name)
+            _check_bits(path, tensors(target), name)
             (found[name],) = steps(target, batches(target, SAVED_AT)[:1])
     return found
 
@@ -225,8 +221,10 @@ def _resharded(kind: str, mesh: Mesh, folder: Path) -> DlrmTrainer:
     return trainer(cfg, mesh)
 
 
-def _check_bits(whole: dict[str, Tensor], loaded: dict[str, Any], name: str) -> None:
+def _check_bits(path: Path, loaded: dict[str, Any], name: str) -> None:
     """Every box has the elements of the whole tensor."""
+    whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in loaded.items()}
+    checkpoints.load(path, whole)
     for tensor, held in loaded.items():
         plain = [Box(offsets=(0,) * held.dim(), tensor=held)] if isinstance(held, Tensor) else []
         for box in plain or held.boxes:
