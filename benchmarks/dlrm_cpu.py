@@ -13,8 +13,10 @@ a step come from a second pass.
 
     PYTHONPATH=. python benchmarks/dlrm_cpu.py            writes benchmarks/results/dlrm_cpu.json
     PYTHONPATH=. python benchmarks/dlrm_cpu.py --cores 1 2 4 8 16      dlrm_cpu_cores.json: how both
-                                                          scale, one round of each; rows of
-                                                          other numbers of cores stay
+                                                          scale, one round of each, in about six
+                                                          minutes; rows of other numbers of cores
+                                                          stay
+    ... --tiny --results FOLDER                           whether all of it runs, in a minute
 """
 
 import argparse
@@ -27,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -344,33 +346,42 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, metavar=("SHAPE", "SYSTEM"), help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, nargs="+", help="measure how the steps scale")
     parser.add_argument("--results", type=Path, help="another folder for the results")
+    parser.add_argument("--tiny", action="store_true", help="small tables: no figures")
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(SHAPES[args.measure[0]], args.measure[1])))
+        shape = SHAPES[args.measure[0]]
+        print(json.dumps(measure(_tiny(shape) if args.tiny else shape, args.measure[1])))
         return
+    tiny = ["--tiny"] if args.tiny else []
     if args.cores:
         scaled = {_scale_key(row): row for row in read_rows("dlrm_cpu_cores", args.results)}
         for cores in args.cores:
-            for row in _scaled(cores):
+            for row in _scaled(cores, tiny):
                 scaled[_scale_key(row)] = row
                 write_results("dlrm_cpu_cores", list(scaled.values()), folder=args.results)
         return
-    found = _alternate(args.rounds)
+    found = _alternate(args.rounds, tiny)
     rows = [_row(shape, system, found) for shape, system in CASES]
     _show(rows)
-    print(write_results("dlrm_cpu", rows))
+    print(write_results("dlrm_cpu", rows, folder=args.results))
+
+
+def _tiny(shape: Shape) -> Shape:
+    """The same network with tables of few rows, and few steps."""
+    few = tuple(min(rows, 1000) for rows in shape.model.table_rows)
+    return replace(shape, model=replace(shape.model, table_rows=few), steps=8)
 
 
 def _scale_key(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["system"], row["shape"], row["cores"]
 
 
-def _scaled(cores: int) -> Iterator[dict[str, Any]]:
+def _scaled(cores: int, more: list[str]) -> Iterator[dict[str, Any]]:
     """What is to be known of scaling, on some of the machine's cores, with a thread each."""
     chosen = sorted(os.sched_getaffinity(0))[:cores]
     for case in SCALED:
         done = subprocess.run(
-            [sys.executable, __file__, "--measure", *case],
+            [sys.executable, __file__, "--measure", *case, *more],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -385,13 +396,13 @@ def _scaled(cores: int) -> Iterator[dict[str, Any]]:
         yield {"system": name, "shape": shape, "cores": cores} | samples | found
 
 
-def _alternate(rounds: int) -> Measured:
+def _alternate(rounds: int, more: list[str]) -> Measured:
     """Every measurement once per round, in an order that turns round with every round."""
     found: Measured = {case: [] for case in CASES}
     for number in range(rounds):
         for case in CASES if number % 2 == 0 else CASES[::-1]:
             began = time.perf_counter()
-            command = [sys.executable, __file__, "--measure", *case]
+            command = [sys.executable, __file__, "--measure", *case, *more]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found[case].append(json.loads(done.stdout))
             step_ms = found[case][-1]["step_s"] * 1e3

@@ -141,7 +141,7 @@ class PlainPytorch:
 
 @dataclass(frozen=True)
 class Bags:
-    """A batch as table-batched embeddings take it: the bags of all features, one id each."""
+    """A batch as table-batched embeddings take it: the bags of all features, one after another."""
 
     numerical_BN: Tensor
     ids: Tensor
@@ -149,11 +149,16 @@ class Bags:
     labels_B: Tensor
 
 
-class Fbgemm:
-    """The sparse update happens inside the backward pass."""
+class FbgemmTables:
+    """The sparse update happens inside the backward pass.
 
-    def __init__(self, setting: Setting) -> None:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+    Args:
+        dense: the rest of the network, which takes numbers, rows and labels.
+        options: for FBGEMM.
+    """
+
+    def __init__(self, setting: Setting, dense: Any, **options: Any) -> None:
+        from fbgemm_gpu.split_embedding_configs import SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
             ComputeDevice,
             EmbeddingLocation,
@@ -166,25 +171,20 @@ class Fbgemm:
             if on_gpu
             else (EmbeddingLocation.HOST, ComputeDevice.CPU)
         )
-        self.dense = Dense(setting)
+        self.dense = dense
         self._shape = (-1, len(model.table_rows), model.embedding_dim)
         self._embeddings = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, model.embedding_dim, *place) for rows in model.table_rows],
-            optimizer=EmbOptimType.EXACT_SGD,
             learning_rate=setting.lr,
             # The dense part computes in bf16 anyhow; this saves it a conversion.
             output_dtype=SparseType.BF16 if on_gpu else SparseType.FP32,
             device=setting.device,
+            **options,
         )
         self.tables = self._embeddings.split_embedding_weights()
         for table in self.tables:
             _fill(table, len(table))
         self._optimizer = self.dense.optimizer()
-
-    def batch(self, clicks: Clicks) -> Bags:
-        ids = clicks.ids_FB.reshape(-1)
-        offsets = torch.arange(len(ids) + 1, device=ids.device)
-        return Bags(clicks.numerical_BN, ids, offsets, clicks.labels_B)
 
     def train(self, batches: Iterable[Bags]) -> Iterator[Tensor]:
         return map(self._step, batches)
@@ -196,6 +196,18 @@ class Fbgemm:
         loss.backward()
         self._optimizer.step()
         return loss.detach()
+
+
+class Fbgemm(FbgemmTables):
+    def __init__(self, setting: Setting) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+        super().__init__(setting, Dense(setting), optimizer=EmbOptimType.EXACT_SGD)
+
+    def batch(self, clicks: Clicks) -> Bags:
+        ids = clicks.ids_FB.reshape(-1)
+        offsets = torch.arange(len(ids) + 1, device=ids.device)
+        return Bags(clicks.numerical_BN, ids, offsets, clicks.labels_B)
 
 
 # --- TorchRec

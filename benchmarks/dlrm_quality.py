@@ -46,11 +46,10 @@ from benchmarks.dlrm_systems import (
 )
 from benchmarks.timing import synchronize
 from trainmark import metrics
-from trainmark.config import SYNTHETIC
+from trainmark.config import SYNTHETIC, Schedule
 from trainmark.errors import InputError
 from trainmark.metrics import ranking
 from trainmark.metrics.ranking import Placements
-from trainmark.schedule import Schedule
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
 

@@ -1,7 +1,13 @@
 """Latency of predictions on a GPU: `trainmark infer`'s way beside plain PyTorch, in one run.
 
-    python -m benchmarks.inference_gpu                          all rows (a CUDA machine)
-    python -m benchmarks.inference_gpu --tiny --output DIR      the same code, anywhere
+    python -m benchmarks.inference_gpu                              all rows (a CUDA machine)
+    python -m benchmarks.inference_gpu --only host-tables xlarge    these parts; others' rows stay
+    python -m benchmarks.inference_gpu --tiny --output DIR          the same code, anywhere
+
+On an H200 the parts from fp16 to fp32 took 65 s together. Nobody has timed the others: of xlarge
+113 GB of tables are filled first, and compiled waits for torch.compile twice. Rows are written as
+they come, so that a limit of time costs those that are still missing, and no more; what fails is
+told, and costs its own row.
 
 Models have random weights, which take as long as trained ones. Ids follow a power law. Requests lie
 in pinned memory, in the types of the dataset, unless `request` says otherwise. PyTorch computes
@@ -9,10 +15,8 @@ with the exported model (`standalone.py`), eagerly and compiled, with the same w
 autocast; its requests are two pinned tensors, numbers and ids of 32 bits.
 """
 
-import argparse
 import dataclasses
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import write_results
+from benchmarks import common
 from benchmarks.dlrm_gpu import TINY
 from benchmarks.dlrm_systems import (
     click_batch,
@@ -35,10 +39,12 @@ from benchmarks.dlrm_systems import (
 )
 from trainmark.config import SYNTHETIC
 from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.hardware.environment import environment
 from trainmark.inference import latency
 from trainmark.training.precision import autocast, set_matmul_precision
-from trainmark.workloads.dlrm import export, standalone
+from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.data import ClickBatch
+from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.runs import RUNS, for_prediction
 from trainmark.workloads.dlrm.step import build_predictor
 
@@ -64,25 +70,30 @@ class Case:
     host_tables: tuple[int, ...] = ()
 
 
-CASES: tuple[Case, ...] = (
-    Case(
+CASES: dict[str, Case] = {
+    "fp16": Case(
         ours=(
             *((size, 1) for size in SIZES),
             *((size, n) for size in (2048, 32768, 65536) for n in (2, MOST_CLIENTS)),
         ),
         pageable=(64, 2048, 65536),
-        eager=SIZES,
     ),
-    Case(precision="bf16"),
-    Case(precision="fp8", ours=(*((size, 1) for size in FEW_SIZES), (65536, MOST_CLIENTS))),
-    Case(host_tables=(0,), ours=((2048, 1),)),
-    Case(run="dlrm-xlarge", tables="int8", ours=((1, 1), (2048, 1), (65536, 1), (65536, 4))),
-    Case(tables="int8", ours=(*((size, 1) for size in FEW_SIZES), (65536, MOST_CLIENTS))),
-    Case(tables="bf16", ours=((2048, 1), (65536, 1))),
-    Case(precision="tf32"),
-    Case(precision="fp32", ours=((1, 1), (2048, 1), (32768, 1)), eager=(2048, 32768)),
-    Case(ours=(), compiled=(2048, 65536)),
-)
+    "bf16": Case(precision="bf16"),
+    "fp8": Case(precision="fp8", ours=(*((size, 1) for size in FEW_SIZES), (65536, MOST_CLIENTS))),
+    "host-tables": Case(host_tables=(0,), ours=((2048, 1),)),
+    "xlarge": Case(
+        run="dlrm-xlarge", tables="int8", ours=((1, 1), (2048, 1), (65536, 1), (65536, 4))
+    ),
+    "int8-tables": Case(
+        tables="int8", ours=(*((size, 1) for size in FEW_SIZES), (65536, MOST_CLIENTS))
+    ),
+    "bf16-tables": Case(tables="bf16", ours=((2048, 1), (65536, 1))),
+    "tf32": Case(precision="tf32"),
+    "fp32": Case(precision="fp32", ours=((1, 1), (2048, 1), (32768, 1)), eager=(2048, 32768)),
+    "eager": Case(ours=(), eager=SIZES),
+    "compiled": Case(ours=(), compiled=(2048, 65536)),
+}
+"""By the name of the part that they are of the whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +101,22 @@ class Options:
     device: torch.device
     tiny: bool
     requests: int
+
+
+def tiny(case: Case) -> Case:
+    """The same rows of requests that a CPU answers in no time, in a precision that it has."""
+
+    def smaller(sizes: Sequence[int]) -> list[int]:
+        return [max(1, size // 64) for size in sizes]
+
+    return dataclasses.replace(
+        case,
+        precision="bf16" if case.precision == "bf16" else "fp32",
+        ours=[(max(1, size // 64), clients) for size, clients in case.ours],
+        pageable=smaller(case.pageable),
+        eager=smaller(case.eager),
+        compiled=smaller(case.compiled),
+    )
 
 
 def built(case: Case, options: Options) -> Any:
@@ -104,19 +131,28 @@ def built(case: Case, options: Options) -> Any:
     return trainer_for(resolved(for_prediction(named), changes, options.device), options.device)
 
 
-def rows_of(case: Case, options: Options) -> Iterator[dict[str, Any]]:
-    """Measured one after another."""
+Measure = Callable[[], dict[str, Any]]
+"""A row, once it is called."""
+
+
+def measurements(case: Case, options: Options) -> Iterator[Measure]:
+    """To be called one after another: each may fail without the others."""
     trainer = built(case, options)
     model = trainer.cfg.model
     if case.eager or case.compiled:  # first: with weights that prediction casts
         yield from _peers(case, trainer, options)
     most = max((clients for _, clients in case.ours), default=0)
     predictors = [build_predictor(trainer) for _ in range(most)]
-    for size, clients in case.ours:
-        yield _row(OURS, case, predictors[:clients], _requests(model, size, options), options)
-    for size in case.pageable:
+
+    def ours(size: int, clients: int) -> dict[str, Any]:
+        return _row(OURS, case, predictors[:clients], _requests(model, size, options), options)
+
+    def pageable(size: int) -> dict[str, Any]:
         wide = [_wide(batch) for batch in _requests(model, size, options)]
-        yield _row(OURS, case, predictors[:1], wide, options, request=PAGEABLE)
+        return _row(OURS, case, predictors[:1], wide, options, request=PAGEABLE)
+
+    yield from (partial(ours, *asked) for asked in case.ours)
+    yield from (partial(pageable, size) for size in case.pageable)
 
 
 def _row(
@@ -199,8 +235,8 @@ class _Request:
         return len(self.ids_BF)
 
 
-def _peers(case: Case, trainer: Any, options: Options) -> Iterator[dict[str, Any]]:
-    model = standalone.Dlrm(export.description(trainer.cfg), trainer.weights()).eval()
+def _peers(case: Case, trainer: Any, options: Options) -> Iterator[Measure]:
+    model = standalone.Dlrm(description(trainer.cfg), trainer.weights()).eval()
     device, precision = options.device, case.precision
 
     def answering(logits: Callable[[Tensor, Tensor], Tensor]) -> Callable[[_Request], Tensor]:
@@ -220,13 +256,16 @@ def _peers(case: Case, trainer: Any, options: Options) -> Iterator[dict[str, Any
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         compiled = torch.compile(model.logits, mode=mode, dynamic=False)
         ways += [(COMPILED, size, compiled) for size in case.compiled]
-    for system, size, logits in ways:
+
+    def row(system: str, size: int, logits: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
         pin = partial(_in_host_memory, pinned=device.type == "cuda")
         given = [
             _Request(pin(batch.numerical), pin(_ids(batch).int()))
             for batch in _requests(trainer.cfg.model, size, options)
         ]
-        yield _row(system, case, [answering(logits)], given, options, request=PEERS_OWN)
+        return _row(system, case, [answering(logits)], given, options, request=PEERS_OWN)
+
+    yield from (partial(row, *way) for way in ways)
 
 
 # --- what takes the time
@@ -255,35 +294,50 @@ _ACTIVITIES = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after them")
+KEY = (
+    "system", "run", "batch", "precision", "tables_precision", "tables_memory", "request", "clients"
+)  # fmt: skip
+"""What there is one row of."""
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in KEY)
+
+
+def measure(name: str, case: Case, options: Options) -> Iterator[dict[str, Any]]:
+    """The rows of a part; what cannot be measured is told, and left out."""
+    try:
+        for row in measurements(case, options):
+            try:
+                yield row()
+            except Exception as error:
+                print(f"{name}, a row: {error!r:.2000}", flush=True)
+    except Exception as error:  # of the model
+        print(f"{name}: {error!r:.2000}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = common.parser(__doc__)
+    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--requests", type=int, default=1000, help="of a row, at most")
     parser.add_argument("--profile", type=Path, help="append there what the kernels take")
-    parser.add_argument("--output", type=Path, help="a folder in the place of results/")
-    parser.add_argument("--commit")
-    chosen = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = parser.parse_args(arguments)
+    device = torch.device("cpu" if chosen.tiny else "cuda")
     options = Options(device=device, tiny=chosen.tiny, requests=chosen.requests)
-    began, rows, cases = time.monotonic(), [], CASES
-    if device.type == "cpu":
-        cases = tuple(case for case in CASES if case.precision in ("fp32", "bf16"))
-    for case in cases:
-        if time.monotonic() - began > chosen.seconds:
-            print(f"no time for {case}")
-            continue
-        try:
-            for row in rows_of(case, options):
-                rows.append(row)
-        except Exception as error:  # the others are still worth it
-            print(f"{case}: {error!r:.2000}", flush=True)
+    file = "inference_tiny" if chosen.tiny else "inference_h200"
+    commit = environment(device)[1]["commit"] or chosen.commit
+    rows = {_key(row): {"commit": None} | row for row in common.read_rows(file)}
+    for name in chosen.only:
+        for row in measure(name, tiny(CASES[name]) if chosen.tiny else CASES[name], options):
+            rows[_key(row)] = row | {"commit": commit}
+            every = list(rows.values())
+            common.write_results(file, every, device, folder=chosen.output, commit=commit)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        write_results("inference_h200", rows, device, folder=chosen.output, commit=chosen.commit)
     if chosen.profile:
-        profile(cases[0], options, chosen.profile)
+        first = CASES[chosen.only[0]]
+        profile(tiny(first) if chosen.tiny else first, options, chosen.profile)
 
 
 if __name__ == "__main__":

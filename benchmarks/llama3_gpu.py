@@ -110,7 +110,7 @@ def transformers_step(cfg: runs.LlamaRun, scale: Scale) -> Callable[[], Any]:
     batches = iter(list(workloads.load("llama3").build_data(cfg, "train", 0, 1)))
 
     def step() -> Any:
-        tokens = next(batches).tokens.to(scale.device, non_blocking=True).long()[:, :-1]
+        tokens = next(batches).ids.to(scale.device, non_blocking=True).long()[:, :-1]
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -5,8 +5,10 @@
 Nothing is measured here. Llama-3: each row of FlagPerf is predicted with constants fitted without
 that row (`held_out`); our own two rows fix the two constants of their device, and are not held out.
 DLRM and DistilBERT: the rows of `plan_sweep.py`, by the constants that the planner has; half of
-them were chosen to be held out before any was measured. It prints the constants fitted to all rows
-of Llama-3, which `workloads/llama3/step_time.py` has, and writes `results/plan_errors.json`.
+them were chosen to be held out before any was measured. Its rows of `evaluate`, of `infer` and near
+the limits of memory are taken, too, where it has measured any; requests are also those of
+`inference_gpu.py`. It prints the constants fitted to all rows of Llama-3, which
+`workloads/llama3/step_time.py` has, and writes `results/plan_errors.json`.
 """
 
 import dataclasses
@@ -23,6 +25,8 @@ from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
 from trainmark.report import published
 from trainmark.workloads import definition, named_run, resolve
+from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.step_time import evaluation_s, request_s
 from trainmark.workloads.llama3.flops import activation_bytes
 from trainmark.workloads.llama3.memory import plan_devices
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters
@@ -230,6 +234,7 @@ def _row(case: Case, rates: Rates, predicted_bytes: float, *, held_out: bool) ->
 
 
 SWEEP = "plan_sweep_h200"
+H200 = Cluster("h200", 1, 1)
 
 
 def configured(row: dict[str, Any], cluster: Cluster) -> Run:
@@ -250,38 +255,81 @@ def tuples(value: Any) -> Any:
 
 def swept() -> list[dict[str, Any]]:
     """DLRM and DistilBERT on one H200."""
-    cluster = Cluster("h200", 1, 1)
-    rows = []
-    for row in read_rows(SWEEP):
-        if row["kind"] != "train" or "error" in row:
-            continue
-        cfg = configured(row, cluster)
-        plan = filled(definition(cfg).plan)(cfg, cluster)
-        rows.append(
-            {
-                "system": "trainmark",
-                "workload": row["workload"],
-                "case": f"{cluster} {row['case']}",
-                "held_out": row["held_out"],
-                "predicted_s": plan.step_s,
-                "interval_s": plan.interval_s,
-                "measured_s": row["measured_s"],
-                "predicted_bytes": plan.memory[0].total,
-                "measured_bytes": row["allocated_bytes"],
-                "ran_out_of_memory": False,
-                "source": f"benchmarks/results/{SWEEP}.json",
-            }
-        )
-    return rows
+    rows = (row for row in read_rows(SWEEP) if "error" not in row)
+    return [found for row in rows if (found := _swept(row))]
 
 
-EXCHANGES = "dlrm_exchange_h200"
+def _swept(row: dict[str, Any]) -> dict[str, Any] | None:
+    cfg = configured(row, H200)
+    rest = {"case": row["case"], "held_out": row["held_out"], "source": SWEEP}
+    if row["kind"] == "train":
+        measured = {"measured_s": row["measured_s"], "measured_bytes": row["allocated_bytes"]}
+        return planned(cfg, **rest, **measured)
+    if row["kind"] == "limits":
+        return limited(cfg, row) if row["limit_bytes"] else None
+    assert isinstance(cfg, DlrmRun)
+    if row["kind"] == "evaluate":
+        return answered(evaluation_s(cfg), row["measured_s"], **rest)
+    rest["case"] += f", {row['samples']} samples"
+    return answered(request_s(cfg, row["samples"]), row["measured_s"], **rest)
+
+
+def planned(
+    cfg: Run, *, case: str, held_out: bool, source: str, measured_s: float,
+    measured_bytes: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """A step as it was measured on one H200, and as it is planned."""
+    plan = filled(definition(cfg).plan)(cfg, H200)
+    return _of_h200(case, held_out, source, cfg.workload) | {
+        "predicted_s": plan.step_s,
+        "interval_s": plan.interval_s,
+        "measured_s": measured_s,
+        "predicted_bytes": plan.memory[0].total,
+        "measured_bytes": measured_bytes,
+    }
+
+
+def limited(cfg: Run, row: dict[str, Any]) -> dict[str, Any]:
+    """Steps with so much memory: whether they fitted, beside what the plan needs."""
+    plan = filled(definition(cfg).plan)(cfg, H200)
+    case = f"{row['case']} in {row['limit_bytes'] / GIB:.2f} GiB"
+    return _of_h200(case, True, SWEEP, cfg.workload) | {
+        "predicted_bytes": plan.memory[0].total,
+        "limit_bytes": row["limit_bytes"],
+        "ran_out_of_memory": not row["fits"],
+    }
+
+
+def answered(
+    predicted_s: float | None, measured_s: float, *, case: str, held_out: bool, source: str
+) -> dict[str, Any]:
+    """A batch of `evaluate`, or a request of `infer`."""
+    times = {"predicted_s": predicted_s, "measured_s": measured_s}
+    return _of_h200(case, held_out, source, "dlrm") | times
+
+
+def _of_h200(case: str, held_out: bool, source: str, workload: str) -> dict[str, Any]:
+    return {
+        "system": "trainmark",
+        "workload": workload,
+        "case": f"{H200} {case}",
+        "held_out": held_out,
+        "predicted_s": None,
+        "measured_s": None,
+        "predicted_bytes": None,
+        "measured_bytes": None,
+        "ran_out_of_memory": False,
+        "source": f"benchmarks/results/{source}.json",
+    }
+
+
+EXCHANGES, REQUESTS = "dlrm_exchange_h200", "inference_h200"
 
 
 def exchanged() -> list[dict[str, Any]]:
     """A forced exchange, tables in host memory and tables in 8 bits on one H200, to which nothing
     was fitted but the rate of single rows on the link to the host."""
-    cluster, rows = Cluster("h200", 1, 1), []
+    rows = []
     for row in read_rows(EXCHANGES):
         by_case: dict[str, dict[str, Any]] = {
             "exchange": {"sharding": {"force_exchange": True}},
@@ -295,23 +343,29 @@ def exchanged() -> list[dict[str, Any]]:
             changes["model"] = {"table_rows": tuple(row["table_rows"])}
         changes |= {"data": "synthetic", "device": "cuda", "precision": "bf16"}
         changes |= {"synthetic_ids": "planted", "global_batch": row["batch"]}
-        cfg = resolve(with_changes(named_run(f"dlrm-{row['size']}"), changes), cluster)
-        plan = filled(definition(cfg).plan)(cfg, cluster)
-        rows.append(
-            {
-                "system": "trainmark",
-                "workload": "dlrm",
-                "case": f"{cluster} dlrm-{row['size']} {row['case']} {row['batch']}",
-                "held_out": True,
-                "predicted_s": plan.step_s,
-                "interval_s": plan.interval_s,
-                "measured_s": row["step_ms"] / 1e3,
-                "predicted_bytes": plan.memory[0].total,
-                "measured_bytes": None,
-                "ran_out_of_memory": False,
-                "source": f"benchmarks/results/{EXCHANGES}.json",
-            }
-        )
+        cfg = resolve(with_changes(named_run(f"dlrm-{row['size']}"), changes), H200)
+        case = f"dlrm-{row['size']} {row['case']} {row['batch']}"
+        measured_s = row["step_ms"] / 1e3
+        rows.append(planned(cfg, case=case, held_out=True, source=EXCHANGES, measured_s=measured_s))
+    return rows
+
+
+def requests() -> list[dict[str, Any]]:
+    """Of one client on one H200; those of one sample fixed the host's part of all."""
+    rows = []
+    for row in read_rows(REQUESTS):
+        asked = (row["system"], row.get("clients"), row.get("tables_memory"))
+        if asked != ("trainmark", 1, "device") or not row["request"].startswith("pinned"):
+            continue
+        changes = {"data": "synthetic", "device": "cuda", "precision": row["precision"]}
+        changes |= {"table_format": {"table_precision": row["tables_precision"]}}
+        cfg = resolve(with_changes(named_run(row["run"]), changes), H200)
+        assert isinstance(cfg, DlrmRun)
+        case = f"infer {row['run']} {row['precision']}, tables {row['tables_precision']}, "
+        case += f"{row['batch']} samples"
+        rest = {"held_out": row["batch"] > 1, "source": REQUESTS}
+        seconds = request_s(cfg, row["batch"])
+        rows.append(answered(seconds, row["median_ms"] / 1e3, case=case, **rest))
     return rows
 
 
@@ -330,7 +384,7 @@ def on_cpus() -> list[dict[str, Any]]:
 
 
 def all_rows() -> list[dict[str, Any]]:
-    return [*of_llama3(), *swept(), *exchanged(), *on_cpus()]
+    return [*of_llama3(), *swept(), *exchanged(), *requests(), *on_cpus()]
 
 
 def of_llama3() -> list[dict[str, Any]]:
@@ -356,7 +410,11 @@ def main() -> None:
         seconds, memory = row["measured_s"], row["measured_bytes"]
         time = f"{row['predicted_s'] / seconds - 1:+.1%}" if seconds else "-"
         size = f"{(row['predicted_bytes'] - memory) / GIB:+.1f} GiB" if memory else "-"
-        print(f"{row['case']:58} {1e3 * row['predicted_s']:11.2f} ms {time:>7} {size:>10}")
+        if "limit_bytes" in row:
+            fits = row["predicted_bytes"] <= row["limit_bytes"]
+            size = "wrong" if fits == row["ran_out_of_memory"] else "right"
+        predicted = f"{1e3 * row['predicted_s']:.2f} ms" if row["predicted_s"] else "-"
+        print(f"{row['case']:58} {predicted:>14} {time:>7} {size:>10}")
     write_results("plan_errors", rows)
 
 

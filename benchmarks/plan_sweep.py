@@ -3,6 +3,13 @@
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR              a CUDA machine, 5 minutes
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --tiny       does it run?
 
+What an earlier sweep has not measured is added to its rows, here `evaluate`, `infer` and the limits
+of memory (about 150 s); with `--only dlrm` instead, the rest of the design (about 300 s). Then
+`DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, and `benchmarks/plan_errors.py` compares:
+
+    PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --only others memory \\
+        --after benchmarks/results/plan_sweep_h200.json
+
 `plan_design.py` says which. Every row is appended to `plan_sweep.jsonl` as soon as it is measured,
 and what one configuration does wrong ends that row alone (`error`). `kernels.jsonl` has, in order,
 the kernels of one step of each row, in microseconds.
@@ -317,8 +324,9 @@ def collect(options: Options, earlier: Sequence[dict[str, Any]] = ()) -> None:
     """All rows with what they were measured on, as results are kept; earlier ones first."""
     file = options.output / "plan_sweep.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    known = {row["case"] for row in earlier}
-    rows = [*earlier, *(row for row in map(json.loads, lines) if row["case"] not in known)]
+    known = {(row["case"], row["kind"]) for row in earlier}
+    found = map(json.loads, lines)
+    rows = [*earlier, *(row for row in found if (row["case"], row["kind"]) not in known)]
     options.write("plan_sweep_tiny" if options.tiny else "plan_sweep_h200", rows)
 
 

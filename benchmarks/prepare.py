@@ -1,4 +1,4 @@
-"""Preparation of click logs: the embedded engine beside Spark and a plain pandas script.
+r"""Preparation of click logs: the embedded engine beside Spark and a plain pandas script.
 
 Generates logs like Criteo's, with power-law columns of up to 8 million values, of 4 and of 40
 million rows (1 and 10 GB of text), and prepares them with frequency threshold 3, each time in a
@@ -8,7 +8,12 @@ process of its own, whose memory (with its children's) is sampled. About ten min
     PYTHONPATH=. python benchmarks/prepare.py --only embedded-4m   one part: embedded-4m, -40m,
                                                     pandas-4m, parse-4m, killed-4m
     PYTHONPATH=. python benchmarks/prepare.py --folder /big/disk   where the logs go, and stay
-    PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 --kinds criteo csv     how it scales
+    PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 --kinds criteo csv     how it scales, with
+                                                    4 million rows: two minutes for each kind
+    PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 4 8 16 --rows 100000000 --kinds criteo \
+        --warm-up --folder /dev/shm/prepare         on 16 cores and 70 GB of memory: 8 minutes
+    PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 4 8 16 --kinds csv parquet npy --warm-up \
+        --folder /dev/shm/prepare                   likewise; 6 minutes
     PYTHONPATH=. python benchmarks/prepare.py --spark 1 2    on so many cores: --engine spark beside
                                                     a plain Spark job, 4 and 16 million rows
 

@@ -117,30 +117,22 @@ PARQUET_COLUMNS = "label=label numerical=I*:log categorical=C*"
 
 def child_csv(arguments: argparse.Namespace) -> dict[str, float]:
     """The log's own text: tabs, no header, values as strings."""
-    from trainmark.clicklog import csv_data
-
-    csv_data.prepare(
-        csv_data.Options(
-            input=(f"{arguments.input}/day_*",),
-            output=arguments.output,
-            columns=CSV_COLUMNS,
-            delimiter="\t",
-            header=False,
-        )
-    )
-    return {}
+    return _by_command(arguments, "csv", "day_*", CSV_COLUMNS, "--delimiter", "tab", "--no-header")
 
 
 def child_parquet(arguments: argparse.Namespace) -> dict[str, float]:
-    from trainmark.clicklog import parquet_data
+    return _by_command(arguments, "parquet", "day_*.parquet", PARQUET_COLUMNS)
 
-    parquet_data.prepare(
-        parquet_data.Options(
-            input=(f"{arguments.input}/day_*.parquet",),
-            output=arguments.output,
-            columns=PARQUET_COLUMNS,
-        )
-    )
+
+def _by_command(
+    arguments: argparse.Namespace, kind: str, files: str, columns: str, *more: str
+) -> dict[str, float]:
+    """As users type it."""
+    from trainmark.cli import main
+
+    paths = ["--input", f"{arguments.input}/{files}", "--output", str(arguments.output)]
+    if main(["prepare", kind, *paths, "--columns", columns, *more]):
+        raise SystemExit(1)
     return {}
 
 

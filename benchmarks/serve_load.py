@@ -1,18 +1,24 @@
 """Latency of `trainmark serve` by rate of requests, beside onnxruntime behind FastAPI.
 
-    python -m benchmarks.serve_load FOLDER --rates 100,200,400 --seconds 4 --rounds 3
+    python -m benchmarks.serve_load                     8 minutes, on two cores that do nothing else
+    python -m benchmarks.serve_load --device cuda --rounds 1       3 minutes; serve_load_cuda.json
+    python -m benchmarks.serve_load --only trainmark --rates 500,1000 --output DIR
+    python -m benchmarks.serve_load --starts 5          a minute; serve_start.json: the starts alone
+
+Rows are written as rounds end. What one row does wrong, such as a connection that its server
+closes, ends that row alone; a system that cannot be started is told, and left out.
 
 An open loop: requests have their times, drawn beforehand, and are sent then, whether or not earlier
 ones have been answered. A request's latency counts from that time on, so what waits for a free
 connection or a late generator is not hidden. Connections, and requests of a round, are bounded.
 
 Both servers answer the same rows with the same model; they run one after the other within each
-round and rate, so that a busy machine is in the way of both alike. FOLDER gets a small run of the
-demo's model. `cpu_ms` is what the server's process used for a request, which other processes do not
+round and rate, so that a busy machine is in the way of both alike. Their model is a small run of
+the demo's. `cpu_ms` is what the server's process used for a request, which other processes do not
 change much. Generator and servers share the machine's cores.
 """
 
-import argparse
+import itertools
 import json
 import os
 import random
@@ -21,9 +27,10 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +39,7 @@ from typing import Any, Self
 import numpy as np
 import psutil
 
-from benchmarks.common import write_results
+from benchmarks import common
 from trainmark.cli import main as trainmark
 
 TRAINED = ("--synthetic-rows", "40000", "--max-steps", "3", "--device", "cpu")
@@ -44,6 +51,11 @@ LATE_S = 5.0
 OVERLOADED_MS = 1000.0
 """A p99 beyond which no higher rate is tried."""
 STARTED_S = 120.0
+RATES = "150,300,500,750,1000,1250,1500,1750,2000,3000,4000,5000,6000"
+
+
+SYSTEMS = ("trainmark", "fastapi")
+Row = dict[str, Any]
 
 
 # --- the load
@@ -155,12 +167,16 @@ def _forms(ports: dict[str, int]) -> list[Form]:
     told = {"inputs": inputs, "parameters": {"binary_data_output": True}}
     header = json.dumps(told).encode()
     length = f"Inference-Header-Content-Length: {len(header)}\r\n"
-    ours, peer = ports["trainmark"], ports["fastapi"]
+    requests = [
+        ("trainmark", "json", _request("/score", as_json.encode())),
+        ("fastapi", "json", _request("/score", as_json.encode(), of_json=True)),
+        ("trainmark", "binary", _request(INFER, header + raw, length)),
+        ("fastapi", "binary", _request("/binary", raw)),
+    ]
     return [
-        Form("trainmark", "json", ours, _request("/score", as_json.encode())),
-        Form("fastapi", "json", peer, _request("/score", as_json.encode(), of_json=True)),
-        Form("trainmark", "binary", ours, _request(INFER, header + raw, length)),
-        Form("fastapi", "binary", peer, _request("/binary", raw)),
+        Form(system, form, ports[system], asked)
+        for system, form, asked in requests
+        if system in ports
     ]
 
 
@@ -174,19 +190,50 @@ def _request(path: str, body: bytes, more: str = "", *, of_json: bool = False) -
 
 
 @contextmanager
-def _started(words: list[str], port: int) -> Iterator[psutil.Process]:
+def _started(words: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
     line = [sys.executable, "-m", *words, "--port", str(port)]
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL) as server:
         try:
-            yield psutil.Process(server.pid)
+            yield server
         finally:
             server.terminate()
 
 
-def _first_answer_s(form: Form) -> float:
+def _start(form: Form, server: subprocess.Popen[bytes]) -> Row:
+    """What a server took until its first answer."""
+    first_s = _first_answer_s(form, server)
+    used = psutil.Process(server.pid)
+    return {
+        "system": form.system,
+        "form": form.form,
+        "first_answer_s": round(first_s, 2),
+        "first_answer_cpu_s": round(_cpu_s(server), 2),
+        "memory_mib": round(used.memory_info().rss / 2**20),
+    }
+
+
+def measure_starts(lines: Mapping[str, list[str]], count: int) -> list[Row]:
+    """The medians of several starts of each system, in turns."""
+    found: dict[str, list[Row]] = {}
+    for _, (system, words) in itertools.product(range(count), lines.items()):
+        port = free_port()
+        with _started(words, port) as server:
+            row = _start(_forms({system: port})[0], server)
+        print(row, os.getloadavg()[0], flush=True)
+        found.setdefault(system, []).append(row)
+    numbers = ("first_answer_s", "first_answer_cpu_s", "memory_mib")
+    return [
+        rows[0]
+        | {key: statistics.median(row[key] for row in rows) for key in numbers}
+        | {"starts": count, "load": round(os.getloadavg()[0], 1)}
+        for rows in found.values()
+    ]
+
+
+def _first_answer_s(form: Form, server: subprocess.Popen[bytes]) -> float:
     """Until a score comes back; a server that is not there yet is asked again."""
     began = time.perf_counter()
-    while time.perf_counter() < began + STARTED_S:
+    while time.perf_counter() < began + STARTED_S and server.poll() is None:
         try:
             with socket.create_connection(("127.0.0.1", form.port), timeout=5) as client:
                 client.sendall(form.request)
@@ -207,63 +254,74 @@ def free_port() -> int:
 # --- the measurement
 
 
-def measure(
-    folder: Path, rates: list[float], seconds: float, rounds: int, device: str
-) -> list[dict[str, Any]]:
-    """A row for each system, form and rate, and one for the start of each system."""
+def commands(folder: Path, device: str) -> dict[str, list[str]]:
+    """What starts each system, with a model that lies in `folder`."""
     run = folder / "run"
     if not (run / "result.json").exists():
         assert trainmark(["train", "dlrm-demo", *TRAINED, "--output", str(run)]) == 0
-        assert trainmark(["export", str(run), "--format", "onnx"]) == 0
-    ports = {system: free_port() for system in ("trainmark", "fastapi")}
-    forms = _forms(ports)
-    ours = ["trainmark", "serve", str(run), "--values", "prepared", "--device", device]
-    peer = ["benchmarks.serve_peer", str(run / "export-onnx" / "model.onnx")]
-    found: dict[tuple[Form, float], list[dict[str, Any]]] = {}
-    with _started(ours, ports["trainmark"]) as first:
-        starts = {"trainmark": _first_answer_s(forms[0])}
-        with _started(peer, ports["fastapi"]) as second:
-            starts["fastapi"] = _first_answer_s(forms[1])
-            processes = {"trainmark": first, "fastapi": second}
-            _check_equal(forms)
-            for number in range(rounds):
-                for form, rate, row in _round(forms, processes, rates, seconds, number):
-                    found.setdefault((form, rate), []).append(row)
-    rows = [_joined(form, rate, parts) for (form, rate), parts in found.items()]
-    cores, devices = len(os.sched_getaffinity(0)), {"trainmark": device, "fastapi": "cpu"}
-    rows += [
-        {"system": system, "form": "json", "first_answer_s": round(seconds, 2)}
-        for system, seconds in starts.items()
-    ]
-    return [row | {"device": devices[row["system"]], "cores": cores} for row in rows]
+    if not (run / "export-onnx").exists() and trainmark(["export", str(run), "--format", "onnx"]):
+        print("fastapi has no model: export needs the extra `export`", flush=True)
+    return {
+        "trainmark": ["trainmark", "serve", str(run), "--values", "prepared", "--device", device],
+        "fastapi": ["benchmarks.serve_peer", str(run / "export-onnx" / "model.onnx")],
+    }
+
+
+def measure(
+    lines: Mapping[str, list[str]],
+    rates: list[float],
+    seconds: float,
+    rounds: int,
+    write: Callable[[list[Row]], None],
+) -> list[Row]:
+    """A row for each system, form and rate, and one for the start of each system.
+
+    Args:
+        lines: what starts each system.
+        write: told all rows after each round.
+    """
+    ports = {system: free_port() for system in lines}
+    forms, found = _forms(ports), dict[tuple[Form, float], list[Row]]()
+    with ExitStack() as stack:
+        starts, processes = [], {}
+        for system, words in lines.items():
+            process = stack.enter_context(_started(words, ports[system]))
+            try:
+                asked = next(form for form in forms if form.system == system)
+                starts.append(_start(asked, process))
+                processes[system] = process
+            except RuntimeError as error:
+                print(error, flush=True)
+        forms = [form for form in forms if form.system in processes]
+        _check_equal(forms)
+        rows: list[Row] = []
+        for number in range(rounds):
+            for form, rate, row in _round(forms, processes, rates, seconds, number):
+                found.setdefault((form, rate), []).append(row)
+            rows = [_joined(form, rate, parts) for (form, rate), parts in found.items()]
+            rows += starts
+            write(rows)
+    return rows
 
 
 def _round(
     forms: list[Form],
-    processes: dict[str, psutil.Process],
+    processes: Mapping[str, subprocess.Popen[bytes]],
     rates: list[float],
     seconds: float,
     number: int,
-) -> Iterator[tuple[Form, float, dict[str, Any]]]:
+) -> Iterator[tuple[Form, float, Row]]:
     overloaded: set[Form] = set()
     for rate in rates:
         for form in forms:
             if form in overloaded:
                 continue
-            before = _cpu_s(processes[form.system])
-            load = Load(form)
-            load.run(rate, seconds, seed=number)
-            answered = len(load.latencies_s)
-            cpu_s = _cpu_s(processes[form.system]) - before
-            milliseconds = 1e3 * np.array(load.latencies_s or [np.inf])
-            row = {
-                "requests": sum(load.statuses.values()),
-                "errors": sum(load.statuses.values()) - answered,
-                "p50_ms": float(np.percentile(milliseconds, 50)),
-                "p99_ms": float(np.percentile(milliseconds, 99)),
-                "cpu_ms": 1e3 * cpu_s / max(answered, 1),
-                "load": os.getloadavg()[0],
-            }
+            try:
+                row = _measured(form, processes[form.system], rate, seconds, number)
+            except (OSError, psutil.Error) as error:
+                print(form.system, form.form, rate, repr(error), flush=True)
+                overloaded.add(form)
+                continue
             print(form.system, form.form, rate, row, flush=True)
             if row["p99_ms"] > OVERLOADED_MS or row["errors"]:
                 overloaded.add(form)
@@ -271,8 +329,27 @@ def _round(
             time.sleep(0.2)
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
+def _measured(
+    form: Form, process: subprocess.Popen[bytes], rate: float, seconds: float, seed: int
+) -> Row:
+    before = _cpu_s(process)
+    load = Load(form)
+    load.run(rate, seconds, seed)
+    answered = len(load.latencies_s)
+    cpu_s = _cpu_s(process) - before
+    milliseconds = 1e3 * np.array(load.latencies_s or [np.inf])
+    return {
+        "requests": sum(load.statuses.values()),
+        "errors": sum(load.statuses.values()) - answered,
+        "p50_ms": float(np.percentile(milliseconds, 50)),
+        "p99_ms": float(np.percentile(milliseconds, 99)),
+        "cpu_ms": 1e3 * cpu_s / max(answered, 1),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _cpu_s(process: subprocess.Popen[bytes]) -> float:
+    times = psutil.Process(process.pid).cpu_times()
     return float(times.user + times.system)
 
 
@@ -320,21 +397,39 @@ def best_rates(rows: list[dict[str, Any]], within_ms: float) -> dict[tuple[str, 
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rates", default="100,200,400,600,800,1200,1600,2400,3200,4800")
-    parser.add_argument("--seconds", type=float, default=4.0)
+def main(arguments: list[str] | None = None) -> None:
+    parser = common.parser(__doc__)
+    parser.add_argument("--folder", type=Path, help="where the run is, or will be made")
+    parser.add_argument("--rates", default=RATES)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--starts", type=int, help="measure so many starts, and nothing else")
+    parser.add_argument("--only", nargs="*", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--device", default="cpu", help="of trainmark; its peer has the CPU")
-    parser.add_argument("--output", type=Path, help="a folder in the place of results/")
-    parser.add_argument("--commit", help="what is measured, where there is no git")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
+    if chosen.tiny:
+        chosen.rates, chosen.seconds, chosen.rounds = "20,40", 0.2, 1
     rates = [float(rate) for rate in chosen.rates.split(",")]
-    rows = measure(chosen.folder, rates, chosen.seconds, chosen.rounds, chosen.device)
+    of_device = "" if chosen.device == "cpu" else f"_{chosen.device}"
+    what = "serve_start" if chosen.starts else "serve_load"
+    name = f"{what}_tiny" if chosen.tiny else f"{what}{of_device}"
+    told = {"cores": len(os.sched_getaffinity(0))}
+    devices = {"trainmark": chosen.device, "fastapi": "cpu"}
+
+    def write(rows: list[Row]) -> None:
+        complete = [row | {"device": devices[row["system"]]} | told for row in rows]
+        common.write_results(
+            name, complete, chosen.device, folder=chosen.output, commit=chosen.commit
+        )
+
+    with tempfile.TemporaryDirectory() as temporary:
+        lines = commands(chosen.folder or Path(temporary), chosen.device)
+        lines = {system: line for system, line in lines.items() if system in chosen.only}
+        if chosen.starts:
+            return write(measure_starts(lines, chosen.starts))
+        rows = measure(lines, rates, chosen.seconds, chosen.rounds, write)
     for within_ms in (10, 25, 50, 100):
         print(within_ms, "ms:", best_rates(rows, within_ms))
-    print(write_results("serve_load", rows, folder=chosen.output, commit=chosen.commit))
 
 
 if __name__ == "__main__":

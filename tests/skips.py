@@ -57,6 +57,8 @@ NEEDS = {
             "tests/distributed/test_dlrm_torchrec.py",
             "tests/unit/test_torchrec_interactions.py",
             "tests/distributed/test_interactions.py::test_on_two_ranks",
+            "tests/unit/test_dlrm_dcnv2_benchmark.py::test_rows_of_both_systems",
+            "tests/unit/test_dlrm_dcnv2_benchmark.py::test_the_peer_trains_as_we_do",
             "tests/unit/test_dlrm_gpu_benchmark.py::test_a_peer_trains_as_we_do",
             "tests/unit/test_prepare_npy.py::test_folding_agrees_with_torchrec",
             "tests/unit/test_prepare_npy.py::test_torchrec_reads_what_we_write",

@@ -14,14 +14,14 @@ MOST = 10**15
 bytes each can be told from it before they are beyond 63 bits."""
 
 Count = Annotated[int, Ge(1), Le(MOST)]
-CountOrNone = Annotated[int, Ge(0), Le(MOST)]
+CountOrZero = Annotated[int, Ge(0), Le(MOST)]
 """A count that may be 0."""
 Width = Annotated[int, Ge(1), Le(2**24)]
-"""Of a layer: matrices of two such widths can still be described."""
+"""The width of a layer: a matrix of two such widths can still be described."""
 Layers = Annotated[int, Ge(1), Le(10_000)]
 """Parts that are built one by one."""
 Ids = Annotated[int, Ge(1), Le(2**31)]
-"""Of a vocabulary: they are stored in 32 bits."""
+"""The size of a vocabulary: ids are stored in 32 bits."""
 Seed = Annotated[int, Ge(0), Lt(2**63)]
 
 Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]

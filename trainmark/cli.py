@@ -4,6 +4,7 @@
 imported by the verbs that need them, so that `--help` answers at once.
 """
 
+import dataclasses
 import importlib
 import io
 import os
@@ -24,7 +25,6 @@ from trainmark.verbs.flags import (
     parse_run,
     split_at,
     take_words,
-    without_flags,
 )
 from trainmark.verbs.options import (
     AlignOptions,
@@ -46,17 +46,17 @@ from trainmark.verbs.options import (
 )
 
 SPIN_COUNT = "10000"
-"""How often a thread of GNU OpenMP, which torch computes with on a CPU, looks for work before it
-sleeps. Its default, 300,000, keeps cores from threads that have work where other programs run, too:
-beside two of them, on 2 cores, the demo had 32,700 and 2,700 samples/s, and 36,500 and 48,600 with
-this. Alone it had 112,000 to 118,000, and 111,000 to 121,000 with this; a count of 2000 costs 17 %
-there. It is read when torch is loaded."""
+"""How often a thread of GNU OpenMP (torch's threads on a CPU) looks for work before it sleeps. The
+default, 300,000, takes cores away from other programs' threads. Beside two busy programs on 2
+cores, two runs of the demo had 32,700 and 2,700 samples/s by default, and 36,500 and 48,600 with
+this. Alone they had 112,000 to 118,000, and 111,000 to 121,000 with this; a count of 2000 costs
+17 %. OpenMP reads the setting when torch is loaded."""
 
 
 def main(
     arguments: Sequence[str] | None = None, tell: Callable[[Exception, bool], None] | None = None
 ) -> int:
-    """Run one verb; returns the exit code. `tell` says what went wrong, by default here."""
+    """Run one verb; returns the exit code. `tell` prints an error; by default, `_tell` does."""
     started = time.perf_counter()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
@@ -102,7 +102,11 @@ def _dispatch(arguments: list[str], started: float) -> int:
 
 def _overview() -> str:
     width = max(map(len, VERBS))
-    lines = [f"  {name:<{width}}  {first_line(verb)}" for name, verb in VERBS.items()]
+    lines = [
+        line
+        for title, verbs in GROUPS.items()
+        for line in (f"{title}:", *(f"  {v:<{width}}  {first_line(verbs[v])}" for v in verbs), "")
+    ]
     return "\n".join(
         [
             "usage: trainmark VERB ...",
@@ -110,9 +114,9 @@ def _overview() -> str:
             "Train reference models on real hardware and say, honestly, how fast and how well.",
             "",
             *lines,
-            "",
             "trainmark VERB --help shows a verb's flags; --debug shows the traceback of an error.",
-            "Start with: make demo",
+            "Start with trainmark list, then trainmark train RUN: a run whose name ends in -demo",
+            "needs neither data nor a GPU.",
         ]
     )
 
@@ -121,7 +125,7 @@ def _overview() -> str:
 
 
 def _list(arguments: list[str], started: float) -> None:
-    """Named runs, with size, data and target."""
+    """The named runs, with size, data and target."""
     from trainmark.progress import SafeConsole
     from trainmark.verbs.runs import runs_table
 
@@ -140,7 +144,7 @@ def _show(arguments: list[str], started: float) -> None:
 
 
 def _plan(arguments: list[str], started: float) -> None:
-    """Memory and predicted time per device, and where each table lies, before a run."""
+    """Memory and predicted time per device, and where each table lies."""
     if arguments[:1] == ["--check"]:  # which needs no RUN
         from trainmark.verbs.plan_check import check
 
@@ -161,7 +165,7 @@ def _plan(arguments: list[str], started: float) -> None:
 
 @contextmanager
 def _cluster(options: "ShowOptions | TrainOptions") -> Iterator[str]:
-    """What a run is resolved for; what --hardware says holds in this block."""
+    """The cluster to resolve a run for. Inside the block, --hardware holds."""
     from trainmark.hardware.hardware_file import described
 
     with described(options.hardware) as found:
@@ -169,7 +173,7 @@ def _cluster(options: "ShowOptions | TrainOptions") -> Iterator[str]:
 
 
 def _calibrate(arguments: list[str], started: float) -> None:
-    """Measure this machine, for plan; also under torchrun, for the links between ranks."""
+    """Measure this machine for plan; under torchrun, also the links between ranks."""
     options = parse(CalibrateOptions, arguments, "calibrate")
     from trainmark.verbs.calibrate import calibrate
 
@@ -178,12 +182,36 @@ def _calibrate(arguments: list[str], started: float) -> None:
 
 
 def _prepare(arguments: list[str], started: float) -> None:
-    """Raw data to train-ready data: criteo, csv, parquet, npy, synthetic, tokens, sst2."""
+    """Make raw data ready to train on: criteo, csv, parquet, npy, synthetic, tokens, sst2."""
     kind, rest = first_word("prepare", "KIND", arguments, list(PREPARATIONS))
     if kind not in PREPARATIONS:
         raise unknown("kind of data", kind, PREPARATIONS)
     module = importlib.import_module(PREPARATIONS[kind])
-    module.prepare(parse(module.Options, rest, f"prepare {kind}"))
+    options = parse(module.Options, rest, f"prepare {kind}")
+    with _doing_without(*(() if getattr(options, "engine", "") == "spark" else NOT_NEEDED)):
+        module.prepare(options)
+
+
+NOT_NEEDED = ("pandas", "scipy")
+"""Arrow and numba load these wherever they are installed, in case that somebody uses the two
+together; no preparation on this machine does. It is a fifth of the time that starting takes."""
+
+
+@contextmanager
+def _doing_without(*packages: str) -> Iterator[None]:
+    """Have imports of packages fail that are not loaded yet, as where they are not installed."""
+
+    class Absent:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name in packages:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Absent)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(Absent)
 
 
 PREPARATIONS = {
@@ -219,7 +247,7 @@ def _refuse_cluster(options: TrainOptions) -> None:
 
 
 def _evaluate(arguments: list[str], started: float) -> None:
-    """A checkpoint of a run on its held-out data, or on raw files."""
+    """How good a run's checkpoint is on held-out data, or on raw files."""
     from trainmark.verbs.evaluate import EvaluateOptions, evaluate
 
     evaluate(parse(EvaluateOptions, arguments, "evaluate"))
@@ -234,15 +262,13 @@ def _infer(arguments: list[str], started: float) -> None:
 
 
 def _report(arguments: list[str], started: float) -> None:
-    """Tables and a self-contained HTML page for one or more results."""
+    """An HTML page, or tables, for one or more results."""
     from trainmark.progress import printable
     from trainmark.report import reports
 
     options = parse(ReportOptions, arguments, "report")
-    folders, kind = (
-        list(options.folders),
-        options.format or ("markdown" if options.like else "html"),
-    )
+    folders = list(options.folders)
+    kind = options.format or ("markdown" if options.like else "html")
     if options.like is None and kind == "html":
         print(reports.report(folders, options.output))
     else:
@@ -250,13 +276,14 @@ def _report(arguments: list[str], started: float) -> None:
 
 
 def _published(arguments: list[str], started: float) -> None:
-    """Every published result that runs here can be put beside."""
+    """The published results that runs can be compared with."""
     from trainmark.progress import SafeConsole
     from trainmark.report import listing
 
     options = parse(PublishedOptions, arguments, "published")
     if options.format is None:
-        SafeConsole().print(listing.for_terminal(options.system))
+        console = SafeConsole()
+        console.print(listing.for_terminal(options.system, console.width), crop=False)
     else:
         print(listing.text(options.system, options.format))
 
@@ -271,7 +298,7 @@ def _compare(arguments: list[str], started: float) -> None:
 
 
 def _board(arguments: list[str], started: float) -> None:
-    """One page of many results: a table, changes, curves over time and over each other."""
+    """One page of many results: a table, changes, curves over time."""
     options = parse(BoardOptions, arguments, "board")
     from trainmark.verbs import board
 
@@ -294,7 +321,7 @@ def _align(arguments: list[str], started: float) -> int:
 
 
 def _export(arguments: list[str], started: float) -> None:
-    """A run's checkpoint in the layout of other software."""
+    """Write a run's checkpoint in the layout of other software."""
     options = parse(ExportOptions, arguments, "export")
     from trainmark.verbs.export import export
 
@@ -302,7 +329,7 @@ def _export(arguments: list[str], started: float) -> None:
 
 
 def _predict(arguments: list[str], started: float) -> None:
-    """A score for every row of files, by a run's checkpoint or by an exported model."""
+    """Score every row of files with a run's checkpoint or an exported model."""
     from trainmark.inference.options import PredictOptions
 
     options = parse(PredictOptions, arguments, "predict")
@@ -312,7 +339,7 @@ def _predict(arguments: list[str], started: float) -> None:
 
 
 def _serve(arguments: list[str], started: float) -> None:
-    """Scores over HTTP, of a run's checkpoint or of an exported model."""
+    """Serve scores of a run's checkpoint or an exported model over HTTP."""
     from trainmark.inference.options import ServeOptions
 
     options = parse(ServeOptions, arguments, "serve")
@@ -330,7 +357,7 @@ def _verify(arguments: list[str], started: float) -> None:
 
 
 def _replay(arguments: list[str], started: float) -> int | None:
-    """The command that gives a result again, printed or run."""
+    """Print, or run, the command that gives a result again."""
     options = parse(ReplayOptions, arguments, "replay")
     from trainmark.verbs import replay
 
@@ -340,37 +367,21 @@ def _replay(arguments: list[str], started: float) -> int | None:
 
 
 def _gate(arguments: list[str], started: float) -> int:
-    """Whether a step takes longer than at another commit or with other flags; for CI."""
+    """Whether a step is slower than at another commit or with other flags; for CI."""
     flags, words = take_words(arguments, ("--base-flags", "--candidate-flags"))
     cfg, options = parse_run("gate", words, GateOptions)
-    from trainmark.verbs.gate import Asked, gate
+    from trainmark.verbs.gate import gate
 
-    base, candidate = (
-        Asked(commit=commit, flags=flags.get(f"--{name}-flags", ""))
-        for name, commit in (("base", options.base), ("candidate", options.candidate))
-    )
-    shared = without_flags(words, ("--base", "--candidate", "--slower-by", "--budget", "--clock"))
-    share = options.slower_by / 100
-    return gate(cfg, shared, base, candidate, share, options.budget, options.clock)
+    return gate(cfg, dataclasses.replace(options, **flags), words)
 
 
 def _sweep(arguments: list[str], started: float) -> None:
-    """Runs that differ in some fields, as a grid or a search: the best, and what mattered."""
+    """Train runs that differ in some fields (a grid or a search), and find the best."""
     from trainmark.progress import SafeConsole
     from trainmark.verbs import sweep
-    from trainmark.verbs.sweep_space import parse_over
 
     cfg, options = parse_run("sweep", arguments, SweepOptions)
-    own = ("--over", "--output", "--trials", "--devices", "--isolate", "--no-isolate")
-    plan = sweep.Sweep(
-        run=cfg,
-        fields=parse_over(options.over),
-        flags=without_flags(arguments[1:], own),
-        output=options.output or Path("runs") / f"{cfg.name}-sweep",
-        trials=options.trials,
-        devices=options.devices,
-        isolate=options.isolate,
-    )
+    plan = sweep.asked_for(cfg, options, arguments[1:])
     if options.dry_run:
         with _cluster(options) as cluster:
             SafeConsole().print(sweep.dry_runs(plan, cluster))
@@ -379,7 +390,7 @@ def _sweep(arguments: list[str], started: float) -> None:
 
 
 def _suite(arguments: list[str], started: float) -> int:
-    """A list of cases from a file: one table and one page of their results."""
+    """Train a list of cases from a file: one table and one page of results."""
     options = parse(SuiteOptions, arguments, "suite")
     from trainmark.verbs.suite import suite
 
@@ -388,7 +399,7 @@ def _suite(arguments: list[str], started: float) -> int:
 
 
 def _launch(arguments: list[str], started: float) -> int:
-    """Start a run on many devices; launch status, logs and stop look after it."""
+    """Start a run on many devices; status, logs and stop look after it."""
     from trainmark.distributed import launch
     from trainmark.distributed.launch_options import JobOptions, LaunchOptions, LogOptions
 
@@ -412,7 +423,7 @@ def _launch(arguments: list[str], started: float) -> int:
 
 
 def _name_of_launched(verb: str, *words: str) -> str:
-    """Of the run to train, evaluate or predict with; what is wrong with its flags is told here."""
+    """The name of the run to launch. Wrong flags of its command are told here, not on the ranks."""
     if verb == "evaluate":
         from trainmark.verbs.evaluate import EvaluateOptions
 
@@ -434,27 +445,36 @@ def _name_of_launched(verb: str, *words: str) -> str:
     return cfg.name
 
 
-VERBS: dict[str, Callable[[list[str], float], int | None]] = {
-    "list": _list,
-    "show": _show,
-    "plan": _plan,
-    "calibrate": _calibrate,
-    "prepare": _prepare,
-    "train": _train,
-    "evaluate": _evaluate,
-    "infer": _infer,
-    "predict": _predict,
-    "report": _report,
-    "published": _published,
-    "compare": _compare,
-    "board": _board,
-    "export": _export,
-    "serve": _serve,
-    "verify": _verify,
-    "replay": _replay,
-    "align": _align,
-    "gate": _gate,
-    "sweep": _sweep,
-    "suite": _suite,
-    "launch": _launch,
+GROUPS: dict[str, dict[str, Callable[[list[str], float], int | None]]] = {
+    "Before a run": {
+        "list": _list,
+        "show": _show,
+        "prepare": _prepare,
+        "plan": _plan,
+        "calibrate": _calibrate,
+    },
+    "Runs": {
+        "train": _train,
+        "launch": _launch,
+        "sweep": _sweep,
+        "suite": _suite,
+        "gate": _gate,
+    },
+    "A trained model": {
+        "evaluate": _evaluate,
+        "predict": _predict,
+        "infer": _infer,
+        "export": _export,
+        "serve": _serve,
+    },
+    "Results": {
+        "report": _report,
+        "compare": _compare,
+        "board": _board,
+        "published": _published,
+        "align": _align,
+        "replay": _replay,
+        "verify": _verify,
+    },
 }
+VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}

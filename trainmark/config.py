@@ -1,11 +1,12 @@
 """Run configuration: one frozen dataclass per workload, named runs, files, flags.
 
-One road: named run < file (`--config`) < command-line flags. `resolve.py` then fills in and checks
-everything at one place. Nothing here imports torch.
+Settings come from the named run, then a file (`--config`), then flags. `resolve.py` fills in the
+rest and checks everything. Nothing here imports torch.
 """
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 
 from trainmark import checksums
-from trainmark.bounds import Count, CountOrNone, Finite, NotNegative, Positive, Seed
+from trainmark.bounds import Count, CountOrZero, Finite, NotNegative, Part, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.hardware.backends import DeviceChoice
-from trainmark.schedule import Schedule
 from trainmark.validation import parse, read_mapping
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -27,6 +27,59 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 SYNTHETIC = "synthetic"
 Hidden = Annotated[str, tyro.conf.Suppress]
 """A field that is no flag."""
+Better = Literal["higher", "lower"]
+"""Which values of a metric are better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate over optimiser steps, as a factor of the peak `lr`: warm-up, then a decay,
+    then constant."""
+
+    warmup_steps: CountOrZero = 0
+    """Steps over which the rate rises linearly to its peak."""
+    decay_start: CountOrZero | None = None
+    """Step at which the decay begins; None keeps the peak until the end."""
+    decay_steps: CountOrZero = 0
+    """Steps that the decay takes."""
+    decay: Literal["polynomial", "cosine"] = "polynomial"
+    """Form of the decay."""
+    decay_power: Positive = 2.0
+    """Exponent of the polynomial decay (1 is linear)."""
+    end_factor: Part = 0.0
+    """Factor that the decay ends at, and that every later step keeps."""
+    first_step: Literal[0, 1] = 0
+    """What the first step counts as: 0 in NVIDIA's TensorFlow DLRM, 1 in its PyTorch one."""
+
+    def factor(self, step: int) -> float:
+        """The factor for optimiser step `step`, where the first one is 0 whatever `first_step`."""
+        count = step + self.first_step
+        if count < self.warmup_steps:
+            return count / self.warmup_steps
+        if self.decay_start is None or count <= self.decay_start:
+            return 1.0
+        if count >= self.decay_start + self.decay_steps:
+            return self.end_factor
+        left = (self.decay_start + self.decay_steps - count) / self.decay_steps
+        if self.decay == "cosine":
+            shape = 0.5 * (1.0 - math.cos(math.pi * left))
+            return self.end_factor + (1.0 - self.end_factor) * shape
+        return max(math.pow(left, self.decay_power), self.end_factor)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these numbers, a sentence each."""
+        found = []
+        if self.decay_start is None and self.decay_steps > 0:
+            found.append("schedule.decay_steps needs schedule.decay_start.")
+        if self.decay_start is not None:
+            if self.decay_start < self.warmup_steps:
+                found.append(
+                    f"schedule.decay_start ({self.decay_start}) must not come before the end of "
+                    f"the warm-up ({self.warmup_steps} steps)."
+                )
+            if self.decay_steps == 0:
+                found.append("schedule.decay_start needs schedule.decay_steps above 0.")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +87,9 @@ class Run:
     """What the runs of all workloads have in common."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    metric: ClassVar[str]
+    """What quality is judged by, and what `target` is a value of; each workload says which."""
+    better: ClassVar[Better]
 
     name: Hidden
     """The named run that this started as."""
@@ -73,7 +129,7 @@ class Run:
     """Passes over the training data."""
     max_steps: Count | None = None
     """Stop after exactly this many optimiser steps."""
-    evals_per_epoch: CountOrNone = 1
+    evals_per_epoch: CountOrZero = 1
     """Evaluations per epoch, evenly spaced, the last at its end; 0 leaves only the final one."""
     initial_evaluation: bool = False
     """Evaluate once before the first step."""
@@ -85,9 +141,9 @@ class Run:
     """Held-out data that the target is judged on."""
     patience: Count | None = None
     """End the run after so many evaluations without a better one, and keep the best checkpoint. The
-    validation split is evaluated for it, if there is one, and the others with the best weights."""
+    validation split chooses, if there is one; the other splits are evaluated at the end."""
 
-    warmup_clock: CountOrNone = 10
+    warmup_clock: CountOrZero = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
     log_every: Count = 100
     """Steps between two looks at the loss; a step that is not finite is found at the next look."""
@@ -95,7 +151,7 @@ class Run:
     """`never`, `N steps` or `N minutes`; a run that is asked to stop saves anyway."""
     keep_checkpoints: Count = 2
     """How many checkpoints to keep."""
-    keep_scores: CountOrNone = 20_000_000
+    keep_scores: CountOrZero = 20_000_000
     """Keep the scores of splits of at most so many rows (5 bytes each), for `trainmark compare`."""
     check_every: Count | None = None
     """Compute loss and gradients of every N-th step twice, and stop if a bit differs: a device that
@@ -109,9 +165,9 @@ class Run:
     submission: str | None = None
     """ORG,PLATFORM: who trains on what, for OUTPUT/mlperf.log."""
     price_per_hour: NotNegative | None = None
-    """Of all that the run occupies, in any currency: the result then has its cost."""
+    """Price of all devices of the run, in any currency: the result then has its cost."""
     grams_co2_per_kwh: NotNegative | None = None
-    """Of the electricity: the result then has the CO2 of the devices' energy."""
+    """CO2 of the electricity: the result then has that of the devices' energy."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -120,7 +176,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """How a call of `train` is made; none of it is part of the run's configuration."""
+    """The flags of this call come first, then those that configure the run."""
 
     output: Path | None = None
     """Folder for results and checkpoints (default runs/RUN); one with a checkpoint is continued."""
@@ -155,8 +211,7 @@ def with_file(
     """`run` with the fields that a TOML file sets, or a run's result.json or config.json.
 
     Args:
-        on_other_data: takes back what a run's configuration has from data that this one is not to
-            have.
+        on_other_data: removes what a finished run's configuration took from its data.
     """
     given = read_mapping(path)
     is_of_a_run = "schema" in given or checksums.KEY in given
@@ -197,15 +252,15 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 # --- comparing runs
 
-# How a run is watched and kept: changes neither its trajectory nor its numbers' meaning.
+# Fields that change how a run is watched and kept, but neither its course nor its numbers.
 OBSERVATION = frozenset({
     "log_every", "checkpoint_every", "check_every", "keep_checkpoints", "keep_scores", "profile",
     "tensorboard", "dllogger", "submission", "price_per_hour", "grams_co2_per_kwh",
 })  # fmt: skip
-# What a continued run may change besides: how far it goes.
+# Fields that say how far a run goes; a continued run may change them, too.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target", "patience"})
-# How the same arithmetic is laid out over devices: it may be continued on others. Workloads have
-# more such fields (`contract.Definition.layout_fields`).
+# Fields that lay the same arithmetic out over devices; a continued run may be on others. Workloads
+# have more such fields (`contract.Definition.layout_fields`).
 LAYOUT = frozenset({"micro_batch", "accumulate"})
 
 
@@ -245,12 +300,12 @@ def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
 
 
 def element_bytes(precision: str) -> int:
-    """Of a number that is computed with, fp8's own matrix products aside."""
+    """Bytes of a number in the dense computation; fp8 is for some matrix products alone."""
     return 4 if precision in ("fp32", "tf32") else 2
 
 
 def filled(value: T | None) -> T:
-    """A field that `resolve` fills in, as what it is after that."""
+    """A field that `resolve` has filled in, without its None."""
     if value is None:
         raise TypeError("This configuration has not been resolved.")
     return value
@@ -269,7 +324,7 @@ def parse_profile(text: str) -> range:
 
 @dataclass(frozen=True)
 class Interval:
-    """How often something happens: every so many steps, or seconds, or never."""
+    """How often to do something: every so many steps, every so many seconds, or never."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -291,7 +346,7 @@ class Interval:
         )
 
     def due(self, step: int, seconds_since: float) -> bool:
-        """Whether it is time, after `step` steps, the last time being so long ago."""
+        """Whether it is time after `step` steps, so many seconds after the last time."""
         if self.steps is not None:
             return step > 0 and step % self.steps == 0
         return self.seconds is not None and seconds_since >= self.seconds

@@ -50,6 +50,11 @@ def joules(value: float | None) -> str:
     return f"{_three_digits(value * 1e6)} uJ"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def readable_size(num_bytes: float | None) -> str:
     """Bytes as people read them: 10 bytes, 1.5 MiB, 421.8 GiB."""
     if num_bytes is None:

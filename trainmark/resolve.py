@@ -1,4 +1,4 @@
-"""From a run as it was asked for to one with everything filled in; all problems at once."""
+"""Fill in and check a run's configuration; all problems are told at once."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ def resolve_run(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT
             f"{workload.name} has no precision {run.precision}; it has "
             f"{', '.join(workload.precisions)}."
         )
-    if out_of_bounds:  # of the rest, nothing can be said with such numbers
+    if out_of_bounds:  # the other checks need sensible numbers
         raise_all(problems)
     run = dataclasses.replace(run, compile=_compiles(run, cluster))
     axes = workload.mesh_axes(run, cluster.world)
@@ -60,11 +60,11 @@ def _common_problems(run: Run, cluster: Cluster) -> list[str]:
     return problems
 
 
-def target_problems(run: Run, metric: str) -> list[str]:
-    """Of a target for a metric between 0 and 1."""
+def target_problems(run: Run) -> list[str]:
+    """What is wrong with a target, for a metric between 0 and 1."""
     if run.target is None or 0 <= run.target <= 1:
         return []
-    return [f"target must lie between 0 and 1, as {metric} does. Received: {run.target}."]
+    return [f"target must lie between 0 and 1, as {run.metric} does. Received: {run.target}."]
 
 
 # --- batches
@@ -99,7 +99,7 @@ def resolve_batches(run: RunT, data_parallel: int) -> tuple[RunT, list[str]]:
 
 
 def accumulation_remark(named: Run, given: Run, resolved: Run) -> str | None:
-    """What a micro-batch that was asked for, and nothing else, makes of a step; None if nothing."""
+    """A remark for somebody who gave only a micro-batch, and gets several in each step."""
     micro, total, added = resolved.micro_batch, resolved.global_batch, resolved.accumulate
     if given.micro_batch in (None, named.micro_batch) or given.accumulate or not given.global_batch:
         return None
@@ -118,7 +118,7 @@ def _given_factors(run: Run) -> str:
 
 
 def _nearest_batches(run: Run, data_parallel: int) -> str:
-    """The next global batches that divide, unless all three factors are fixed."""
+    """The nearest global batches that divide evenly, unless all three factors are fixed."""
     if run.global_batch is None or (run.micro_batch and run.accumulate):
         return ""
     unit = (run.micro_batch or run.accumulate or 1) * data_parallel

@@ -1,5 +1,6 @@
-"""One validator for everything that comes from outside: TOML, JSON, YAML and flags."""
+"""Checks everything that comes from outside: TOML, JSON, YAML and flags."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -45,7 +46,7 @@ def _made_validator(kind: Any) -> Callable[[Any], Any]:
 
 
 def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]:
-    """What a TOML or JSON file holds; `what` it is, for the message."""
+    """The content of a TOML or JSON file. `what` names the file in messages."""
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -59,7 +60,7 @@ def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]
 
 
 def problems(value: Any) -> list[str]:
-    """What is wrong with a dataclass that was not parsed, but made from flags, a sentence each."""
+    """What is wrong with a dataclass that was made from flags, a sentence each."""
     from pydantic import ValidationError
 
     try:
@@ -70,7 +71,14 @@ def problems(value: Any) -> list[str]:
 
 
 def load_yaml(text: bytes) -> Any:
-    """Plain data from YAML. Aliases may make it larger than its text, but not without bound."""
+    """Plain data from YAML; refuses aliases that stand for far more values than the text has."""
+    return copy.deepcopy(_parsed_yaml(text))
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed_yaml(text: bytes) -> Any:
+    """Kept, because a verb reads a dataset's specification several times, a tenth of a second
+    each."""
     import yaml
 
     loader = yaml.SafeLoader(text)
@@ -89,11 +97,11 @@ MAX_YAML_VALUES = 1_000_000
 
 
 def _expanded(node: Any, known: dict[int, float]) -> float:
-    """Nodes of a tree in which every alias is replaced by what it stands for."""
+    """How many nodes a tree has once every alias is replaced by what it stands for."""
     if isinstance(node.value, str):
         return 1
     if id(node) not in known:
-        known[id(node)] = math.inf  # of an alias inside itself
+        known[id(node)] = math.inf  # for an alias inside itself
         parts = [part for item in node.value for part in (item if type(item) is tuple else [item])]
         known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
     return known[id(node)]
@@ -114,7 +122,7 @@ def _sentences(errors: list[Any]) -> list[str]:
 
 
 def _is_of_another_kind(problem: Any) -> bool:
-    """Of a word or a number, what is said of it as the other one."""
+    """Whether pydantic complains that a word is no number, or that a number is no such word."""
     kind, is_number = str(problem["loc"][-1:]), isinstance(problem["input"], int | float)
     return "literal[" in kind if is_number else "float" in kind
 
@@ -136,7 +144,7 @@ def _sentence(problem: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """The beginning of `repr(value)`, which may be far longer than the file that it came from."""
+    """The beginning of `repr(value)`; the whole may be far longer than the file it came from."""
     limited = Repr()
     limited.maxlevel, limited.maxdict, limited.maxlist, limited.maxtuple = 3, 8, 8, 8
     limited.maxstring = limited.maxother = 80

@@ -14,9 +14,9 @@ import pytest
 from torch import Tensor
 
 from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint import storage as checkpoint_storage
+from trainmark.checkpoint import data_files as checkpoint_files
 from trainmark.checkpoint import writer as checkpoint_writer
-from trainmark.checkpoint.boxes import Boxes
+from trainmark.checkpoint.local_shards import LocalShards
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
 ROWS = 400_001  # 12 MiB
@@ -56,7 +56,7 @@ def _load(built: DlrmTrainer, saved: Path, what: str) -> None:
 
 def _parts(built: DlrmTrainer) -> list[Tensor]:
     held: list[object] = list(built.weights().values())
-    return [box.tensor for one in held if isinstance(one, Boxes) for box in one.boxes]
+    return [shard.tensor for one in held if isinstance(one, LocalShards) for shard in one.shards]
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _needs_little_more(what: str) -> Iterator[None]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now
     before = _status("VmRSS")
     yield
-    growth, most = _status("VmHWM") - before, 4 * checkpoint_storage.WORKERS * CHUNK_BYTES
+    growth, most = _status("VmHWM") - before, 4 * checkpoint_files.WORKERS * CHUNK_BYTES
     assert growth < most, f"{what} took {growth / 2**20:.1f} MiB beside the rank's own parts"
 
 

@@ -37,7 +37,7 @@ from tests.distributed.small_dlrm import (
 from tests.waiting import wait_until
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.boxes import Box
+from trainmark.checkpoint.local_shards import LocalShard
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
@@ -159,7 +159,7 @@ def _continued(mesh: Mesh, folder: Path) -> list[list[float]]:
     path = checkpoints.save(root, SAVED_AT, tensors(whole), {}, keep=1)
     mesh.barrier()
     checkpoints.load(path, tensors(again), exact=True)
-    again.load_state_dict({})
+    again.state_loaded()
     return [steps(built, batches(built, SAVED_AT)) for built in (whole, again)]
 
 
@@ -209,7 +209,7 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
             path = checkpoints.latest(saved)
             assert path is not None
             checkpoints.load(path, tensors(target), exact=True)
-            target.load_state_dict({})
+            target.state_loaded()
             _check_bits(path, tensors(target), name)
             (found[name],) = steps(target, batches(target, SAVED_AT)[:1])
     return found
@@ -222,15 +222,17 @@ def _resharded(kind: str, mesh: Mesh, folder: Path) -> DlrmTrainer:
 
 
 def _check_bits(path: Path, loaded: dict[str, Any], name: str) -> None:
-    """Every box has the elements of the whole tensor."""
+    """Every shard has the elements of the whole tensor."""
     whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in loaded.items()}
     checkpoints.load(path, whole)
     for tensor, held in loaded.items():
-        plain = [Box(offsets=(0,) * held.dim(), tensor=held)] if isinstance(held, Tensor) else []
-        for box in plain or held.boxes:
-            ends = zip(box.offsets, box.tensor.shape, strict=True)
+        plain = (
+            [LocalShard(offsets=(0,) * held.dim(), tensor=held)] if isinstance(held, Tensor) else []
+        )
+        for shard in plain or held.shards:
+            ends = zip(shard.offsets, shard.tensor.shape, strict=True)
             part = whole[tensor][tuple(slice(o, o + n) for o, n in ends)]
-            assert torch.equal(part, box.tensor.cpu()), (name, tensor)
+            assert torch.equal(part, shard.tensor.cpu()), (name, tensor)
 
 
 def _skips(mesh: Mesh, folder: Path) -> dict[str, bool]:
@@ -289,9 +291,9 @@ def _streams_large_tables(mesh: Mesh, folder: Path) -> None:
 
 def _copies(built: DlrmTrainer) -> list[Tensor]:
     return [
-        box.clone()
+        shard.clone()
         for held in tensors(built).values()
-        for box in ([held] if isinstance(held, Tensor) else [b.tensor for b in held.boxes])
+        for shard in ([held] if isinstance(held, Tensor) else [b.tensor for b in held.shards])
     ]
 
 

@@ -210,6 +210,7 @@ def parts(held: Any, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """What a rank holds of a tensor, nothing if `held` is None, beside the same of the whole."""
     if isinstance(held, Tensor):
         yield held, whole
-    for box in getattr(held, "boxes", ()):
-        ends = zip(box.offsets, box.tensor.shape, strict=True)
-        yield box.tensor, whole[tuple(slice(start, start + size) for start, size in ends)]
+    elif held is not None:
+        for shard in held.shards:
+            ends = zip(shard.offsets, shard.tensor.shape, strict=True)
+            yield shard.tensor, whole[tuple(slice(start, start + size) for start, size in ends)]

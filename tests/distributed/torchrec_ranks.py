@@ -120,7 +120,7 @@ def _gated(mesh: Mesh, folder: Path) -> dict[str, Any]:
 
     def tables() -> list[torch.Tensor]:
         held = built.model.tables.table_weights() | built.model.tables.table_state()
-        return [box.tensor.clone() for boxes in held.values() for box in boxes.boxes]
+        return [shard.tensor.clone() for one in held.values() for shard in one.shards]
 
     before = tables()
     built.step(good, 0.1)

@@ -8,16 +8,16 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainmark.config import Run, filled
+from trainmark.config import Better, Run, filled
 from trainmark.contract import Data, Workload
 from trainmark.distributed.mesh import Mesh
-from trainmark.training.batches import RankBatches
+from trainmark.training.batches import BatchCounts, RankBatches
 from trainmark.training.seeding import generator
 
 ROWS = 230
@@ -26,6 +26,9 @@ WIDTH = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ToyRun(Run):
+    metric: ClassVar[str] = "error"
+    better: ClassVar[Better] = "lower"
+
     poisoned_row: int | None = None
     """A row whose input is NaN."""
     signal_at: int | None = None
@@ -33,14 +36,10 @@ class ToyRun(Run):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyBatch:
+class ToyBatch(BatchCounts):
     x: Tensor
     y: Tensor
-    samples: int
     global_samples: int
-    position: int
-    partial: bool
-    tokens: int
     ready: Any = None
 
 
@@ -62,11 +61,9 @@ class ToyData(RankBatches):
             yield ToyBatch(
                 x=x,
                 y=torch.cos(rows * 0.7),
-                samples=len(share),
                 global_samples=batch.size,
-                position=batch.position,
-                partial=batch.size < self._batches.size,
                 tokens=5 * len(share),
+                **self._counts(batch),
             )
 
 
@@ -159,12 +156,6 @@ class ToyTrainer:
     def state_dict(self) -> dict[str, Tensor]:
         return {"applied": self._applied}
 
-    def host_state(self) -> dict[str, Any]:
-        return {"note": "kept"}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        assert host_state == {"note": "kept"}
-
 
 def _build_model(cfg: ToyRun) -> list[Stage]:
     with torch.device("meta"):
@@ -197,8 +188,6 @@ TOY: Workload[ToyRun, list[Stage], Stage, ToyBatch, ToyTrainer] = Workload(
     build_trainer=ToyTrainer,
     evaluate=_evaluate,
     held_out_splits=lambda cfg: ("test",),
-    metric="error",
-    better="lower",
     flops=lambda cfg, samples, tokens: {"model": 6.0 * samples},
     activation_bytes=lambda cfg: 0,
 )

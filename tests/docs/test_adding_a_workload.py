@@ -109,7 +109,7 @@ def test_what_it_has_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_mypy_checks_the_toy(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(CODE)
-    wrong = CODE.replace("def host_state(self)", "def host_state_(self)")
+    wrong = CODE.replace("def state_dict(self)", "def state_dict_(self)")
     (tmp_path / "wrong.py").write_text(wrong)
     # With the options of `make lint`, whose cache it then finds.
     command = [sys.executable, "-m", "mypy", *(str(tmp_path / n) for n in ("toy.py", "wrong.py"))]

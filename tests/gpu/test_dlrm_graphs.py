@@ -27,6 +27,8 @@ DROPPING = dataclasses.replace(WIDE, dropout=0.3, interaction_dropout=0.1)
 NARROW = dataclasses.replace(small.config().model, table_widths=(8, 2, 4))
 CROSSED = dataclasses.replace(WIDE, interaction="dcn")
 PROJECTED = dataclasses.replace(DROPPING, interaction="projection")
+BAGS = dataclasses.replace(WIDE, hotness=(3, 1, 2))
+MEANS = dataclasses.replace(BAGS, pooling="mean")
 DECAYING = Optimizer(name="rowwise_adagrad", weight_decay=0.01)
 CASES: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": Optimizer(name="sgd")},
@@ -55,6 +57,8 @@ CASES: dict[str, dict[str, Any]] = {
         "model": CROSSED,
     },
     "projections": {"optimizer": DECAYING, "model": PROJECTED},
+    "bags": {"optimizer": DECAYING, "model": BAGS, "multi_hot": "uniform"},
+    "means of bags": {"optimizer": DECAYING, "model": MEANS, "multi_hot": "uniform"},
 }
 
 
@@ -91,7 +95,7 @@ def train(cfg: DlrmRun, *, every: int | None = None) -> tuple[DlrmTrainer, Tenso
 def held(built: DlrmTrainer) -> dict[str, Tensor]:
     """Weights and state; of an engine of many ranks, the only part of each table."""
     found: dict[str, Any] = built.weights() | built.state_dict()
-    return {name: t if isinstance(t, Tensor) else t.boxes[0].tensor for name, t in found.items()}
+    return {name: t if isinstance(t, Tensor) else t.shards[0].tensor for name, t in found.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -127,7 +131,10 @@ def assert_close(
             torch.testing.assert_close(tensor, wanted[name], rtol=close, atol=close)
 
 
-@pytest.mark.parametrize("case", ["SGD", "row-wise Adagrad", "int8 tables", "fp8", "three widths"])
+@pytest.mark.parametrize(
+    "case",
+    ["SGD", "row-wise Adagrad", "int8 tables", "fp8", "three widths", "bags", "means of bags"],
+)
 def test_checked_steps_are_the_steps(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In graphs of their own; computed twice, they give the same bits."""
     monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)

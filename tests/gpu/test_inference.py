@@ -20,8 +20,9 @@ from trainmark.metrics import binary_metrics
 from trainmark.run import evaluation, runner
 from trainmark.run.loop import build_trainer
 from trainmark.training.precision import compute_dtype, set_matmul_precision
-from trainmark.workloads.dlrm import export, graphed_prediction, standalone
+from trainmark.workloads.dlrm import graphed_prediction, standalone
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
+from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.runs import Optimizer, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor
 
@@ -38,6 +39,7 @@ WAYS = {
 }
 GPU = torch.device("cuda", 0)
 WIDE = dataclasses.replace(small.config().model, top_mlp=(32, 48, 16, 1))
+BAGS = dataclasses.replace(WIDE, hotness=(3, 1, 2))
 SGD = {"optimizer": Optimizer(name="sgd")}
 GRAPHED: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -47,8 +49,9 @@ GRAPHED: dict[str, dict[str, Any]] = {
     "fp8": {"precision": "fp8", "model": WIDE},
     "bf16 tables": {"table_format": TableFormat(table_precision="bf16", fp32_up_to_rows=5)},
     "int8 tables": {"table_format": TableFormat(table_precision="int8", fp32_up_to_rows=5)},
-    "bags": {
-        "model": dataclasses.replace(WIDE, hotness=(3, 1, 2)),
+    "bags": {"model": BAGS, "multi_hot": "uniform"},
+    "means of bags": {
+        "model": dataclasses.replace(BAGS, pooling="mean"),
         "multi_hot": "uniform",
     },
     "three widths": {"model": dataclasses.replace(WIDE, table_widths=(8, 2, 4))},
@@ -88,6 +91,18 @@ def test_clicks(way: str, tmp_path: Path) -> None:
     assert binary_metrics(logits, labels) == pytest.approx(expected, rel=alike)
     for device, batch in (("cuda", 37), ("cpu", 700)):
         torch.testing.assert_close(scores(tmp_path, device, batch), logits, rtol=0, atol=near)
+
+
+def test_crossed_ids(tmp_path: Path) -> None:
+    """In training and in requests of few samples and many; ids are of two types, in their order."""
+    data = small.write_dataset(tmp_path / "data", cardinalities=(50, 7, 70_000))
+    flags = ["--data", str(data), "--model.crosses", "0x1", "0x2", "--global-batch", "250"]
+    flags += ["--warmup-clock", "1", "--device", "cuda", "--output", str(tmp_path / "run")]
+    assert main(["train", "dlrm-demo", *flags]) == 0
+    expected = scores(tmp_path / "run", "cpu", 50)
+    for batch in (5, 50, 300, 5):
+        found = scores(tmp_path / "run", "cuda", batch)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
 def trainer_on_gpu(case: str) -> DlrmTrainer:
@@ -183,11 +198,13 @@ def test_clients(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("case", ["fp32", "int8 tables", "bags", "a cross network"])
+@pytest.mark.parametrize(
+    "case", ["fp32", "int8 tables", "bags", "means of bags", "a cross network"]
+)
 def test_an_exported_model_as_graphs(case: str) -> None:
     """As `serve` computes on a GPU."""
     trainer = trainer_on_gpu(case)
-    model = standalone.Dlrm(export.description(trainer.cfg), trainer.weights()).eval()
+    model = standalone.Dlrm(description(trainer.cfg), trainer.weights()).eval()
     logits = graphed_prediction.of_exported(model, GPU)
     for size in (3000, 1, 9, 64, 200):
         random = np.random.default_rng(size)

@@ -60,12 +60,38 @@ def told(data: Path, click_rate: object) -> None:
     (data / "prepare.json").write_text(json.dumps(facts))
 
 
-@pytest.mark.parametrize(("click_rate", "clicks"), [(0.4, 2400), (0.8, 1200), (1, 0), (0, 1200)])
+@pytest.mark.parametrize(("click_rate", "clicks"), [(0.4, 2400), (0.8, 1200), (1, 0), (0, 0)])
 def test_the_rarer_label_counts(click_rate: float, clicks: int, dataset: Path) -> None:
-    """Whichever it is; none is said of data that have no click: they are taken for common ones."""
+    """Whichever it is."""
     told(dataset, click_rate)
     cfg = run(dataset)
     assert (cfg.auto_clicks, cfg.lr) == (clicks, pytest.approx(auto.lr(clicks)))
+
+
+@pytest.mark.parametrize("click_rate", [0, 1])
+def test_a_log_of_one_label_is_refused(
+    click_rate: int, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is trained or written."""
+    told(dataset, click_rate)
+    output = tmp_path / "run"
+    assert main(["train", "dlrm-auto", "--data", str(dataset), "--output", str(output)]) == 2
+    assert "have the same label, so there is nothing to learn" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_one_trial_shows_that_there_is_no_metric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Validation rows of one label have no AUC, so that further trials would be for nothing."""
+    data = write_dataset(tmp_path / "data", train_rows=1500, validation_rows=300)
+    (data / "validation" / "label.bin").write_bytes(bytes(300))
+    command = ["train", "dlrm-auto", "--data", str(data), "--epochs", "1"]
+    assert main([*command, "--output", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().err
+    assert told.count("\nTrial ") + told.startswith("Trial ") == 1
+    assert "Trial 1 of 2, to choose settings by: --model.interaction dot\n" in told
+    assert "Took --model.interaction dot: the validation rows have no metric" in told
 
 
 def test_clicks_that_are_none(dataset: Path) -> None:

@@ -112,6 +112,23 @@ def test_runs_of_another_case_or_precision_are_not_compared(tmp_path: Path) -> N
     assert told(board_of(tmp_path, [*runs, at(5, run="dlrm-small", p_train=1.0)])) == {}
 
 
+def test_runs_on_other_columns_are_not_compared(tmp_path: Path) -> None:
+    """Rows and ids of a log may grow from week to week; another log has other columns."""
+    weather = ["numerical log - - rain", "categorical int64 5 0f city"]
+    grown = ["numerical log - - rain", "categorical int64 9 1e city"]
+    results = [
+        at(1, auc=0.9, config={"data": "weather/data", "dataset": weather}),
+        at(2, auc=0.6, config={"data": "flights/data", "dataset": ["numerical log - - delay"]}),
+        at(3, auc=0.5, config={"data": "weather/week2", "dataset": grown}),
+    ]
+    board = board_of(tmp_path, results)
+    latest_first = [entry.data for entry in board.entries]
+    assert latest_first == ["weather/data", "flights/data", "weather/data"]
+    assert told(board) == {"run-02": ["worse"]}
+    assert board.entries[0].changes[0].text.startswith("AUC -44.4 % since run-00;")
+    assert {entry.data for entry in board_of(tmp_path / "one", results[:1]).entries} == {""}
+
+
 def test_runs_are_ordered_by_their_start_and_not_by_their_names(tmp_path: Path) -> None:
     board = board_of(tmp_path, [at(9, 10_000.0), at(3), at(4), at(5)])
     assert [entry.label for entry in board.entries] == ["run-00", "run-03", "run-02", "run-01"]

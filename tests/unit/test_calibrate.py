@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from tests.distributed import joining
 from trainmark.cli import main
 from trainmark.hardware import hardware_file
 from trainmark.hardware.devices import cpu_name
-from trainmark.hardware.known import Measured
-from trainmark.verbs import calibrate
+from trainmark.hardware.known import Known, Measured
+from trainmark.verbs import calibrate, calibrate_steps
 
+OF_ROWS = ["gather", "update", "adagrad", "rowwise_adagrad"]
 SMALL = calibrate.Scale(
     rows=32, widest=256, table_bytes=2**16, lookups=256, copy_bytes=2**16, file_bytes=2**20,
-    budget_s=0.0,
+    budget_s=0.0, samples=32,
 )  # fmt: skip
 
 
@@ -27,21 +29,25 @@ def test_a_calibrated_cpu_can_be_planned_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrate, "CPU_SCALE", SMALL)
+    monkeypatch.setattr(calibrate_steps, "STEPS", {16: 4, 4096: 2})
     file = tmp_path / "hardware.toml"
     assert main(["calibrate", "--device", "cpu", "--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{file}: give it as --hardware.\n"
     found = hardware_file.read(file)
     assert (found.key, found.name) == ("cpu", cpu_name())
     measured = found.measured
-    for rates in (measured.gather, measured.update, measured.adagrad, measured.rowwise_adagrad):
-        assert sorted(rates) == [64, 256, 512]
+    of_rows = {name: getattr(measured, name) for name in OF_ROWS}
+    for rates in (of_rows, measured.small):
+        assert list(rates) == OF_ROWS
+        assert all(sorted(found) == [64, 256, 512] for found in rates.values())
     assert sorted(measured.interaction) == [16, 64, 128]
-    assert {name: sorted(rates) for name, rates in measured.gemm.items()} == {
-        "fp32": [16, 64, 256],
-        "bf16": [16, 64, 256],
-    }
-    assert min(measured.copy or 0, measured.launch_s or 0, measured.threads_s or 0) > 0
-    assert (measured.disk or 0) > 0
+    for by_precision in (measured.gemm, measured.layer, measured.layer_s):
+        assert {name: sorted(rates) for name, rates in by_precision.items()} == {
+            "fp32": [16, 64, 256],
+            "bf16": [16, 64, 256],
+        }
+    figures = [measured.copy, measured.launch_s, measured.step_s, measured.disk]
+    assert min(figure or 0 for figure in figures) > 0
     assert measured.node is measured.network is measured.host is None
     assert "calibrate" in measured.source
     assert main(["plan", "dlrm-demo", "--hardware", str(file)]) == 0
@@ -60,13 +66,48 @@ def test_the_bytes_of_a_rate_are_those_that_were_moved(monkeypatch: pytest.Monke
     here = torch.device("cpu")
     assert calibrate._copy(here, SMALL) == 2 * 2**16
     assert calibrate._gemm(here, SMALL, "fp32", 64) == 2 * 32 * 64 * 64
-    assert calibrate._interaction(here, SMALL, 8) == 32 * 6 * 8 * (27 * 26 // 2)
+    # With the lookup as long as all, half of it is taken to be products.
+    assert calibrate._interaction(here, SMALL, 8) == 2 * 32 * 6 * 8 * (27 * 26 // 2)
     small = dataclasses.replace(SMALL, table_bytes=64 * 16)
     distinct = len(torch.randint(16, (256,), generator=torch.Generator().manual_seed(0)).unique())
-    assert calibrate._gather(here, small, 16) == 256 * (64 + 64)
+    assert calibrate._gather(here, small, 64 * 16, 16) == 256 * (64 + 64)
     for optimizer, state in (("sgd", 0), ("rowwise_adagrad", 4), ("adagrad", 64)):
         changed = 256 * (64 + 64) + 2 * distinct * (64 + state)
-        assert calibrate._update(here, small, 16, optimizer) == changed
+        assert calibrate._update(here, small, 64 * 16, 16, optimizer) == changed
+    several = dataclasses.replace(small, tables=4)
+    store, ids, rows = calibrate._table(here, several, 64 * 16, 16, "sgd")
+    assert store.weight.shape == (4 * 16, 16)
+    assert ids.view(4, 64).div(16, rounding_mode="floor").tolist() == [[n] * 64 for n in range(4)]
+    assert len(rows) == 256
+
+
+def test_a_layer_has_a_rate_and_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds_of(samples: int) -> float:
+        return 3e-6 + 6 * 64 * 64 * samples / 5e10
+
+    monkeypatch.setattr(calibrate, "_mlp_s", lambda *arguments: seconds_of(arguments[-1]))
+    scale = dataclasses.replace(SMALL, samples=4096)
+    found = calibrate._layer(torch.device("cpu"), scale, "fp32", 64)
+    assert found == pytest.approx((5e10, 3e-6))
+    # Noise of a busy machine must not make either of them negative.
+    monkeypatch.setattr(calibrate, "_mlp_s", lambda *arguments: 1 / arguments[-1])
+    assert min(calibrate._layer(torch.device("cpu"), scale, "fp32", 64)) > 0
+
+
+def test_whole_steps_tell_what_their_parts_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no rates but these: a step that takes 5 ms, and 2 us of each sample."""
+    rates = {"fp32": {64: 1e15}}
+    tables: Any = {name: {64: 1e15} for name in OF_ROWS}
+    measured = Measured(source="fast", copy=1e15, gemm=rates, interaction={16: 1e15}, **tables)
+    monkeypatch.setattr(
+        calibrate_steps, "_measured_s", lambda runs, mesh: {n: 5e-3 + 2e-6 * n for n in runs}
+    )
+    found = calibrate_steps.with_whole_steps(
+        Known(key="cpu", name="fast", measured=measured), torch.device("cpu")
+    )
+    assert found.measured.step_s == pytest.approx(5e-3, rel=1e-3)
+    assert found.measured.id_s == pytest.approx(2e-6 / 26, rel=1e-3)
+    assert found.measured.gemm == rates
 
 
 def test_the_first_two_times_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,9 +126,9 @@ def _rank(rank: int, folder: Path) -> None:
     assert node > 0
     assert 0 < collective_s < 1
     assert network is None
-    own = Measured(copy=float(rank + 1), gather={64: 2.0})
+    own = Measured(copy=float(rank + 1), gather={64: 2.0}, disk=None if rank else 5.0)
     together = calibrate._over_ranks(own, shared=True)
-    assert (together.copy, together.gather) == (3.0, {64: 4.0})
+    assert (together.copy, together.gather, together.disk) == (3.0, {64: 4.0}, 5.0)
     assert calibrate._over_ranks(own, shared=False).copy == 1.5
     dist.destroy_process_group()
 

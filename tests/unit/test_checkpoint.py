@@ -24,7 +24,7 @@ from tests.checkpoint_tensors import (
 )
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint import writer as checkpoint_writer
-from trainmark.checkpoint.manifest import DTYPE_CODES
+from trainmark.checkpoint.storage import DTYPE_CODES
 from trainmark.errors import InputError
 
 SHAPES = [(), (0,), (1,), (7,), (0, 3), (5, 0, 2), (3, 5), (2, 3, 5, 7)]

@@ -16,7 +16,7 @@ from tests import rank_processes
 from tests.distributed.joining import join
 from tests.distributed.test_loop_on_ranks import BASE, CPU, run
 from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.boxes import Box, Boxes
+from trainmark.checkpoint.local_shards import LocalShard, LocalShards
 from trainmark.checkpoint.manifest import read_manifest
 from trainmark.checkpoint.room import check_room
 from trainmark.checkpoint.writer import plan_share
@@ -27,20 +27,20 @@ BYTES = 4 * (37 * 6 + 11 + 9 + 2 * 5 * 3 + 7 * 3)
 
 
 def tensors_of(rank: int) -> dict[str, Any]:
-    """A tensor in two shards, one that both hold, one that each has, boxes of which one is a copy.
+    """A tensor in two shards, one that both hold, one that each has, shards of which one is a copy.
 
-    In all 37 x 6, 11, 9 on rank 1 alone, two boxes of 5 x 3, and 7 x 3 of which rank 1 has a copy.
+    In all 37 x 6, 11, 9 on rank 1 alone, two shards of 5 x 3, and 7 x 3 of which rank 1 has a copy.
     """
     mesh = init_device_mesh("cpu", (2,))
     alone = {"alone": torch.ones(9)} if rank == 1 else {}
-    boxes = [
-        Box(offsets=(5 * rank, 0), tensor=torch.ones(5, 3)),
-        Box(offsets=(10, 0), tensor=torch.ones(7, 3), is_copy=rank == 1),
+    shards = [
+        LocalShard(offsets=(5 * rank, 0), tensor=torch.ones(5, 3)),
+        LocalShard(offsets=(10, 0), tensor=torch.ones(7, 3), is_copy=rank == 1),
     ]
     return alone | {
         "sharded": distribute_tensor(torch.ones(37, 6), mesh, [Shard(0)]),
         "same": torch.ones(11),
-        "table": Boxes((17, 3), boxes),
+        "table": LocalShards((17, 3), shards),
     }
 
 

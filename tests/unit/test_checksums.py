@@ -158,6 +158,7 @@ def test_a_missing_file_is_named(made: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder.json").mkdir()
     refused(capsys, ["verify", str(tmp_path)], "holds nothing with a checksum")
     refused(capsys, ["verify", str(tmp_path / "none")], "is not a folder")
 

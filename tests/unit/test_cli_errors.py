@@ -20,10 +20,9 @@ from tests.unit.refusals import refused, small
 from tests.unit.results import make_result
 from trainmark import workloads
 from trainmark.cli import PREPARATIONS, VERBS, main
-from trainmark.config import Run, TrainOptions
+from trainmark.config import Run, Schedule, TrainOptions
 from trainmark.errors import in_words
 from trainmark.files import write_atomically
-from trainmark.schedule import Schedule
 from trainmark.verbs import aliases
 from trainmark.verbs.flags import flags_of
 from trainmark.verbs.options import ExportOptions

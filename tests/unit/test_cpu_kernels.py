@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from tests.small import config, trainer
-from trainmark.embeddings.tables.update import Adagrad, RowwiseAdagrad, Sgd, add_rows, make_rule
+from trainmark.embeddings.tables.update import (
+    Adagrad,
+    RowGradients,
+    RowwiseAdagrad,
+    Sgd,
+    add_rows,
+    make_rule,
+)
 from trainmark.kernels import compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction, dot_interaction_reference
@@ -133,7 +140,8 @@ def test_rows_are_added_as_without_numba(
     for installed in (True, False):
         monkeypatch.setattr(compiled, "INSTALLED", installed)
         table = random(rows, dim)
-        Sgd().update(table, {}, ids, random(count, dim, seed=2), 0.3, torch.ones(()))
+        found = RowGradients(ids, random(count, dim, seed=2))
+        Sgd().update(table, {}, found, 0.3, torch.ones(()))
         add_rows(table, ids, random(count, dim, seed=3))
         results.append(table)
     assert torch.equal(*results)
@@ -160,7 +168,7 @@ def test_adagrad(count: int, rows: int, dim: int, shared: bool, per_row: bool) -
     sums = state.double() + (g.square().mean(1) if per_row else g.square())
     wanted = table.double() - 0.3 * g / (sums.sqrt() + 1e-3).view(rows, -1)
     rule = RowwiseAdagrad(1e-3) if per_row else Adagrad(1e-3)
-    rule.update(table, {"sum": state}, ids, given, 0.3, torch.ones(()), places)
+    rule.update(table, {"sum": state}, RowGradients(ids, given, places), 0.3, torch.ones(()))
     assert_near(state, sums)
     assert_near(table, wanted)
 
@@ -171,7 +179,8 @@ def test_updates_do_not_depend_on_the_number_of_threads(name: str) -> None:
 
     def updated() -> Tensor:
         table, rule = random(50_000, 8), make_rule(name, eps=1e-3, beta1=0.9, beta2=0.999)
-        rule.update(table, rule.new_state(table), ids, random(700, 8, seed=2), 0.3, torch.ones(()))
+        found = RowGradients(ids, random(700, 8, seed=2))
+        rule.update(table, rule.new_state(table), found, 0.3, torch.ones(()))
         return table
 
     assert_same_in_any_threads(updated)

@@ -12,11 +12,11 @@ import torch
 
 from tests import small_distilbert
 from tests.small import STEPS, config, copies, curve, result, train, trainer
+from trainmark.config import Schedule
 from trainmark.errors import InputError
 from trainmark.report.reports import report
 from trainmark.report.training import COLUMNS
 from trainmark.run.curves import CURVES, LOSS, read_curves
-from trainmark.schedule import Schedule
 from trainmark.training.optimizers import norms
 from trainmark.validation import parse
 from trainmark.workloads.dlrm.data import build_data

@@ -106,7 +106,7 @@ def test_tables_begin_as_small_as_asked_for(changes: dict[str, Any]) -> None:
 
 def whole(tensor: Any) -> torch.Tensor:
     """What a single rank holds of a table."""
-    return tensor if isinstance(tensor, torch.Tensor) else tensor.boxes[0].tensor
+    return tensor if isinstance(tensor, torch.Tensor) else tensor.shards[0].tensor
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

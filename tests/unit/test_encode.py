@@ -64,6 +64,20 @@ def test_delimiter_header_and_missing_are_the_datasets(tmp_path: Path) -> None:
     assert read(encoded, "test")["labels"].tolist() == [i % 2 == 1 for i in range(28)]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_header_says_what_divides_other_files(delimiter: str, tmp_path: Path) -> None:
+    """evaluate and predict have no --delimiter."""
+    log = tmp_path / "log.csv"
+    lines = ["clicked;age;city"] + [f"{i % 2};{i};{i % 3}" for i in range(28)]
+    log.write_text("\n".join(lines) + "\n")
+    options: dict[str, Any] = {"columns": "label=clicked numerical=age categorical=city"}
+    options |= {"delimiter": ";"}
+    data = prepare_log(log, tmp_path / "data", **options)
+    log.write_text(log.read_text().replace(";", delimiter))
+    encoded = encode(str(log), data, tmp_path / "encoded")
+    assert read(encoded, "test")["labels"].tolist() == [i % 2 == 1 for i in range(28)]
+
+
 def test_criteo(tmp_path: Path) -> None:
     lines = random_lines(random.Random(5), 90)
     write_day(tmp_path / "day_0", lines)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainmark.kernels.compiled import INSTALLED
-from trainmark.workloads.dlrm import fast_prediction, standalone
+from trainmark.workloads.dlrm import fast_prediction, one_pass, standalone
 
 if not INSTALLED:
     pytest.skip("needs numba (extra `fast`)", allow_module_level=True)
@@ -40,6 +40,15 @@ def model(
     return standalone.Dlrm(config, tensors)
 
 
+def in_one_pass(plain: standalone.Dlrm) -> one_pass.Logits | None:
+    """What computes an exported model's logits; None if it takes another way."""
+    arrays = {name.replace("_", "."): one.numpy() for name, one in plain.named_buffers()}
+    names = {"float32": "F32", "float16": "F16"}
+    kinds = {name: (names[str(one.dtype)], one.shape) for name, one in arrays.items()}
+    suits = one_pass.suits(plain.config, kinds)
+    return one_pass.logits_of(plain.config, arrays) if suits else None
+
+
 def inputs(samples: int, numbers: int = 5) -> tuple[Any, Any]:
     random = np.random.default_rng(samples)
     ids = np.stack([random.integers(0, rows, samples) for rows in (7, 3, 1, 90)], 1)
@@ -61,7 +70,7 @@ def test_logits(
     bottom: tuple[int, ...], top: tuple[int, ...], numbers: int, samples: int, interaction: str
 ) -> None:
     plain = model(bottom, top, numbers=numbers, interaction=interaction)
-    logits = fast_prediction.of_exported(plain)
+    logits = in_one_pass(plain)
     assert logits is not None
     given = inputs(samples, numbers)
     found = logits(*given)
@@ -79,7 +88,7 @@ def test_tiles_of_every_size(
     monkeypatch.setattr(cpu_scores, "ALONE", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     plain = model((40, 64), (100, 33, 1), interaction=interaction)
-    logits = fast_prediction.of_exported(plain)
+    logits = in_one_pass(plain)
     assert logits is not None
     numbers, ids = inputs(601)
     reference = expected(plain, numbers, ids)
@@ -90,7 +99,7 @@ def test_tiles_of_every_size(
 
 def test_a_nan_stays_one_and_its_own() -> None:
     """As of torch's ReLU, and in its own row only."""
-    logits = fast_prediction.of_exported(model((16, 8), (9, 1)))
+    logits = in_one_pass(model((16, 8), (9, 1)))
     assert logits is not None
     numbers, ids = inputs(20)
     numbers[3, 2] = np.nan
@@ -99,7 +108,7 @@ def test_a_nan_stays_one_and_its_own() -> None:
 
 @pytest.mark.parametrize(("row", "feature", "value"), [(0, 0, 7), (299, 3, 90), (4, 2, -1)])
 def test_an_id_without_a_row_is_no_memory_of_others(row: int, feature: int, value: int) -> None:
-    logits = fast_prediction.of_exported(model((16,), (1,)))
+    logits = in_one_pass(model((16,), (1,)))
     assert logits is not None
     numbers, ids = inputs(300)
     ids[row, feature] = value
@@ -108,14 +117,14 @@ def test_an_id_without_a_row_is_no_memory_of_others(row: int, feature: int, valu
 
 
 def test_what_takes_another_way() -> None:
-    assert fast_prediction.of_exported(model((16,), (1,), interaction="cat")) is None
-    assert fast_prediction.of_exported(model((16,), (1,), pooling="sum")) is None
+    assert in_one_pass(model((16,), (1,), interaction="cat")) is None
+    assert in_one_pass(model((16,), (1,), pooling="sum")) is None
     narrow: Any = model((16,), (1,))
     narrow.tables_0_weight = narrow.tables_0_weight[:, :8].contiguous()
-    assert fast_prediction.of_exported(narrow) is None
+    assert in_one_pass(narrow) is None
     half: Any = model((16,), (1,))
     half.tables_0_weight = half.tables_0_weight.half()
-    assert fast_prediction.of_exported(half) is None
+    assert in_one_pass(half) is None
 
 
 def test_a_runs_predictor_takes_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,15 @@ def test_fp32_is_the_plain_engine(rule: RuleName, micro_batches: int) -> None:
         torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=5e-6)
 
 
+def test_the_same_features_may_come_in_other_groups() -> None:
+    """As of a dataset, by type, and of requests, in one array."""
+    engine, random = fused(("fp32",) * 3, "sgd"), torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.randint(0, rows, (9,), generator=random) for rows in ROWS])
+    ways = ([[0], [1, 2]], [[0, 1, 2]], [[0, 1], [2]], [[2], [0, 1]])
+    found = [engine.prepare([IdGroup(f, ids[f]) for f in way], [9]).ids_BF for way in ways]
+    assert all(torch.equal(one, found[0]) for one in found[1:])
+
+
 @pytest.mark.parametrize(
     ("large", "bound"), [("bf16", 0.01), ("fp16", 0.002), ("int8", 0.02), ("fp8", 0.1)]
 )

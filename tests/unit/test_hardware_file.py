@@ -43,6 +43,15 @@ update_gb_s = {64 = 5}
 node_gb_s = 3
 gemm_tflops = {fp32 = {64 = 0.1, 1024 = 0.4}}
 """
+OF_LAYERS = """
+interaction_tflops = {8 = 0.01}
+layer_tflops = {fp32 = {64 = 0.05, 1024 = 0.2}}
+layer_us = {fp32 = {64 = 30, 1024 = 100}}
+small_table_gb_s = {gather = {64 = 40}, adagrad = {64 = 7}}
+step_us = 400
+id_us = 0.2
+"""
+OF_ALL = MEASURED + OF_LAYERS
 
 
 def written(folder: Path, text: str) -> Path:
@@ -96,7 +105,7 @@ def test_what_a_file_leaves_out_is_the_datasheets(tmp_path: Path) -> None:
 
 
 def test_a_file_reads_what_it_writes(tmp_path: Path) -> None:
-    found = hardware_file.read(written(tmp_path, WHOLE + MEASURED))
+    found = hardware_file.read(written(tmp_path, WHOLE + OF_ALL))
     again = hardware_file.read(written(tmp_path, hardware_file.text(found)))
     assert again == found
     odd = 'name = "a \\"quoted\\" \\u007f name"\nkey = "odd"\n'
@@ -105,15 +114,18 @@ def test_a_file_reads_what_it_writes(tmp_path: Path) -> None:
 
 
 def test_ranks_of_a_machine_share_its_cpus(tmp_path: Path) -> None:
-    with hardware_file.described(cpu(tmp_path)):
+    with hardware_file.described(cpu(tmp_path, OF_ALL)):
         one, four = (machine.machine(Cluster.parse(f"cpux1x{ranks}")) for ranks in (1, 4))
         assert isinstance(peak_flops("cpu", "fp32"), Unknown)
     peak = '[peak]\nfp32 = {tflops = 1, source = "by hand"}\n'
     with hardware_file.described(cpu(tmp_path, peak)):
         assert machine.peak_of(Cluster.parse("cpux2x4"), "fp32") == Peak(0.25e12, "fp32", "by hand")
     assert four.measured.copy == pytest.approx(one.streaming(0.5) / 4)
-    assert four.gathering(64, 0.5) == pytest.approx(10e9 / 4)
+    assert four.of_rows("gather", 64, 1e12, 0.5) == pytest.approx(10e9 / 4)
     assert four.measured.matmul("fp32", 64) == pytest.approx(0.1e12 / 4)
+    assert four.measured.layer["fp32"][64] == pytest.approx(0.05e12 / 4)
+    assert four.measured.layer_s == one.measured.layer_s
+    assert (four.measured.id_s, four.measured.step_s) == pytest.approx((0.8e-6, 400e-6))
     assert (one.memory or 0) // 4 == four.memory
     assert four.node_link == one.node_link == pytest.approx(3e9 / 0.75)
     assert one.unknown == four.unknown == ""
@@ -127,6 +139,16 @@ def test_rates_between_measured_widths_lie_on_a_line_in_logarithms() -> None:
     assert known.between({}, 64) is None
 
 
+def test_rates_of_rows_depend_on_the_size_of_a_table(tmp_path: Path) -> None:
+    measured = hardware_file.read(cpu(tmp_path, OF_ALL)).measured
+    small, large = known.SMALL_TABLE, known.LARGE_TABLE
+    between = math.sqrt(small * large)
+    found = [measured.of_rows("gather", 64, size) for size in (1, small, between, large, 1e12)]
+    assert found == pytest.approx([40e9, 40e9, 20e9, 10e9, 10e9])
+    # Of Adagrad only small tables were measured, and of SGD only large ones.
+    assert measured.of_rows("adagrad", 64, 1) == measured.of_rows("sgd", 64, 1) == 5e9
+
+
 # --- plans
 
 
@@ -138,17 +160,26 @@ def test_a_plan_of_a_cpu_is_made_of_its_measured_rates(
     out = capsys.readouterr().out
     # All narrower than 64, where rates fall with the width of a square of the same intensity; dot
     # products, whose rate is not in the file, are those of a matrix of sqrt(4 x 8) columns.
-    layers = sum(m * n / (2 * m * n / (m + n)) for m, n in ((13, 16), (16, 8), (16, 16), (16, 1)))
-    products = 64 * (layers + 6 * 8 / 32**0.5)
-    elements = 4 * (16 + 8 + 16 + 1) + 3 * (4 * 8 + 16)
+    # The last layer is read four times.
+    layers = sum(m * n / (2 * m * n / (m + n)) for m, n in ((13, 16), (16, 8), (16, 16)))
+    products, last = 64 * (layers + 6 * 8 / 32**0.5), 4 * 16 * 4 / 40e9
     gather = 3 * 512 * (64 + 32) / 10e9
     (row,) = re.findall(r"^ 0 .*", out, re.M)
-    shown = [float(cell) for cell in row.split()[-5:]]  # gather, products, passes, update, step
+    shown = [float(cell) for cell in row.split()[-4:]]  # gather, products, update, step
     assert shown[0] == pytest.approx(1e3 * gather, abs=0.006)
-    assert shown[1] == pytest.approx(1e3 * 6 * 512 * products / 0.1e12, abs=0.006)
-    assert shown[2] == pytest.approx(1e3 * 512 * elements * 4 / 40e9, abs=0.006)
-    assert "from: GEMMs, memory bandwidth, reading rows, updating rows: yesterday." in out
+    assert shown[1] == pytest.approx(1e3 * 512 * (6 * products / 0.1e12 + last), abs=0.006)
+    assert "from: GEMMs, reading rows, updating rows: yesterday." in out
     assert "/8 " in row  # GiB
+    # Layers that learn, where they were measured, go before GEMMs.
+    assert main(["plan", "dlrm-demo", *FLAGS, "--hardware", str(cpu(tmp_path, OF_ALL))]) == 0
+    out = capsys.readouterr().out
+    (row,) = re.findall(r"^ 0 .*", out, re.M)
+    shown = [float(cell) for cell in row.split()[-5:-2]]  # products, passes, starts
+    products = 64 * layers / 0.05e12 + 6 * 8 / 0.01e12
+    assert shown == pytest.approx(
+        [1e3 * 512 * (6 * products + last), 512 * 3 * 0.2e-3, 0.4 + 4 * 0.03], abs=0.006
+    )
+    assert "from: layers, reading rows, updating rows: yesterday." in out
     words = ["plan", "dlrm-demo", *FLAGS, "--precision", "bf16"]
     assert main([*words, "--hardware", str(cpu(tmp_path))]) == 0
     assert (
@@ -302,6 +333,6 @@ def test_a_run_refuses_a_file_of_another_device(
 def test_the_files_of_the_docs_are_read(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "planning.md").read_text()
     blocks = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         hardware_file.read(written(tmp_path, block))

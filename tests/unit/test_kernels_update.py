@@ -19,7 +19,7 @@ from tests.embedding_kernels import (
     sorted_one,
     stored,
 )
-from trainmark.embeddings.tables.update import make_rule
+from trainmark.embeddings.tables.update import RowGradients, make_rule
 from trainmark.kernels.sparse_update import (
     Launch,
     Rule,
@@ -91,7 +91,8 @@ def test_fp32_updates_are_the_engines_rules(name: RuleName, update: Callable[...
             rows, state, sorted_one(ids_N), grads, Rule(name, eps=1e-6),
             scalars("cpu", 0.3, 1.0), rounding_key("cpu"),
         )  # fmt: skip
-        rule.update(weight, theirs, ids_N.long(), grads.clone(), 0.3, torch.ones(()))
+        found = RowGradients(ids_N.long(), grads.clone())
+        rule.update(weight, theirs, found, 0.3, torch.ones(()))
     torch.testing.assert_close(rows.codes, weight, rtol=1e-5, atol=1e-5)
     if state is not None:
         torch.testing.assert_close(state, theirs["sum"], rtol=1e-5, atol=1e-5)

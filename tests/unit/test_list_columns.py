@@ -1,6 +1,7 @@
 """Columns of lists: from Parquet and CSV files to a served model."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from trainmark.cli import main
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.sources import convert, lists
 from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.contract import Served
 from trainmark.errors import InputError
 from trainmark.run import run_folder
+from trainmark.scoring import Served
 from trainmark.workloads.dlrm import serving
 
 WORDS = ("drama", "comedy", "war", "news", "sport", "kids", "rare")
@@ -235,7 +236,7 @@ def test_lists_that_are_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[s
     columns = COLUMNS.replace("seen", "seen:int64[4]")
     said = refused(capsys, prepare("parquet", log, tmp_path / "d", columns))
     assert "expected a list of at most 4 values" in said
-    assert "seen:int64[8] takes longer ones" in said
+    assert re.search(r"seen:int64\[[5-9]\] takes this one", said)
     assert prepare("parquet", log, tmp_path / "d", columns, "--bad-rows", "keep") == 0
     spec = feature_spec.read(tmp_path / "d")
     assert spec.hotness == (3, 4, 1)
@@ -244,6 +245,22 @@ def test_lists_that_are_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[s
     dtype = str(spec.feature_spec[name].dtype)
     found = np.fromfile(tmp_path / "d/validation" / name, dtype).reshape(-1, 4).tolist()
     assert [[i for i in row if i >= 0] for row in found] == expected[-len(found) :]
+
+
+def test_one_list_that_is_much_longer_than_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All rows are stored as long as the longest."""
+    seen: list[Any] = [[1, 2], [3], [], None] * 1000
+    for longest, is_said in ((20, False), (300, True)):
+        seen[5] = [7] * longest
+        log = write_parquet(tmp_path / "log.parquet", {"clicked": [0, 1] * 2000, "seen": seen})
+        output = tmp_path / f"d{longest}"
+        assert prepare("parquet", log, output, "label=clicked categorical=seen") == 0
+        assert feature_spec.read(output).hotness == (longest,)
+        said = capsys.readouterr().out
+        assert ("The longest list of seen has 300 values" in said) == is_said
+        assert ("have at most 2. seen:int64[2] with --bad-rows keep takes" in said) == is_said
 
 
 def in_order_cut(log: dict[str, list[Any]]) -> list[list[int]]:
@@ -279,6 +296,17 @@ def test_columns_that_are_no_lists(
 ) -> None:
     log = write_parquet(tmp_path / "log.parquet", make_log())
     assert words in refused(capsys, prepare("parquet", log, tmp_path / "d", columns))
+
+
+@pytest.mark.parametrize("reading", ["", ":list", ":int64[5]"])
+def test_lists_of_lists_are_refused(
+    reading: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = {"clicked": [0, 1] * 20, "seen": [[[1, 2], [3]]] * 40}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    columns = f"label=clicked categorical=seen{reading}"
+    code = prepare("parquet", tmp_path / "log.parquet", tmp_path / "d", columns)
+    assert "seen is a column of list<element: list<element: int64>>" in refused(capsys, code)
 
 
 def test_torchrecs_files_have_no_lists_of_different_lengths(

@@ -118,7 +118,7 @@ def transformers_curve(model: Any, cfg: runs.LlamaRun, steps: int) -> list[tuple
     for step, batch in enumerate(LLAMA3.build_data(cfg, "train", 0, 1)):
         if step == steps:
             break
-        tokens = batch.tokens.long()
+        tokens = batch.ids.long()
         logits = model(tokens[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()

@@ -98,7 +98,7 @@ def test_llama_as_far_as_the_rules_allow(tmp_path: Path) -> None:
         log.training_starts(0, train_samples=1000, eval_samples=1024)
         log.looked(10, 320, 3.5)
         log.evaluated(
-            Evaluation(at_sample=320, split="test", metrics={workload.metric: 3.2}, seconds=0.1)
+            Evaluation(at_sample=320, split="test", metrics={cfg.metric: 3.2}, seconds=0.1)
         )
         log.training_ends()
         log.finished(make_result())

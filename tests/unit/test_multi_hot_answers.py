@@ -12,8 +12,8 @@ from tests import bags, small
 from tests.bags import ids_of
 from tests.unit.test_export_formats import exported, run_onnx, run_programs
 from trainmark.cli import main
-from trainmark.contract import Served
 from trainmark.run import evaluation, run_folder
+from trainmark.scoring import Served
 from trainmark.workloads.dlrm import serving, standalone
 from trainmark.workloads.dlrm.data import build_data
 

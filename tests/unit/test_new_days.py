@@ -14,7 +14,7 @@ from tests import small
 from tests.unit.refusals import refused
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.boxes import Box, Boxes, first_rows
+from trainmark.checkpoint.local_shards import LocalShard, LocalShards, first_rows
 from trainmark.checkpoint.run_tensors import stored_tensors
 from trainmark.cli import main
 from trainmark.config import TrainOptions
@@ -134,8 +134,8 @@ def tensors(training: Training) -> dict[str, Tensor]:
     """Weights and optimiser state, whole."""
     found: dict[str, Any] = stored_tensors(training.trainer)
     return {
-        name: torch.cat([box.tensor for box in tensor.boxes])
-        if isinstance(tensor, Boxes)
+        name: torch.cat([shard.tensor for shard in tensor.shards])
+        if isinstance(tensor, LocalShards)
         else tensor
         for name, tensor in found.items()
     }
@@ -179,18 +179,18 @@ def test_old_rows_are_taken_over_and_new_ones_begin_as_new(
 
 def test_the_first_rows_of_boxes() -> None:
     whole = torch.arange(24.0).view(6, 4)
-    boxes = [
-        Box(offsets=(0, 0), tensor=whole[:2]),
-        Box(offsets=(2, 2), tensor=whole[2:5, 2:]),
-        Box(offsets=(5, 0), tensor=whole[5:]),
+    shards = [
+        LocalShard(offsets=(0, 0), tensor=whole[:2]),
+        LocalShard(offsets=(2, 2), tensor=whole[2:5, 2:]),
+        LocalShard(offsets=(5, 0), tensor=whole[5:]),
     ]
-    cut = first_rows(Boxes((6, 4), boxes), 3)
+    cut = first_rows(LocalShards((6, 4), shards), 3)
     assert cut.shape == (3, 4)
-    assert [box.offsets for box in cut.boxes] == [(0, 0), (2, 2)]
-    assert torch.equal(cut.boxes[1].tensor, whole[2:3, 2:])
-    cut.boxes[1].tensor.zero_()
+    assert [shard.offsets for shard in cut.shards] == [(0, 0), (2, 2)]
+    assert torch.equal(cut.shards[1].tensor, whole[2:3, 2:])
+    cut.shards[1].tensor.zero_()
     assert whole[2, 2:].tolist() == [0, 0]  # the same memory
-    assert first_rows(Boxes((6, 4), boxes[2:]), 3) is None
+    assert first_rows(LocalShards((6, 4), shards[2:]), 3) is None
 
 
 # --- refusals

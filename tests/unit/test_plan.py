@@ -450,6 +450,43 @@ def test_wrong_words_for_a_plan(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("run", "waits"),
+    [
+        ("distilbert-demo", True),
+        ("llama3-demo", True),
+        ("distilbert-sst2", False),
+        ("dlrm-demo", False),  # whose starts are counted
+    ],
+)
+def test_a_step_that_is_too_short_is_said_to_be(
+    run: str, waits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", run, "--cluster", "h200x1x1"]) == 0
+    assert ("waits for the host" in capsys.readouterr().out) == waits
+
+
+def test_plan_tells_how_long_answers_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "dlrm-small", "--cluster", "h200x1x1"]) == 0
+    told = r"([\d.]+) ms for the 65,536 samples of an .*, ([\d.]+) ms for a request of one"
+    (found,) = re.findall(told, capsys.readouterr().out)
+    assert 0.5 < float(found[0]) < 1.0
+    assert 0.1 < float(found[1]) < 0.15
+    # Not on several devices, nor where the link to the host is not known.
+    file = tmp_path / "hardware.toml"
+    file.write_text(
+        'name = "X"\nbandwidth = {gb_s = 2000, source = "a"}\n'
+        '[peak]\nfp16 = {tflops = 200, source = "b"}\n'
+    )
+    for words in (["--cluster", "h200x1x8"], ["--cluster", "xx1x1", "--hardware", str(file)]):
+        assert main(["plan", "dlrm-small", *words]) == 0
+        out = capsys.readouterr().out
+        assert "Predicted, not measured" in out
+        assert "a request of one" not in out
+
+
 @pytest.mark.parametrize("run", ["distilbert-sst2", "llama3-1b"])
 def test_plan_of_runs_without_tables(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", run, "--cluster", "h100x1x2"]) == 0

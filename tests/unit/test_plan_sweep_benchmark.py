@@ -3,6 +3,7 @@
 What is measured here, on a CPU, means nothing.
 """
 
+import dataclasses
 import json
 import time
 from collections import Counter
@@ -109,6 +110,13 @@ def test_a_sweep_goes_on_after_an_earlier_one(
     assert [row["case"] for row in rows(tmp_path)] == [second.name]
     document = json.loads((tmp_path / "plan_sweep_tiny.json").read_text())
     assert [row["case"] for row in document["rows"]] == [first.name, second.name]
+    # Limits of a configuration that was trained already are measured, and kept.
+    limits = dataclasses.replace(first, limits=True)
+    monkeypatch.setitem(plan_design.SECTIONS, "memory", lambda: [limits])
+    words[words.index("dlrm")] = "memory"
+    plan_sweep.main(words)
+    document = json.loads((tmp_path / "plan_sweep_tiny.json").read_text())
+    assert [row["kind"] for row in document["rows"]] == ["train", "train", "limits"]
 
 
 def test_processes_that_fail_or_hang_do_not_stop_the_others(tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from trainmark.clickdata.numerical import MISSING, log_transform
-from trainmark.clickdata.planted import BLOCK_ROWS, MAX_COUNT, BestAuc, PlantedClicks, Rows
+from trainmark.clickdata.planted import (
+    BLOCK_ROWS,
+    CARDINALITIES,
+    FLOAT32_VALUES,
+    MAX_COUNT,
+    BestAuc,
+    PlantedClicks,
+    Rows,
+)
 
 
 def assert_equal(a: Rows, b: Rows) -> None:
@@ -106,6 +114,27 @@ def test_values_follow_a_power_law(log: PlantedClicks, rows: Rows) -> None:
         for k in (1, 2, 4, 8):
             expected = np.log1p(1 / k) / np.log1p(1 / (2 * k))
             assert counts[k] / counts[2 * k] == pytest.approx(expected, rel=0.15)
+
+
+def test_the_rarest_values_of_a_large_column_are_as_frequent_as_promised() -> None:
+    log = PlantedClicks(seed=1, cardinalities=(40_000_000, 3, 3), num_numerical=0)
+    ids = log.rows(0, 8 * BLOCK_ROWS).categorical[0]
+    rare = ids[ids >= 1 << 24]  # beyond, float32 has even numbers alone
+    share = np.log(40_000_000 / (1 << 24)) / np.log(40_000_000) * (ids > 0).mean()
+    expected = share * len(ids)
+    assert len(rare) == pytest.approx(expected, abs=5 * np.sqrt(expected))
+    assert (rare % 2).mean() == pytest.approx(0.5, abs=2.5 / np.sqrt(len(rare)))
+    # Two draws are equal as often as chance has it, where value k has a probability of 1 / k.
+    repeated = len(rare) - len(np.unique(rare))
+    pairs, spread = expected**2 / 2, np.log(40_000_000 / (1 << 24))
+    chance = pairs * (1 / (1 << 24) - 1 / 40_000_000) / spread**2
+    assert repeated <= chance + 5 * np.sqrt(chance)
+    assert ids.max() < 40_000_000
+
+
+def test_the_demos_columns_are_what_they_always_were() -> None:
+    """Columns that are larger draw other numbers."""
+    assert max(CARDINALITIES) <= FLOAT32_VALUES
 
 
 def test_raw_values_of_a_column_are_distinct(log: PlantedClicks) -> None:

@@ -24,8 +24,9 @@ from trainmark.inference import predict as module
 from trainmark.inference import serving
 from trainmark.inference.options import ServeOptions
 from trainmark.inference.scored_parts import Parts
+from trainmark.kernels.compiled import INSTALLED
 from trainmark.run.assessment import read_scores
-from trainmark.workloads.dlrm import exported_files, standalone
+from trainmark.workloads.dlrm import exported_files, one_pass, standalone
 
 __all__ = ["sentences_run"]  # a fixture
 
@@ -158,11 +159,18 @@ def test_the_splits_of_a_dataset(run: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(found["score"], read_scores(run, split).scores, atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    precision: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """In one pass, and by the trainer."""
+    monkeypatch.setattr(exported_files, "PART_ROWS", 128)
     monkeypatch.setattr(module, "PART_ROWS", 130)  # two batches of 64 rows
-    flags = ("--keep", "seen")
+    flags = ("--keep", "seen", "--precision", precision)
     predict(run, tmp_path / "whole.parquet", *flags)
     output = tmp_path / "s.parquet"
     output.write_text("old")
@@ -192,7 +200,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(
 def test_what_was_done_for_something_else_is_not_used(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "PART_ROWS", 64)
+    monkeypatch.setattr(exported_files, "PART_ROWS", 64)
     (tmp_path / "new.csv").write_text("\n".join([HEADER, *ROWS[::-1]]) + "\n")
     words = ["predict", str(run), "--input", str(tmp_path / "new.csv"), "--device", "cpu"]
     with monkeypatch.context() as broken:
@@ -209,7 +217,14 @@ def _interrupted(*_: Any) -> None:
 
 def _count_scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    answers = module._answers
+    answers, score = module._answers, exported_files._score
+
+    def counted_at_once(*arguments: Any) -> np.ndarray:
+        found = score(*arguments)
+        counted.append(len(found))
+        return found
+
+    monkeypatch.setattr(exported_files, "_score", counted_at_once)
 
     def noted(*arguments: Any) -> Iterator[dict[str, np.ndarray]]:
         for found in answers(*arguments):
@@ -344,6 +359,40 @@ def test_an_export_needs_nothing_else(
     shutil.rmtree(target / "preparation")
     (target / "checksums.json").unlink()
     refused(capsys, words, "does not carry the vocabularies")
+
+
+def test_a_run_is_scored_by_a_trainer_or_without_one(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without, where a CPU computes it in one pass: the scores are the same."""
+    without = predict(run, tmp_path / "s.parquet")
+    if INSTALLED:
+        with monkeypatch.context() as broken:
+            broken.delattr(module, "_of_dataset")
+            predict(run, tmp_path / "t.parquet")
+    monkeypatch.setattr(one_pass, "suits", lambda *_: False)
+    monkeypatch.delattr(exported_files, "_scores")
+    by_trainer = predict(run, tmp_path / "s.parquet")
+    np.testing.assert_allclose(without["score"], by_trainer["score"], rtol=1e-6)
+
+
+def test_an_infinite_logit_is_no_click(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("numba")
+    logits_of = one_pass.logits_of
+
+    def infinite(*arguments: Any) -> Any:
+        logits = logits_of(*arguments)
+        return lambda numbers, ids: (
+            logits(numbers, ids) + np.where(np.arange(len(ids)) == 7, np.inf, 0)
+        )
+
+    monkeypatch.setattr(one_pass, "logits_of", infinite)
+    words = ["predict", str(run), "--input", str(run.parent / "new.csv"), "--device", "cpu"]
+    words += ["--output", str(tmp_path / "s.csv")]
+    assert main(words) == 2
+    assert "The prediction for row 7 is not finite" in capsys.readouterr().err
 
 
 # --- sentences

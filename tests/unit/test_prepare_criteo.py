@@ -111,6 +111,7 @@ BAD_LINES = {
     "41 fields": ("\t".join(["0"] * 41), "41 tab-separated fields, expected 40"),
     "7 digits behind": ("\t".join(["0"] * 39 + ["", "0123456"]), "41 tab-separated fields"),
     "empty line": ("", "1 tab-separated fields, expected 40"),
+    "of a CSV": ("0,1,2", "1 tab-separated fields, expected 40 (`trainmark prepare csv` reads"),
     "label 2": (edited(0, "2"), "label '2', expected 0 or 1"),
     "no label": (edited(0, ""), "label '', expected 0 or 1"),
     "label yes": (edited(0, "yes"), "label 'yes', expected 0 or 1"),
@@ -153,6 +154,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "day_0").touch()
     with pytest.raises(InputError, match="day_0 is empty"):
         prepare(tmp_path)
+    write_day(tmp_path / "day_0", random_lines(random.Random(1), 5))
     with pytest.raises(InputError, match="--frequency-threshold is '-1'"):
         prepare(tmp_path, threshold=-1)
 

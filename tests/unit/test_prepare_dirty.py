@@ -123,15 +123,17 @@ def test_damaged_archive(kind: str, tmp_path: Path) -> None:
     assert text.startswith(before_damage)
 
 
-def test_empty_file_among_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["", ".gz"])
+def test_empty_file_among_others(kind: str, tmp_path: Path) -> None:
     days = [random_lines(random.Random(1), 50), [], random_lines(random.Random(2), 20)]
     for number, lines in enumerate(days):
-        text = "".join("\t".join(line) + "\n" for line in lines)
-        (tmp_path / f"day_{number}").write_text(text)
-    with pytest.raises(InputError, match="day_1 is empty"):
+        text = "".join("\t".join(line) + "\n" for line in lines).encode()
+        written = gzip.compress(text) if kind else text
+        (tmp_path / f"day_{number}{kind}").write_bytes(written)
+    with pytest.raises(InputError, match=f"day_1{kind} is empty"):
         prepare(tmp_path / "day_*", tmp_path / "out")
     output = prepare(tmp_path / "day_*", tmp_path / "out", bad_rows="skip", frequency_threshold="0")
-    assert listed(output) == ["day_1:1: the file is empty"]
+    assert listed(output) == [f"day_1{kind}:1: the file is empty"]
     assert_agrees(output, Oracle(days))
 
 

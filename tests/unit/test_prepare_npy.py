@@ -229,6 +229,9 @@ def test_a_day_that_torchrec_would_cut_otherwise_is_refused_before_the_work(
         patch.setattr(Encoder, "run", lambda encoder: pytest.fail("columns are written"))
         with pytest.raises(InputError, match=r"15 rows to validate and 16 to test.*--test-half"):
             criteo.prepare(criteo.Options(output=tmp_path / "data", **flags))
+    named: dict[str, Any] = {"train": str(tmp_path / "day_0"), "test": str(tmp_path / "day_1")}
+    with pytest.raises(InputError, match="needs a validation split: give --validation"):
+        criteo.prepare(criteo.Options(output=tmp_path / "data", to="npy", **named))
     criteo.prepare(criteo.Options(output=tmp_path / "other", test_half="second", **flags))
     assert (tmp_path / "other" / "npy" / "day_1_dense.npy").exists()
 

@@ -17,6 +17,7 @@ from pyarrow import fs
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.test_prepare_engine import ROOMY, TIGHT, files, prepare
 from trainmark.clicklog import criteo, csv_data, parquet_data
+from trainmark.clicklog.engine import phases
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.text_files import TextFile
@@ -57,7 +58,7 @@ def test_criteo_days(kind: str, bucket: Path, tmp_path: Path) -> None:
         (bucket / "raw" / f"day_{day}{kind}").write_bytes(data[kind])
     expected = prepare(tmp_path / "day_*", tmp_path / "expected", TIGHT)
     options = criteo.Options(input=(f"s3://bucket/raw/day_*{kind}",), output=tmp_path / "out")
-    criteo.engine.prepare(criteo.make_job(options), TIGHT)
+    phases.prepare(criteo.make_job(options), TIGHT)
     assert bins(tmp_path / "out") == bins(expected)
 
 

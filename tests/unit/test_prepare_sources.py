@@ -25,6 +25,7 @@ from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.engine.workers import Workers
 from trainmark.clicklog.sources import parquet_files, unpack
+from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
 from trainmark.clicklog.sources.source import Piece, Position, Room
@@ -304,3 +305,25 @@ def test_strings_are_numbered_by_their_bytes() -> None:
             found, distinct = strings.number_block(given)
             assert found.tolist() == numbers
             assert distinct.to_pylist() == rising
+
+
+def test_parquet_is_decoded_within_its_share_of_the_memory(tmp_path: Path) -> None:
+    """Arrow would hold the dictionaries of a whole group of rows, and all that it was packed to."""
+    rows, memory = 150_000, 16 << 20
+    columns = {f"c{n}": [f"{n}-{row}" for row in range(rows)] for n in range(4)}
+    pq.write_table(pa.table({"y": [0, 1] * (rows // 2)} | columns), tmp_path / "log.parquet")
+    source = ParquetSource([tmp_path / "log.parquet"], f"label=y categorical={','.join(columns)}")
+
+    def peak(memory: int) -> int:
+        before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.system_memory_pool())
+        pa.set_memory_pool(pool)
+        try:
+            room, found = Room(tmp_path / "unpacked", 1, memory), 0
+            for piece in source.pieces(Position(), 1 << 20, room):
+                found += len(source.parse(piece))
+        finally:
+            pa.set_memory_pool(before)
+        assert found == rows
+        return int(pool.max_memory())
+
+    assert peak(memory) < memory < peak(1 << 40)

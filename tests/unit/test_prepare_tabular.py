@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -182,19 +184,38 @@ def test_timestamps_are_hour_and_weekday(tmp_path: Path) -> None:
     forms = {
         "plain": "2024-02-29 23:30:00",
         "zone": "2024-03-01T01:30:00+02:00",
+        "slashes": "2024/02/29 23:30:00",
         "unix": str(seconds),
         "ms": str(seconds * 1000),
         "before": str(-3600),
     }
     text = "y," + ",".join(forms) + "\n" + ("1," + ",".join(forms.values()) + "\n") * 14
     (tmp_path / "t.csv").write_text(text)
-    columns = "label=y timestamp=plain,zone,unix:unix,ms:unix_ms,before:unix"
+    columns = "label=y timestamp=plain,zone,slashes,unix:unix,ms:unix_ms,before:unix"
     output = prepare(tmp_path, "t.csv", columns=columns)
     values = [
         pa.parquet.read_table(output / "vocabulary" / f"cat_{i}.parquet")["value"].to_pylist()
-        for i in range(10)
+        for i in range(12)
     ]
-    assert values == [[23], [3]] * 4 + [[23], [2]]  # an hour before 1970, a Thursday, began
+    assert values == [[23], [3]] * 5 + [[23], [2]]  # an hour before 1970, a Thursday, began
+
+
+def test_one_column_of_times_may_have_them_in_every_form(tmp_path: Path) -> None:
+    """So that what becomes of one does not depend on those that are read with it."""
+    good = [
+        "2024-02-29 23:30:00",
+        "2024/02/29 23:30",
+        "2024-03-01T01:30:00+02:00",
+        "",
+        "2024-02-29",
+    ]
+    bad = ["29/02/2024 23:30", "2024/2/29", "02/29/2024", "2024-02-30"]
+    rows = "".join(f"1,{time}\n" for time in [*good, *bad] * 4)
+    (tmp_path / "t.csv").write_text("y,at\n" + rows)
+    output = prepare(tmp_path, "t.csv", columns="label=y timestamp=at", bad_rows="skip")
+    table = pa.parquet.read_table(output / "vocabulary" / "cat_0.parquet").to_pylist()
+    assert {row["value"]: row["count"] for row in table} == {None: 4, 0: 4, 23: 12}
+    assert len((output / "bad_rows.txt").read_text().splitlines()) == 4 * len(bad)
 
 
 def test_blanks_around_names_and_values_are_no_part_of_them(tmp_path: Path) -> None:
@@ -282,15 +303,16 @@ def test_values_of_another_encoding_stay_different(kind: str, tmp_path: Path) ->
     assert sorted(values) == ["cafè", "café"]
 
 
-def test_an_empty_file_among_others_can_be_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["", ".gz"])
+def test_an_empty_file_among_others_can_be_passed_over(kind: str, tmp_path: Path) -> None:
     rows = random_rows(60)
     for name, some in (("log_1.csv", rows[:30]), ("log_3.csv", rows[30:])):
         write_csv(tmp_path / name, some)
     for name in ("log_0.csv", "log_2.csv"):
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(InputError, match=r"log_0\.csv is empty"):
-        prepare(tmp_path, "log_*.csv")
-    output = prepare(tmp_path, "log_*.csv", bad_rows="skip")
+        (tmp_path / f"{name}{kind}").write_bytes(gzip.compress(b"") if kind else b"")
+    with pytest.raises(InputError, match=rf"log_0\.csv{kind} is empty"):
+        prepare(tmp_path, "log_*.csv*")
+    output = prepare(tmp_path, "log_*.csv*", bad_rows="skip")
     assert sum(path.stat().st_size for path in output.glob("*/label.bin")) == 60
 
 
@@ -381,6 +403,9 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
         InputError, match=r"a Parquet file, which `trainmark prepare parquet` reads"
     ):
         CsvSource([path], "label=clicked categorical=user")
+    path.write_text("label,name,name\n1,a,b\n")
+    with pytest.raises(InputError, match=r"than one column name\. Rename all but one\."):
+        CsvSource([path], "label=label categorical=name")
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
     source = CsvSource([path], "label=label categorical=st*")
     assert source.schema.categorical[0].name.startswith("st")
@@ -447,7 +472,27 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "Give --input with --columns, or --spec" in capsys.readouterr().err
     write_parquet(tmp_path / "log.parquet", random_rows(70))
     flags = ["--input", str(tmp_path / "log.parquet"), "--output", str(tmp_path / "data")]
+    assert cli.main(["prepare", "parquet", *flags]) == 2
+    told = capsys.readouterr().err
+    assert "log.parquet has the columns clicked, unused, age, " in told
+    assert "--columns" in told
     assert (
         cli.main(["prepare", "parquet", *flags, "--columns", "label=clicked categorical=city"]) == 0
     )
     assert "city" in capsys.readouterr().out
+
+
+def test_nothing_is_loaded_that_is_not_needed(tmp_path: Path) -> None:
+    """Arrow would load pandas, and numba scipy, as they are installed here."""
+    write_csv(tmp_path / "log.csv", random_rows(60))
+    script = (
+        "import importlib.util, sys; from trainmark.cli import main; "
+        "assert all(map(importlib.util.find_spec, ('pandas', 'scipy'))); "
+        "words = ['prepare', 'csv', '--input', 'log.csv', '--output', 'data', '--columns']; "
+        f"main([*words, {COLUMNS!r}]); "
+        "loaded = {name.partition('.')[0] for name in sys.modules}; "
+        "assert 'pyarrow' in loaded and 'pandas' not in loaded and 'trainmark' in loaded; "
+        "assert not {'trainmark.workloads', 'scipy.linalg', 'torch'} & set(sys.modules); "
+        "import pandas, pyarrow; pyarrow.table({'a': [1]}).to_pandas()"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

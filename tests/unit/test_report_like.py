@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -219,7 +220,9 @@ def test_a_page_without_a_table_for_the_workload(
     )
 
 
-def test_published_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_lists_everything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures = json.loads(run_cli(capsys, "published", "--format", "json"))
     assert {part: len(found) for part, found in figures.items()} == {
         "systems": 5, "rows": 45, "models": 7, "inference": 6,
@@ -228,7 +231,13 @@ def test_published_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
         run_cli(capsys, "published", "--system", "torchrec-dlrm", "--format", "markdown")
     )
     assert list(one) == ["TorchRec, examples/dlrm (torchrec-dlrm)", "TorchRec: models"]
+    monkeypatch.setenv("COLUMNS", "80")
     text = run_cli(capsys, "published")
+    # A row in a line, however narrow the terminal; sentences fit it.
+    assert re.search(r"^ dlrm-flagperf +A100.* 7292588 +7466400 +8493416 ", text, re.M)
+    assert (
+        "\nMFU as printed: tokens/device/s x 8e9 x 6 / peak. The network has about 7.54 \n" in text
+    )
     assert "flagperf-distilbert" in text
     assert cli.main(["published", "--system", "torchrec"]) == 2
     assert "torchrec-dlrm" in capsys.readouterr().err

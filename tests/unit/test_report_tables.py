@@ -11,7 +11,8 @@ from tests.unit.results import GIB, make_result, write_run
 from trainmark.formatting import duration, human, readable_size
 from trainmark.report import published, reports
 from trainmark.report.comparison import compare, not_comparable
-from trainmark.report.tables import grid_table, published_grid, quality, result_grid
+from trainmark.report.fields import different_fields
+from trainmark.report.tables import grid_table, published_grid, quality, result_grid, units
 from trainmark.run.result import Aligned, Memory, Mfu, Quality, Throughput
 
 
@@ -76,6 +77,25 @@ def test_the_first_published_dlrm_row_comes_out_as_printed() -> None:
 def test_an_open_result_shows_what_it_changed() -> None:
     result = make_result(division="open", changed=["global_batch", "model.dim", "gone"])
     assert row_of(result_grid([result]))["fix_hp"] == "global_batch=1000, model.dim=16, gone"
+
+
+def test_of_two_datasets_only_what_differs_is_shown() -> None:
+    """Not all of their columns; numbers of tables stay as they are, by their places."""
+    same = [f"categorical int64 {n} same" for n in range(50)]
+    one = make_result(config={"dataset": [*same, "one"], "rows": [1, 2, 3, 4]})
+    other = make_result(config={"dataset": [*same, *"abcde"], "rows": [4, 3, 2, 1]})
+    assert different_fields([one, other]) == [
+        ["dataset", "one", "a, b, c, and 2 more"],
+        ["rows", "[1, 2, 3, 4]", "[4, 3, 2, 1]"],
+    ]
+
+
+def test_units_stand_beside_a_table() -> None:
+    quality = Quality(
+        metric="auc", split="test", value=0.7, target=None, better="higher", reached=None
+    )
+    told = units(make_result(quality=quality))
+    assert "throughputs in samples/s; quality is the auc on test." in told
 
 
 def test_cells_that_do_not_apply_are_a_slash() -> None:

@@ -167,12 +167,13 @@ def test_what_is_said_while_it_trains(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(log, "say", said.append)
         log.training_starts(step=0, total_steps=9, samples=0, train_samples=900, eval_samples=100)
         step = Step(step=1000, samples=100_000, loss=0.5, lr=0.1)
-        for rate in (5000.4, None):
+        for rate in (5000.4, 0.0312, None):
             log.looked([step], Stretch(time_s=1.0, samples_per_s=rate, power_w=None))
         undefined: dict[str, float | None] = {"auc": None}
         log.evaluated(Evaluation(at_sample=0, split="t", metrics=undefined, seconds=30.0), 1)
     assert said == [
         "step 1,000  loss 0.50000  5,000 samples/s  lr 0.1",
+        "step 1,000  loss 0.50000  0.0312 samples/s  lr 0.1",
         "step 1,000  loss 0.50000  -  lr 0.1",
         "t after 0 samples: auc undefined",
     ]

@@ -19,9 +19,9 @@ from tests.unit.test_checkpoint_room import tensors_of
 from tests.unit.test_run_outputs import perf_events
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint import saver as savers
-from trainmark.checkpoint.boxes import Boxes
-from trainmark.checkpoint.manifest import DTYPE_CODES
+from trainmark.checkpoint.local_shards import LocalShards
 from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
+from trainmark.checkpoint.storage import DTYPE_CODES
 from trainmark.checkpoint.writer import plan_share
 from trainmark.errors import InputError
 from trainmark.run import memory as run_memory
@@ -35,7 +35,9 @@ def saver_for(root: Path, tensors: dict[str, Any], group: Any = None) -> Saver:
 
 
 def held(tensor: Any) -> list[torch.Tensor]:
-    return [box.tensor for box in tensor.boxes] if isinstance(tensor, Boxes) else [tensor]
+    return (
+        [shard.tensor for shard in tensor.shards] if isinstance(tensor, LocalShards) else [tensor]
+    )
 
 
 def all_kinds() -> dict[str, torch.Tensor]:

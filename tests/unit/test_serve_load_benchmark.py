@@ -1,8 +1,10 @@
 """The load generator is an open loop: what waits counts, and what fails is seen."""
 
+import json
 import socketserver
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,3 +67,33 @@ def test_the_best_rate_is_within_the_limit() -> None:
     ]
     rows.append({"system": "a", "form": "json", "first_answer_s": 1.0})
     assert serve_load.best_rates(rows, 10.0) == {("a", "json"): 2.0}
+
+
+def test_both_systems_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    serve_load.main(["--tiny", "--output", str(tmp_path)])
+    rows = json.loads((tmp_path / "serve_load_tiny.json").read_text())["rows"]
+    rated = [row for row in rows if "rate" in row]
+    assert len(rated) == 2 * 2 * 2  # systems, forms, rates
+    assert not any(row["errors"] for row in rated)
+    assert {row["system"] for row in rows if "first_answer_s" in row} == {"trainmark", "fastapi"}
+
+
+def test_a_system_that_does_not_start_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[list[serve_load.Row]] = []
+    lines = {"fastapi": ["benchmarks.no_such_peer"]}
+    assert serve_load.measure(lines, [10.0], 0.1, 1, written.append) == []
+    assert written == [[]]
+    assert "fastapi does not answer" in capsys.readouterr().out
+
+
+def test_starts_alone(tmp_path: Path) -> None:
+    words = ["--tiny", "--starts", "1", "--only", "trainmark", "--output", str(tmp_path)]
+    serve_load.main(words)
+    (row,) = json.loads((tmp_path / "serve_start_tiny.json").read_text())["rows"]
+    assert row["system"] == "trainmark"
+    assert row["first_answer_s"] > 0
+    assert row["first_answer_cpu_s"] > 0
+    assert row["memory_mib"] > 0

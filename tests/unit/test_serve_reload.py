@@ -17,11 +17,11 @@ import pytest
 from tests.unit.served import process, served, train
 from tests.waiting import wait_until
 from trainmark.cli import main
-from trainmark.contract import TensorSpec
 from trainmark.inference.server.batching import Loaded
 from trainmark.inference.server.limits import Limits
 from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Model, Models, Source
+from trainmark.scoring import TensorSpec
 
 tritonclient = pytest.importorskip("tritonclient.http")
 NAME, WAIT_S = "dlrm-demo", 60
@@ -153,6 +153,26 @@ def test_a_newer_export(versions: Path, tmp_path: Path) -> None:
     told = metrics.text().decode()
     assert 'trainmark_serve_loads_total{model="exported",outcome="failed"} 1.0' in told
     assert 'trainmark_serve_loads_total{model="exported",outcome="loaded"} 2.0' in told
+
+
+def test_a_newer_model_that_refuses_what_clients_send_does_not_answer_them(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as an export that was written where its vocabularies were not."""
+    from tests.unit.served import options_for
+    from trainmark.inference import serving
+
+    target = tmp_path / "exported"
+    assert main(["export", str(clicks / "run"), "--output", str(target)]) == 0
+    models = Models(serving.sources(options_for(target)), Limits(), Metrics())
+    models.load()
+    shutil.rmtree(target / "preparation")
+    (target / "checksums.json").unlink()
+    models.reload()
+    loaded = models.first().loaded()
+    assert (loaded.version, loaded.scorer.facts["values"]) == ("1", "raw")
+    told = capsys.readouterr().err
+    assert "exported stays as it is: the newer one does not take the same requests." in told
 
 
 class Constant:

@@ -23,7 +23,6 @@ from tests.unit.served import (
 )
 from tests.unit.test_prepare_npy import read
 from tests.unit.test_serve_scores import predictions
-from trainmark.contract import TensorSpec
 from trainmark.errors import InputError
 from trainmark.inference.server import rpc_messages
 from trainmark.inference.server import tensors as v2_tensors
@@ -31,6 +30,7 @@ from trainmark.inference.server.limits import Limits
 from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Models
 from trainmark.inference.server.web import build_app
+from trainmark.scoring import TensorSpec
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
 
 clients = {

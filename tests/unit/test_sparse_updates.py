@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.small import copies, same_bits
 from trainmark.embeddings.engine import LocalEngine
-from trainmark.embeddings.tables.update import add_rows, make_rule, sum_duplicates
+from trainmark.embeddings.tables.update import RowGradients, add_rows, make_rule
 from trainmark.training.optimizers import (
     decay_weights,
     gated_step,
@@ -145,15 +145,14 @@ def test_a_rule_with_zero_gradients_and_a_closed_gate_changes_nothing(name: str)
     tables = engine(name)
     train_step(tables, BATCHES[0], torch.ones(4, 2, 4), lr=0.1)
     before, ids = held(tables), BATCHES[1].reshape(-1)
-    tables.store.rule.update(
-        tables.store.weight, tables.store.optimizer_state, ids, torch.zeros(len(ids), 4), 0.1, OFF
-    )
+    store, zeros = tables.store, RowGradients(ids, torch.zeros(len(ids), 4))
+    store.rule.update(store.weight, store.optimizer_state, zeros, 0.1, OFF)
     assert same_bits(held(tables), before)
 
 
 def test_duplicates_are_summed() -> None:
     ids = torch.tensor([7, 2, 7, 7])
-    rows, sums = sum_duplicates(ids, torch.arange(8.0).view(4, 2))
+    rows, sums = RowGradients(ids, torch.arange(8.0).view(4, 2)).summed()
     assert rows.tolist() == [2, 7]
     assert sums.tolist() == [[2.0, 3.0], [10.0, 13.0]]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests import small
 from trainmark import workloads
 from trainmark.clickdata.planted import BLOCK_ROWS
-from trainmark.schedule import Schedule
+from trainmark.config import Schedule
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.rows import SyntheticRows
 from trainmark.workloads.dlrm.runs import DlrmRun, Model

@@ -31,8 +31,8 @@ def table(built: DlrmTrainer, number: int) -> Tensor:
     held: Any = built.weights()[f"tables.{number}.weight"]
     if isinstance(held, Tensor):
         return held
-    (box,) = held.boxes
-    rows: Tensor = box.tensor
+    (shard,) = held.shards
+    rows: Tensor = shard.tensor
     return rows
 
 
@@ -92,7 +92,7 @@ def test_row_wise_adagrad_takes_the_mean_over_a_tables_own_columns() -> None:
         gradient = before[number] - table(by_sgd, number)
         state: Any = ours.state_dict()[f"tables.{number}.sum"]
         expected = gradient.square().mean(1)
-        torch.testing.assert_close(state.boxes[0].tensor, expected, rtol=1e-3, atol=1e-9)
+        torch.testing.assert_close(state.shards[0].tensor, expected, rtol=1e-3, atol=1e-9)
 
 
 def test_bytes_are_those_that_were_planned() -> None:

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.small import config, result, train, write_dataset
+from tests.small import ONE_CPU, config, result, train, write_dataset
 from tests.unit.results import make_result, write_run
 from trainmark import metrics, workloads
 from trainmark.cli import main
-from trainmark.config import Run
+from trainmark.config import Run, TrainOptions
 from trainmark.report import reports
 from trainmark.run import result as results
 from trainmark.run.result import Steps
 from trainmark.run.warnings import warnings
+from trainmark.verbs.flags import parse_run
+from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 # --- steps and loss
@@ -37,6 +39,24 @@ def test_fewer_than_200_steps() -> None:
     assert steps_warned(200, quality=quality) == []
     assert steps_warned(210, skipped=20, quality=quality) != []  # 190 that did something
     assert steps_warned(1) == []  # it reached its target
+
+
+def test_few_steps_that_nobody_chose_are_enough(tmp_path: Path) -> None:
+    """dlrm-auto takes 168 of 171,000 rows, by its own rules; but not if it was told to."""
+    data = write_dataset(tmp_path / "data", train_rows=171_000, validation_rows=300)
+
+    def warned(*flags: str) -> list[str]:
+        asked, _ = parse_run("train", ["dlrm-auto", "--data", str(data), *flags], TrainOptions)
+        cfg = resolve(asked, ONE_CPU)
+        finished = make_result(
+            quality=dataclasses.replace(make_result().quality, reached=None),
+            steps=Steps(all=cfg.max_steps or 168, warmup=0, skipped=0),
+        )
+        return [line for line in warnings(cfg, finished, tmp_path) if "were updated" in line]
+
+    assert warned() == []
+    assert len(warned("--global-batch", "4096")) == 1
+    assert len(warned("--max-steps", "12")) == 1
 
 
 def falling(steps: int = 400, noise: float = 0.02, seed: int = 0) -> list[float]:
@@ -83,7 +103,7 @@ def test_a_risen_loss_is_read_from_the_curve(tmp_path: Path) -> None:
 
 
 def warned(cfg: DlrmRun, auc: float | None) -> list[str]:
-    return workloads.definition(cfg).warnings(cfg, {"test": {"auc": auc}})
+    return workloads.load(cfg.workload).warnings(cfg, {"test": {"auc": auc}})
 
 
 @pytest.fixture
@@ -121,7 +141,7 @@ def test_an_auc_of_one_label(clicks: int, which: str, data: Path) -> None:
     cfg = config(data=str(data))
     (warning,) = warned(cfg, None)
     assert f"is undefined: {which} there is a click" in warning
-    assert workloads.definition(cfg).warnings(cfg, {}) == []  # nothing was evaluated
+    assert workloads.load(cfg.workload).warnings(cfg, {}) == []  # nothing was evaluated
 
 
 def test_an_auc_of_few_rows(tmp_path: Path) -> None:
@@ -140,7 +160,7 @@ def test_the_quality_split_is_judged(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "data", validation_rows=300)
     cfg = config(data=str(folder), quality_split="validation")
     found: dict[str, Any] = {"test": {"auc": 0.9}, "validation": {"auc": 0.45}}
-    (warning,) = workloads.definition(cfg).warnings(cfg, found)
+    (warning,) = workloads.load(cfg.workload).warnings(cfg, found)
     assert "on validation" in warning
 
 
@@ -240,4 +260,4 @@ def test_results_from_before_are_read(tmp_path: Path) -> None:
 def test_a_workload_without_warnings_of_its_own() -> None:
     for name in ("distilbert-demo", "llama3-demo"):
         cfg: Run = workloads.named_run(name)
-        assert workloads.definition(cfg).warnings(cfg, {"test": {"loss": 1.0}}) == []
+        assert workloads.load(cfg.workload).warnings(cfg, {"test": {"loss": 1.0}}) == []

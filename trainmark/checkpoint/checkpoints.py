@@ -17,11 +17,9 @@ ranks may load it.
 
 import dataclasses
 import json
-import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,16 +28,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from trainmark.checkpoint.boxes import LoadPlanner
-from trainmark.checkpoint.manifest import (
-    DTYPE_CODES,
-    DTYPES,
-    DamagedError,
-    read_manifest,
-    replace_manifest,
-)
-from trainmark.checkpoint.reader import Reader, read_all
+from trainmark.checkpoint.data_files import fill_arrays, read_all
+from trainmark.checkpoint.folders import all_checkpoints as all_checkpoints
+from trainmark.checkpoint.folders import explained, folder_of
+from trainmark.checkpoint.folders import latest as latest
+from trainmark.checkpoint.folders import read_state as read_state
+from trainmark.checkpoint.local_shards import LoadPlanner
+from trainmark.checkpoint.manifest import read_manifest, replace_manifest
+from trainmark.checkpoint.reader import Reader
 from trainmark.checkpoint.room import make_room
+from trainmark.checkpoint.storage import DTYPE_CODES, DTYPES
 from trainmark.checkpoint.writer import Share, Written, complete, plan_share, write_share
 from trainmark.distributed.mesh import agreed, is_distributed
 from trainmark.errors import InputError
@@ -56,9 +54,9 @@ def save(
 ) -> Path:
     """Write `root/step-<step>`, then remove all but the best and the last `keep` checkpoints.
 
-    With torch.distributed initialised, every rank calls this with its own tensors: a DTensor is
-    written shard by shard, `Boxes` box by box, a plain tensor that several ranks name is written
-    once, and `state` is rank 0's. All ranks return once the checkpoint is on disk.
+    With torch.distributed initialised, every rank calls this with its own tensors. A DTensor and
+    `LocalShards` are written shard by shard; a plain tensor that several ranks name is written
+    once; `state` is rank 0's. All ranks return once the checkpoint is on disk.
 
     Args:
         root: the folder of the checkpoints, which all ranks see.
@@ -80,7 +78,7 @@ def plan(
     best: int | None = None,
     group: Any = None,
 ) -> "Unwritten":
-    """What `save` is about to write, its arguments checked.
+    """Check the arguments of `save`, and agree with all ranks on what each of them writes.
 
     Args:
         group: the ranks; by default, all there are.
@@ -113,7 +111,7 @@ class Unwritten:
     group: Any
 
     def write(self) -> Path:
-        """To be called on all ranks; none returns before the checkpoint is on disk."""
+        """Write it. All ranks call this, and return when the checkpoint is on disk."""
         is_first = self.share.rank == 0
         folder = self.target.with_name(f".writing-{self.target.name}")
         try:
@@ -147,7 +145,7 @@ def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict
     """
     if on_meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(f"Allocate before loading; still on the meta device: {on_meta}.")
-    with _explained(path):
+    with explained(path):
         reader = Reader(path, read_manifest(path), tensors, exact)
         _load(tensors, reader)
     return reader.manifest.state
@@ -157,13 +155,20 @@ def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Whole tensors of a checkpoint, by name, in host memory."""
     stored = shapes(path)
     tensors = {name: torch.empty_like(stored[name], device="cpu") for name in names}
-    load(path, tensors)
+    with explained(path):
+        fill_arrays(path, read_manifest(path), {name: _bits(t) for name, t in tensors.items()})
     return tensors
+
+
+def _bits(tensor: Tensor) -> Any:
+    """Its memory as an array of integers: numpy lacks some types."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(kinds[tensor.element_size()]).numpy()
 
 
 def shapes(path: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint by its name, on the meta device."""
-    with _explained(path):
+    with explained(path):
         entries = read_manifest(path).tensors
     return {
         name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
@@ -171,45 +176,22 @@ def shapes(path: Path) -> dict[str, Tensor]:
     }
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """The state that `save` was given, without reading any tensor."""
-    with _explained(path):
-        return read_manifest(path).state
-
-
 def update_state(path: Path, changes: dict[str, Any]) -> None:
-    """Replace some of the state that `save` was given; to be called by one process."""
+    """Replace some of the state that `save` was given; one process calls this."""
     manifest = read_manifest(path)
     replace_manifest(path, dataclasses.replace(manifest, state=manifest.state | changes))
 
 
 def names(path: Path) -> list[str]:
     """The names of the tensors in a checkpoint."""
-    with _explained(path):
+    with explained(path):
         return list(read_manifest(path).tensors)
 
 
 def verify(path: Path) -> None:
     """Read a whole checkpoint; an `InputError` names the damage, if there is any."""
-    with _explained(path):
+    with explained(path):
         read_all(path)
-
-
-def all_checkpoints(root: Path) -> list[Path]:
-    """Every complete checkpoint under `root`, oldest first."""
-    found = {path: _COMPLETE.fullmatch(path.name) for path in root.glob("step-*")}
-    ages = {path: (int(match[1]), match[2] is None) for path, match in found.items() if match}
-    return sorted(ages, key=ages.__getitem__)
-
-
-def folder_of(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies, if there is one."""
-    return root / f"step-{step:08d}"
-
-
-def latest(root: Path) -> Path | None:
-    """The newest complete checkpoint under `root`, if there is one."""
-    return next(reversed(all_checkpoints(root)), None)
 
 
 # --- around DCP
@@ -227,7 +209,7 @@ def _refuse_what_cannot_be_saved(tensors: dict[str, Tensor], state: dict[str, An
 
 
 def _load(tensors: dict[str, Tensor], reader: Reader) -> None:
-    """Run DCP's load, and raise what went wrong in it as it was."""
+    """Run DCP's load; its errors are raised without DCP's wrapping."""
     _wait_for_devices(tensors)
     # Detached tensors share memory with the originals, and worker threads may write to them.
     detached: dict[str, Any] = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -247,49 +229,13 @@ def _load(tensors: dict[str, Tensor], reader: Reader) -> None:
 
 
 def _wait_for_devices(tensors: dict[str, Tensor]) -> None:
-    """Wait for all streams: the worker threads that copy tensors use another than the caller."""
+    """Wait for all streams: worker threads copy tensors on other streams than the caller's."""
     for device in {tensor.device for tensor in tensors.values()}:
         if device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(device)
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Say what to do about a checkpoint that cannot be read."""
-    try:
-        yield
-    except DamagedError as damage:
-        raise InputError(f"{damage} {_way_out(path)}") from None
-    except OSError as error:
-        raise InputError(f"Cannot read checkpoint {path}: {error}.") from error
-
-
-def _way_out(path: Path) -> str:
-    """The newest intact checkpoint before a damaged one, and how to continue from it."""
-    known = all_checkpoints(path.parent)
-    in_the_way = [path]
-    for candidate in reversed(known[: known.index(path)] if path in known else []):
-        if _is_intact(candidate):
-            return f"Remove {_listing(in_the_way)} to continue from {candidate}, which is intact."
-        in_the_way.append(candidate)
-    return "There is no intact checkpoint before it: start again, or restore it from a copy."
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        read_all(path)
-    except (InputError, OSError):
-        return False
-    return True
-
-
-def _listing(paths: Iterable[Path]) -> str:
-    return " and ".join(sorted(map(str, paths)))
-
-
 # --- folders: at every moment, the last complete checkpoint has its name and all its files
-
-_COMPLETE = re.compile(r"step-(\d{8,})(\.old)?")
 
 
 def _publish(finished: Path, target: Path, keep: int, best: Path) -> None:

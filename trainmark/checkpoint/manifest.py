@@ -11,37 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.validation import parse
 
 MANIFEST = "manifest.json"
-
-DTYPE_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The safetensors name of every dtype that a checkpoint can hold."""
-
-DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
 class DamagedError(InputError):
@@ -50,7 +24,7 @@ class DamagedError(InputError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor whose elements lie one after the other in a file."""
+    """A part of a tensor whose elements lie one after the other in a file."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -115,7 +89,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def replace_manifest(folder: Path, manifest: Manifest) -> None:
-    """Another manifest in place of the one in `folder`, of which there is one at every moment."""
+    """Replace the manifest in `folder`; at every moment there is a whole one."""
     write_atomically(folder / MANIFEST, _text(manifest).decode())
 
 

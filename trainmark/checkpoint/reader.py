@@ -1,11 +1,10 @@
-"""The data files of a checkpoint, read for DCP; no byte leaves unchecked.
+"""Reads the data files of a checkpoint for DCP.
 
 DCP plans and calls. Tensors are read a few chunks at a time, as writer.py writes them.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from trainmark.checkpoint.manifest import (
-    DTYPES,
-    Chunk,
-    DamagedError,
-    Manifest,
-    TensorEntry,
-    crc32,
-    read_manifest,
-)
-from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of
+from trainmark.checkpoint.data_files import DataFiles, in_parallel, slices
+from trainmark.checkpoint.manifest import Chunk, Manifest, TensorEntry
+from trainmark.checkpoint.storage import DTYPES, bytes_of, scratch_tensor
 from trainmark.distributed.mesh import of_all_ranks
 from trainmark.errors import raise_all
 
@@ -81,104 +73,21 @@ class Reader(StorageReader):
         jobs = [(item, chunks[item.storage_index]) for item in plan.items]
         files = {chunk.file for _, chunk in jobs}
         with DataFiles(self.path, self.manifest, files) as data:
-            _in_parallel(lambda item, chunk: _read_item(data, planner, item, chunk), jobs)
+            in_parallel(lambda item, chunk: _read_item(data, planner, item, chunk), jobs)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-
-def read_all(path: Path) -> None:
-    """Read and check every byte of a checkpoint, and keep nothing."""
-    manifest = read_manifest(path)
-    chunks = [(name, chunk) for name, entry in manifest.tensors.items() for chunk in entry.chunks]
-    with DataFiles(path, manifest, manifest.files) as data:
-        _in_parallel(lambda name, chunk: data.read(name, chunk), chunks)
-
-
-# --- data files
-
-
-class DataFiles:
-    """Data files of a checkpoint, open for reading; no byte leaves unchecked."""
-
-    def __init__(self, path: Path, manifest: Manifest, files: Iterable[str]) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.files = sorted(files)
-        self.descriptors: dict[str, int] = {}
-        self.scratch = Scratch()
-
-    def __enter__(self) -> "DataFiles":
-        try:
-            for file in self.files:
-                self._open(file)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in self.descriptors.values():
-            os.close(descriptor)
-
-    def _open(self, file: str) -> None:
-        path, entry = self.path / file, self.manifest.files[file]
-        try:
-            descriptor = self.descriptors[file] = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            raise DamagedError(f"{path} is missing.") from None
-        size = os.fstat(descriptor).st_size
-        if size != entry.byte_length:
-            raise DamagedError(
-                f"{path} is damaged: it has {size} bytes, and {entry.byte_length} were written."
-            )
-        if crc32(os.pread(descriptor, entry.header_length, 0)) != entry.header_crc32:
-            raise DamagedError(f"{path} is damaged: its header is not as it was written.")
-
-    def read(self, name: str, chunk: Chunk, into: Tensor | None = None) -> Tensor:
-        """The checked content of a chunk of tensor `name`.
-
-        Args:
-            name: the tensor.
-            chunk: one of its chunks.
-            into: the memory to read to, contiguous and on the host. If not given, it is this
-                thread's own, until its next read.
-        """
-        if into is None:
-            into = self.scratch.empty(chunk.sizes, DTYPES[self.manifest.tensors[name].dtype])
-        data = bytes_of(into)
-        _read_at(self.descriptors[chunk.file], data, chunk.byte_offset)
-        if crc32(data) != chunk.crc32:
-            end = chunk.byte_offset + chunk.byte_length
-            raise DamagedError(
-                f"{self.path / chunk.file} is damaged: tensor {name!r} (in bytes "
-                f"{chunk.byte_offset} to {end} of the file) is not as it was written."
-            )
-        return into
 
 
 def _read_item(data: DataFiles, planner: LoadPlanner, item: ReadItem, chunk: Chunk) -> None:
     name, destination = item.storage_index.fqn, planner.resolve_tensor(item)
     is_whole_chunk = tuple(item.lengths) == chunk.sizes
     if is_whole_chunk and destination.device.type == "cpu" and destination.is_contiguous():
-        data.read(name, chunk, into=destination)
+        data.read(name, chunk, bytes_of(destination))
     else:
-        destination.copy_(data.read(name, chunk)[box(item.storage_offsets, item.lengths)])
-
-
-def _in_parallel(action: Callable[..., object], jobs: Iterable[tuple[Any, ...]]) -> None:
-    def run(job: tuple[Any, ...]) -> None:  # drops the result, which may be large
-        action(*job)
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for _ in pool.map(run, jobs):  # passes on the first exception and cancels the rest
-            pass
-
-
-def _read_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Fill `data`; at the end of the file the rest stays as it is, for the checksum to notice."""
-    while data and (received := os.preadv(descriptor, [data], offset)):
-        data, offset = data[received:], offset + received
+        read = scratch_tensor(data.scratch, chunk.sizes, destination.dtype)
+        data.read(name, chunk, bytes_of(read))
+        destination.copy_(read[slices(item.storage_offsets, item.lengths)])
 
 
 # --- what is asked for and what is there

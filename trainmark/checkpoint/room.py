@@ -16,7 +16,7 @@ _LEFTOVER = re.compile(r"\.(writing|removing)-step-.*")
 def check_room(root: Path, needed_bytes: int) -> None:
     """Refuse a disk without room for a checkpoint, on all ranks alike.
 
-    Rank 0 looks: the folder is one that all ranks see.
+    Only rank 0 looks, because all ranks see the same folder.
     """
 
     def look() -> None:

@@ -1,8 +1,8 @@
 """Checkpoints that are written while training goes on.
 
 A step may change the weights as soon as they are copied to host memory; a thread writes the copy.
-Pinned memory takes a GPU's copy at the speed of its link, but to pin it takes seconds: a thread
-does that once, ahead of the first save.
+A GPU copies to pinned memory at the speed of its link, but pinning takes seconds: a thread does it
+once, before the first save.
 
     with Saver(root, HostMemory(copy_bytes(share), device)) as saver:
         saver.save(step, tensors, state, keep=2)  # returns once the tensors may change
@@ -72,9 +72,9 @@ class Saver:
         keep: int,
         best: int | None = None,
     ) -> None:
-        """As `checkpoints.save`, of whose files these are equal to the last byte.
+        """Save as `checkpoints.save` does, with the same files to the last byte.
 
-        What was saved before must have been waited for.
+        Wait for the save before this one first.
         """
         if self._writing is not None:
             raise RuntimeError("Wait for the checkpoint before.")
@@ -98,12 +98,12 @@ class Saver:
         return writing is not None and writing.done() and writing.exception() is not None
 
     def finish(self) -> None:
-        """Wait, whether the checkpoint can be written or not."""
+        """Wait for the save under way, whether it succeeds or not."""
         if self._writing is not None:
             wait([self._writing])
 
     def wait(self) -> Saved | None:
-        """The checkpoint that `save` began, once it is on disk; None if it was waited for before.
+        """Wait for the checkpoint that `save` began; None if there is none to wait for.
 
         Raises:
             InputError: it could not be written.
@@ -152,7 +152,7 @@ class HostMemory:
             self._pinned.append(block)
 
     def copy(self, share: Share) -> Share:
-        """The same share, in this memory."""
+        """Copy a share into this memory."""
         self._end_pinning()
         begins, _ = _layout(share.pieces)
         copies = [
@@ -183,8 +183,8 @@ class HostMemory:
 
 
 def _layout(pieces: Iterable[Piece]) -> tuple[list[int], int]:
-    """Where each piece's copy begins, and the end of all. None lies in two blocks: CUDA copies to
-    memory that was pinned in one call."""
+    """Where each piece's copy begins, and where the last one ends. No copy crosses a border between
+    blocks, because CUDA only copies to memory that was pinned in one call."""
     begins, end = [], 0
     for size in (piece.tensor.nbytes for piece in pieces):
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT

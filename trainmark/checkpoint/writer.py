@@ -1,8 +1,8 @@
 """The data files of a checkpoint, in safetensors format.
 
-PyTorch's distributed checkpoint (DCP) plans which rank writes what; the files are ours because its
-own pickle. Tensors are written in chunks, a few at a time, so that writing alone makes no second
-copy of a large table.
+PyTorch's distributed checkpoint (DCP) plans which rank writes what. The files are not DCP's, which
+are pickled. Tensors are written in chunks, a few at a time, so that a large table is never copied
+as a whole.
 """
 
 import json
@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem
 
-from trainmark.checkpoint.boxes import SavePlanner
+from trainmark.checkpoint.data_files import WORKERS, Scratch, slices
+from trainmark.checkpoint.local_shards import SavePlanner
 from trainmark.checkpoint.manifest import (
-    DTYPE_CODES,
     Chunk,
     FileEntry,
     Manifest,
@@ -30,7 +30,7 @@ from trainmark.checkpoint.manifest import (
     crc32,
     write_manifest,
 )
-from trainmark.checkpoint.storage import WORKERS, Scratch, box, bytes_of
+from trainmark.checkpoint.storage import DTYPE_CODES, bytes_of, scratch_tensor
 from trainmark.distributed.mesh import agreed, is_distributed
 from trainmark.files import fsync_folder
 
@@ -58,9 +58,9 @@ class Share:
     header: bytes
     pieces: list[Piece]
     tensors: dict[str, TensorEntry]
-    """Of all ranks, without their chunks."""
+    """The tensors of all ranks, without their chunks."""
     all_bytes: int
-    """That all ranks write; what several of them hold counts once."""
+    """Bytes that all ranks write together; replicas count once."""
 
 
 def plan_share(tensors: dict[str, Tensor], group: Any = None) -> Share:
@@ -73,7 +73,7 @@ def plan_share(tensors: dict[str, Tensor], group: Any = None) -> Share:
     planner = SavePlanner()
     # Detached tensors share memory with the originals.
     planner.set_up_planner({name: tensor.detach() for name, tensor in tensors.items()})
-    # Every rank makes the same of all plans, and takes its own part.
+    # Every rank makes the same global plan, and takes its own part.
     plans, metadata = planner.create_global_plan(agreed(planner.create_local_plan, group))
     rank = dist.get_rank(group) if is_distributed() else 0
     # Widest elements first, so that every tensor is aligned when the file is mapped to memory.
@@ -120,7 +120,7 @@ def write_share(folder: Path, share: Share) -> Written:
 def complete(
     folder: Path, share: Share, written: Sequence[Written], step: int, state: dict[str, Any]
 ) -> None:
-    """Write the manifest of what all ranks have written; to be called by one of them."""
+    """Write the manifest of what all ranks have written; one of them calls this."""
     chunks: dict[str, list[Chunk]] = {name: [] for name in share.tensors}
     for name, chunk in (pair for of_rank in written for pair in of_rank):
         chunks[name].append(chunk)
@@ -163,14 +163,17 @@ def _pieces(items: Iterable[WriteItem], planner: SavePlanner, byte_offset: int) 
     for item in items:
         tensor = cast(Tensor, planner.resolve_data(item))
         for offsets, sizes in _split(tuple(tensor.shape), CHUNK_BYTES // tensor.itemsize):
-            part = tensor[box(offsets, sizes)]
+            part = tensor[slices(offsets, sizes)]
             begin = _sum(_tensor_data(item).chunk.offsets, offsets)
             yield Piece(item.index.fqn, part, begin, byte_offset)
             byte_offset += part.nbytes
 
 
 def _split(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cut a box into (offsets, sizes) of at most `limit` elements each, in row-major order."""
+    """Cut a tensor of these sizes into parts of at most `limit` elements, in row-major order.
+
+    Yields the offsets and the sizes of each part.
+    """
     if 0 in sizes:
         return
     if math.prod(sizes) <= limit:
@@ -190,7 +193,7 @@ def _split(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...]
 def _write_piece(path: Path, descriptor: int, piece: Piece, scratch: Scratch) -> tuple[str, Chunk]:
     tensor = piece.tensor
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        tensor = scratch.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        tensor = scratch_tensor(scratch, tuple(tensor.shape), tensor.dtype).copy_(tensor)
     data = bytes_of(tensor)
     _write_at(descriptor, data, piece.byte_offset)
     sizes = tuple(piece.tensor.shape)

@@ -35,7 +35,7 @@ LABEL, NUMERICAL, CATEGORICAL = "label", "numerical", "categorical"
 CHANNELS = (CATEGORICAL, NUMERICAL, LABEL)
 SPLIT_BINARY = "split_binary"
 CATEGORICAL_DTYPES = ("int8", "int16", "int32")
-"""That preparation writes; others write the two more below."""
+"""The types that preparation writes; other software also writes the two below."""
 READABLE_DTYPES = (*CATEGORICAL_DTYPES, "uint8", "int64")
 NUMERICAL_DTYPES = ("float16", "float32")
 """Published is float16; preparation writes float32 where that would lose digits."""
@@ -87,7 +87,7 @@ class FeatureSpec:
 
     @property
     def numerical_dtype(self) -> str:
-        """Of all numerical features; float16 where there are none."""
+        """The type of all numerical features; float16 where there are none."""
         return str(self.feature_spec[self.numerical[0]].dtype) if self.numerical else "float16"
 
     @property

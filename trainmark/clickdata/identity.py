@@ -52,7 +52,7 @@ class Column:
     reading: str | None = None
     """The transform of a number, the type of a categorical value."""
     rows: int | None = None
-    """Of the column's table."""
+    """Rows of the column's table."""
     vocabulary: str | None = None
     """Digest of its values and their ids; of a number, of what its transform was fitted to."""
     extends: tuple[tuple[str, int], ...] = ()
@@ -69,9 +69,9 @@ def of_dataset(folder: Path) -> tuple[str, ...]:
 
 
 def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
-    """In words: the first column of `others` that is not what it is in `lines`, and how.
+    """How the first column that differs between `lines` and `others` differs, in words.
 
-    None if all are; also if either is empty, as those of an earlier version are.
+    None if all agree; also if either is empty, as in an earlier version's files.
     """
     if not lines or not others:
         return None
@@ -86,8 +86,8 @@ def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
 
 
 def no_extension(lines: Sequence[str], folder: Path) -> str | None:
-    """In words, why the dataset in `folder` does not extend that of `lines`: the first column that
-    is neither what it was nor grown from it. None if all are; also if `lines` are not known.
+    """Why the dataset in `folder` does not extend that of `lines`, in words: the first column that
+    has neither stayed the same nor grown. None if it does extend it, or if `lines` are not known.
     """
     if not lines:
         return None
@@ -188,7 +188,7 @@ def _parse(line: str) -> Column:
 
 
 def _how(column: Column, other: Column) -> str | None:
-    """In words, what sets `other` apart; None if nothing does."""
+    """How `other` differs, in words; None if it does not."""
     named = not (NUMBERED.fullmatch(column.name) or NUMBERED.fullmatch(other.name))
     if column.kind != other.kind or (named and column.name != other.name):
         return (
@@ -267,7 +267,7 @@ def _number_features(use: Mapping[str, Any]) -> Iterator[Column]:
 
 
 def _digest_of_parameters(parameters: Mapping[str, Any] | None) -> str | None:
-    """Of what a transform was fitted to."""
+    """Digest of what a transform was fitted to."""
     if not parameters:
         return None
     text = json.dumps(parameters, sort_keys=True)
@@ -275,7 +275,7 @@ def _digest_of_parameters(parameters: Mapping[str, Any] | None) -> str | None:
 
 
 def _categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """By name. Whatever a timestamp was written as, its parts are the same numbers."""
+    """How each column was read. A timestamp's parts do not depend on how it was written."""
     readings = {}
     for use in inputs:
         if use["role"] == "categorical":
@@ -291,7 +291,7 @@ def _categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]
 
 
 def _recorded_digest(rule: Mapping[str, Any], path: Path) -> str | None:
-    """Of a vocabulary. Datasets of an earlier version have none recorded: the file is read."""
+    """The digest of a vocabulary. Earlier versions recorded none; then the file is read."""
     recorded = rule.get("digest")
     if recorded is not None:
         return str(recorded)
@@ -309,7 +309,7 @@ def _digest_of_file(path: Path, changed: int, size: int) -> str:
 
 
 def digest(path: Path) -> str:
-    """Of the values of a vocabulary and their ids, however its file is laid out.
+    """Digest of a vocabulary's values and their ids, however its file is laid out.
 
     Counts are left out: they say how often a value occurred, not what its id stands for.
     """
@@ -351,7 +351,7 @@ def _add_values(column: Any, values: Any, lengths: Any) -> None:
 
 
 def _bytes_of(numbers: Any) -> memoryview:
-    """Of Arrow's array of numbers, none of them null; `to_numpy` would load pandas for it."""
+    """The bytes of an Arrow array of numbers without nulls; `to_numpy` would load pandas."""
     _, data = numbers.buffers()
     width = numbers.type.bit_width // 8
     start = numbers.offset * width

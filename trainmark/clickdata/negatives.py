@@ -14,11 +14,12 @@ def negative_rate(folder: Path) -> float:
 
 
 def click_rate(folder: Path, *, otherwise: float) -> float:
-    """Of the training rows that were kept."""
+    """The share of clicks among the training rows that were kept; `otherwise` if not known."""
     rates = _manifest(folder).get("click_rate", {})
     rate = rates.get("train") if isinstance(rates, dict) else rates
-    # Without a click there is nothing to learn, which is said elsewhere.
-    return _share(folder, "click_rate", rate) if rate else otherwise
+    if rate is None:
+        return otherwise
+    return 0.0 if rate == 0 else _share(folder, "click_rate", rate)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -53,6 +53,8 @@ WEAK_TERM = 0.1
 """Size of the per-value terms of the other columns, relative to the signal columns."""
 MAX_HIDDEN_VALUES = 4096
 """Values of a column beyond this share the hidden parameters of earlier ones."""
+FLOAT32_VALUES = 1 << 15
+"""Up to so many values of a column, even the rarest is 46 of float32's 2^24 numbers."""
 
 _MODEL_STREAM, _CALIBRATION_STREAM, _ROW_STREAM = range(3)
 
@@ -263,13 +265,15 @@ class _Column:
 
     def draw(self, rng: np.random.Generator, out: NDArray[np.int32]) -> None:
         """Ids by inverting the cumulative distribution: rank = floor(C ** u)."""
-        u = rng.random(len(out), np.float32)
+        # With a float32's 24 bits, most values of a large column could not be drawn.
+        kind = np.float32 if self.cardinality <= FLOAT32_VALUES else np.float64
+        u = rng.random(len(out), kind)
         present = u >= self.missing
-        u -= np.float32(self.missing)
-        u *= np.float32(np.log(self.cardinality) / (1 - self.missing))
+        u -= kind(self.missing)
+        u *= kind(np.log(self.cardinality) / (1 - self.missing))
         np.exp(u, out=u)
-        # float32 rounding can reach C itself; the last id is C - 1.
-        np.minimum(u, np.float32(self.cardinality - 1), out=u)
+        # Rounding can reach C itself; the last id is C - 1.
+        np.minimum(u, kind(self.cardinality - 1), out=u)
         np.multiply(u, present, out=out, casting="unsafe")
 
     def vectors(self, rng: np.random.Generator) -> NDArray[np.float32]:

@@ -64,16 +64,16 @@ RANK = 4
 """Length of the hidden vectors, of signs, whose dot products the interactions are."""
 CLICK_RATE = 0.033
 BIAS = -2889
-"""Of the level, for that click rate."""
+"""Added to every level, so that clicks have that rate."""
 SEED = 20140101
-"""Of streams, of hidden values, and of the numbers that stand for ids in raw text."""
+"""Seed of the streams, of hidden values, and of the numbers that stand for ids in raw text."""
 
 _TEST, _VALIDATION = TRAIN_ROWS, TRAIN_ROWS + TEST_ROWS
 BEST_AUC = {
     (_TEST, _VALIDATION): 0.8167590580720389,
     (_VALIDATION, ROWS): 0.816707898176588,
 }
-"""By the range of rows: what `LevelCounts` says of the test and the validation split."""
+"""The AUC that `LevelCounts` found for the rows of the test and of the validation split."""
 MAX_COUNTED = 1 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 15  # of a piece: what pays, and what fits into caches
 TABLES_FILE = "terabyte.npz"
@@ -225,7 +225,7 @@ class LevelCounts:
 
     @staticmethod
     def of(start: int, stop: int) -> "LevelCounts":
-        """Of rows `start` to `stop`, counted."""
+        """Count rows `start` to `stop`."""
         counts = [LevelCounts.of_rows(made) for made in blocks(start, stop)]
         none = np.zeros(LEVELS, np.int64)
         return LevelCounts(
@@ -239,7 +239,7 @@ class LevelCounts:
 
     @property
     def auc(self) -> float:
-        """Of the true probabilities, exact: the ratio of two whole numbers, rounded once."""
+        """The AUC of the true probabilities, exact: the ratio of two integers, rounded once."""
         half_pairs = below = 0
         for clicks, others in zip(self.clicks.tolist(), self.others.tolist(), strict=True):
             half_pairs += clicks * (2 * below + others)
@@ -249,7 +249,7 @@ class LevelCounts:
 
     @property
     def log_loss(self) -> float:
-        """Of the true probabilities."""
+        """The log loss of the true probabilities."""
         chance = tables().thresholds / 2.0**32
         sums = self.clicks * np.log(chance) + self.others * np.log1p(-chance)
         return -math.fsum(sums.tolist()) / int(self.clicks.sum() + self.others.sum())

@@ -35,9 +35,9 @@ from trainmark.clickdata.terabyte import (
 )
 
 HEAD_SLOPE = 0.6
-"""Of a column's power law, at its most frequent value; the tail is steeper."""
+"""Slope of a column's power law at its most frequent value; the tail is steeper."""
 MISSING_SHARES = (0.0, 0.02, 0.0, 0.05)
-"""Of the categorical columns, in turn."""
+"""Shares of missing values, which the categorical columns take in turn."""
 QUARTILES = (
     (0, 1, 3), (0, 3, 35), (2, 6, 18), (2, 4, 10), (326, 2814, 10106), (8, 32, 102), (1, 3, 11),
     (2, 8, 19), (10, 38, 110), (0, 1, 1), (1, 1, 3), (0, 0, 1), (2, 4, 10),

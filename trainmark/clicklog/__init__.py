@@ -61,11 +61,11 @@ The files here, which import any of these:
     synthetic_logs.py, synthetic_files.py, synthetic_blocks.py
                        the logs that synthetic.py writes, their formats, and how processes share
                        the work
-    tabular.py         what csv and parquet share
+    tabular.py         what csv and parquet share besides
     inherit.py         what --vocabulary takes over from an earlier dataset
     encode.py          raw files by all settings of an earlier dataset, for a model of it
     preparation.py     a dataset without its rows, which an exported model carries
-    split_options.py   the flags that say which rows train, test and validate
+    log_options.py     what criteo, csv and parquet share
     per_column.py      flags such as 15,C20=3
     transcode.py       data that have ids already: from CSV or Parquet to split_binary
     npy_files.py       TorchRec's day files; to_npy.py writes a dataset as such

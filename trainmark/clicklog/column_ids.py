@@ -35,7 +35,7 @@ class ColumnIds:
 def open_column(path: Path, kind: Kind, rules: Rules) -> ColumnIds:
     """Read a vocabulary into memory."""
     read_sizes(path)  # which says so if it is no vocabulary
-    table = pq.read_table(path, columns=["value", "id", "count"])
+    table = pq.ParquetFile(path).read(columns=["value", "id", "count"])  # without a dataset
     most_frequent = None
     values = of_values(table)
     if len(values):

@@ -5,11 +5,10 @@ to their values; or `--spec` names a feature specification of data that have ids
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from trainmark.clicklog import tabular
 from trainmark.clicklog.inherit import Inherited
-from trainmark.clicklog.sources.number_readings import AUTO
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -31,19 +30,16 @@ def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
     delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter or "", options.delimiter)
 
-    def source(files: list[Path], old: Inherited | None) -> Source:
-        from trainmark.clicklog.sources.csv_source import CsvSource
+    def open_source(earlier: Inherited | None, **asked: Any) -> Source:
+        from trainmark.clicklog.sources.csv_source import (
+            CsvSource,
+        )  # pyarrow, as in parquet_data.py
 
         return CsvSource(
-            files,
-            options.columns,
-            delimiter=delimiter or (old.delimiter if old else ","),
+            delimiter=delimiter or (earlier.delimiter if earlier else ","),
             header=options.header,
-            missing=old.missing(options.missing) if old else options.missing,
-            numerical=options.numerical or AUTO,
-            bad_rows=options.bad_rows,
-            old=old.columns() if old else None,
-            row_columns=tabular.row_columns(options),
+            missing=earlier.missing(options.missing) if earlier else options.missing,
+            **asked,
         )
 
-    tabular.prepare(options, "csv", source, delimiter=delimiter or ",")
+    tabular.prepare(options, "csv", open_source, delimiter=delimiter or ",")

@@ -86,12 +86,14 @@ def _open_columns(old: Inherited, paths: list[Path], asked: Any) -> "CsvSource |
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
         return ParquetSource(paths, None, **asked)
+    from trainmark.clicklog.sources.csv_header import delimiter_of
     from trainmark.clicklog.sources.csv_source import CsvSource
 
     return CsvSource(
         paths,
         None,
-        delimiter=old.delimiter,
+        # Columns are found by their names, so that what divides these is no guess.
+        delimiter=delimiter_of(paths, old.delimiter) if old.header else old.delimiter,
         header=old.header,
         missing=old.missing(),
         **asked,

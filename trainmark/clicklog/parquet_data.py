@@ -4,11 +4,11 @@ As `prepare csv`, but the types of the columns come from the files.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from trainmark.clicklog import tabular
+from trainmark.clicklog.engine.summary import warn
 from trainmark.clicklog.inherit import Inherited
-from trainmark.clicklog.sources.number_readings import AUTO
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -21,16 +21,13 @@ class Options(TabularOptions):
 def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
 
-    def source(files: list[Path], old: Inherited | None) -> Source:
+    def open_source(earlier: Inherited | None, **asked: Any) -> Source:
+        # pyarrow, which `--help` need not wait for
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        return ParquetSource(
-            files,
-            options.columns,
-            numerical=options.numerical or AUTO,
-            bad_rows=options.bad_rows,
-            old=old.columns() if old else None,
-            row_columns=tabular.row_columns(options),
-        )
+        source = ParquetSource(**asked)
+        for sentence in source.warnings:
+            warn(sentence)
+        return source
 
-    tabular.prepare(options, "parquet", source)
+    tabular.prepare(options, "parquet", open_source)

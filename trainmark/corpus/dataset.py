@@ -11,6 +11,7 @@ from trainmark.corpus.indexed import IndexedTokens, open_tokens
 from trainmark.corpus.samples import SampledTokens, open_samples
 from trainmark.errors import InputError
 from trainmark.files import read_json
+from trainmark.formatting import counted
 
 SCHEMA = "trainmark.tokens/1"
 SPLITS = ("train", "validation", "test")
@@ -38,12 +39,13 @@ class TokenFolder:
         """Refuse a corpus without a single sample for training, or for a split with a share."""
         if short := self.short_splits(shares, sequence):
             total = int(self.tokens.lengths.sum(dtype=np.int64))
+            documents = counted(len(self.tokens), "document")
             left = ", ".join(f"{split} {count:,}" for split, count in short.items())
             # Of no use where all documents together are too few.
             other_split = "another --split (100,0,0 holds nothing out) or " * (total > sequence)
             raise InputError(
                 f"{self.tokens.prefix}: a sample takes {sequence + 1:,} tokens, but split {shares} "
-                f"of its {counted(len(self.tokens))} ({total:,} tokens) leaves {left}. Prepare "
+                f"of its {documents} ({total:,} tokens) leaves {left}. Prepare "
                 f"more documents, or give {other_split}a shorter --sequence."
             )
 
@@ -69,10 +71,6 @@ class TokenFolder:
         before = sum(parsed[name] for name in SPLITS[: SPLITS.index(split)])
         count = len(self.tokens)
         return range(round(before * count), round((before + parsed[split]) * count))
-
-
-def counted(documents: int) -> str:
-    return f"{documents:,} document{'' if documents == 1 else 's'}"
 
 
 def parse_split(text: str) -> dict[str, float]:
@@ -111,7 +109,7 @@ def _files(prefix: Path) -> list[Path]:
 
 
 def checksums_of(prefix: Path) -> dict[str, list[Any]]:
-    """Of its two files, for the note beside them."""
+    """The checksums of a dataset's two files, for the note beside them."""
     return {file.name: checksums.of_file(file) for file in _files(prefix)}
 
 
@@ -132,7 +130,7 @@ def _prefix(path: Path) -> Path:
 
 
 def _vocab_size(prefix: Path, tokens: IndexedTokens) -> int:
-    """As prepared, or else from the largest id: files made elsewhere do not say it."""
+    """The vocabulary size that `prepare` noted; for files made elsewhere, the largest id + 1."""
     known = read_note(prefix)
     if known is not None:
         return int(known["vocab_size"])

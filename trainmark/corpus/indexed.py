@@ -53,7 +53,7 @@ class IndexedTokens:
     """All token ids, memory-mapped."""
     lengths: NDArray[np.int32]
     starts: NDArray[np.int64]
-    """In tokens."""
+    """Where each sequence begins, in tokens."""
     documents: NDArray[np.int64]
 
     def __len__(self) -> int:

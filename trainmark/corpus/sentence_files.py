@@ -28,11 +28,11 @@ class Part:
 
     path: Path
     line: int
-    """Of the first row, from 1, as an editor counts lines; of Parquet, the row."""
+    """Line of the first row, from 1 as editors count; in Parquet, the row."""
     sentences: list[str | None]
     kept: pa.Table
     share: float
-    """Of all files' bytes up to its end, about."""
+    """About how much of all files is done after this part, from 0 to 1."""
 
 
 def parts(paths: Sequence[Path], column: str | None, keep: Sequence[str]) -> Iterator[Part]:

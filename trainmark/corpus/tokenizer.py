@@ -32,7 +32,7 @@ class Tokenizer:
     end_of_document: int | None
     name: str
     digest: str
-    """Of its file, so that a preparation that is continued uses the same one."""
+    """Digest of its file, so that a continued preparation uses the same one."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [found.ids for found in self.encoder.encode_batch(texts, add_special_tokens=False)]

@@ -29,6 +29,7 @@ from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
 from trainmark.errors import InputError, no_file_matches
 from trainmark.files import write_atomically
+from trainmark.formatting import counted
 from trainmark.progress import SafeConsole
 
 BLOCK_BYTES = 4 * 2**20
@@ -100,7 +101,7 @@ def prepare(options: Options) -> None:
             ),
         )  # fmt: skip
         shutil.rmtree(parts)
-    print(f"{prefix}: {dataset.counted(found['documents'])}, {found['tokens']:,} tokens.")
+    print(f"{prefix}: {counted(found['documents'], 'document')}, {found['tokens']:,} tokens.")
 
 
 def _refuse_other_dataset(

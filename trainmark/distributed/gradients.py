@@ -1,4 +1,4 @@
-"""Data-parallel gradients in one flat buffer: one collective adds up what all ranks learned."""
+"""Data-parallel gradients in one flat buffer, which one collective adds up over all ranks."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,10 +10,10 @@ from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
 
 
 class FlatGradients:
-    """The gradients of `parameters` as views of one buffer, the loss behind them if there is room.
+    """The gradients of `parameters` as views of one buffer, with room for the loss behind them.
 
-    Each rank's loss must be divided by the samples of all ranks already: the sum over ranks is
-    then the mean over the global batch, whatever the ranks' shares.
+    Divide each rank's loss by the samples of all ranks first: then the sum over ranks is the mean
+    over the global batch, whatever the ranks' shares.
 
     Args:
         extra: elements behind the gradients that are added up with them; the last is the loss.
@@ -48,9 +48,9 @@ class FlatGradients:
         self.buffer.zero_()
 
     def leave_where_made(self) -> None:
-        """Begin a step of one rank and one backward pass: nothing is added to anything.
+        """Begin a step of one rank and one backward pass, where nothing needs to be added up.
 
-        Gradients then stay in the tensors that autograd made for them.
+        Gradients then stay in the tensors that autograd makes for them.
         """
         for parameter in self._parameters:
             parameter.grad = None
@@ -78,7 +78,7 @@ class FlatGradients:
         self._work, self._started = self._mesh.start_sum_over_dp(self.buffer), True
 
     def wait(self) -> None:
-        """Until the sums are there; on a GPU the current stream waits, not the host."""
+        """Wait for the sums; on a GPU the current stream waits, not the host."""
         if not self._started and self._mesh.dp_size > 1:
             raise RuntimeError("Sums over the ranks were waited for, but nothing began them.")
         if self._work is not None:

@@ -177,6 +177,6 @@ def _scancel(*words: str) -> None:
 
 
 def _last_line(text: str) -> str:
-    """Where SLURM's programs give their reason, but for the advice to read their help."""
+    """The last line of an error message, which has the reason; without advice to read the help."""
     lines = [line for line in text.strip().splitlines() if not line.startswith("Try ")]
     return lines[-1] if lines else "no reason given"

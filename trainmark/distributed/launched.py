@@ -49,12 +49,12 @@ def run_rank(main: Callable[..., int]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; where its ranks met over gloo, or have not parted, not by Python's own end.
+    """End this process; by `os._exit` where its ranks met over gloo, or have not parted.
 
-    A thread of gloo may have yet to let go of the last collective's tensor, and needs the
-    interpreter for it. Up to Python 3.13, an interpreter that is ending kills a thread that asks
-    for it, and C++ answers with SIGABRT, after a complete result. NCCL has no such threads, but
-    waits for ranks that it has not parted from. Profilers of GPUs need the usual end.
+    A thread of gloo may still have to release the last collective's tensor, and needs the
+    interpreter for that. Up to Python 3.13, an interpreter that is ending kills such a thread, and
+    C++ answers with SIGABRT, after a complete result. NCCL has no such threads, but waits for ranks
+    that it has not parted from. Profilers of GPUs need Python's usual end.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -128,7 +128,7 @@ def say(error: Exception, debug: bool) -> None:
 
 
 def _yield_to(cause: dict[str, str] | None) -> None:
-    """Let the first rank end first."""
+    """Wait, so that the rank that failed first also ends first."""
     repeat(cause)
     time.sleep(YIELD_S)
 

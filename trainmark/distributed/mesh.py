@@ -67,7 +67,7 @@ class Mesh:
 
     @cached_property
     def host_group(self) -> Any:
-        """Likewise, for threads of the hosts: no device takes part, whatever it is busy with."""
+        """A gloo group for threads on the host: it works whatever the devices are busy with."""
         return None if self.device_mesh is None else dist.new_group(backend="gloo")
 
     # --- small collectives of host numbers
@@ -103,7 +103,7 @@ class Mesh:
             work.wait()
 
     def start_sum_over_dp(self, tensor: Tensor) -> Any:
-        """Begin that; what to wait for, or None where there is only this rank."""
+        """Begin `add_over_dp`. Returns what to wait for, or None where there is only this rank."""
         if self.device_mesh is None or self.dp_size == 1:
             return None
         return dist.all_reduce(tensor, group=self.group("dp"), async_op=True)
@@ -181,7 +181,7 @@ def all_reduce_sent_bytes(size: int, ranks: int) -> int:
     return 2 * (ranks - 1) * size // ranks
 
 
-# --- for whoever has no mesh
+# --- without a mesh
 
 
 def is_distributed() -> bool:
@@ -199,8 +199,8 @@ def of_all_ranks(value: T, group: Any = None) -> list[T]:
 
 
 def agreed(action: Callable[[], T], group: Any = None) -> list[T]:
-    """What `action` returned on every rank, on all of them. If it failed on any, it has on all, by
-    the first such rank's exception: none is left waiting for another."""
+    """Run `action` on every rank, and return all results on all of them. If it fails on any rank,
+    all raise the first such rank's exception: none is left waiting for another."""
     outcome: T | Exception
     try:
         outcome = action()
@@ -220,7 +220,7 @@ def launched_ranks() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that speaks, of those that the launcher started."""
+    """Whether this process, of those that the launcher started, is the one that prints."""
     return int(os.environ.get("RANK", "0")) == 0
 
 

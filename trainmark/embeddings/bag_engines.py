@@ -53,13 +53,21 @@ class LocalBagEngine(LocalEngine):
             )
         return (*self._lists.join(groups, own_samples), own_samples)
 
-    def lookup(self, prepared: Any) -> Tensor:
+    def _pooled(self, prepared: Any) -> Tensor:
         ids_N: Tensor
         ids_N, bags, samples = prepared
         used_here([ids_N])
         shape = (samples, len(self._hotness), self.store.width)
         rows_BFD = self.store.weight.new_empty(shape)
         self.store.pool_into(ids_N, bags, rows_BFD.view(-1, self.store.width))
+        return rows_BFD
+
+    def rows_in_use(self, prepared: Any) -> list[Tensor]:
+        """Of each bag, the sum."""
+        return [self._pooled(prepared)]
+
+    def lookup(self, prepared: Any) -> Tensor:
+        rows_BFD = self._pooled(prepared)
         if torch.is_grad_enabled():
             rows_BFD.requires_grad_()
             self._looked_up.append((prepared, rows_BFD))
@@ -179,7 +187,7 @@ class FusedBagEngine(FusedEngine):
 
     def lookup(self, prepared: Any) -> Tensor:
         """In training, of the latest ids that were begun."""
-        rows_BFD = self._pooled(prepared, self.dtype)[:, 1:].contiguous()
+        (rows_BFD,) = self.rows_in_use(prepared)
         if torch.is_grad_enabled():
             number = len(self._looked_up) - 1
 
@@ -209,6 +217,11 @@ class FusedBagEngine(FusedEngine):
         return vectors.flatten(1)
 
     # --- update
+
+    def rows_in_use(self, prepared: Any) -> list[Tensor]:
+        """Of each bag, the sum."""
+        used_here(prepared.tensors())
+        return [self._pooled(prepared, self.dtype)[:, 1:].contiguous()]
 
     def _keep(self, number: int, grads: Tensor) -> None:
         """The gradients of a micro-batch's vectors."""

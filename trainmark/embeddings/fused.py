@@ -5,6 +5,7 @@ A row is read three times and written once in a step: by the forward pass, by th
 which reads it again rather than keep a copy, and by the update.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -263,7 +264,7 @@ class _Constants:
             self._first_features, self._first_rows = len(features[0]), stores[0].starts[-1]
             self._offsets_F = (self.in_second_F * self._first_rows).to(dtype)
         self.finite = torch.ones((), device=device)
-        self._of_groups: dict[tuple[int, ...], tuple[list[Tensor], Tensor | None]] = {}
+        self._of_groups: dict[Any, tuple[list[Tensor], Tensor | None]] = {}
 
     def sorted_rows(self, ids_BF: Tensor) -> list[SortedRows]:
         """Of each store."""
@@ -274,11 +275,10 @@ class _Constants:
     def of_groups(self, groups: Sequence[IdGroup]) -> tuple[list[Tensor], Tensor | None]:
         """Where the tables of each group start, and the place of each feature among all groups;
         None where that is its own."""
-        order = tuple(feature for group in groups for feature in group.features)
-        if order not in self._of_groups:
-            device = self.starts_F.device
+        features = tuple(tuple(group.features) for group in groups)
+        if features not in self._of_groups:
+            order, device = list(itertools.chain(*features)), self.starts_F.device
             starts = [self.starts_F[group.features][:, None] for group in groups]
             places = torch.tensor(order, device=device).argsort()
-            in_order = list(order) == sorted(order)
-            self._of_groups[order] = (starts, None if in_order else places)
-        return self._of_groups[order]
+            self._of_groups[features] = (starts, None if order == sorted(order) else places)
+        return self._of_groups[features]

@@ -45,7 +45,7 @@ from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.tables.store import TableBytes, TableStore, table_boxes, whole_tables
+from trainmark.embeddings.tables.store import TableBytes, TableStore, table_shards, whole_tables
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -225,8 +225,19 @@ class ShardedEngine(nn.Module):
         # With nobody to talk to, what would be sent is received already.
         alone = self._connect().group is None
         rows = received[:size] if alone else received.new_empty(sum(layout.rows_out))
+        self._read_rows(prepared, rows)
+        into = rows if alone else received[:size]
+        exchange = self._connect().rows
+        prepared.rows = exchange.start(rows, layout.rows_out, layout.rows_in, into=into)
+        self._read_replicas(prepared, received[size : size + of_replicas])
+        if lacking:
+            received[-lacking:].zero_()
+        prepared.received = received
+
+    def _read_rows(self, prepared: RowExchange, rows: Tensor) -> None:
+        """What all ranks request of this one, in the order in which it is sent."""
         begins = [0] * len(self.stores)
-        for segment in layout.segments:
+        for segment in prepared.layout.segments:
             requested, begin = prepared.requested[segment.store], begins[segment.store]
             end = begin + segment.ids.stop - segment.ids.start
             part = rows[segment.rows].view(-1, self._mine[segment.store].width)
@@ -236,18 +247,16 @@ class ShardedEngine(nn.Module):
             else:
                 requested.holder.pool_into(listed, segment.bags, part)
             begins[segment.store] = end
-        into = rows if alone else received[:size]
-        exchange = self._connect().rows
-        prepared.rows = exchange.start(rows, layout.rows_out, layout.rows_in, into=into)
-        if of_replicas:
-            tail = received[size : size + of_replicas].view(-1, self.routes.dim)
-            if prepared.replica_bags is None:
-                self.replicas.gather_into(prepared.replica_ids, tail)
-            else:
-                self.replicas.pool_into(prepared.replica_ids, prepared.replica_bags, tail)
-        if lacking:
-            received[-lacking:].zero_()
-        prepared.received = received
+
+    def _read_replicas(self, prepared: RowExchange, rows: Tensor) -> None:
+        """Of replicated tables, what this rank's samples need."""
+        into, bags = rows.view(-1, self.routes.dim), prepared.replica_bags
+        if not len(into):
+            return
+        if bags is None:
+            self.replicas.gather_into(prepared.replica_ids, into)
+        else:
+            self.replicas.pool_into(prepared.replica_ids, bags, into)
 
     def _replica_elements(self, prepared: RowExchange) -> int:
         """Of the rows of replicated tables that a micro-batch has."""
@@ -339,14 +348,11 @@ class ShardedEngine(nn.Module):
 
     def rows_in_use(self, prepared: RowExchange) -> list[Tensor]:
         self._take_rows(prepared)
-        found = []
-        for part, requested in zip(self._mine, prepared.requested, strict=True):
-            rows = requested.rows.new_empty(len(requested.rows), part.width, dtype=self.dtype)
-            requested.holder.gather_into(requested.rows, rows)
-            found.append(rows)
-        if len(prepared.replica_ids):
-            found.append(self.replicas.gather(prepared.replica_ids))
-        return found
+        rows = prepared.replica_ids.new_empty(sum(prepared.layout.rows_out), dtype=self.dtype)
+        of_replicas = rows.new_empty(self._replica_elements(prepared))
+        self._read_rows(prepared, rows)
+        self._read_replicas(prepared, of_replicas)
+        return [rows, of_replicas]
 
     def row_gradients(self) -> list[Tensor]:
         of_stores = [
@@ -469,11 +475,11 @@ class ShardedEngine(nn.Module):
         return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
 
     def table_weights(self) -> dict[str, Any]:
-        of_stores = table_boxes(rows for store in self.stores for rows in store.part_weights())
+        of_stores = table_shards(rows for store in self.stores for rows in store.part_weights())
         return {**of_stores, **whole_tables(self.replicas.part_weights())}
 
     def table_state(self) -> dict[str, Any]:
-        of_stores = table_boxes(rows for store in self.stores for rows in store.part_state())
+        of_stores = table_shards(rows for store in self.stores for rows in store.part_state())
         whole = whole_tables(self.replicas.part_state())
         scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
         updates = {} if self.updates is None else {"tables.updates": self.updates}

@@ -21,7 +21,7 @@ from trainmark.embeddings.engine import Interaction, side_by_side
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient
-from trainmark.embeddings.tables.store import TableBytes, TablePart, init_part, table_boxes
+from trainmark.embeddings.tables.store import TableBytes, TablePart, init_part, table_shards
 from trainmark.embeddings.torchrec_tables import (
     TableSpecs,
     device_type,
@@ -295,13 +295,13 @@ class TorchRecEngine(nn.Module):
 
     def table_weights(self) -> dict[str, Any]:
         weights = zip(self.parts, self._part_weights(), strict=True)
-        return table_boxes((part, "weight", rows) for part, rows in weights)
+        return table_shards((part, "weight", rows) for part, rows in weights)
 
     def table_state(self) -> dict[str, Any]:
         if self.specs.optimizer == "sgd":
             return {}
         sums = zip(self.parts, self._part_sums(), strict=True)
-        return table_boxes((part, "sum", rows) for part, rows in sums)
+        return table_shards((part, "sum", rows) for part, rows in sums)
 
     def device_bytes(self) -> TableBytes:
         _, plan = self._unsharded

@@ -7,8 +7,13 @@ end needs is in docs/other_hardware.md. Importing this is cheap; torch is import
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trainmark.errors import InputError
@@ -101,13 +106,13 @@ def kind_of(device: torch.device) -> Kind | None:
 
 def chosen(choice: str) -> Kind:
     """The kind of device that `--device` means on this machine; refuses what is not here."""
+    if choice == "cpu" or (choice == "auto" and _surely_without_gpu()):
+        return "cpu"
     found = here()
     if choice == "auto":
         return found if found in ("cuda", "rocm") else "cpu"
     kind = cast(Kind, choice)
     backend = BACKENDS[kind]
-    if kind == "cpu":
-        return kind
     is_it = found == kind or (kind == "cuda" and found == "rocm")  # as PyTorch calls AMD's, too
     if found is None or not is_it:
         raise InputError(
@@ -117,6 +122,24 @@ def chosen(choice: str) -> Kind:
     if backend.cannot_train:
         raise InputError(f"--device {choice}: {backend.cannot_train}. Use --device cpu.")
     return found
+
+
+def _surely_without_gpu() -> bool:
+    """Whether PyTorch, which takes seconds to load, need not be asked for one: it was built for
+    CPUs, or the driver that it would ask is not installed."""
+    found = importlib.util.find_spec("torch")
+    if "torch" in sys.modules or found is None or found.origin is None:
+        return False
+    built = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    if built.get("hip"):
+        return not Path("/dev/kfd").exists()
+    if built.get("cuda") is None:
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return sys.platform == "linux"
+    return False
 
 
 def is_accelerator(choice: str) -> bool:

@@ -26,6 +26,7 @@ GB, GIB, TERA, MICRO = 1e9, 2**30, 1e12, 1e-6
 
 _STRICT = {"extra": "forbid"}
 _Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+_OfRows = Literal["gather", "update", "adagrad", "rowwise_adagrad"]
 
 
 # --- as it is written
@@ -69,11 +70,15 @@ class MeasuredRates:
     update_gb_s: dict[Width, Positive] = field(default_factory=dict)
     adagrad_gb_s: dict[Width, Positive] = field(default_factory=dict)
     rowwise_adagrad_gb_s: dict[Width, Positive] = field(default_factory=dict)
+    small_table_gb_s: dict[_OfRows, dict[Width, Positive]] = field(default_factory=dict)
     interaction_tflops: dict[Width, Positive] = field(default_factory=dict)
     gemm_tflops: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
+    layer_tflops: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
+    layer_us: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
+    step_us: Positive | None = None
+    id_us: Positive | None = None
     launch_us: Positive | None = None
     collective_us: Positive | None = None
-    threads_us: Positive | None = None
     node_gb_s: Positive | None = None
     network_gb_s: Positive | None = None
     host_gb_s: Positive | None = None
@@ -154,6 +159,9 @@ def _measured(given: MeasuredRates) -> Measured:
     def times(rates: Mapping[int, float], unit: float) -> ByWidth:
         return {width: rate * unit for width, rate in rates.items()}
 
+    def by_name(given: Mapping[Any, ByWidth], unit: float) -> dict[str, ByWidth]:
+        return {name: times(rates, unit) for name, rates in given.items()}
+
     return Measured(
         source=given.source,
         copy=given.copy_gb_s and given.copy_gb_s * GB,
@@ -162,10 +170,14 @@ def _measured(given: MeasuredRates) -> Measured:
         adagrad=times(given.adagrad_gb_s, GB),
         rowwise_adagrad=times(given.rowwise_adagrad_gb_s, GB),
         interaction=times(given.interaction_tflops, TERA),
-        gemm={precision: times(rates, TERA) for precision, rates in given.gemm_tflops.items()},
+        small=by_name(given.small_table_gb_s, GB),
+        gemm=by_name(given.gemm_tflops, TERA),
+        layer=by_name(given.layer_tflops, TERA),
+        layer_s=by_name(given.layer_us, MICRO),
+        step_s=given.step_us and given.step_us * MICRO,
+        id_s=given.id_us and given.id_us * MICRO,
         launch_s=given.launch_us and given.launch_us * MICRO,
         collective_s=given.collective_us and given.collective_us * MICRO,
-        threads_s=given.threads_us and given.threads_us * MICRO,
         node=given.node_gb_s and given.node_gb_s * GB,
         network=given.network_gb_s and given.network_gb_s * GB,
         host=given.host_gb_s and given.host_gb_s * GB,
@@ -197,18 +209,26 @@ def _measured_lines(found: Measured) -> list[str]:
     rates = ["copy", "gather", "update", "adagrad", "rowwise_adagrad", "node", "network", "host"]
     units = {name: (f"{name}_gb_s", GB) for name in [*rates, "disk"]} | {
         "interaction": ("interaction_tflops", TERA),
+        "step_s": ("step_us", MICRO),
+        "id_s": ("id_us", MICRO),
         "launch_s": ("launch_us", MICRO),
         "collective_s": ("collective_us", MICRO),
-        "threads_s": ("threads_us", MICRO),
+    }
+    tables = {
+        "small": ("small_table_gb_s", GB),
+        "gemm": ("gemm_tflops", TERA),
+        "layer": ("layer_tflops", TERA),
+        "layer_s": ("layer_us", MICRO),
     }
     given = dataclasses.asdict(found)
     lines = ["", "[measured]", f"source = {_quoted(found.source)}"]
     for name, (written, unit) in units.items():
         if given[name]:
             lines.append(f"{written} = {_value(given[name], unit)}")
-    if found.gemm:
-        lines += ["", "[measured.gemm_tflops]"]
-    lines += [f"{precision} = {_value(rates, TERA)}" for precision, rates in found.gemm.items()]
+    for name, (written, unit) in tables.items():
+        if given[name]:
+            lines += ["", f"[measured.{written}]"]
+        lines += [f"{key} = {_value(rates, unit)}" for key, rates in given[name].items()]
     return lines if found.source else []
 
 

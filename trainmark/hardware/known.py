@@ -25,6 +25,8 @@ class Figure:
     source: str
 
 
+SMALL_TABLE, LARGE_TABLE = 2**18, 2**23
+"""Bytes of each of the tables that `trainmark calibrate` measures on a CPU."""
 ByWidth = Mapping[int, float]
 """Rates measured at some widths."""
 
@@ -47,14 +49,23 @@ class Measured:
     """Likewise by Adagrad,"""
     rowwise_adagrad: ByWidth = field(default_factory=dict)
     """and with one sum for each row."""
+    small: Mapping[str, ByWidth] = field(default_factory=dict)
+    """The four by name, on a CPU, of a table that stays in its cache."""
     interaction: ByWidth = field(default_factory=dict)
-    """Operations of dot products between a sample's rows, forward and backward, by columns."""
+    """Operations of dot products between a sample's rows on a CPU, forward and backward, by
+    columns."""
     gemm: Mapping[str, ByWidth] = field(default_factory=dict)
     """Operations by precision, and by width of a square matrix that many rows are multiplied by."""
+    layer: Mapping[str, ByWidth] = field(default_factory=dict)
+    """Operations of an MLP's layer that learns, on a CPU: likewise by precision and width."""
+    layer_s: Mapping[str, ByWidth] = field(default_factory=dict)
+    """Seconds that it takes besides, however few the samples."""
+    step_s: float | None = None
+    """Seconds of a DLRM's step on a CPU besides its layers, however few the samples."""
+    id_s: float | None = None
+    """Seconds of each id of a sample besides its row and its products: to read it, to sort it."""
     launch_s: float | None = None
     """Seconds between the starts of two small operations."""
-    threads_s: float | None = None
-    """Seconds until all threads of a CPU have begun and ended a kernel of ours."""
     collective_s: float | None = None
     """Seconds of an all-reduce of one number."""
     node: float | None = None
@@ -70,20 +81,23 @@ class Measured:
         """Operations per second of GEMMs of such a width; None where none was measured."""
         return between(self.gemm.get(precision, {}), width)
 
-    def updating(self, optimizer: str) -> ByWidth:
-        """Of rows that an optimiser changes; SGD's, where its own was not measured."""
-        own = {"adagrad": self.adagrad, "rowwise_adagrad": self.rowwise_adagrad}
-        return own.get(optimizer) or self.update
+    def of_rows(self, kind: str, row_bytes: int, table_bytes: float) -> float | None:
+        """Bytes of rows that are read (`gather`) or that an optimiser changes; SGD's, where its
+        own was not measured."""
+        name = kind if getattr(self, kind, None) else "gather" if kind == "gather" else "update"
+        rate = between(getattr(self, name), row_bytes)
+        small = between(self.small.get(name, {}), row_bytes)
+        if rate is None or small is None:
+            return rate
+        return between({SMALL_TABLE: small, LARGE_TABLE: rate}, table_bytes)
 
     def scaled(self, share: float) -> "Measured":
         """Of one of several ranks that share what was measured; links they do not share."""
         rates: dict[str, Any] = {name: _times(getattr(self, name), share) for name in BY_WIDTH}
-        return dataclasses.replace(
-            self,
-            **rates,
-            copy=self.copy and self.copy * share,
-            gemm={precision: _times(rates, share) for precision, rates in self.gemm.items()},
-        )
+        for name in ("small", "gemm", "layer"):
+            rates[name] = {key: _times(of, share) for key, of in getattr(self, name).items()}
+        copy, id_s = self.copy and self.copy * share, self.id_s and self.id_s / share
+        return dataclasses.replace(self, **rates, copy=copy, id_s=id_s)
 
 
 BY_WIDTH = ("gather", "update", "adagrad", "rowwise_adagrad", "interaction")

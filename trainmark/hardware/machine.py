@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Peak, Unknown, peak_flops
-from trainmark.hardware.known import CPU, Figure, Known, Measured, between, known
+from trainmark.hardware.known import CPU, Figure, Known, Measured, known
 from trainmark.hardware.links import GB, LINK_EFFICIENCY
 from trainmark.hardware.memory import RESERVED
 
@@ -44,13 +44,9 @@ class Machine:
         """Of bytes read and written in order: as measured, or a share of the bandwidth."""
         return self.measured.copy or self.bandwidth * share
 
-    def gathering(self, row_bytes: int, share: float) -> float:
-        """Likewise of rows that are read in random order."""
-        return between(self.measured.gather, row_bytes) or self.bandwidth * share
-
-    def updating(self, row_bytes: int, share: float, optimizer: str) -> float:
-        """Likewise of rows that an optimiser changes."""
-        return between(self.measured.updating(optimizer), row_bytes) or self.bandwidth * share
+    def of_rows(self, kind: str, row_bytes: int, table_bytes: float, share: float) -> float:
+        """Likewise of rows that are read in random order, or that an optimiser changes."""
+        return self.measured.of_rows(kind, row_bytes, table_bytes) or self.bandwidth * share
 
 
 # Proportions of a server: good enough to tell which placement is better.
@@ -125,6 +121,7 @@ def peak_of(cluster: Cluster, precision: str) -> Peak | Unknown:
 
 
 Used = Literal[
+    "layers",
     "GEMMs",
     "peak",
     "memory bandwidth",
@@ -144,6 +141,7 @@ def sources(cluster: Cluster, precision: str, used: Collection[Used]) -> list[st
         return []
     measured = found.measured
     figures: dict[Used, tuple[object, Figure | None]] = {  # measured; else as stated
+        "layers": (measured.layer, None),
         "GEMMs": (measured.gemm, None),
         "peak": (None, found.peaks.get(precision)),
         "memory bandwidth": (measured.copy, found.bandwidth),

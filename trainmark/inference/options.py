@@ -8,9 +8,9 @@ import tyro
 
 from trainmark.bounds import Positive
 from trainmark.config import Precision
-from trainmark.contract import BadRows
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.server.limits import Limits
+from trainmark.scoring import BadRows
 
 Checkpoint = Annotated[str | None, tyro.conf.arg(metavar="best|last|step-N")]
 

@@ -1,30 +1,34 @@
 """`trainmark predict`: what a trained model says of every row of files, in bounded memory.
 
 A model of a run scores a dataset, which raw files are encoded as first, by the rules of what the
-run was trained on: the road of `trainmark evaluate --input`, and the same scores. Other models
-(`contract.Definition.score_files`) read files themselves. Rows are done in parts, each kept as soon
-as it is, so that a run that was broken off goes on.
+run was trained on: the road of `trainmark evaluate --input`, and the same scores. Where there is a
+shorter way (`contract.Definition.score_files`), and for exported models, that is taken. Rows are
+done in parts, each kept as soon as it is, so that a run that was broken off goes on.
 """
 
+from __future__ import annotations
+
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.sources.source import find_days
 from trainmark.config import filled
-from trainmark.contract import AnyWorkload, Definition, EncodedFiles, RawFiles, ScoredRows, Served
-from trainmark.distributed.mesh import launched_ranks
+from trainmark.contract import AnyWorkload, Definition
 from trainmark.errors import InputError, unknown
 from trainmark.inference import serving
 from trainmark.inference.options import PredictOptions
 from trainmark.inference.scored_parts import Parts, check_output, unfinished
 from trainmark.progress import say, share_bar
-from trainmark.run import run_folder, runner
-from trainmark.run.runner import Loaded
+from trainmark.run import run_folder
+from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Served
+
+if TYPE_CHECKING:  # a model that needs no torch does not wait for it
+    from trainmark.run.runner import Loaded
 
 PART_ROWS = 1 << 18
 """Of a part, at least; then it is written."""
@@ -67,7 +71,7 @@ def _inputs(options: PredictOptions) -> list[Path]:
 def _check(
     options: PredictOptions, definition: Definition[Any], run: Any, *, is_dataset: bool
 ) -> None:
-    if launched_ranks() > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # `launched_ranks`, without torch
         raise InputError("predict is for one process: start it once, without torchrun.")
     serving.device(options.device)
     reads_dataset = run is not None and (is_dataset or definition.encode_files is not None)
@@ -129,16 +133,20 @@ def _scored(
     )
     if inputs[0].is_dir():
         return _of_dataset(options, str(inputs[0]), None, parts.rows)
-    if run is not None and definition.encode_files is not None:
-        encoded = definition.encode_files(run, raw, parts.folder / "data")
-        return _of_dataset(options, str(encoded.folder), encoded, parts.rows)
     served = Served(
         folder=options.folder,
         run=run,
         checkpoint=checkpoint,
         device=serving.device(options.device),
     )
-    return filled(definition.score_files)(served, raw, parts.folder, len(parts.paths))
+    of_run = run is not None and definition.encode_files is not None
+    scored = None
+    if definition.score_files and (not of_run or (options.precision or run.precision) == "fp32"):
+        scored = definition.score_files(served, raw, parts.folder, parts.rows)
+    if scored is not None:
+        return scored
+    encoded = filled(definition.encode_files)(run, raw, parts.folder / "data")
+    return _of_dataset(options, str(encoded.folder), encoded, parts.rows)
 
 
 # --- a model of a run, on a dataset
@@ -148,6 +156,8 @@ def _of_dataset(
     options: PredictOptions, data: str, encoded: EncodedFiles | None, done: int
 ) -> Iterator[ScoredRows]:
     """The rows of a split behind the first `done`."""
+
+    from trainmark.run import runner
 
     def check(cfg: Any, workload: AnyWorkload) -> None:
         if workload.build_predictor is None or workload.answers is None:
@@ -182,6 +192,8 @@ def _answers(
     model: Loaded, rows: Any, first: int, sizes: list[int]
 ) -> Iterator[dict[str, np.ndarray]]:
     """The answers for so many rows at a time, by name."""
+    import torch
+
     predict = filled(model.workload.build_predictor)(model.trainer)
     batches = iter(rows)
     for size in sizes:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainmark import checksums, workloads
 from trainmark.config import Run, filled
-from trainmark.contract import Definition, Scorer, Served
+from trainmark.contract import Definition
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.hardware import backends
 from trainmark.inference.options import ServeOptions
 from trainmark.run import run_folder
+from trainmark.scoring import Scorer, Served
 
 if TYPE_CHECKING:  # it needs the extra
     from trainmark.inference.server.models import Source

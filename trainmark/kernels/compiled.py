@@ -7,16 +7,22 @@ hold Python's lock; the threads are ours, as many as PyTorch's, so no threading 
 needed and nothing breaks in a forked process.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib.util
 import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from trainmark.hardware.devices import usable_cores
+
+if TYPE_CHECKING:  # a server of small models starts without torch
+    import torch
+    from torch import Tensor
 
 INSTALLED = importlib.util.find_spec("numba") is not None
 
@@ -27,7 +33,7 @@ def has_compiled(*tensors: Tensor) -> bool:
 
 
 def is_compiled_for(device: torch.device, dtype: torch.dtype) -> bool:
-    return INSTALLED and device.type == "cpu" and dtype == torch.float32
+    return INSTALLED and device.type == "cpu" and str(dtype) == "torch.float32"
 
 
 def in_threads(
@@ -42,8 +48,8 @@ def in_threads(
     Args:
         ranges: how many, at least; there is one for each thread.
     """
-    arrays = [a.detach().numpy() if isinstance(a, Tensor) else a for a in arguments]
-    threads = max(1, min(torch.get_num_threads(), count))
+    arrays = [a.detach().numpy() if hasattr(a, "detach") else a for a in arguments]
+    threads = max(1, min(num_threads(), count))
     if threads == 1:
         return [kernel(*arrays, 0, count)]
     ranges = min(max(threads, ranges), count)
@@ -67,6 +73,20 @@ def in_threads(
             if not other.cancel():
                 other.result()
     return results
+
+
+def num_threads() -> int:
+    """As many as PyTorch's; where that is not loaded, as many as it would have."""
+    if "torch" in sys.modules:
+        found: int = sys.modules["torch"].get_num_threads()
+        return found
+    return _threads_without_torch()
+
+
+@functools.cache
+def _threads_without_torch() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) else usable_cores()
 
 
 @functools.cache

@@ -20,13 +20,11 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
-from torch import Tensor
 
 from trainmark.kernels.compiled import in_threads
 
@@ -41,6 +39,8 @@ def _has_avx512() -> bool:
 PANEL, TILE = (32, 8) if _has_avx512() else (16, 4)
 """Outputs of a panel, two registers of them, and most samples of a tile: so that there are as many
 sums as a processor adds to at a time, and registers for them."""
+LINE = 64
+"""Bytes of a cache line. Panels begin with one, so that no register's load takes two."""
 BLOCK = 64
 """Samples that go through all layers together, at most."""
 ALONE = 1 << 22
@@ -59,7 +59,7 @@ _options: Any = {
 _compiled = numba.njit(**_options)
 _inlined = numba.njit(**_options, forceinline=True)
 
-Layer = tuple[Tensor, Tensor]
+Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Weight [outputs, inputs] and bias."""
 
 
@@ -84,27 +84,36 @@ def pack_layers(layers: Sequence[Layer], inputs: int) -> Layers:
     for weight, bias in layers:
         M, N = widths[-1], len(bias)
         both = np.zeros((1 + M, -(-N // PANEL) * PANEL), np.float32)
-        both[0, :N], both[1:, :N] = bias.detach().numpy(), weight.detach().numpy()[:, :M].T
+        both[0, :N], both[1:, :N] = bias, weight[:, :M].T
         numbers.append(both.reshape(1 + M, -1, PANEL).transpose(1, 0, 2).ravel())
         widths.append(N)
     products = sum(a * b for a, b in itertools.pairwise(widths))
     scratch = -(-max(widths) // PANEL) * PANEL + 16
-    return Layers(np.array(widths), np.concatenate(numbers), products, scratch)
+    return Layers(np.array(widths), _aligned(np.concatenate(numbers)), products, scratch)
+
+
+def _aligned(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A copy that begins with a cache line."""
+    room = np.empty(numbers.nbytes + LINE, np.uint8)
+    begin = -room.ctypes.data % LINE
+    copied: NDArray[np.float32] = room[begin : begin + numbers.nbytes].view(np.float32)
+    copied[:] = numbers
+    return copied
 
 
 @dataclass(frozen=True)
 class TablePlaces:
     """Where tables of fp32 rows lie. They are not copied, and must stay where they are."""
 
-    tables: Sequence[Tensor]
+    tables: Sequence[NDArray[np.float32]]
     addresses: NDArray[np.int64]
     rows: NDArray[np.int64]
 
 
-def find_tables(tables: Sequence[Tensor]) -> TablePlaces:
-    if not all(t.is_contiguous() and t.dtype == torch.float32 and t.is_cpu for t in tables):
-        raise ValueError("expected contiguous fp32 tables in host memory")
-    addresses = np.array([table.data_ptr() for table in tables], np.int64)
+def find_tables(tables: Sequence[NDArray[np.float32]]) -> TablePlaces:
+    if not all(t.flags.c_contiguous and t.dtype == np.float32 for t in tables):
+        raise ValueError("expected contiguous fp32 tables")
+    addresses = np.array([table.ctypes.data for table in tables], np.int64)
     return TablePlaces(tables, addresses, np.array([len(t) for t in tables], np.int64))
 
 

@@ -1,9 +1,9 @@
-"""Every formula, once. `docs/metrics.md` explains each; nothing else computes a reported number.
+"""Every formula of a reported number, once. `docs/metrics.md` explains each.
 
-Here are speed, targets and losses.
+This file has speed, targets and losses.
 
 ranking.py   how well scores order two classes: AUC, its error, PR-AUC, AUC within groups
-binary.py    all that is told of predictions of yes or no, with intervals; paired differences
+binary.py    metrics of yes-or-no predictions, with intervals; paired differences
 slowdown.py  whether steps take longer, from two processes that took turns
 
 No torch at the top: `metrics` is read by verbs that must answer at once.
@@ -33,12 +33,12 @@ def ratio(a: float | None, b: float | None) -> float | None:
 
 
 def cost(seconds: float, price_per_hour: float) -> float:
-    """Of a machine that is paid by time."""
+    """The price of a machine that is paid by time."""
     return seconds / 3600 * price_per_hour
 
 
 def grams_co2(joules: float, grams_per_kwh: float) -> float:
-    """Of electricity."""
+    """The CO2 of so much electricity."""
     return joules / 3.6e6 * grams_per_kwh
 
 
@@ -60,7 +60,7 @@ def mfu(flops: float, seconds: float, devices: int, peak_flops: float) -> float:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:
-    """How much too high a prediction was, as a share of what was measured; None without either."""
+    """By which share a prediction was too high; None if either number is missing."""
     if predicted is None or not measured:
         return None
     return predicted / measured - 1
@@ -106,7 +106,7 @@ def reached(value: float | None, target: float | None, better: str) -> bool | No
 
 
 def improves(value: float | None, best: float | None, better: str) -> bool:
-    """Whether a value is better than the best one before it; an undefined one never is."""
+    """Whether a value is better than the best one before it; an undefined value never is."""
     if value is None or not math.isfinite(value):
         return False
     if best is None:
@@ -121,9 +121,10 @@ CLEAR_RISE_FALL = 0.02  # of what the loss fell before: losses near 0 vary by mo
 
 
 def risen_loss(losses: Sequence[float]) -> tuple[float, float] | None:
-    """(lowest, last) of the means of a curve's tenths, where the last is clearly the higher one.
+    """Cut a loss curve into tenths; if the last mean is clearly above the lowest, return (lowest,
+    last).
 
-    None for a loss that did not rise, or of too few steps to tell.
+    None if the loss did not rise, or if there are too few steps to tell.
     """
     count = len(losses)
     if count < 2 * PARTS_OF_CURVE:
@@ -143,8 +144,8 @@ def risen_loss(losses: Sequence[float]) -> tuple[float, float] | None:
 
 
 def explained_share(groups: Sequence[Sequence[float]]) -> float | None:
-    """The share of the variance of all values that lies between groups, less what chance puts there
-    (epsilon squared of a one-way analysis of variance), and at least 0.
+    """The share of the variance that lies between groups, less what chance would put there (epsilon
+    squared of a one-way analysis of variance); at least 0.
 
     None unless there are two groups or more, and more values than groups.
     """

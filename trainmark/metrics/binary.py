@@ -1,4 +1,4 @@
-"""Predictions of yes or no: what is told of them during training, and all of it, with intervals.
+"""Metrics of yes-or-no predictions: a few at every evaluation, all of them at the end.
 
 `binary_metrics` is cheap and is computed at every evaluation; `assess` at the end of a run and by
 `trainmark evaluate`.
@@ -85,7 +85,7 @@ class Assessment:
 
 
 def assess(logits: Tensor, labels: Tensor, groups: Tensor | None = None) -> Assessment | None:
-    """All metrics of a split, on the tensors' device; None of no rows.
+    """All metrics of a split, computed on the tensors' device; None if it has no rows.
 
     Args:
         logits: [N], before the sigmoid.
@@ -173,7 +173,7 @@ class Difference:
 
 
 def difference(logits_a: Tensor, logits_b: Tensor, labels: Tensor) -> Difference:
-    """B less A. What is hard for both counts for neither, so the intervals are narrow."""
+    """B less A. Rows that are hard for both cancel out, so the intervals are narrow."""
     labels = labels.bool()
     both = (logits_a, logits_b)
     found = [ranking.levels(logits, labels) for logits in both]
@@ -195,13 +195,13 @@ class Importance:
 
     column: str
     drop: float
-    """Of the AUC when the column's values are given to other rows, mean over repeats."""
+    """How much AUC is lost when the column's values are shuffled; the mean over repeats."""
     error: float | None
     """Standard error of that mean."""
 
 
 def importance_of(column: str, auc: float, permuted: list[float]) -> Importance:
-    """Of the AUC of the rows as they are, and of those with the column permuted."""
+    """From the AUC of the rows as they are, and from the AUCs with the column permuted."""
     drops = [auc - value for value in permuted]
     mean = sum(drops) / len(drops)
     spread = sum((drop - mean) ** 2 for drop in drops)

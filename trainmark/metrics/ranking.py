@@ -1,5 +1,5 @@
-"""How well scores order two classes. All of it follows from the levels of the scores: how many
-positives and how many others have each distinct score, for which rows are sorted once.
+"""How well scores order two classes. Rows are sorted once, and counted per distinct score (a
+level): how many positives and how many others have it. All metrics follow from these counts.
 
 L: levels of scores, N: rows, P: positives, O: others, G: groups
 """
@@ -58,7 +58,7 @@ class Levels:
 
 
 def levels(scores_N: Tensor, labels_N: Tensor) -> Levels:
-    """Count, on the tensors' device."""
+    """Sort and count the rows, on the tensors' device."""
     ordered, order = scores_N.sort()
     distinct, rows_L = ordered.unique_consecutive(return_counts=True)
     upto_L = labels_N.bool()[order].long().cumsum(0)[rows_L.cumsum(0) - 1]
@@ -81,7 +81,7 @@ def auc(scores: Tensor, labels: Tensor) -> float | None:
 
 
 def auc_of(found: Levels) -> float | None:
-    """The same, of rows that were counted already."""
+    """The AUC from counts."""
     if not found.positives or not found.others:
         return None
     below_L = found.others_L.cumsum(0) - found.others_L
@@ -90,13 +90,13 @@ def auc_of(found: Levels) -> float | None:
 
 
 Placements = tuple["Tensor", "Tensor"]
-"""Of positives among the others, and of the others among the positives; both have the AUC as their
-mean over rows. How much they vary is how much the AUC would, with other rows."""
+"""Where positives lie among the others, and others among the positives. The mean of either is the
+AUC; their variance tells how much the AUC would vary with other rows."""
 
 
 def placements(found: Levels) -> Placements:
-    """For a positive of each level the share of others below it; for an other, of positives
-    above it."""
+    """For each level, the share of others below a positive of that level, and the share of
+    positives above an other of that level."""
     twice_below_L = 2 * found.others_L.cumsum(0) - found.others_L
     twice_below_or_equal_L = 2 * found.positives_L.cumsum(0) - found.positives_L
     below_L = twice_below_L.double() / (2 * found.others)
@@ -104,7 +104,7 @@ def placements(found: Levels) -> Placements:
 
 
 def row_placements(found: Levels, scores_N: Tensor, labels_N: Tensor) -> Placements:
-    """The same for every positive and for every other, in the order of the rows."""
+    """The placement of every positive and of every other, in the order of the rows."""
     import torch
 
     below_L, above_L = placements(found)
@@ -132,7 +132,7 @@ def paired_error(a: Placements, b: Placements) -> float | None:
 
 
 def _variance_of_mean(values: Tensor, counts: Tensor) -> float:
-    """Of the mean of values that occur so many times each."""
+    """The variance of the mean of values that occur `counts` times each."""
     rows = counts.sum().item()
     mean = (values * counts).sum() / rows
     spread = (values - mean).square_().mul_(counts).sum().item()
@@ -164,11 +164,11 @@ class GroupAuc:
 
     auc: Estimate
     groups: int
-    """That have rows of both classes."""
+    """Groups that have rows of both classes."""
     rows: int
-    """In these."""
+    """Rows in these groups."""
     groups_left_out: int
-    """Of one class only, and so without an AUC."""
+    """Groups of one class only, which have no AUC."""
 
 
 def group_auc(scores_N: Tensor, labels_N: Tensor, groups_N: Tensor) -> GroupAuc | None:

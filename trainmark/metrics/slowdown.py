@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROCESS_SD = 0.004
-"""Of the difference between two fresh processes of one program, as logarithms: about that of the
-pairs in benchmarks/results/gate_cpu.json that were disturbed least."""
+"""Standard deviation between two fresh processes of one program, as logarithms: about that of the
+least disturbed pairs in benchmarks/results/gate_cpu.json."""
 SURE = 99.0
-"""To one: so probable must one answer be, against the other."""
+"""Odds to one at which an answer is decided."""
 FEWEST_BLOCKS = 20
-"""Of a round that is judged: below that, its error is not known well enough."""
+"""A round with fewer blocks is not judged, because its error is not known well enough."""
 
 Verdict = Literal["slower", "not slower", "undecided"]
 
@@ -49,25 +49,25 @@ class Comparison:
 
     @property
     def confidence(self) -> float:
-        """Of the more probable of the two, where both were equally likely before."""
+        """The probability of the likelier answer, if both were equally likely before."""
         most = max(self.odds, 1 / self.odds)
         return most / (1 + most)
 
 
 def block_difference(base_s: Sequence[float], candidate_s: Sequence[float]) -> float:
-    """Of a block's steps: above 0 where the candidate takes longer."""
+    """A block's difference: above 0 if the candidate takes longer."""
     import numpy as np
 
     return float(np.log(np.quantile(candidate_s, 0.25) / np.quantile(base_s, 0.25)))
 
 
 def median_and_error(differences: Sequence[float]) -> tuple[float, float]:
-    """Of a round.
+    """The median of a round's differences, and its standard error.
 
-    The number of differences below the truth has the standard deviation sqrt(N) / 2, as each lies
-    on either side with equal chances: four standard errors lie between the ordered differences
-    that are sqrt(N) places away from the middle. It is known as well as by sqrt(N) degrees of
-    freedom, half the number of differences in between.
+    Each difference lies above or below the truth with equal chances, so the number of differences
+    below it has the standard deviation sqrt(N) / 2. Hence four standard errors lie between the two
+    ordered differences that are sqrt(N) places away from the middle. The error is known as well as
+    one with sqrt(N) degrees of freedom, half the number of differences in between.
     """
     import numpy as np
 

@@ -54,7 +54,7 @@ def _cells(value: Told, with_interval: bool) -> list[str]:
 
 
 def interval(found: Estimate, sign: str = "") -> str:
-    """Its ends, with as many digits as it is sure of."""
+    """The ends of an interval, with as many digits as its width allows."""
     if found.low is None or found.high is None:
         return "too few rows"
     half = (found.high - found.low) / 2
@@ -84,7 +84,7 @@ def _plus_minus(column: Importance) -> str:
 
 
 def remarks(split: str, found: Assessment) -> str:
-    """Of what rows the metrics are."""
+    """A sentence on the rows behind the metrics."""
     text = f"{split}: {found.rows:,} rows, {found.positives:,} of them positive."
     if found.group_auc is not None:
         of = found.group_auc

@@ -17,7 +17,8 @@
   const SEPARATOR = " · ";
   const help = byId("select-help").textContent;
   const state = { sort: "", descending: false };
-  const seriesOf = (run) => [run.run, run.case, run.precision].join(SEPARATOR);
+  const seriesOf = (run) =>
+    [run.run, run.case, run.precision, run.data].filter(Boolean).join(SEPARATOR);
 
   // --- elements
 

@@ -1,7 +1,7 @@
 """What `trainmark board` shows: the results that were found, what changed, and the published rows.
 
-`board_page.py` makes a page of it. What is read here was written by anybody: a result that cannot
-be read is a problem with a name, and stops nothing.
+`board_page.py` makes the page. A result that cannot be read is listed as a problem, and stops
+nothing.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ from trainmark.run.curves import Curve, read_loss
 from trainmark.run.result import Result
 
 POINTS = 100
-"""Of a loss curve: 500 runs of them are still a small page."""
+"""Points of a loss curve; a page with 500 such curves is still small."""
 NAMED_FIELDS = 3
-"""Of the configuration that differ between a run and the one before it."""
+"""How many changed fields of the configuration are named beside a change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What a run does clearly better or worse than the one before it."""
+    """A measure in which a run is clearly better or worse than the one before it."""
 
     measure: str
-    """Key of what it is a change of."""
+    """Key of the measure."""
     word: str
     worse: bool
     text: str
@@ -45,21 +45,23 @@ class Entry:
     """A run on the board."""
 
     path: Path
-    """Its result's file."""
+    """The file of its result."""
     label: str
-    """Where that lies, below what all runs have in common."""
+    """The run's folder, without the part that all runs have in common."""
     result: Result
     loss: Curve
+    data: str = ""
+    """The folder of the data, where runs like it have learned from other columns."""
     changes: tuple[Change, ...] = ()
 
     @property
-    def series(self) -> tuple[str, str, str]:
-        """What it is one measurement of."""
-        return self.result.run, self.result.case, self.result.precision
+    def series(self) -> tuple[str, str, str, str]:
+        """Runs with the same series are measurements of the same thing."""
+        return self.result.run, self.result.case, self.result.precision, self.data
 
     @property
     def at(self) -> float | None:
-        """When it started, in seconds since 1970; None of a time that cannot be read."""
+        """When it started, in seconds since 1970; None if the time cannot be read."""
         try:
             when = datetime.fromisoformat(self.result.started)
         except ValueError:
@@ -86,11 +88,11 @@ class Measure:
     label: str
     of: Callable[[Result], float | None]
     in_row: Callable[[published.Row], float | None] = lambda row: None
-    """The same of a published row."""
+    """The same number in a published row."""
     smallest: float | None = None
     """The smallest change worth telling, as a share; None if no change of it is told."""
     words: tuple[str, str] | None = None
-    """For a change down, and for one up; by default worse or better, whichever it is."""
+    """Words for a change down and a change up; by default "worse" or "better"."""
     better: str | None = None
     """`higher` or `lower`; None: as the result says of its quality."""
 
@@ -161,7 +163,7 @@ class Reader:
     _known: dict[Path, tuple[object, Entry | str]] = field(default_factory=dict)
 
     def version(self) -> str:
-        """Another one as soon as any result is new, gone or different."""
+        """A text that changes as soon as any result is new, gone or different."""
         stamps = sorted(f"{file}:{_stamp(file)}" for file in find(self.roots))
         return f"{hash(tuple(stamps)) & 0xFFFFFFFFFFFF:x}"
 
@@ -209,9 +211,9 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 
 def _with_changes(entries: Sequence[Entry]) -> list[Entry]:
-    """With what changed since the run before, of the same run, case and precision."""
-    ordered = sorted(entries, key=lambda entry: (entry.at or 0.0, entry.label))
-    series: dict[tuple[str, str, str], list[Entry]] = {}
+    """The entries with their changes since the run before in the same series, the latest first."""
+    ordered = _by_data(sorted(entries, key=lambda entry: (entry.at or 0.0, entry.label)))
+    series: dict[tuple[str, str, str, str], list[Entry]] = {}
     judged = []
     for entry in ordered:
         earlier = series.setdefault(entry.series, [])
@@ -221,8 +223,31 @@ def _with_changes(entries: Sequence[Entry]) -> list[Entry]:
     return judged[::-1]
 
 
+def _by_data(entries: Sequence[Entry]) -> list[Entry]:
+    """With the data's folder, where runs of one name, case and precision differ in columns: an AUC
+    on flights says nothing of one on weather."""
+    folders: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
+    for entry in entries:
+        known = folders.setdefault(entry.series, {})
+        name = "/".join(Path(str(entry.result.config.get("data"))).parts[-2:])
+        taken = name in known.values()
+        known.setdefault(_columns(entry.result), f"{name} ({len(known) + 1})" if taken else name)
+    return [
+        dataclasses.replace(entry, data=known[_columns(entry.result)])
+        if len(known := folders[entry.series]) > 1
+        else entry
+        for entry in entries
+    ]
+
+
+def _columns(result: Result) -> tuple[str, ...]:
+    """Names of the columns that it learned from, if the dataset has some; ids may have grown."""
+    lines = result.config.get("dataset")
+    return tuple(str(line).split(" ", 4)[-1] for line in lines) if isinstance(lines, list) else ()
+
+
 def _change(measure: Measure, series: Sequence[Entry]) -> Change | None:
-    """Of the last entry of a series."""
+    """The change of the last entry of a series, if it is clear."""
     last = series[-1]
     if measure.smallest is None or finite(measure.of(last.result)) is None:
         return None
@@ -239,7 +264,8 @@ def _change(measure: Measure, series: Sequence[Entry]) -> Change | None:
     worse = (share < 0) == (better == "higher")
     words = measure.words or (("worse", "worse") if worse else ("better", "better"))
     before = comparable[-2][0]
-    text = f"{_name(measure, last.result)} {100 * share:+.3g} % since {before.label}"
+    percent = f"{100 * share:+.3g}" if abs(share) < 1 else f"{100 * share:+,.0f}"
+    text = f"{_name(measure, last.result)} {percent} % since {before.label}"
     return Change(
         measure=measure.key,
         word=words[share > 0],
@@ -257,7 +283,7 @@ def _name(measure: Measure, result: Result) -> str:
 
 
 def _difference(before: Result, after: Result) -> str:
-    """What is known to be different, which need not be the cause."""
+    """What differs between two results; it need not be the cause of a change."""
     rows = different_fields([before, after])
     pairs = [("commit", *(commit(one) or "unknown" for one in (before, after)))]
     pairs += [(name, a, b) for name, a, b in rows]
@@ -296,6 +322,7 @@ def _drawn(entry: Entry) -> dict[str, Any]:
         "run": result.run,
         "case": result.case,
         "precision": result.precision,
+        "data": entry.data,
         "workload": result.workload,
         "devices": _devices(result.case),
         "at": entry.at,
@@ -330,7 +357,7 @@ def _points(pieces: Sequence[Sequence[tuple[float, float]]]) -> list[list[float 
 
 
 def _published(run: str) -> list[dict[str, Any]]:
-    """Rows to draw as lines. Of those that count samples twice, the corrected ones."""
+    """Published rows to draw as lines; corrected ones where a system counts samples twice."""
     systems = published.systems()
     return [
         {
@@ -345,6 +372,6 @@ def _published(run: str) -> list[dict[str, Any]]:
 
 
 def _devices(case: str) -> int | None:
-    """Of HARDWARExNODESxDEVICES."""
+    """The number of devices in HARDWARExNODESxDEVICES."""
     found = re.search(r"(\d+)x(\d+)$", case)
     return int(found[1]) * int(found[2]) if found else None

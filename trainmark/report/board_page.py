@@ -72,7 +72,8 @@ def _policy(script: str) -> Markup:
 def _header(board: Board) -> Markup:
     series = len({entry.series for entry in board.entries})
     worse = sum(any(c.worse for c in entry.changes) for entry in board.entries)
-    where = f"{len(board.entries)} runs in {series} series (run, case, precision); {worse} flagged"
+    kinds = "run, case, precision, columns of the data"
+    where = f"{len(board.entries)} runs in {series} series ({kinds}); {worse} flagged"
     return page_header(
         "board",
         "Runs",
@@ -300,7 +301,7 @@ def _rule() -> str:
         for times in (1, metrics.UNKNOWN_NOISE)
     ]
     return (
-        "A run is compared with the one before it of the same run, case and precision. A change is "
+        "A run is compared with the one before it of the same series. A change is "
         f"told if it is more than {limits[0]} and {metrics.CLEAR_CHANGE} times the median change "
         f"between the earlier ones; with fewer than {metrics.KNOWN_NOISE + 1} of them, if "
         f"it is more than {limits[1]}. What differs beside it need not be the cause."

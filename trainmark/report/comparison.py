@@ -33,7 +33,7 @@ _LINES = (
 
 
 def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> RenderableType:
-    """For a terminal: what forbids the comparison, the figures, and the fields that differ."""
+    """Two results for a terminal: whether they compare, the figures, the fields that differ."""
     parts: list[RenderableType] = []
     obstacle = not_comparable(a, b)
     if obstacle:

@@ -6,13 +6,38 @@ from typing import Any
 from trainmark.formatting import DASH
 from trainmark.run.result import Result
 
+SHORT = 3
+"""Entries of a list that are shown as they are."""
+
 
 def different_fields(results: Sequence[Result]) -> list[list[str]]:
     """[name, value, value, ...] for each configuration field that is not the same in all."""
     configs = [dict(flatten(result.config)) for result in results]
     names = dict.fromkeys(name for config in configs for name in config)
-    rows = [[name, *(str(config.get(name, DASH)) for config in configs)] for name in names]
-    return [row for row in rows if len(set(row[1:])) > 1]
+    rows = {name: [config.get(name, DASH) for config in configs] for name in names}
+    return [
+        [name, *_told_apart(values)]
+        for name, values in rows.items()
+        if len(set(map(str, values))) > 1
+    ]
+
+
+def _told_apart(values: Sequence[Any]) -> list[str]:
+    """As texts; of long lists of texts only what not all have, as the columns of two datasets."""
+    if not all(_is_long(value) for value in values):
+        return [str(value) for value in values]
+    in_all = set.intersection(*map(set, values))
+    return [_first([part for part in value if part not in in_all]) for value in values]
+
+
+def _is_long(value: Any) -> bool:
+    is_list = isinstance(value, list) and all(isinstance(part, str) for part in value)
+    return is_list and len(value) > SHORT
+
+
+def _first(parts: Sequence[str]) -> str:
+    more = f", and {len(parts) - SHORT} more" if len(parts) > SHORT else ""
+    return ", ".join(parts[:SHORT]) + more if parts else "in another order"
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

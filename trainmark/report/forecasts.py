@@ -7,7 +7,7 @@ from trainmark import metrics
 from trainmark.config import filled
 from trainmark.formatting import DASH, human, readable_size
 from trainmark.report.markup import Markup, tag
-from trainmark.report.sections import Run, pairs, section, table
+from trainmark.report.sections import ReportedRun, pairs, section, table
 from trainmark.report.tables import Grid
 from trainmark.run.result import Predicted, Result
 
@@ -58,7 +58,7 @@ def _throughput(result: Result) -> Compared:
 # --- on the page
 
 
-def forecast_sections(runs: Sequence[Run]) -> list[Markup]:
+def forecast_sections(runs: Sequence[ReportedRun]) -> list[Markup]:
     """One, if anything was predicted of any of the runs; of one run with the parts of its step."""
     known = [run for run in runs if run.result.predicted]
     if not known:

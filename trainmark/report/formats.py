@@ -1,4 +1,4 @@
-"""Tables for others to read: Markdown, CSV, JSON; `html.tables_page` has the fifth format."""
+"""Tables for a terminal, and as Markdown, CSV and JSON; `html.tables_page` has the HTML."""
 
 import csv
 import io
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from trainmark.report.charts import Bar
 from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, metrics_table
 
 FEW = 4
+WIDEST = 200
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,23 @@ class Titled:
     """The table as a chart, for a page."""
 
 
-def terminal(tables: Sequence[Titled]) -> RenderableType:
-    """For a terminal of any width."""
+def terminal(tables: Sequence[Titled], width: int) -> RenderableType:
+    """Tables for a terminal of this width. Long tables may be wider: a broken line is better than
+    a broken number."""
     parts: list[RenderableType] = []
     for one in tables:
         # Rows that became columns are only readable where they are few.
-        make = grid_table if len(one.grid.rows) <= FEW else metrics_table
-        parts += [make(one.grid, one.title), *map(Text, one.notes), Text("")]
+        few = len(one.grid.rows) <= FEW
+        table = grid_table(one.grid, one.title) if few else _whole(one, width)
+        parts += [table, *map(Text, one.notes), Text("")]
     return Group(*parts[:-1])
+
+
+def _whole(one: Titled, width: int) -> Table:
+    table = metrics_table(one.grid, one.title)
+    needed = Console(width=WIDEST).measure(table).maximum
+    table.width = needed if needed > width else None
+    return table
 
 
 def markdown(tables: Sequence[Titled]) -> str:

@@ -12,7 +12,7 @@ from trainmark.report.markup import Markup, join, tag
 from trainmark.report.predictions import prediction_sections, predictions_of_several
 from trainmark.report.repeats import histograms
 from trainmark.report.sections import (
-    Run,
+    ReportedRun,
     configuration,
     device_facts,
     device_table,
@@ -27,12 +27,12 @@ from trainmark.report.sections import (
     table,
     time_split,
 )
-from trainmark.report.tables import NOT_APPLICABLE, mfu, quality, result_grid
+from trainmark.report.tables import NOT_APPLICABLE, mfu, quality, result_grid, units
 from trainmark.report.training import learning_section, training_sections
 from trainmark.run.result import Result
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[ReportedRun]) -> str:
     """The page of one run, or of several."""
     title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
     return document(title, _one_run(runs[0]) if len(runs) == 1 else _several_runs(runs))
@@ -75,7 +75,7 @@ def page_header(kind: str, title: str, *more: Markup) -> Markup:
     return tag("header", eyebrow, tag("h1", title), *more)
 
 
-def _one_run(run: Run) -> Markup:
+def _one_run(run: ReportedRun) -> Markup:
     return join(
         _headline(run),
         _warnings(run.result.warnings),
@@ -94,7 +94,7 @@ def _one_run(run: Run) -> Markup:
     )
 
 
-def _several_runs(runs: Sequence[Run]) -> Markup:
+def _several_runs(runs: Sequence[ReportedRun]) -> Markup:
     results = [run.result for run in runs]
     return join(
         page_header("report", f"{len(runs)} runs"),
@@ -114,7 +114,7 @@ def _several_runs(runs: Sequence[Run]) -> Markup:
     )
 
 
-def _details(run: Run) -> Markup:
+def _details(run: ReportedRun) -> Markup:
     return tag(
         "details",
         tag("summary", run.label),
@@ -138,7 +138,7 @@ def _footer() -> Markup:
 # --- headline
 
 
-def _headline(run: Run) -> Markup:
+def _headline(run: ReportedRun) -> Markup:
     result = run.result
     where = f"{result.case} · {result.precision} · {result.division} division · {result.started}"
     return page_header(
@@ -229,8 +229,8 @@ def _aside(title: str, sentences: Sequence[str], style: str) -> Markup | None:
 
 def _reading_help(result: Result) -> Markup:
     text = (
-        f"e2e_time in seconds, mem in GiB, throughputs in {result.throughput.unit}. p_whole counts "
-        "all the time from the first batch to the last step; p_train leaves out evaluation, "
+        f"{units(result)} p_whole counts all the time "
+        "from the first batch to the last step; p_train leaves out evaluation, "
         "checkpoints and warm-up; p_core also leaves out waiting for input."
     )
     if not result.mfu and result.mfu_reason:

@@ -13,7 +13,7 @@ from trainmark.report.formats import Titled
 from trainmark.report.nvidia import devices, our_model
 from trainmark.report.published import Model, Row
 from trainmark.report.repeats import histograms
-from trainmark.report.sections import Run, as_row
+from trainmark.report.sections import ReportedRun, as_row
 from trainmark.report.tables import (
     NOT_APPLICABLE,
     PUBLISHED_COLUMNS,
@@ -27,13 +27,13 @@ from trainmark.report.tables import (
 from trainmark.run.result import Result
 
 
-def tables_like(form: str | None, runs: Sequence[Run]) -> list[Titled]:
+def tables_like(form: str | None, runs: Sequence[ReportedRun]) -> list[Titled]:
     """The tables of a family of pages, or our own where `form` is None; then the repeats."""
     made = _own(runs) if form is None else _published(form, runs)
     return [*made, *histograms([run.result for run in runs])]
 
 
-def _own(runs: Sequence[Run]) -> list[Titled]:
+def _own(runs: Sequence[ReportedRun]) -> list[Titled]:
     results = Titled("Results", result_grid([run.result for run in runs]), ours=len(runs))
     inference = [
         Titled(f"Inference: {run.label}, {run.inference.precision}", inference_grid(rows))
@@ -43,7 +43,7 @@ def _own(runs: Sequence[Run]) -> list[Titled]:
     return [results, *inference]
 
 
-def _published(form: str, runs: Sequence[Run]) -> list[Titled]:
+def _published(form: str, runs: Sequence[ReportedRun]) -> list[Titled]:
     systems = {name: s for name, s in published.systems().items() if s.like == form}
     known = {system.workload for system in systems.values()}
     others = sorted({run.result.workload for run in runs} - known)
@@ -63,7 +63,7 @@ def _published(form: str, runs: Sequence[Run]) -> list[Titled]:
 # --- FlagPerf
 
 
-def _flagperf(system: str, runs: Sequence[Run]) -> list[Titled]:
+def _flagperf(system: str, runs: Sequence[ReportedRun]) -> list[Titled]:
     theirs = published.rows_of(system)
     rows = [*map(as_row, runs), *theirs]
     counts_tokens = any(row.tokens_per_device_s for row in theirs)
@@ -96,7 +96,7 @@ _FLAGPERF_TOKENS = (
 # --- TorchRec
 
 
-def _torchrec(system: str, runs: Sequence[Run]) -> list[Titled]:
+def _torchrec(system: str, runs: Sequence[ReportedRun]) -> list[Titled]:
     models = {model.run: model for model in reversed(published.models_of(system))}
     ours = [(_one_epoch(run.result, as_row(run)), our_model(run.result)) for run in runs]
     theirs = [(row, models[row.run]) for row in published.rows_of(system)]
@@ -105,7 +105,7 @@ def _torchrec(system: str, runs: Sequence[Run]) -> list[Titled]:
 
 
 def _one_epoch(result: Result, row: Row) -> Row:
-    """With the test half's metric, and the time of an epoch: its samples / p_train."""
+    """The row with the metric of the test half, and the time of an epoch: samples / p_train."""
     test = result.final_metrics().get("test", {}).get(result.quality.metric)
     epochs, rate = result.config.get("epochs"), result.throughput.p_train
     if result.ended != "epochs" or not epochs or not rate:
@@ -114,7 +114,7 @@ def _one_epoch(result: Result, row: Row) -> Row:
 
 
 def _unique_flags(row: Row, model: Model) -> str:
-    """Of a published run, what sets it apart; of ours, what differs from the named run."""
+    """The flags that set a published run apart; for ours, what differs from the named run."""
     if row.system not in published.systems():
         return row.fix_hp or NOT_APPLICABLE
     rows = ",".join(map(str, model.table_rows or ()))
@@ -126,7 +126,7 @@ def _local_batch(row: Row) -> str:
 
 
 def hours_minutes_seconds(time_s: float | None) -> str:
-    """As TorchRec's page has it: 12m43s, 02h32m03s."""
+    """A time as TorchRec's page writes it: 12m43s, 02h32m03s."""
     if time_s is None:
         return NOT_APPLICABLE
     minutes, rest = divmod(round(time_s), 60)
@@ -153,7 +153,7 @@ _TORCHREC = (
 # --- what all have
 
 
-def _nvidia(system: str, runs: Sequence[Run]) -> list[Titled]:
+def _nvidia(system: str, runs: Sequence[ReportedRun]) -> list[Titled]:
     first, *others = nvidia.tables(system, runs)
     return [replace(first, notes=_notes(system)), *others]
 
@@ -167,7 +167,7 @@ def _notes(system: str) -> tuple[str, ...]:
     return (f"Published: {found.source}; {found.dataset}.", *([found.note] if found.note else []))
 
 
-FORMS: dict[str, Callable[[str, Sequence[Run]], list[Titled]]] = {
+FORMS: dict[str, Callable[[str, Sequence[ReportedRun]], list[Titled]]] = {
     "flagperf": _flagperf,
     "nvidia": _nvidia,
     "torchrec": _torchrec,

@@ -12,13 +12,13 @@ from trainmark.report.nvidia import gib
 from trainmark.report.tables import NOT_APPLICABLE, PUBLISHED_COLUMNS, Column, make_grid, or_slash
 
 
-def for_terminal(system: str | None) -> RenderableType:
+def for_terminal(system: str | None, width: int) -> RenderableType:
     """Tables of one system or of all."""
-    return formats.terminal(_tables(system))
+    return formats.terminal(_tables(system), width)
 
 
 def text(system: str | None, kind: str) -> str:
-    """The same as Markdown or CSV; as JSON, every figure of the file."""
+    """The tables as Markdown or CSV; as JSON, every figure of the file."""
     if kind == "json":
         return json.dumps(_figures(system), indent=1, ensure_ascii=False)
     return formats.WRITERS[kind](_tables(system)).rstrip("\n")

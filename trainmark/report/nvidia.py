@@ -15,7 +15,7 @@ from trainmark.formatting import GIB
 from trainmark.report import published
 from trainmark.report.formats import Titled
 from trainmark.report.published import InferenceRow, Model, Row
-from trainmark.report.sections import Run, as_row
+from trainmark.report.sections import ReportedRun, as_row
 from trainmark.report.tables import (
     NOT_APPLICABLE,
     Column,
@@ -43,13 +43,13 @@ class Cell:
     mixed: list[Any] = field(default_factory=list)
 
     def mean(self, kind: str, name: str) -> float | None:
-        """Of the rows in `full` or `mixed`."""
+        """The mean of a field over the rows in `full` or `mixed`."""
         values = [getattr(row, name) for row in getattr(self, kind)]
         known = [value for value in values if value is not None]
         return statistics.mean(known) if known else None
 
 
-def tables(system: str, ours: Sequence[Run]) -> list[Titled]:
+def tables(system: str, ours: Sequence[ReportedRun]) -> list[Titled]:
     """All tables of the page, our rows first."""
     rows = list(map(as_row, ours))
     theirs = [row for row in published.rows_of(system) if row.precision]
@@ -97,7 +97,7 @@ def _batch(row: Row | InferenceRow) -> int | None:
 
 
 def devices(case: str) -> int:
-    """In all, of a case such as a100-80gx2x8."""
+    """The number of devices of a case such as a100-80gx2x8."""
     *_, nodes, per_node = case.split("x")
     return int(nodes) * int(per_node)
 
@@ -126,7 +126,9 @@ def our_model(result: Result) -> Model:
 
 def gib(model: Model) -> str:
     """To the second decimal, as far as it was printed."""
-    return NOT_APPLICABLE if model.gib is None else f"{round(model.gib, 2):g}"
+    if model.gib is None:
+        return NOT_APPLICABLE
+    return "<0.01" if 0 < model.gib < 0.01 else f"{round(model.gib, 2):g}"
 
 
 def _models(system: str, results: Sequence[Result]) -> Titled:
@@ -145,7 +147,7 @@ def _models(system: str, results: Sequence[Result]) -> Titled:
 
 
 def _beside_cpus(system: str, ours: Sequence[Row]) -> Titled:
-    """Of the model that was also trained on CPUs."""
+    """The table for the model that was also trained on CPUs."""
     theirs = [row for row in published.rows_of(system) if row.cpu_speedup]
     slowest = min(row.p_train for row in theirs if row.p_train)
     same = [row for row in ours if row.run == theirs[0].run]
@@ -165,7 +167,7 @@ def _beside_cpus(system: str, ours: Sequence[Row]) -> Titled:
 # --- inference
 
 
-def _our_inference(ours: Sequence[Run]) -> list[InferenceRow]:
+def _our_inference(ours: Sequence[ReportedRun]) -> list[InferenceRow]:
     return [
         InferenceRow(
             run=found.run,
@@ -187,7 +189,7 @@ def _our_inference(ours: Sequence[Run]) -> list[InferenceRow]:
 
 
 def _short(value: float | None) -> str:
-    """As the page has it: 17.7k, 0.648M, 13.31M, 113B."""
+    """A number as the page writes it: 17.7k, 0.648M, 13.31M, 113B."""
     if value is None:
         return NOT_APPLICABLE
     for unit, size, at in (("B", 1e9, 1e9), ("M", 1e6, 1e5), ("k", 1e3, 1e3)):
@@ -215,7 +217,7 @@ def _latency(cell: Cell, kind: str) -> str:
 
 
 def _speedup(name: str, printed: str, of: tuple[str, str]) -> Callable[[Cell], str]:
-    """As printed, or the ratio of the means."""
+    """A column with the printed speed-up or, where there is none, the ratio of the means."""
 
     def cell(one: Cell) -> str:
         computed = _ratio(one.mean(of[0], name), one.mean(of[1], name))
@@ -225,7 +227,7 @@ def _speedup(name: str, printed: str, of: tuple[str, str]) -> Callable[[Cell], s
 
 
 def _runs(one: Cell) -> str:
-    """Where a cell is a mean: of how many in full and in mixed precision."""
+    """Where a cell is a mean, the number of runs in full and in mixed precision."""
     several = len(one.full) > 1 or len(one.mixed) > 1
     return f"{len(one.full)}, {len(one.mixed)}" if several else NOT_APPLICABLE
 

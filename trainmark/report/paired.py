@@ -12,7 +12,7 @@ from trainmark.run.assessment import INPUT, Scores, read_scores, scored_splits
 
 
 def paired_differences(a: Path, b: Path) -> tuple[Grid, list[str]]:
-    """Of two runs' folders, on every split that both have scores for.
+    """How two runs differ on every split that both have scores for.
 
     Returns:
         B less A, with 95 % intervals; and why splits are left out.
@@ -49,7 +49,7 @@ def other_rows(a: Scores, b: Scores) -> str | None:
 
 
 def difference_of(a: Scores, b: Scores, device: str = "cpu") -> Difference:
-    """Of two runs' scores for the same rows, computed on `device`."""
+    """The difference between two runs' scores for the same rows, computed on `device`."""
     import torch
 
     # What float32 rounds to 0 or 1 would have an infinite loss: it is half a step away from them.

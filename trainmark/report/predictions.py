@@ -7,14 +7,14 @@ from trainmark.metrics.binary import Assessment, Importance
 from trainmark.report.assessments import metrics_grid, remarks
 from trainmark.report.charts import Bar, Series, bar_chart, line_chart
 from trainmark.report.markup import Markup, tag
-from trainmark.report.sections import Run, section, table
+from trainmark.report.sections import ReportedRun, section, table
 from trainmark.run.curves import Curve, Point
 
 MAX_BARS = 40
 
 
-def prediction_sections(run: Run) -> list[Markup]:
-    """Of the run's end, and of what `trainmark evaluate` has found out since."""
+def prediction_sections(run: ReportedRun) -> list[Markup]:
+    """Predictions at the run's end, and what `trainmark evaluate` has found out since."""
     found, since = run.result, run.evaluated
     sections = []
     if found.assessments:
@@ -31,7 +31,7 @@ def prediction_sections(run: Run) -> list[Markup]:
     return sections
 
 
-def predictions_of_several(runs: Sequence[Run]) -> list[Markup]:
+def predictions_of_several(runs: Sequence[ReportedRun]) -> list[Markup]:
     """The metrics of each run with its name above them."""
     tables = [
         item

@@ -44,7 +44,7 @@ class Row:
     overcount: int = 1
     """How often the source counts each sample."""
     time_speedup: float | None = None
-    """Of mixed precision over the same row in full precision, as printed."""
+    """Speed-up of mixed precision over the same row in full precision, as printed."""
     throughput_speedup: float | None = None
     cpu_speedup: float | None = None
     """Over a row of CPUs alone, as printed."""
@@ -78,7 +78,7 @@ class InferenceRow:
     samples_per_s: float
     mean_ms: float
     throughput_speedup: float | None = None
-    """Of mixed precision over the same row in full precision, as printed."""
+    """Speed-up of mixed precision over the same row in full precision, as printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def for_run(run: str) -> list[Row]:
 
 
 def _versions(row: Row) -> list[Row]:
-    """As printed and, where the samples were over-counted, with the true count."""
+    """The row as printed and, where samples were over-counted, also with the true count."""
     if row.overcount == 1:
         return [row]
     corrected = replace(

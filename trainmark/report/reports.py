@@ -16,7 +16,7 @@ from trainmark.report import comparison, formats
 from trainmark.report.html import page, tables_page
 from trainmark.report.like import tables_like
 from trainmark.report.paired import paired_differences
-from trainmark.report.sections import Run
+from trainmark.report.sections import ReportedRun
 from trainmark.report.tables import metrics_table
 from trainmark.run import alignment, result
 from trainmark.run.assessment import read_evaluation
@@ -77,7 +77,7 @@ def _write(target: Path, text: str) -> Path:
 
 
 def _with_results(given: Sequence[Path]) -> Sequence[Path]:
-    """Of several, those that hold a result, and a word on the others. One alone is wanted."""
+    """Leave out folders without a result, and say so; a single folder is always kept."""
     if len(given) < 2:
         return given
     left_out = [path for path in given if _is_no_result(path)]
@@ -133,11 +133,11 @@ def _read(folder: Path) -> result.Result:
     return dataclasses.replace(found, aligned=aligned)
 
 
-def _load(folders: Sequence[Path]) -> list[Run]:
+def _load(folders: Sequence[Path]) -> list[ReportedRun]:
     results = [_read(folder) for folder in folders]
     names = Counter(one.run for one in results)
     return [
-        Run(
+        ReportedRun(
             label=one.run if names[one.run] == 1 else f"{one.run} ({_called(_home(folder))})",
             result=one,
             loss=read_loss(_home(folder) / one.loss.curve),

@@ -24,7 +24,7 @@ from trainmark.run.result import Energy, Result
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """A result and what the page needs to draw it."""
 
     label: str
@@ -75,7 +75,7 @@ def _cell_maker(name: str) -> Callable[[Child, bool], Markup]:
     return cell
 
 
-def several_table(runs: Sequence[Run]) -> Markup:
+def several_table(runs: Sequence[ReportedRun]) -> Markup:
     grid = result_grid([run.result for run in runs])
     labelled: list[list[Any]] = [
         [join(tag("i", class_=f"swatch c{run.colour % COLOURS}"), run.label), *row[1:]]
@@ -90,12 +90,12 @@ def pairs(items: Sequence[tuple[str, Child]], style: str = "") -> Markup:
     return tag("dl", *rows, class_=f"pairs {style}")
 
 
-def as_row(run: Run) -> published.Row:
+def as_row(run: ReportedRun) -> published.Row:
     """A run as a row beside published ones."""
     return published_row(run.result, "this run" if run.label == run.result.run else run.label)
 
 
-def published_sections(runs: Sequence[Run]) -> list[Markup]:
+def published_sections(runs: Sequence[ReportedRun]) -> list[Markup]:
     """One for each named run that has published counterparts, our own rows first."""
     names = dict.fromkeys(run.result.run for run in runs)
     return [
@@ -145,7 +145,7 @@ def time_parts(result: Result) -> dict[str, float]:
     return parts | {"other": max(0.0, time.e2e - sum(parts.values()))}
 
 
-def time_split(runs: Sequence[Run]) -> Markup:
+def time_split(runs: Sequence[ReportedRun]) -> Markup:
     splits = [time_parts(run.result) for run in runs]
     full = max(sum(split.values()) for split in splits)
     bars = [
@@ -173,7 +173,7 @@ def _time_name(part: str) -> Markup:
     return join(tag("i", class_=f"swatch t-{part}"), TIME_PARTS[part])
 
 
-def _time_table(runs: Sequence[Run], splits: Sequence[dict[str, float]]) -> Markup:
+def _time_table(runs: Sequence[ReportedRun], splits: Sequence[dict[str, float]]) -> Markup:
     shown = [part for part in TIME_PARTS if any(split[part] > 0 for split in splits)]
     rows: list[list[Any]] = [
         [
@@ -195,7 +195,7 @@ def _seconds_and_share(size: float, split: dict[str, float]) -> tuple[str, str]:
 # --- inference
 
 
-def inference_sections(runs: Sequence[Run]) -> list[Markup]:
+def inference_sections(runs: Sequence[ReportedRun]) -> list[Markup]:
     """One, if anything was measured; of several runs, each with its name above its table."""
     measured = [(run.label, run.inference) for run in runs if run.inference is not None]
     tables = [
@@ -219,7 +219,7 @@ def _inference(found: Inference) -> Markup:
 # --- device, environment, configuration
 
 
-def device_table(runs: Sequence[Run]) -> Markup:
+def device_table(runs: Sequence[ReportedRun]) -> Markup:
     columns = [dict(device_facts(run.result)) for run in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     headers = ["", *(run.label for run in runs)]
@@ -244,7 +244,7 @@ def device_facts(result: Result) -> list[tuple[str, str]]:
 
 
 def energy_facts(energy: Energy | None) -> list[tuple[str, str]]:
-    """The same lines for every result, since results stand side by side."""
+    """Lines on energy; the same ones for every result, since results stand side by side."""
     value = lambda name: getattr(energy, name, None)  # noqa: E731
     return [
         ("energy", joules(value("joules"))),
@@ -294,7 +294,7 @@ def configuration(result: Result) -> Markup:
     return pairs(fields, "mono")
 
 
-def differences(runs: Sequence[Run]) -> Markup:
+def differences(runs: Sequence[ReportedRun]) -> Markup:
     rows = different_fields([run.result for run in runs])
     if not rows:
         return tag("p", "The configurations are the same.", class_="empty")

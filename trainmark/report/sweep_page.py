@@ -13,7 +13,7 @@ from trainmark.formatting import duration
 from trainmark.report.charts import Bar, Series, Tick, bar_chart, line_chart
 from trainmark.report.html import document, page_header
 from trainmark.report.markup import Markup, join, tag
-from trainmark.report.sections import Run, section
+from trainmark.report.sections import ReportedRun, section
 from trainmark.report.sections import table as html_table
 from trainmark.report.tables import NOT_APPLICABLE, Grid, or_slash
 from trainmark.report.training import loss_charts, quality_charts
@@ -49,7 +49,7 @@ class SweptRun:
     value: float | None = None
     """What the runs are compared by."""
     split: str = ""
-    """Of which split that is."""
+    """The split that `value` was measured on."""
     result: Result | None = None
 
     @property
@@ -240,11 +240,15 @@ def _ticks(field: SweptField, done: Sequence[SweptRun]) -> list[Tick] | None:
 
 def _curves(best: Sequence[SweptRun]) -> Markup | None:
     runs = [
-        Run(label=run.label, result=run.result, loss=read_loss(run.folder / run.result.loss.curve),
-            colour=place)
+        ReportedRun(
+            label=run.label,
+            result=run.result,
+            loss=read_loss(run.folder / run.result.loss.curve),
+            colour=place,
+        )
         for place, run in enumerate(run for run in best[:DRAWN] if run.result)
         if run.result
-    ]  # fmt: skip
+    ]
     if not runs:
         return None
     charts = tag("div", loss_charts(runs), quality_charts(runs), class_="pair")

@@ -100,7 +100,7 @@ def _mfu_values(found: Mfu) -> list[float]:
 
 
 def inference_grid(rows: Sequence[InferenceRow]) -> Grid:
-    """Latency and throughput, one row a batch size; and what else rows differ in."""
+    """Latency and throughput, one row per batch size, with columns for what else differs."""
     differing = [kind for kind in _INFERENCE_KINDS if len(set(map(kind.cell, rows))) > 1]
     return make_grid([*differing, *_INFERENCE_COLUMNS], rows)
 
@@ -250,6 +250,15 @@ def sent(facts: dict[str, int | dict[str, float]]) -> str:
     """Megabytes that a device sends to others in a step."""
     by_kind = facts.get("sent_bytes_per_step")
     return f"{sum(by_kind.values()) / 1e6:.3g}" if isinstance(by_kind, dict) else NOT_APPLICABLE
+
+
+def units(result: Result) -> str:
+    """What a table of results is in, beside which the numbers have no units."""
+    told = result.quality
+    return (
+        f"e2e_time in seconds, mem in GiB, throughputs in {result.throughput.unit}; quality is the "
+        f"{told.metric} on {told.split}."
+    )
 
 
 def yes_no(value: bool | None) -> str:

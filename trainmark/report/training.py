@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trainmark.report.charts import Level, Series, line_chart
 from trainmark.report.markup import Markup, join, tag
-from trainmark.report.sections import Run, metric_name, section
+from trainmark.report.sections import ReportedRun, metric_name, section
 from trainmark.run.curves import OF_STRETCHES, Curve, thin
 from trainmark.run.result import Result
 
@@ -17,15 +17,15 @@ COLUMNS = {
     "samples_per_s": "samples/s",
     "power_w": "power in W",
 }
-"""Of curves.csv, and what they are called."""
+"""Columns of curves.csv, with the titles of their charts."""
 
 
-def learning_section(runs: Sequence[Run]) -> Markup:
+def learning_section(runs: Sequence[ReportedRun]) -> Markup:
     """Losses and evaluations."""
     return section("Learning", tag("div", loss_charts(runs), quality_charts(runs), class_="pair"))
 
 
-def training_sections(runs: Sequence[Run]) -> list[Markup]:
+def training_sections(runs: Sequence[ReportedRun]) -> list[Markup]:
     """One, if anything besides the loss was recorded."""
     charts = [
         _curve_charts(
@@ -39,24 +39,26 @@ def training_sections(runs: Sequence[Run]) -> list[Markup]:
     return [section("Training", tag("div", *charts, class_="pair"))] if charts else []
 
 
-def _tells(name: str, run: Run) -> bool:
+def _tells(name: str, run: ReportedRun) -> bool:
     """Whether there is anything to see: where no step can be skipped, none is drawn."""
     return name in run.curves and (name != "skipped" or "loss_scale" in run.curves)
 
 
-def loss_charts(runs: Sequence[Run]) -> Markup:
+def loss_charts(runs: Sequence[ReportedRun]) -> Markup:
     return _curve_charts([(run, run.loss) for run in runs], "samples", "training loss")
 
 
-def _curve_charts(curves: Sequence[tuple[Run, Curve]], x_label: str, y_label: str) -> Markup:
+def _curve_charts(
+    curves: Sequence[tuple[ReportedRun, Curve]], x_label: str, y_label: str
+) -> Markup:
     """One chart for each workload: another one's numbers and samples have another scale."""
-    groups: dict[str, list[tuple[Run, Curve]]] = {}
+    groups: dict[str, list[tuple[ReportedRun, Curve]]] = {}
     for run, curve in curves:
         groups.setdefault(run.result.workload, []).append((run, curve))
     return join(*(_curve_chart(group, x_label, y_label) for group in groups.values()))
 
 
-def _curve_chart(curves: Sequence[tuple[Run, Curve]], x_label: str, y_label: str) -> Markup:
+def _curve_chart(curves: Sequence[tuple[ReportedRun, Curve]], x_label: str, y_label: str) -> Markup:
     series = [Series(run.label, curve, run.colour) for run, curve in curves]
     left_out = sum(curve.not_finite for _, curve in curves)
     warning = f"{left_out:,} values of the {y_label} are not finite and are not drawn."
@@ -67,20 +69,20 @@ def _curve_chart(curves: Sequence[tuple[Run, Curve]], x_label: str, y_label: str
     )
 
 
-def quality_charts(runs: Sequence[Run]) -> Markup:
+def quality_charts(runs: Sequence[ReportedRun]) -> Markup:
     """One chart for each metric that the runs are judged by."""
     names = dict.fromkeys(metric_name(run.result) for run in runs)
     groups = [[run for run in runs if metric_name(run.result) == name] for name in names]
     return join(*map(_quality_chart, groups))
 
 
-def _quality_chart(runs: Sequence[Run]) -> Markup:
+def _quality_chart(runs: Sequence[ReportedRun]) -> Markup:
     alone = len(runs) == 1
     series = [series for run in runs for series in _quality_series(run, others=alone)]
     return tag("div", line_chart(series, "samples", metric_name(runs[0].result), _levels(runs)))
 
 
-def _quality_series(run: Run, others: bool) -> list[Series]:
+def _quality_series(run: ReportedRun, others: bool) -> list[Series]:
     """The split that the target is about; the others too, dashed, where one run is alone."""
     result = run.result
     splits = list(dict.fromkeys([result.quality.split, *(e.split for e in result.evaluations)]))
@@ -111,7 +113,7 @@ def _nan_for_none(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _levels(runs: Sequence[Run]) -> list[Level]:
+def _levels(runs: Sequence[ReportedRun]) -> list[Level]:
     """Targets and best possible values, each once."""
     targets = {run.result.quality.target for run in runs}
     best = {run.result.quality.best_possible for run in runs}

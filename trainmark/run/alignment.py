@@ -47,7 +47,7 @@ class _Stored:
 
     schema: str
     curve_sha256: str
-    """Of the loss curve that was judged: it says nothing about another one in its place."""
+    """Digest of the loss curve that was judged; the verdict does not hold for another curve."""
     alignment: Alignment
 
 
@@ -87,7 +87,7 @@ def _digest(path: Path) -> str:
 
 
 def compare(ours: dict[int, float], theirs: dict[int, float], reference: str) -> Alignment:
-    """By step, where both have one."""
+    """Compare two curves on the steps that both have."""
     steps = sorted(step for step in ours.keys() & theirs.keys() if step >= FIRST_STEP)
     if not steps:
         raise InputError(

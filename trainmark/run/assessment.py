@@ -36,7 +36,7 @@ INPUT = "input"
 def evaluated(
     workload: AnyWorkload, trainer: Trainer[Any, Any], data: Data[Any]
 ) -> tuple[Metrics, Predictions | None]:
-    """Metrics on a split, and the predictions that they are of where labels are yes or no."""
+    """Metrics on a split; for yes-or-no labels also the predictions that they come from."""
     if workload.predict is not None:
         predictions = workload.predict(trainer, data)
         return binary_metrics(predictions.logits, predictions.labels), predictions
@@ -48,7 +48,7 @@ def evaluated(
 def assessments(
     cfg: Run, workload: AnyWorkload, predictions: Mapping[str, Predictions]
 ) -> dict[str, Assessment]:
-    """All that is told of each split, computed on the device that predicted if it has room."""
+    """The full assessment of each split, computed on the device that predicted if it has room."""
     found = {}
     for split, made in predictions.items():
         groups = workload.groups(cfg, split)
@@ -80,12 +80,12 @@ EVALUATION_FILE = "evaluation.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """The part of `evaluation.json` that a page shows. Files of earlier versions have no more than
-    the metrics."""
+    """The part of `evaluation.json` that a page shows. Files of earlier versions have only the
+    metrics."""
 
     step: int
     samples: int
-    """That the checkpoint was trained on."""
+    """How many the checkpoint was trained on."""
     data: str | None
     splits: dict[str, Metrics]
     assessments: dict[str, Assessment] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Evaluated:
 
 
 def read_evaluation(folder: Path) -> Evaluated | None:
-    """Of a run's folder; None if there was no evaluation."""
+    """The evaluation in a run's folder; None if there is none."""
     data = read_json(folder / EVALUATION_FILE)
     return parse(Evaluated, data, str(folder / EVALUATION_FILE)) if data else None
 
@@ -122,9 +122,9 @@ def write_scores(
     Args:
         output: the run's folder.
         predictions: by split.
-        most: rows that a split may have.
+        most: splits with more rows are left out.
         samples: how many the model was trained on.
-        data: that they are of.
+        data: the dataset, or the raw files.
     """
     for split, made in predictions.items():
         if len(made.logits) > most:

@@ -16,7 +16,7 @@ _MOST_NAMED = 5
 
 
 def can_check(cfg: Run, workload: AnyWorkload) -> None:
-    """Refuse what nobody would do."""
+    """Refuse --check-every for a workload without checked steps."""
     if cfg.check_every is not None and workload.checked_step is None:
         raise InputError(f"check_every: {cfg.workload} has no checked steps. Leave it out.")
 
@@ -28,12 +28,13 @@ def check(
     mesh: Mesh,
     last_checkpoint: Callable[[], str],
 ) -> None:
-    """Stop if bits of a step differed on any rank, or weights do that all ranks should have alike.
+    """Stop if a step's two computations differ on any rank, or if replicated weights differ between
+    ranks.
 
     Args:
-        step: which was computed twice.
-        differ: by name, whether bits did.
-        last_checkpoint: a clause that says which it is.
+        step: the step that was computed twice.
+        differ: by name, whether the bits differ.
+        last_checkpoint: says which checkpoint is the last one.
     """
     flags = torch.stack(list(differ.values())).tolist()
     found = [name for name, differs in zip(differ, flags, strict=True) if differs]
@@ -58,7 +59,7 @@ _ADVICE = (
 
 
 def _unlike(trainer: Trainer[Any, Any]) -> list[str]:
-    """Tensors that several ranks hold whole, and whose bits are not the same on all of them."""
+    """Replicated tensors whose bits are not the same on all ranks."""
     whole = {name: held for name, held in trainer.weights().items() if type(held) is Tensor}
     sums = torch.stack(list(fingerprints(whole).values())).tolist() if whole else []
     seen: dict[str, set[int]] = {}

@@ -47,9 +47,9 @@ class Totals:
     steps_partial: int = 0
     sessions: int = 1
     joules: float | None = 0.0
-    """From the start of the session to its end; None where nothing counts, or once did not."""
+    """Over all sessions; None if any of them could not count."""
     train_joules: float | None = 0.0
-    """In the time of `train`."""
+    """Energy in the time of `train`."""
     slowest_tokens_s: float = 0.0
     fastest_tokens_s: float = 0.0
 
@@ -69,7 +69,7 @@ class Clocks:
         started: `time.perf_counter()` when the process began its work.
         warmup_steps: first steps of each session that p_train and p_core leave out.
         synchronize: waits for the device, so that no launched work is left untimed.
-        joules: what the device has used so far, where it counts that.
+        joules: the energy that the device has used so far; None where it does not count.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Clocks:
         self._meter(on=True)
 
     def _meter(self, *, on: bool) -> None:
-        """Count what was used since the last call, if that was training; go on, or pause."""
+        """Add the energy since the last call, if that was training; then go on, or pause."""
         now = self._joules()
         if self._metered:
             used = None if now is None or self._last_joules is None else now - self._last_joules
@@ -210,7 +210,7 @@ class Clocks:
     # --- continuing a run
 
     def so_far(self) -> Totals:
-        """As if the session ended here."""
+        """The totals as if the session ended here."""
         self._update_whole()
         self._meter(on=self._metered)
         joules = _sum(self._earlier.joules, self._joules())
@@ -227,7 +227,7 @@ class Clocks:
 
 
 def _sum(a: float | None, b: float | None) -> float | None:
-    """None where one is not known."""
+    """a + b; None where one is not known."""
     return None if a is None or b is None else a + b
 
 

@@ -28,7 +28,7 @@ class Point:
     low: float
     high: float
     name: str = ""
-    """What it is called where the pointer rests on it; by default its place."""
+    """What to show where the pointer rests on it; by default its place."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class CurveFile:
         return ",".join(self.columns)
 
     def begin(self, folder: Path, step: int) -> TextIO:
-        """The file in a run's folder, open for more rows. Rows after `step` are forgotten: they
-        came after the checkpoint that is continued, and will come again."""
+        """Open the file in a run's folder for more rows. Rows after `step` are dropped: the run
+        continues from a checkpoint before them, and will write them again."""
         path = folder / self.name
         text = path.read_text(encoding="utf-8") if path.exists() and step else ""
         kept = [line for line in text.splitlines(keepends=True) if self._is_before(line, step)]
@@ -67,13 +67,13 @@ class CurveFile:
         return open(path, "a", newline="", encoding="utf-8")
 
     def _is_before(self, line: str, step: int) -> bool:
-        """Whether it is a row, and whole: the last may have been cut by whatever ended the run."""
+        """Whether it is a whole row up to `step`; the end of a run may have cut the last one."""
         at, *others = line.split(",")
         is_whole = line.endswith("\n") and len(others) == len(self.columns) - 1
         return is_whole and at.isdecimal() and int(at) <= step
 
     def rows(self, path: Path) -> Iterator[list[str]]:
-        """Of the file at `path`; none where there is no file."""
+        """The rows of the file at `path`; none where there is no file."""
         if not path.is_file():
             return
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
@@ -177,8 +177,8 @@ def loss_rows(rows: Iterable[list[str]], path: Path) -> Iterator[tuple[int, int,
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
-    """The curves of a curves.csv by column, over samples, and what is known of stretches over
-    seconds; `skipped` counts steps so far. Without columns that are empty."""
+    """The curves of a curves.csv, by column. Those of single steps are over samples, those of
+    stretches over seconds; `skipped` counts steps so far. Empty columns are left out."""
     found: dict[str, list[tuple[float, float]]] = {}
     for number, row in enumerate(CURVES.rows(path), start=2):
         if not row:
@@ -200,7 +200,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
 
 
 OF_STRETCHES = ("samples_per_s", "power_w")
-"""Columns of curves.csv that not every row has, and that are drawn over time."""
+"""Columns of curves.csv that describe stretches, not steps; they are drawn over time."""
 
 
 def _no_row(file: CurveFile, row: list[str], number: int, path: Path) -> InputError:

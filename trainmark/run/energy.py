@@ -1,4 +1,4 @@
-"""What a run used: joules of its devices, and their price where one was given."""
+"""The energy that a run used, and its price where one was given."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from trainmark.run.loop import Training
 from trainmark.run.result import Energy, Times
 
 TOLERANCE = 0.05
-"""How far sampled power may be from the counter before a reader is told."""
+"""A larger difference between sampled power and the counter becomes a note."""
 SHORT_S = 10
-"""So few samples of power say nothing about a counter."""
+"""Seconds; the power samples of a shorter run say nothing about the counter."""
 
 
 def make_energy(

@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import checksums, workloads
-from trainmark.contract import (
-    AnyWorkload,
-    BadRows,
-    EncodedFiles,
-    Metrics,
-    Predictions,
-    RawFiles,
-)
+from trainmark.contract import AnyWorkload, Metrics, Predictions
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.run import run_folder
 from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
 from trainmark.run.runner import Loaded, loaded
+from trainmark.scoring import BadRows, EncodedFiles, RawFiles
 
 
 def evaluate(
@@ -70,7 +64,7 @@ def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
 def _encoded(
     folder: Path, inputs: Sequence[str], bad_rows: BadRows
 ) -> Iterator[EncodedFiles | None]:
-    """Raw files as a dataset that is there as long as it is needed; None without files."""
+    """Raw files as a temporary dataset; None without files."""
     if not inputs:
         yield None
         return
@@ -97,7 +91,7 @@ def _evaluate(
     importance_rows: int | None,
     files: str | None,
 ) -> dict[str, Any]:
-    """`files`: what the data were encoded from, if they were, all rows in one split."""
+    """`files`: the raw files that `data` was encoded from, if any; then one split has all rows."""
     check = partial(_check, folder, importance_rows)
     with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
         cfg, workload = model.cfg, model.workload
@@ -125,7 +119,7 @@ def _evaluate(
         "samples": model.samples,
         "data": files or cfg.data,
         "target": cfg.target,
-        "metric": workload.metric,
+        "metric": cfg.metric,
         "best_possible": workloads.definition(cfg).best_possible(cfg),
         "splits": found,
         "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},
@@ -134,7 +128,7 @@ def _evaluate(
 
 
 def _check(folder: Path, importance_rows: int | None, cfg: Any, workload: AnyWorkload) -> None:
-    """Refuse what this run cannot be asked."""
+    """Refuse a question that this run cannot answer."""
     if not workload.held_out_splits(cfg):
         raise InputError(
             f"There is nothing to evaluate: the run in {folder} held nothing out of {cfg.data}."

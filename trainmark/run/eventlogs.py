@@ -65,7 +65,7 @@ def _final_quality(result: Result) -> dict[str, float | None]:
 
 
 def _best(result: Result, metric: str) -> float | None:
-    """Of all evaluations of the split that the quality is of."""
+    """The best value of a metric over all evaluations of the quality split."""
     higher = metric == result.quality.metric and result.quality.better == "higher"
     choose: Callable[[Iterable[float]], float] = max if higher else min
     values = [e.metrics.get(metric) for e in result.evaluations if e.split == result.quality.split]
@@ -161,7 +161,7 @@ def training_summary(result: Result) -> dict[str, Any]:
 
 
 def _caller() -> dict[str, Any]:
-    """Where the run was when it told its log, which then wrote a line: three calls up."""
+    """The line of code that told the run's log: three calls up."""
     frame = sys._getframe(3)
     return {"file": frame.f_code.co_filename, "lineno": frame.f_lineno}
 

@@ -1,4 +1,4 @@
-"""What a run should take, written down before its first step: `predicted` of its result."""
+"""How long a run should take, predicted before its first step: `predicted` in its result."""
 
 import dataclasses
 
@@ -12,11 +12,11 @@ from trainmark.run.result import Predicted
 
 
 def forecast(cfg: Run, cluster: Cluster, memory: MemoryPlan) -> Predicted:
-    """By the plan of the workload; whatever goes wrong with that is the reason for having none.
+    """The workload's plan as a prediction; if planning fails, the reason.
 
     Args:
         cfg: resolved for the cluster.
-        memory: what a device needs, where the workload has no plan.
+        memory: what a device needs, for a workload without a plan.
     """
     make = workloads.definition(cfg).plan
     no_plan = Plan(memory=[memory], no_time=f"{cfg.workload} has no prediction of times")

@@ -31,15 +31,13 @@ from trainmark.run.clocks import ENERGY, Clocks, global_counts, global_state
 from trainmark.run.curves import Step, Stretch
 from trainmark.run.feed import Feed
 from trainmark.run.memory import has_room_for_copies
-from trainmark.run.patience import Watch, best_after, watched_split
 from trainmark.run.profiler import Profiler
-from trainmark.run.progress import Progress, why_ended
+from trainmark.run.progress import Progress, Watch, best_after, watched_split, why_ended
 from trainmark.run.result import Best, Evaluation
 from trainmark.run.run_folder import CHECKPOINTS
 from trainmark.run.runlog import RunLog, SilentLog
 from trainmark.run.signals import StopRequest
 from trainmark.run.start import Start
-from trainmark.run.start import load as load_start
 from trainmark.run.unread import Unread
 from trainmark.validation import parse
 
@@ -67,10 +65,10 @@ class Training:
         started: `time.perf_counter()` when the process began its work.
         start: what to begin with, if not with random weights.
         watch: what may end the run early.
-        joules: what this rank's device has used so far, where it counts that.
-        power_w: the mean power of this rank's device since the last call, where it is known.
-        host_bytes_left: host memory of this machine that nothing is planned for; weights are copied
-            to it, if they fit, and saved from there while training goes on.
+        joules: the energy that this rank's device has used so far; None where it does not count.
+        power_w: the mean power of this rank's device since the last call; None if not known.
+        host_bytes_left: unused host memory of this machine. If a copy of the weights fits into it,
+            they are saved from there while training goes on.
     """
 
     def __init__(
@@ -95,11 +93,12 @@ class Training:
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device), joules)
         self.progress = Progress()
         self.log = RunLog(output, cfg, workload, started) if mesh.is_main else SilentLog()
-        self._watched = watched_split(cfg, workload)
+        held_out = workload.held_out_splits(cfg)
+        self._watched = watched_split(cfg, held_out)
         self._best_taken: Best | None = None
         self.data = self._data("train")
-        splits = (*workload.held_out_splits(cfg), cfg.quality_split)
-        self._held_out = {split: self._data(split) for split in dict.fromkeys(splits)}
+        splits = dict.fromkeys([*held_out, cfg.quality_split])
+        self._held_out = {split: self._data(split) for split in splits}
         self._predictions: dict[str, tuple[int, Predictions]] = {}
         self._unread = Unread(mesh.device)
         self._samples_looked_at = 0
@@ -166,7 +165,7 @@ class Training:
         return self.workload.build_data(self.cfg, split, self.mesh.dp_rank, self.mesh.dp_size)
 
     def set_up(self) -> None:
-        """Allocate the model; take up the run where its newest checkpoint left it, or begin it."""
+        """Allocate the model, and continue from the newest checkpoint if there is one."""
         if self.cfg.device == "cpu" and self.cfg.precision == "fp16":
             self.log.say("Most CPUs have no fast fp16 GEMMs: try --precision fp32.")
         self.trainer = build_trainer(self.cfg, self.workload, self.mesh)
@@ -179,14 +178,16 @@ class Training:
 
     def _begin_with(self, start: Start) -> None:
         tensors = stored_tensors if start.with_optimizer else stored_weights
-        host_state = load_start(start, tensors(self.trainer))
+        start.load(tensors(self.trainer))
         if start.with_optimizer:
-            self.trainer.load_state_dict(host_state)
+            self.workload.state_loaded(self.trainer)
         self.log.say(f"Beginning with the {start}.")
 
     def _build_saver(self) -> Saver:
-        """What saves. A disk without room for a checkpoint is found now, not after what it should
-        keep; host memory for a copy is made ready now, not when training has to wait for it."""
+        """Check the disk, and reserve host memory for copies of the weights.
+
+        Both before training: a full disk must not cost steps, and no step must wait for memory.
+        """
         root, mesh = self.output / CHECKPOINTS, self.mesh
         if self.cfg.checkpoint_every == "never" and self.cfg.patience is None:
             self.log.say(
@@ -203,7 +204,7 @@ class Training:
 
     @property
     def total_steps(self) -> int:
-        """The step that the run ends with, unless target or patience end it before."""
+        """The last step, unless the target or patience ends the run earlier."""
         all_epochs: int = self.cfg.epochs * self.data.steps_per_epoch
         return all_epochs if self.cfg.max_steps is None else min(self.cfg.max_steps, all_epochs)
 
@@ -215,11 +216,11 @@ class Training:
     @property
     def ended(self) -> str | None:
         """Why there is no step left to do; None while there is one."""
-        return why_ended(self.progress, self.cfg, self.workload, self.total_steps)
+        return why_ended(self.progress, self.cfg, self.total_steps)
 
     def _restore(self, path: Path) -> None:
         state = checkpoints.load(path, stored_tensors(self.trainer), exact=True)
-        self.trainer.load_state_dict(state["trainer"])
+        self.workload.state_loaded(self.trainer)
         self.progress = parse(Progress, state["progress"], str(path))
         if self.cfg.patience is None:
             self.progress.best = None
@@ -257,8 +258,8 @@ class Training:
         )
 
     def _look(self) -> None:
-        """Read the losses since the last look; stop at one that is not finite, and where a checked
-        step was computed in two ways."""
+        """Read the losses since the last look. Stop at a loss that is not finite, and at a checked
+        step whose two computations differ."""
         read = self._unread.read()
         if not read:
             return
@@ -282,7 +283,7 @@ class Training:
         return math.isfinite(at.loss) and (not at.skipped or self.cfg.precision == "fp16")
 
     def _note(self, steps: list[Step], seconds: float | None) -> None:
-        """Keep what is known of good steps, and how long they took."""
+        """Log good steps, and how long they took."""
         if not steps:
             return
         self.progress.last_loss = steps[-1].loss
@@ -305,7 +306,7 @@ class Training:
         )
 
     def _last_checkpoint(self) -> str:
-        """What is left of a run that ends here."""
+        """Which checkpoint is the last one, as the end of a message."""
         self._saver.finish()
         last = checkpoints.latest(self.output / CHECKPOINTS)
         return f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
@@ -325,7 +326,7 @@ class Training:
         progress.evaluated_at_s.append(self.clocks.e2e_so_far)
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
         if self.cfg.patience is not None and split == self._watched and progress.step:
-            progress.best = best_after(progress.best, evaluation, progress.step, self.workload)
+            progress.best = best_after(progress.best, evaluation, progress.step, self.cfg)
         if predictions is not None and self.has_finished:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
 
@@ -344,7 +345,7 @@ class Training:
             self._save_evaluations()
 
     def final_predictions(self) -> dict[str, Predictions]:
-        """For every held-out split, by the weights as they are now; all ranks must call this."""
+        """What the current weights predict for every held-out split; all ranks must call this."""
         if self.workload.predict is None:
             return {}
         found, now = {}, self._weights_at_sample()
@@ -356,16 +357,16 @@ class Training:
         return found
 
     def _is_evaluated(self, split: str) -> bool:
-        """Whether the weights as they are now were evaluated on `split`."""
+        """Whether the current weights were evaluated on `split`."""
         now = self._weights_at_sample()
         return any(e.split == split and e.at_sample == now for e in self.progress.evaluations)
 
     def _weights_at_sample(self) -> int:
-        """Global samples that the weights as they are now have learned from."""
+        """How many global samples the current weights have learned from."""
         return self._best_taken.at_sample if self._best_taken else self._samples()
 
     def _samples(self) -> int:
-        """That all ranks have trained on."""
+        """Samples that all ranks have trained on."""
         return global_counts(self.clocks.totals, self.mesh)["samples"]
 
     # --- patience
@@ -394,8 +395,11 @@ class Training:
     # --- checkpoints
 
     def _must_save(self, stop: StopRequest) -> bool:
-        """Whether to save now. All ranks must agree, and clocks and signals differ between them:
-        several ranks compare their wishes at every look only, and count steps alike in between."""
+        """Whether to save now.
+
+        All ranks must agree, but their clocks and signals differ. So they ask each other, though
+        only at every look; in between they go by the number of steps, which is the same on all.
+        """
         step, seconds = self.progress.step, time.perf_counter() - self._saved_at
         if self.mesh.world_size == 1 or step % self.cfg.log_every == 0:
             due = self._interval.due(step, seconds)
@@ -403,7 +407,10 @@ class Training:
         return self._interval.steps is not None and self._interval.due(step, seconds)
 
     def _save(self) -> Path:
-        """The checkpoint of this step, begun unless it was before; the weights may change then."""
+        """Begin to save this step, unless it is saved already; then the weights may change.
+
+        Returns the checkpoint's folder.
+        """
         path = checkpoints.folder_of(self._saver.root, self.progress.step)
         if not self._unsaved:
             return path
@@ -414,7 +421,6 @@ class Training:
             "progress": dataclasses.asdict(self.progress),
             "clocks": global_state(self.clocks, self.mesh),
             "data": {"samples": self._samples()},
-            "trainer": self.trainer.host_state(),
         }
         self._saver.save(
             self.progress.step,
@@ -427,13 +433,13 @@ class Training:
         return path
 
     def _wait_for_save(self) -> None:
-        """Until the last checkpoint is on disk."""
+        """Wait until the last checkpoint is on disk."""
         if saved := self._saver.wait():
             self.clocks.saved(saved.background_s)
             self.log.checkpointed(saved.path)
 
     def _save_evaluations(self) -> None:
-        """Add them to the checkpoint of this step, which was saved before they were made."""
+        """Add the last evaluations to this step's checkpoint, which was saved before them."""
         path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
         clocks = global_state(self.clocks, self.mesh)
         if self.mesh.is_main and path.is_dir():

@@ -1,4 +1,4 @@
-"""What a run needs of memory, counted on the meta device, and whether this machine has it."""
+"""How much memory a run needs, counted on the meta device, and whether this machine has it."""
 
 import dataclasses
 import os
@@ -58,7 +58,7 @@ def dry_run(cfg: Run, cluster: Cluster) -> tuple[Run, MemoryPlan]:
 
 
 def advice(cfg: Run, cluster: Cluster, available: float) -> str:
-    """A sentence (after a space) with flags that make a run fit so many bytes, if there are any."""
+    """A sentence, after a space, with flags that make a run fit; empty if there are none."""
     smaller = workloads.definition(cfg).smaller(cfg)
     return what_fits(smaller, lambda run: dry_run(run, cluster)[1], available)
 
@@ -67,7 +67,7 @@ def advice(cfg: Run, cluster: Cluster, available: float) -> str:
 
 
 def this_cluster(mesh: Mesh) -> Cluster:
-    """The machines that this process and its like run on."""
+    """The machines that the ranks of this run are on."""
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(mesh.world_size)))
     key = devices.identify(mesh.device).key
     return Cluster(key, mesh.world_size // per_node, per_node)
@@ -83,7 +83,7 @@ def check_memory(
     """
 
     def needed(plan: MemoryPlan) -> MemoryPlan:
-        """To predict, activations hardly count: none outlives its layer."""
+        """Prediction needs hardly any activations: none outlives its layer."""
         return plan if training else dataclasses.replace(plan, activations=0)
 
     plan = needed(plan_memory(cfg, workload, mesh))
@@ -110,8 +110,8 @@ def has_room_for_copies(own_bytes: int, bytes_left: int, mesh: Mesh) -> bool:
     """Whether every machine can keep a copy of what its ranks save; all ranks must call this.
 
     Args:
-        own_bytes: of this rank's copy.
-        bytes_left: of this machine's host memory.
+        own_bytes: size of this rank's copy.
+        bytes_left: unused host memory of this machine.
     """
     per_node = this_cluster(mesh).devices
     first = mesh.rank // per_node * per_node

@@ -81,10 +81,7 @@ class MlperfLog:
         for name, value in evaluation.metrics.items():
             if value is None:
                 continue
-            is_quality = (evaluation.split, name) == (
-                self._cfg.quality_split,
-                self._workload.metric,
-            )
+            is_quality = (evaluation.split, name) == (self._cfg.quality_split, self._cfg.metric)
             key = "eval_accuracy" if is_quality else f"{evaluation.split}_{name}"
             self._log.event(key, value, metric=name, split=evaluation.split, **where)
         self._log.event("eval_stop", kind="INTERVAL_END", **where)

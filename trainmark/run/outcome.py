@@ -13,6 +13,7 @@ from trainmark import metrics, workloads
 from trainmark.config import SYNTHETIC, changed_fields, to_plain
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
+from trainmark.formatting import counted
 from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.environment import environment
@@ -27,7 +28,7 @@ from trainmark.run.result import Result
 def make_result(
     training: Training, cluster: Cluster, monitor: dict[str, Any], began: datetime
 ) -> Result:
-    """All ranks must call this: some numbers are the most of any."""
+    """The result. All ranks must call this, because some numbers are maxima over ranks."""
     cfg, mesh, progress = training.cfg, training.mesh, training.progress
     measured_here = training.clocks.totals
     totals = dataclasses.replace(measured_here, **global_counts(measured_here, mesh))
@@ -78,7 +79,7 @@ def make_result(
 
 
 def with_verdict(finished: Result, output: Path, reference: Path) -> Result:
-    """The result with whether its loss curve agrees; one that is too short to tell says so."""
+    """The result with the verdict on its loss curve; a note if the curve is too short for one."""
     try:
         found = alignment.align(output, reference)
     except InputError as error:
@@ -87,7 +88,7 @@ def with_verdict(finished: Result, output: Path, reference: Path) -> Result:
 
 
 def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:
-    """The slowest and the fastest stretch between two looks, per device."""
+    """Tokens per second and device in the slowest and the fastest stretch between two looks."""
     if not totals.fastest_tokens_s:
         return None
     share = mesh.dp_size / mesh.world_size
@@ -95,7 +96,7 @@ def _spread(totals: Totals, mesh: Mesh) -> list[float] | None:
 
 
 def _sent_bytes(training: Training) -> dict[str, dict[str, float]]:
-    """What a device sends to others in a step: of each kind, the most of any device."""
+    """Bytes that a device sends to others in a step, by kind; the maximum over devices."""
     mesh, trainer = training.mesh, training.trainer
     sent = training.workload.sent_bytes_per_step(trainer) if mesh.world_size > 1 else {}
     if not sent:
@@ -143,18 +144,18 @@ def _mfu(
 
 
 def _quality(training: Training) -> result.Quality:
-    cfg, workload, progress = training.cfg, training.workload, training.progress
+    cfg, progress = training.cfg, training.progress
     final = result.final_metrics(progress.evaluations, progress.best)
     timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
     at_sample, at_s = next(
-        ((e.at_sample, at_s) for e, at_s in timed if reaches_target(e, cfg, workload)), (None, None)
+        ((e.at_sample, at_s) for e, at_s in timed if reaches_target(e, cfg)), (None, None)
     )
     return result.Quality(
-        metric=workload.metric,
+        metric=cfg.metric,
         split=cfg.quality_split,
-        value=final.get(cfg.quality_split, {}).get(workload.metric),
+        value=final.get(cfg.quality_split, {}).get(cfg.metric),
         target=cfg.target,
-        better=workload.better,
+        better=cfg.better,
         reached=None if cfg.target is None else at_sample is not None,
         at_sample=at_sample,
         at_s=at_s,
@@ -181,17 +182,15 @@ def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
     )
 
 
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"
-
-
 def _notes(training: Training) -> list[str]:
     cfg, totals = training.cfg, training.clocks.totals
     notes = []
     if totals.steps_partial:
-        notes.append(f"{_steps(totals.steps_partial)} had fewer samples than a global batch.")
+        notes.append(
+            f"{counted(totals.steps_partial, 'step')} had fewer samples than a global batch."
+        )
     if training.progress.skipped:
-        skipped = _steps(training.progress.skipped)
+        skipped = counted(training.progress.skipped, "step")
         notes.append(f"Skipped {skipped}, because a gradient overflowed.")
     steps = training.progress.step
     idle = sum(cfg.schedule.factor(step) == 0 for step in range(1, steps))  # a decay ends with one
@@ -228,7 +227,7 @@ def _notes(training: Training) -> list[str]:
 
 
 def spread(results: list[Result]) -> str:
-    """One sentence on the repeats of a run."""
+    """One sentence on how much the repeats of a run differ."""
     quality = [r.quality.value for r in results if r.quality.value is not None]
     speed = [r.throughput.p_train for r in results if r.throughput.p_train is not None]
     parts = [

@@ -119,18 +119,18 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Of the devices only, by their own counters; null where nothing counts, with the reason."""
+    """Energy of the devices, by their own counters; null, with a reason, where nothing counts."""
 
     source: str | None
     joules: float | None
-    """Of all devices, from the first allocation to the last evaluation."""
+    """Energy of all devices, from the first allocation to the last evaluation."""
     train_joules: float | None
-    """In the time that p_train is measured in."""
+    """Energy in the time that p_train is measured in."""
     joules_per_sample: float | None
     joules_per_token: float | None
     samples_per_joule: float | None
     mean_power_w: float | None
-    """Of all devices, in the time that p_train is measured in."""
+    """Power of all devices, in the time that p_train is measured in."""
     peak_power_w: float | None
     """The highest sample of one device."""
     reason: str | None
@@ -147,7 +147,7 @@ class Predicted:
     step_s: float | None
     p_train: float | None
     memory_bytes: int | None
-    """Of the fullest device."""
+    """Memory of the fullest device."""
     memory_parts: dict[str, int]
     parts: dict[str, float]
     """Seconds of a step on the device that the others wait for."""
@@ -155,11 +155,11 @@ class Predicted:
     reason: str | None
     """Why there is no time."""
     planner: str
-    """Its version."""
+    """The planner's version."""
     constants: dict[str, float]
-    """That the times were computed with."""
+    """Constants that the times were computed with."""
     sources: list[str]
-    """Of these, and of the device's figures."""
+    """Sources of these constants and of the device's figures."""
     interval_s: tuple[float, float] | None = None
     """Between which the time of a step was expected; older results have none."""
 
@@ -200,7 +200,7 @@ class Result:
     throughput: Throughput
     tokens_per_device_s: float | None
     tokens_per_device_s_spread: list[float] | None = None
-    """Of the slowest and the fastest stretch between two looks at the loss (`log_every`)."""
+    """The slowest and the fastest stretch between two looks at the loss (`log_every`)."""
     mfu: list[Mfu]
     mfu_reason: str | None = None
     """Why `mfu` is empty."""
@@ -210,7 +210,7 @@ class Result:
     """Where labels are yes or no: all metrics of the final weights on each held-out split, with
     their uncertainty. Older results have none."""
     best: Best | None = None
-    """With patience: the evaluation whose weights the quality is of."""
+    """With patience, the evaluation of the weights that the quality is measured on."""
     ended: str | None = None
     """Why training ended: `target`, `patience`, `max_steps` or `epochs`. Null in older results."""
     aligned: Aligned | None = None
@@ -234,7 +234,7 @@ class Result:
         return self.energy.joules_per_sample if self.energy else None
 
     def final_metrics(self) -> dict[str, dict[str, float | None]]:
-        """Of each evaluated split, those of the weights that the run ended with."""
+        """The metrics of the run's final weights, by split."""
         return final_metrics(self.evaluations, self.best)
 
     def write(self, folder: Path) -> Path:
@@ -246,7 +246,7 @@ class Result:
 def final_metrics(
     evaluations: list[Evaluation], best: Best | None
 ) -> dict[str, dict[str, float | None]]:
-    """By split: the metrics of the best weights or, without patience, of the last ones."""
+    """The metrics of the best weights or, without patience, of the last ones, by split."""
     final = [e for e in evaluations if best is None or e.at_sample == best.at_sample]
     return {evaluation.split: evaluation.metrics for evaluation in final}
 

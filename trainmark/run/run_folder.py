@@ -1,6 +1,6 @@
-"""The folder of a run: whose it is, and where its configuration and checkpoints lie.
+"""The folder of a run: which run it belongs to, and where its configuration and checkpoints lie.
 
-Besides what `runlog.py` writes into it, and what the verbs leave in it afterwards, it holds
+`runlog.py` and the verbs write files into it. Besides these it holds
 
     config.json               the resolved configuration that it was made with
     checkpoints/step-*        see `checkpoint/`
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import checksums, workloads
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.config import (
     EXTENSION,
     LAYOUT,
@@ -37,7 +37,7 @@ CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 TRIALS = "trials"
 CHOICE = "choice.json"
-"""Of what was chosen by trials, and why."""
+"""The file that says what trials chose, and why."""
 
 
 def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
@@ -56,7 +56,7 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
             f"Output {output} is not empty and is not the folder of a run. Give another --output."
         )
     _check_checkpoints(output)
-    if from_another and checkpoints.latest(output / CHECKPOINTS):
+    if from_another and folders.latest(output / CHECKPOINTS):
         raise InputError(
             f"--from starts a new run, but {output} has a checkpoint to continue. "
             "Give another --output."
@@ -64,9 +64,9 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
 
 
 def _check_checkpoints(output: Path) -> None:
-    """Refuse to begin again, and to cut the loss curve, where a run has lost its checkpoints."""
+    """Refuse a run that has lost its checkpoints: it would begin again, and cut the loss curve."""
     log, root = output / "perf.log", output / CHECKPOINTS
-    if checkpoints.latest(root) or not log.is_file():
+    if folders.latest(root) or not log.is_file():
         return
     if '"event": "CHECKPOINT"' in log.read_text(encoding="utf-8", errors="replace"):
         raise InputError(
@@ -76,7 +76,7 @@ def _check_checkpoints(output: Path) -> None:
 
 
 def with_full_path(cfg: AnyRun) -> AnyRun:
-    """With its data by a path that holds wherever it is read, as by `evaluate` and `export`."""
+    """The run with an absolute path to its data: `evaluate` and `export` may run elsewhere."""
     data = cfg.data or SYNTHETIC
     is_path = any(os.path.exists(name) for name in (data, f"{data}.idx"))
     return dataclasses.replace(cfg, data=os.path.abspath(data)) if is_path else cfg
@@ -116,8 +116,8 @@ def claimed(output: Path, cfg: Run) -> Iterator[None]:
 
 
 def newer_data(output: Path, cfg: Run) -> str:
-    """What to tell about data that were written after the run's newest checkpoint, if they were."""
-    saved = checkpoints.latest(output / CHECKPOINTS)
+    """A warning if data were written after the run's newest checkpoint, else nothing."""
+    saved = folders.latest(output / CHECKPOINTS)
     if saved is None or cfg.data in (None, SYNTHETIC) or not Path(str(cfg.data)).is_dir():
         return ""
     made = saved.stat().st_mtime
@@ -131,7 +131,7 @@ def newer_data(output: Path, cfg: Run) -> str:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """All that is in a dataset's folder, but for what runs themselves keep there."""
+    """The files of a dataset, without the cache that runs keep there."""
     found = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in found if "cache" not in path.relative_to(folder).parts)
 
@@ -177,7 +177,7 @@ def find_checkpoint(path: Path, which: str | None = None) -> Path:
 
 
 def _choose(root: Path, which: str | None) -> Path:
-    last = checkpoints.latest(root)
+    last = folders.latest(root)
     if last is None:
         raise InputError(f"{root.parent} has no complete checkpoint.")
     if which == "last":
@@ -191,10 +191,10 @@ def _choose(root: Path, which: str | None) -> Path:
             )
         return best or last
     number = re.fullmatch(r"(?:step-)?0*(\d{1,18})", str(which), re.ASCII)
-    found = checkpoints.folder_of(root, int(number[1])) if number else root
+    found = folders.folder_of(root, int(number[1])) if number else root
     if number and found.is_dir():
         return found
-    there = ", ".join(path.name for path in checkpoints.all_checkpoints(root))
+    there = ", ".join(path.name for path in folders.all_checkpoints(root))
     raise InputError(
         f"--checkpoint must be best, last or one of {there}, which {root.parent} has. "
         f"Received: {which}."
@@ -203,14 +203,14 @@ def _choose(root: Path, which: str | None) -> Path:
 
 def _best(last: Path) -> Path | None:
     """The best checkpoint, as the last one knows it."""
-    best = checkpoints.read_state(last).get("progress", {}).get("best")
-    found = checkpoints.folder_of(last.parent, best["step"]) if best else None
+    best = folders.read_state(last).get("progress", {}).get("best")
+    found = folders.folder_of(last.parent, best["step"]) if best else None
     return found if found is not None and found.is_dir() else None
 
 
 def role(checkpoint: Path) -> str:
-    """In words, which of its run's checkpoints it is."""
-    last = checkpoints.latest(checkpoint.parent)
+    """Which of its run's checkpoints it is, in words."""
+    last = folders.latest(checkpoint.parent)
     if last is None or last == checkpoint:
         return "best and last" if last and _best(last) == checkpoint else "last"
     return "best" if _best(last) == checkpoint else "neither best nor last"

@@ -78,7 +78,7 @@ class RunLog:
         last = steps[-1]
         self._mlperf.looked(last.step, last.samples, last.loss)
         rate, loss = stretch.samples_per_s, f"{last.loss:.5f}"
-        speed = "-" if rate is None else f"{rate:,.0f} samples/s"
+        speed = "-" if rate is None else f"{rate:{',.0f' if rate >= 100 else '.3g'}} samples/s"
         self._progress.update(self._task, completed=last.step, loss=loss, speed=speed)
         if not self._console.is_terminal:
             self.say(f"step {last.step:,}  loss {loss}  {speed}  lr {last.lr:.6g}")

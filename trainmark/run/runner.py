@@ -36,7 +36,7 @@ from trainmark.run.forecast import forecast
 from trainmark.run.loop import Training, build_trainer
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
-from trainmark.run.patience import Watch
+from trainmark.run.progress import Watch
 from trainmark.run.result import Result
 from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.run.warnings import warnings
@@ -82,7 +82,7 @@ def train(
 def _with_choices(
     cfg: AnyRun, options: TrainOptions, mesh: Mesh, output: Path
 ) -> tuple[AnyRun, bool]:
-    """The run, resolved, with what its data choose by trial, and whether they had to."""
+    """The resolved run, with what its data choose by trial; and whether there were trials."""
     resolved = run_folder.with_full_path(_resolve_here(cfg, mesh))
     # What is found in the data may depend on the last bits, and these on the processor.
     candidates = mesh.from_main(workloads.definition(cfg).candidates(cfg, resolved))
@@ -105,10 +105,7 @@ def _with_choices(
         flags: run_folder.with_full_path(_resolve_here(candidate, mesh))
         for flags, candidate in candidates.items()
     }
-    better = workloads.load(cfg.workload).better
-    chosen = trials.Trials(
-        candidates=here, train=train, output=output, mesh=mesh, better=better
-    ).choose()
+    chosen = trials.choose(here, train, output, mesh)
     why = trials.reasons(output, mesh)
     if mesh.is_main:
         print(*why, sep="\n", file=sys.stderr)
@@ -116,7 +113,7 @@ def _with_choices(
 
 
 def _remove_another(folder: Path, cfg: Run) -> None:
-    """A trial that was begun with other flags; nobody asked for it by name."""
+    """Remove a trial that was begun with other flags: nobody asked for it by name."""
     try:
         run_folder.check(folder, cfg, fresh=False, from_another=False)
     except InputError:
@@ -172,8 +169,7 @@ def _train_one(
 
 
 def _check_files(cfg: Run, options: TrainOptions, output: Path, *, from_another: bool) -> None:
-    """That the reference can be read, now and not after the last step; and that the folder is
-    this run's."""
+    """Check before the first step that the reference can be read and the folder is this run's."""
     if options.reference:
         alignment.read_curve(options.reference)
     if launched.is_restart():  # what this run wrote itself is to be continued
@@ -183,7 +179,8 @@ def _check_files(cfg: Run, options: TrainOptions, output: Path, *, from_another:
 
 
 def _finished_before(training: Training) -> Result | None:
-    """The result of a run that has no step left to do; of another target it is judged anew."""
+    """The result of a run that has no step left to do; None if it must be judged by another
+    target."""
     output = training.output
     if not training.has_finished or not (output / result.FILE_NAME).exists():
         return None
@@ -200,7 +197,7 @@ def _write(
     predictions: Mapping[str, Predictions],
     reference: Path | None,
 ) -> Result:
-    """The model, the scores and the result, with what these tell besides."""
+    """Write the model, the scores and the result; returns the result with all that they add."""
     cfg, workload, output = training.cfg, training.workload, training.output
     if workload.save_model:
         workload.save_model(training.trainer, output / MODEL_FOLDER)
@@ -217,7 +214,8 @@ def _write(
 
 
 def _check_described(described: Known, mesh: Mesh) -> None:
-    """That --hardware is about this device, and says the same to all ranks: placements follow."""
+    """Check that --hardware describes this device, and is the same on all ranks, because tables are
+    placed by it."""
     device = identify(mesh.device)
     if (device.key, device.name.lower()) != (described.key, described.name.lower()):
         raise InputError(
@@ -257,23 +255,22 @@ def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
 
 
 def _settle(cfg: Run, mesh: Mesh) -> None:
-    """What holds for the whole process."""
+    """Settings of the whole process."""
     set_matmul_precision(cfg.precision)
     if mesh.device.type == "cpu":
         keep_freed_memory()
 
 
 def _counts_energy(mesh: Mesh) -> bool:
-    """A GPU counts for itself; the counters of CPUs are those of the machine, so one rank does."""
+    """Whether this rank counts energy: each GPU has a counter; a machine's CPUs share theirs."""
     return mesh.device.type != "cpu" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _forget_peaks(mesh: Mesh) -> None:
-    """So that one of several runs in a process does not report the peak of another."""
+    """Reset peak memory, so that a run does not report that of a run before it here."""
     backends.forget_peaks(mesh.device)
-    with suppress(
-        OSError
-    ):  # only Linux has it, and a sandbox may refuse it: a peak may be too high
+    # Only Linux has this file, and a sandbox may refuse it; then a peak may be too high.
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set
 
 

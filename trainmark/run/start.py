@@ -1,22 +1,22 @@
 """`train --from`: a new run begins with what another one has learned.
 
-Its data may be those of the other run, or extend them (`prepare --vocabulary OLD --grow`): then the
-rows that a table had come from the checkpoint, and the new ones behind them begin as new rows do.
+Its data may be those of the other run, or extend them (`prepare --vocabulary OLD --grow`). Then a
+table's old rows come from the checkpoint, and the new rows behind them start afresh.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.boxes import first_rows
+from trainmark.checkpoint.local_shards import first_rows
 from trainmark.checkpoint.run_tensors import is_of_trainer, own_name
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError
+from trainmark.formatting import counted
 from trainmark.run.run_folder import CONFIG_FILE, find_checkpoint, parse_config, read_config
 
 
@@ -28,16 +28,29 @@ class Start:
     """The checkpoint."""
     with_optimizer: bool = False
     grown: Mapping[str, int] = field(default_factory=dict)
-    """Tables that have more rows by now -> those that the checkpoint has."""
+    """For each table that has more rows by now, its rows in the checkpoint."""
 
     def __str__(self) -> str:
         taken = "weights and optimiser state" if self.with_optimizer else "weights"
-        tables = f"{len(self.grown)} table{'s' if len(self.grown) > 1 else ''}"
+        tables = counted(len(self.grown), "table")
         return f"{taken} of {self.path}" + (f", and new rows in {tables}" if self.grown else "")
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Fill `tensors`, by their names in a checkpoint."""
+        stored = set(checkpoints.names(self.path))
+        missing = sorted(filter(is_of_trainer, tensors.keys() - stored))
+        if missing:
+            raise InputError(
+                f"--with-optimizer: {self.path} was trained with another optimiser or precision; "
+                f"it has no {missing[0]}. Train with the same, or leave --with-optimizer out."
+            )
+        wanted = {name: _as_before(name, tensor, self.grown) for name, tensor in tensors.items()}
+        there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        checkpoints.load(self.path, there)
 
 
 def find(options: TrainOptions, cfg: Run) -> Start | None:
-    """The start that was asked for; one whose data do not go together with the run's is refused."""
+    """The start that was asked for. Refuses a checkpoint whose data do not match the run's."""
     if options.weights_from is None:
         if options.with_optimizer:
             raise InputError("--with-optimizer needs --from RUN, whose optimiser state to take.")
@@ -47,8 +60,8 @@ def find(options: TrainOptions, cfg: Run) -> Start | None:
 
 
 def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:
-    """The run, before it is resolved, with what the weights that it begins with decide: those that
-    it continues, or those of --from."""
+    """The unresolved run, with what its first weights decide: those that it continues from, or
+    those of --from."""
     earlier = None
     if (output / CONFIG_FILE).is_file():
         earlier = read_config(output)
@@ -60,7 +73,7 @@ def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:
 
 
 def _earlier(checkpoint: Path, cfg: Run) -> Run | None:
-    """The run of a checkpoint, if it is of this workload."""
+    """The configuration of a checkpoint's run; None if it is of another workload."""
     config = checkpoints.read_state(checkpoint).get("config")
     if not isinstance(config, dict) or config.get("workload") != cfg.workload:
         return None
@@ -76,19 +89,6 @@ def _grown(checkpoint: Path, cfg: Run) -> Mapping[str, int]:
     if not grown:
         definition.check_data(earlier, cfg.data)
     return grown
-
-
-def load(start: Start, tensors: dict[str, Tensor]) -> Any:
-    """Fill `tensors`, by their names in a checkpoint. Returns the trainer's other state."""
-    missing = sorted(filter(is_of_trainer, tensors.keys() - set(checkpoints.names(start.path))))
-    if missing:
-        raise InputError(
-            f"--with-optimizer: {start.path} was trained with another optimiser or precision; it "
-            f"has no {missing[0]}. Train with the same, or leave --with-optimizer out."
-        )
-    wanted = {name: _as_before(name, tensor, start.grown) for name, tensor in tensors.items()}
-    there = {name: tensor for name, tensor in wanted.items() if tensor is not None}
-    return checkpoints.load(start.path, there)["trainer"]
 
 
 def _as_before(name: str, tensor: Tensor, grown: Mapping[str, int]) -> Tensor | None:

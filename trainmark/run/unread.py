@@ -1,4 +1,4 @@
-"""What steps leave on the device, until the loop looks at it."""
+"""The scalars that steps leave on the device, until the loop reads them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from trainmark.run.curves import Step
 
 @dataclass(frozen=True, kw_only=True)
 class _Left:
-    """By a step."""
+    """What one step has left."""
 
     known: dict[str, Any]
     scalars: Mapping[str, Tensor | float]
@@ -34,13 +34,18 @@ class Unread:
     def add(
         self, scalars: Mapping[str, Tensor], differ: dict[str, Tensor], **known: int | float
     ) -> None:
-        """A step: scalars by their names in `Step` (each step has the same ones), what of it was
-        found to differ, and what the host knows of it, which are the other fields of `Step`."""
+        """Add a step.
+
+        Args:
+            scalars: by their names in `Step`; the same names for every step.
+            differ: of a checked step, by name whether its two computations differ.
+            known: the fields of `Step` that the host knows.
+        """
         kept = {name: value.item() if self._at_once else value for name, value in scalars.items()}
         self._left.append(_Left(known=known, scalars=kept, differ=differ))
 
     def read(self) -> list[tuple[Step, dict[str, Tensor]]]:
-        """Every step since the last call, with what was found to differ."""
+        """Every step since the last call, with its `differ`."""
         left, self._left = self._left, []
         if not left:
             return []

@@ -1,6 +1,6 @@
-"""What makes a result one not to trust as it is: few steps, a loss that rose, what a workload adds.
+"""Why a result should not be trusted as it is: few steps, a rising loss, what the workload adds.
 
-Notes tell how a result came about; warnings say that something is probably wrong, and what to do.
+Notes say how a result came about; warnings say that something is probably wrong, and what to do.
 """
 
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainmark import metrics, workloads
 from trainmark.config import Run
+from trainmark.formatting import counted
 from trainmark.run.curves import read_losses
 from trainmark.run.result import Result
 
@@ -26,7 +27,7 @@ def warnings(cfg: Run, finished: Result, output: Path) -> list[str]:
         *_few_steps(cfg, finished),
         *_risen_loss(cfg, output / finished.loss.curve),
         *_optimistic_choice(finished),
-        *workloads.definition(cfg).warnings(cfg, finished.final_metrics()),
+        *workloads.load(cfg.workload).warnings(cfg, finished.final_metrics()),
     ]
 
 
@@ -34,14 +35,15 @@ def _few_steps(cfg: Run, finished: Result) -> list[str]:
     steps = finished.steps.all - finished.steps.skipped
     if steps >= FEW_STEPS or finished.quality.reached:  # what it was for was reached
         return []
-    taken = f"{steps} step{'' if steps == 1 else 's'}"
     limited = cfg.max_steps is not None and finished.steps.all >= cfg.max_steps
     advice = "raise --max-steps" if limited else "lower --global-batch, or raise --epochs"
     if finished.ended == "patience":
         advice = "lower --global-batch or --lr, or raise --patience"
+    elif not limited and {"global_batch", "epochs"} <= workloads.definition(cfg).closed(cfg):
+        return []  # nobody chose them: they follow from the rows, of which there are enough
     return [
-        f"The weights were updated in {taken} only; fewer than {FEW_STEPS} seldom teach a model "
-        f"what is in the data. To train one, {advice}."
+        f"The weights were updated in {counted(steps, 'step')} only; fewer than {FEW_STEPS} seldom "
+        f"teach a model what is in the data. To train one, {advice}."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Owns what the training steps of several workloads share.
+"""Owns what the training steps of several workloads have in common.
 
 optimizers.py   PyTorch's optimisers under a gate, loss scaling
 adamw.py        AdamW for weights in any type, sharded or not

@@ -11,7 +11,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Kept(Generic[Key, Value]):
+class LatestCache(Generic[Key, Value]):
     """A cache of the latest few values. Several threads may ask; each value is made once."""
 
     def __init__(self, most: int) -> None:

@@ -1,9 +1,28 @@
 """From the samples of a split to global batches, and from a global batch to the ranks' shares."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from trainmark.config import Run, filled
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCounts:
+    """What the loop counts of a batch. Every workload's batches begin with these fields."""
+
+    samples: int
+    """Samples of this rank."""
+    tokens: int = 0
+    """Tokens of these samples, without padding; 0 for a workload without tokens."""
+    position: int
+    """Samples of all ranks up to the end of this batch's global batch, over all epochs."""
+    partial: bool
+    """Whether the global batch has fewer samples than a full one, at the end of an epoch."""
+
+    def counts(self) -> dict[str, Any]:
+        """These fields, for the prepared form of this batch."""
+        return {field.name: getattr(self, field.name) for field in fields(BatchCounts)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class GlobalBatches:
         return -(-self.samples_per_epoch // self.size)
 
     def after(self, position: int) -> Iterator[GlobalBatch]:
-        """Those to come after so many samples, over all epochs."""
+        """The batches that come after so many samples, over all epochs."""
         while position < self.epochs * self.samples_per_epoch:
             epoch, start = divmod(position, self.samples_per_epoch)
             stop = min(start + self.size, self.samples_per_epoch)
@@ -60,14 +79,14 @@ class GlobalBatches:
             yield GlobalBatch(epoch, start, stop, position)
 
     def ending_at(self, position: int) -> GlobalBatch:
-        """The one that ends after so many samples."""
+        """The batch that ends after so many samples."""
         epoch, last = divmod(position - 1, self.samples_per_epoch)
         return GlobalBatch(epoch, last // self.size * self.size, last + 1, position)
 
 
 class RankBatches:
-    """What the batches of all workloads have in common: those of one split for one data-parallel
-    rank. A workload adds `__iter__`, over `_to_come`, and `describe` (`contract.Data`).
+    """The batches of one split for one data-parallel rank, as far as all workloads are alike. A
+    workload adds `__iter__`, over `_to_come`, and `describe` (`contract.Data`).
 
     Args:
         samples: of the split.
@@ -109,6 +128,12 @@ class RankBatches:
     def _to_come(self) -> Iterator[GlobalBatch]:
         return self._batches.after(self._position)
 
+    def _counts(self, batch: GlobalBatch) -> dict[str, Any]:
+        """The fields of `BatchCounts` for this rank's share, without tokens."""
+        is_partial = batch.size < self._batches.size
+        samples = len(self._share(batch))
+        return {"samples": samples, "position": batch.position, "partial": is_partial}
+
     def _share(self, batch: GlobalBatch) -> range:
-        """This rank's."""
+        """This rank's places in a global batch."""
         return batch.share(self._dp_rank, self._dp_size)

@@ -2,8 +2,8 @@
 
     loss, differ = computed_twice(compute, described, forget, weights)
 
-What is compared are fingerprints: sums of all words of a tensor as integers, which do not depend on
-an order, and which any single flipped bit changes. They stay on the device, like a loss.
+It compares fingerprints: the sum of all words of a tensor as integers. The sum does not depend on
+an order, and any single flipped bit changes it. Fingerprints stay on the device, like a loss.
 """
 
 import warnings
@@ -17,19 +17,19 @@ from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 Fingerprints = dict[str, Tensor]
-"""By name: of each tensor, or of several, an int64 scalar on its device."""
+"""By name, the fingerprint of one or several tensors: an int64 scalar on their device."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
 def fingerprint(*tensors: Tensor) -> Tensor:
-    """Of what this rank holds of some tensors, of which there is at least one."""
+    """The fingerprint of one or more tensors, or of what this rank holds of them."""
     return torch.stack([_sum_of_words(tensor) for tensor in tensors]).sum()
 
 
 def fingerprints(tensors: Mapping[str, Tensor], of: str = "") -> Fingerprints:
-    """Of each tensor; `of` begins their names."""
+    """The fingerprint of each tensor; `of` is put before the names."""
     return {f"{of}{name}": fingerprint(tensor) for name, tensor in tensors.items()}
 
 
@@ -43,7 +43,7 @@ def _sum_of_words(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def in_fixed_order(device: torch.device) -> Iterator[None]:
-    """PyTorch's kernels add in a fixed order, where they have one. A CPU's always do."""
+    """Have PyTorch's kernels add in a fixed order, where they can. On a CPU they always do."""
     if device.type == "cpu":
         yield
         return
@@ -66,14 +66,14 @@ def computed_twice(
     forget: Callable[[], None],
     weights: Callable[[], Fingerprints],
 ) -> tuple[T, dict[str, Tensor]]:
-    """What `compute` returned the second time, and by name whether bits were others the first time:
-    of loss and gradients, and of the weights that they are computed from.
+    """Compute twice. Returns the second result and, by name, whether the bits of the loss, of a
+    gradient, or of a weight that they are computed from have changed.
 
     Args:
-        compute: leaves the gradients of a batch where an update will find them.
-        described: of what it has computed, and returned.
-        forget: the gradients.
-        weights: of all that the step reads besides its batch.
+        compute: computes the gradients of a batch, and leaves them where an update will find them.
+        described: fingerprints of what was computed.
+        forget: discards the gradients.
+        weights: fingerprints of all that the step reads besides its batch.
     """
     before, first = weights(), described(compute())
     forget()

@@ -17,8 +17,8 @@ _CHOICES = 2**16  # each number has 16 random bits; a hash has 32
 
 
 class Dropout:
-    """Puts zeros in the place of a share of what a layer passes on, and scales the rest up to keep
-    the mean. Does nothing where gradients are off: to predict, every number counts.
+    """Replaces a share of a layer's outputs by zeros, and scales the rest up to keep the mean. Does
+    nothing where gradients are off, as in prediction.
 
     Args:
         share: what part is dropped, below 1; the nearest multiple of 1 / 65536.
@@ -26,11 +26,11 @@ class Dropout:
     """
 
     samples_B: Tensor
-    """int64: the numbers of the samples in the run. Whoever trains sets them for each batch."""
+    """int64: the numbers of the samples in the run. The trainer sets them for each batch."""
 
     def __init__(self, share: float, *key: int | str) -> None:
         self.dropped = round(share * _CHOICES)
-        """Of the 65536 values of the random bits."""
+        """How many of the 65536 values of the random bits are dropped."""
         self._key = key
 
     @property
@@ -69,5 +69,5 @@ class Dropout:
 
     @property
     def _first_kept(self) -> int:
-        """Of the random bits, which are read as signed numbers."""
+        """The first value of the random bits, read as a signed number, that is kept."""
         return self.dropped - _CHOICES // 2

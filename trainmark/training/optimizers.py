@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.optim import SGD, Adagrad, Adam, Optimizer
+
+from trainmark.config import Run
 
 
 def make_optimizer(
@@ -73,7 +75,7 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[Any, str]) -> dict[st
 
 
 _ADDED_AT_ONCE = 2**20
-"""Numbers. A CPU adds their squares one after another: of 66 million, 0.5 % would be lost."""
+"""A CPU adds squares one after another; over 66 million numbers, rounding would lose 0.5 %."""
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -84,7 +86,7 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _norms_of_pieces(tensor: Tensor) -> Tensor:
-    """Numbers whose norm is the tensor's."""
+    """Norms of pieces of the tensor; their norm is the tensor's."""
     return norms(tensor.reshape(-1).split(_ADDED_AT_ONCE))
 
 
@@ -111,6 +113,11 @@ class LossScale:
         initial = self.INITIAL if self.dynamic else float(setting)
         self.scale = torch.tensor(initial, device=device)
         self.good_steps = torch.zeros((), device=device)
+
+    @classmethod
+    def of_run(cls, cfg: Run, device: torch.device) -> Self | None:
+        """The loss scale of a run; None unless it computes in fp16."""
+        return cls(cfg.loss_scale, device) if cfg.precision == "fp16" else None
 
     def update(self, gate: Tensor) -> None:
         """After a step that was applied (gate 1) or skipped (0)."""

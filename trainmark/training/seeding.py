@@ -12,8 +12,8 @@ def stream_seed(*key: int | str) -> int:
 
 
 DRAWN_BY_A_CPU = 2**22
-"""Numbers of a tensor. Each kind of device has random streams of its own; a tensor that a CPU draws
-in a moment is drawn by one everywhere, so that small models begin alike on all devices."""
+"""The largest tensor, in numbers, that a CPU draws for every device. Each kind of device has its
+own random streams, so small models, which a CPU draws in a moment, begin alike everywhere."""
 
 
 def drawing_device(numbers: int, device: torch.device) -> torch.device:

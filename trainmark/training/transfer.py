@@ -56,10 +56,10 @@ class Copier:
         return ready
 
     def then(self, function: Callable[[], Result], after: Any = None) -> tuple[Result, Any]:
-        """What `function` makes of copies, behind them on their stream, and the event after it.
+        """Run `function` on the copies' stream, after them. Returns its result and an event.
 
-        It waits for the event `after`, too. Whoever reads the result on the compute stream says so
-        with `used_here`.
+        It waits for the event `after`, too. If you read the result on the compute stream, call
+        `used_here`.
         """
         if self._stream is None:
             return function(), None

@@ -1,7 +1,7 @@
-"""One `train` of many, as `sweep` and `suite` start them: how it ended, in words.
+"""One run of many, as `sweep` and `suite` start them, and how it ended.
 
-In a process of its own no state leaks, and running out of memory ends only that run. In this one,
-a run does not wait for Python and PyTorch to start, and can be watched.
+In a process of its own a run leaks no state, and running out of memory ends only that run. In this
+process a run does not wait for Python and PyTorch to start, and can be watched.
 """
 
 import gc
@@ -17,7 +17,7 @@ from typing import Self
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory
 from trainmark.hardware import backends
-from trainmark.run.patience import Watch
+from trainmark.run.progress import Watch
 from trainmark.run.signals import StopRequest
 
 DONE, OUT_OF_MEMORY, FAILED, PRUNED = "done", "OOM", "failed", "pruned"
@@ -43,9 +43,9 @@ class Outcome:
     kind: str
     """`done`, `OOM`, `failed` or, in this process, `pruned`."""
     reason: str = ""
-    """Of an `OOM` or a failure."""
+    """Why it failed or ran out of memory."""
     evaluations: list[float] = field(default_factory=list)
-    """Of one that was pruned."""
+    """The metric so far of a pruned run."""
 
 
 class Pruned(Exception):  # noqa: N818  (no error: it was asked for)
@@ -73,7 +73,7 @@ def attempt_here(cfg: Run, options: TrainOptions, watch: Watch | None) -> Outcom
         return Outcome(OUT_OF_MEMORY, in_words(told))
     except (InputError, OSError, MemoryError) as error:
         return _outcome(in_words(error))
-    finally:  # of what it held, nothing is left for the next one to pay for
+    finally:  # free its memory for the next run
         gc.collect()
         backends.empty_cache()
     return Outcome(DONE)

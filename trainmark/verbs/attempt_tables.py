@@ -57,7 +57,7 @@ class PlannedRun:
     name: str
     """What the remarks below the table call it."""
     cells: list[str]
-    """In front of the bytes."""
+    """Cells before those with bytes."""
     run: Run
     cluster: Cluster
     device_bytes: int | None = None

@@ -1,8 +1,9 @@
 """`trainmark calibrate`: measure this machine, and write the `hardware.toml` that `plan` reads.
 
-Under torchrun, all ranks measure at the same time, as they train; links between them are measured
-then, too. Rates are those that are reached: of a GPU, of one device; of CPUs, of all ranks of a
-machine together.
+Under torchrun, all ranks measure at the same time, as they would train, and the links between them
+are measured, too. Rates of GPUs are of one device; rates of CPUs are of all ranks of a machine
+together. CPUs are measured in several rounds, and the median counts, because other programs may use
+them. `calibrate_steps.py` measures what whole steps take beyond the parts measured here.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,22 +32,27 @@ from trainmark.embeddings.tables.store import TableStore, whole_table
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.files import write_atomically
 from trainmark.hardware import backends, devices, hardware_file, known
-from trainmark.hardware.allocator import use_huge_pages
+from trainmark.hardware.allocator import keep_freed_memory, use_huge_pages
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.hardware.devices import Peak, peak_flops
-from trainmark.hardware.known import CPU, ByWidth, Figure, Known, Measured
+from trainmark.hardware.known import CPU, LARGE_TABLE, SMALL_TABLE, Figure, Known, Measured
 from trainmark.hardware.nvidia import capability
-from trainmark.kernels.compiled import in_threads
-from trainmark.kernels.interaction import dot_interaction
-from trainmark.training.precision import set_matmul_precision
+from trainmark.kernels.gather_interaction import gather_interaction
+from trainmark.kernels.gather_rows import gather_rows_into
+from trainmark.kernels.relu_mlp import relu_mlp
+from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.training.precision import autocast, set_matmul_precision
+from trainmark.verbs.calibrate_steps import with_whole_steps
 
 GEMM_WIDTHS = (16, 64, 256, 1024, 4096)
 TABLE_WIDTHS = (16, 64, 128)
 """Columns, of 4 bytes."""
-VECTORS = 27
-"""Of a sample, whose products are taken: as many as Criteo's log has."""
+FEW_SAMPLES, LAYERS = 256, 2
+"""Samples and layers of an MLP, which is timed once more with `Scale.samples`."""
+FEATURES = 26
+"""Features of a sample, each with a table: as many as Criteo's log has."""
 LONG_S = 0.005
-"""Of work on a device, beside which the host's waiting does not count."""
+"""Seconds of work on a device, compared with which the host's waiting is short."""
 DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -57,21 +63,32 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work is enough to measure: milliseconds of it."""
+    """How much work to time: enough for some milliseconds."""
 
     rows: int
-    """Of the tall matrix in a GEMM."""
+    """Rows of the tall matrix in a GEMM."""
     widest: int
-    """Of a GEMM."""
+    """Widest square matrix of a GEMM."""
     table_bytes: int
+    """Of each table."""
     lookups: int
+    """In all of them."""
     copy_bytes: int
     file_bytes: int
+    tables: int = 1
     budget_s: float = 0.3
-    """For each figure."""
+    """Seconds to spend on each figure, in each round."""
+    rounds: int = 1
+    samples: int = 8192
+    """Of layers and an interaction that learn, on a CPU,"""
+    activations: int = 2**20
+    """and at most so many numbers of a layer."""
 
 
-CPU_SCALE = Scale(2048, 1024, 2**28, 2**18, 2**27, 2**27)
+CPU_SCALE = Scale(
+    2048, 1024, LARGE_TABLE, FEATURES * 2**13, 2**27, 2**27,
+    tables=FEATURES, budget_s=0.1, rounds=3,
+)  # fmt: skip
 GPU_SCALE = Scale(65536, 4096, 2**32, 2**21, 2**31, 2**29)
 
 
@@ -80,6 +97,8 @@ def calibrate(device: DeviceChoice, output: Path) -> Path | None:
     if output.is_dir():
         output = output / hardware_file.FILE_NAME
     kind = backends.chosen(device)
+    if kind == "cpu":
+        keep_freed_memory()  # as training does
     with _ranks(kind) as here:
         found = measure(here, CPU_SCALE if kind == "cpu" else GPU_SCALE, output.parent)
         if not meshes.is_main_process():
@@ -91,7 +110,7 @@ def calibrate(device: DeviceChoice, output: Path) -> Path | None:
 
 @contextmanager
 def _ranks(kind: str) -> Iterator[torch.device]:
-    """This process's device, among those of its like where a launcher started several."""
+    """This process's device; joins the other ranks where a launcher started several."""
     here = meshes.local_device(kind)
     if kind != "cpu":
         backends.make_current(here)
@@ -106,64 +125,69 @@ def _ranks(kind: str) -> Iterator[torch.device]:
 def measure(here: torch.device, scale: Scale, folder: Path) -> Known:
     """All that is known of this device, the vendor's figures and what was measured now."""
     device = devices.identify(here)
-    own = _measured(here, scale, folder)
+    own = _combined([_rates(here, scale) for _ in range(scale.rounds)], statistics.median)
+    node, network, collective_s = _links(here, scale)
+    own = dataclasses.replace(
+        own,
+        node=node,
+        network=network,
+        collective_s=collective_s,
+        disk=_disk(folder, scale),
+    )
     peaks = {name: peak_flops(device, name) for name in devices.PRECISIONS}
     table = known.from_tables(device.key) or Known(key=device.key, name="")
     who = "the kernel, or the container's limit" if device.key == CPU else "the driver"
-    return dataclasses.replace(
+    found = dataclasses.replace(
         table,
         name=device.name,
         memory=Figure(device.memory_bytes, who),
         peaks={n: Figure(p.flops, p.source) for n, p in peaks.items() if isinstance(p, Peak)},
         measured=_over_ranks(own, shared=device.key == CPU),
     )
+    return with_whole_steps(found, here) if device.key == CPU else found
 
 
-def _measured(here: torch.device, scale: Scale, folder: Path) -> Measured:
+def _rates(here: torch.device, scale: Scale) -> Measured:
+    """What one device reaches by itself."""
     names = [name for name in (*DTYPES, "fp8") if _multiplies(here, name)]
     widths = [width for width in GEMM_WIDTHS if width <= scale.widest]
-    updates = {
-        name: {4 * width: _update(here, scale, width, name) for width in TABLE_WIDTHS}
-        for name in ("sgd", "adagrad", "rowwise_adagrad")
-    }
-    node, network, collective_s = _links(here, scale)
+    on_cpu = here.type == "cpu"
+    layers = _layers(here, scale, names) if on_cpu else {}
     ranks = meshes.launched_ranks()
     return Measured(
         source=f"trainmark {__version__} calibrate, {datetime.now(UTC):%Y-%m-%d}, {ranks} rank(s)",
         copy=_copy(here, scale),
-        gather={4 * width: _gather(here, scale, width) for width in TABLE_WIDTHS},
-        update=updates["sgd"],
-        adagrad=updates["adagrad"],
-        rowwise_adagrad=updates["rowwise_adagrad"],
-        interaction={width: _interaction(here, scale, width) for width in TABLE_WIDTHS},
+        **_of_rows(here, scale, scale.table_bytes),
+        small=_of_rows(here, scale, SMALL_TABLE) if on_cpu else {},
+        interaction={w: _interaction(here, scale, w) for w in TABLE_WIDTHS} if on_cpu else {},
         gemm={name: {width: _gemm(here, scale, name, width) for width in widths} for name in names},
+        layer={name: {w: rate for w, (rate, _) in of.items()} for name, of in layers.items()},
+        layer_s={name: {w: start for w, (_, start) in of.items()} for name, of in layers.items()},
         launch_s=_launch(here, scale),
-        threads_s=_threads(here, scale),
-        collective_s=collective_s,
-        node=node,
-        network=network,
         host=_from_host(here, scale),
-        disk=_disk(folder, scale),
     )
 
 
 def _over_ranks(own: Measured, shared: bool) -> Measured:
-    """The mean of all ranks; of CPUs, what the ranks of a machine have together."""
+    """The mean over ranks; for CPUs, the sum of the ranks of a machine."""
     every = meshes.of_all_ranks(own)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(len(every)))) if shared else 1
+    return _combined(every, statistics.mean).scaled(per_node)
 
-    def mean(rates: list[ByWidth]) -> ByWidth:
-        return {width: statistics.mean(one[width] for one in rates) for width in rates[0]}
 
-    rates: dict[str, Any] = {
-        name: mean([getattr(one, name) for one in every]) for name in known.BY_WIDTH
-    }
-    return dataclasses.replace(
-        own,
-        **rates,
-        copy=statistics.mean(one.copy or 0.0 for one in every),
-        gemm={name: mean([one.gemm[name] for one in every]) for name in own.gemm},
-    ).scaled(per_node)
+def _combined(found: Sequence[Measured], how: Callable[[Sequence[float]], float]) -> Measured:
+    """Of each figure the mean, or the median, of those that have it."""
+
+    def of(values: Sequence[Any]) -> Any:
+        values = [value for value in values if value is not None]
+        if not values or isinstance(values[0], str):
+            return values[0] if values else None
+        if isinstance(values[0], Mapping):
+            return {key: of([value[key] for value in values]) for key in values[0]}
+        return how(values)
+
+    names = [field.name for field in dataclasses.fields(Measured)]
+    return Measured(**{name: of([getattr(one, name) for one in found]) for name in names})
 
 
 # --- the figures
@@ -202,17 +226,26 @@ def _copy(here: torch.device, scale: Scale) -> float:
     return 2 * scale.copy_bytes / seconds_of(lambda: target.copy_(source), here, scale.budget_s)
 
 
-def _gather(here: torch.device, scale: Scale, width: int) -> float:
-    """Reading random rows, by the engine's own operations; the bytes are those that
-    `placement/costs.py` counts."""
-    store, ids, rows = _table(here, scale, width, "sgd")
+def _of_rows(here: torch.device, scale: Scale, table_bytes: int) -> dict[str, Any]:
+    """Reading and changing random rows of a table, by the engine's own operations, and by bytes of
+    a row; bytes are counted as `placement/costs.py` counts them."""
+    optimizers = {"update": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "rowwise_adagrad"}
+    found = {"gather": {4 * w: _gather(here, scale, table_bytes, w) for w in TABLE_WIDTHS}}
+    for name, optimizer in optimizers.items():
+        found[name] = {4 * w: _update(here, scale, table_bytes, w, optimizer) for w in TABLE_WIDTHS}
+    return found
+
+
+def _gather(here: torch.device, scale: Scale, table_bytes: int, width: int) -> float:
+    store, ids, rows = _table(here, scale, table_bytes, width, "sgd")
     read = scale.lookups * (max(MIN_ACCESS, 4 * width) + 4 * width)
     return read / seconds_of(lambda: store.gather_into(ids, rows), here, scale.budget_s)
 
 
-def _update(here: torch.device, scale: Scale, width: int, optimizer: str) -> float:
-    """Likewise changing them."""
-    store, ids, grads = _table(here, scale, width, optimizer)
+def _update(
+    here: torch.device, scale: Scale, table_bytes: int, width: int, optimizer: str
+) -> float:
+    store, ids, grads = _table(here, scale, table_bytes, width, optimizer)
     settings = Settings(lr=0.0, gate=torch.ones((), device=here))
     per_element, per_row = STATE_BYTES[optimizer]
     changed = max(MIN_ACCESS, 4 * width) + per_element * width + per_row
@@ -225,32 +258,78 @@ def _update(here: torch.device, scale: Scale, width: int, optimizer: str) -> flo
 
 
 def _table(
-    here: torch.device, scale: Scale, width: int, optimizer: str
+    here: torch.device, scale: Scale, table_bytes: int, width: int, optimizer: str
 ) -> tuple[TableStore, Tensor, Tensor]:
-    """A table, the rows of it that are looked up, and as many rows to read into or to add."""
-    rows = scale.table_bytes // (4 * width)
+    """Tables, their rows that are looked up, and as many rows to read into or to add."""
+    rows, each = table_bytes // (4 * width), scale.lookups // scale.tables
     rule = make_rule(optimizer, eps=1e-8, beta1=0, beta2=0)
-    store = TableStore([whole_table("table", rows, width)], width, rule)
-    store.weight = torch.empty(rows, width, device=here)
+    parts = [whole_table(f"table {number}", rows, width) for number in range(scale.tables)]
+    store = TableStore(parts, width, rule)
+    store.weight = torch.empty(rows * scale.tables, width, device=here)
     use_huge_pages(store.weight)
     store.weight.zero_()
     store.create_state()
     generator = torch.Generator(here).manual_seed(0)
-    ids = torch.randint(rows, (scale.lookups,), device=here, generator=generator)
-    return store, ids, torch.zeros(scale.lookups, width, device=here)
+    ids = torch.randint(rows, (scale.tables, each), device=here, generator=generator)
+    ids += rows * torch.arange(scale.tables, device=here)[:, None]
+    return store, ids.flatten(), torch.zeros(ids.numel(), width, device=here)
 
 
 def _interaction(here: torch.device, scale: Scale, width: int) -> float:
-    """Products of all pairs of a sample's rows, forward and backward."""
-    x = torch.randn(scale.rows, width, device=here, requires_grad=True)
-    rows = torch.randn(scale.rows, VECTORS - 1, width, device=here, requires_grad=True)
+    """Products of all pairs of a sample's rows, forward and backward, without the lookup."""
+    samples, weight = scale.samples, torch.randn(SMALL_TABLE // (4 * width), width)
+    ids_FB = torch.randint(len(weight), (FEATURES, samples))
+    rows_FBD = torch.empty(FEATURES, samples, width)
+    x = torch.randn(samples, width, requires_grad=True)
+    tables = Tables(Rows(weight))
 
-    def products() -> None:
-        dot_interaction(x, rows).sum().backward()
-        x.grad = rows.grad = None
+    def interact() -> Tensor:
+        return gather_interaction(x, ids_FB.t(), tables, rows_FBD.transpose(0, 1))
 
-    done = 3 * VECTORS * (VECTORS - 1) * width * scale.rows
-    return done / seconds_of(products, here, scale.budget_s)
+    gradient = torch.ones_like(interact())
+
+    def all_of_it() -> None:
+        interact().backward(gradient)
+        x.grad = None
+
+    def lookup() -> None:
+        gather_rows_into(rows_FBD.view(-1, width), ids_FB.flatten(), tables)
+
+    whole_s, lookup_s = (seconds_of(part, here, scale.budget_s) for part in (all_of_it, lookup))
+    done = 3 * (FEATURES + 1) * FEATURES * width * samples
+    return done / max(whole_s - lookup_s, whole_s / 2)
+
+
+def _layers(
+    here: torch.device, scale: Scale, precisions: Sequence[str]
+) -> dict[str, dict[int, tuple[float, float]]]:
+    """By precision and width."""
+    widths = [width for width in GEMM_WIDTHS if width <= scale.widest]
+    return {name: {w: _layer(here, scale, name, w) for w in widths} for name in precisions}
+
+
+def _layer(here: torch.device, scale: Scale, precision: str, width: int) -> tuple[float, float]:
+    """Operations per second of a layer that learns, and the seconds that it takes besides."""
+    many = max(2 * FEW_SAMPLES, min(scale.samples, scale.activations // width))
+    few_s, many_s = (_mlp_s(here, scale, precision, width, n) for n in (FEW_SAMPLES, many))
+    start_s = few_s - (many_s - few_s) * FEW_SAMPLES / (many - FEW_SAMPLES)
+    start_s = min(max(start_s, 1e-7), few_s / 2)  # whatever else the machine did meanwhile
+    return 6 * width * width * many / max(many_s - start_s, many_s / 2), start_s
+
+
+def _mlp_s(here: torch.device, scale: Scale, precision: str, width: int, samples: int) -> float:
+    """Seconds of one of its layers, forward and backward."""
+    x = torch.randn(samples, width, device=here, requires_grad=True)
+    weights = [torch.randn(width, width, requires_grad=True) for _ in range(LAYERS)]
+    biases = [torch.zeros(width, requires_grad=True) for _ in range(LAYERS)]
+    gradient = torch.ones(samples, width, device=here)
+
+    def learn() -> None:
+        with autocast(precision, here):
+            y = relu_mlp(x, weights, biases, last_relu=True)
+        y.float().backward(gradient)
+
+    return seconds_of(learn, here, scale.budget_s) / LAYERS
 
 
 def _multiplies(here: torch.device, precision: str) -> bool:
@@ -299,17 +378,6 @@ def _launch(here: torch.device, scale: Scale) -> float:
     return seconds_of(many, here, scale.budget_s) / count
 
 
-def _threads(here: torch.device, scale: Scale) -> float | None:
-    """A kernel of ours that has nothing to do, on all threads."""
-    if here.type != "cpu":
-        return None
-    return seconds_of(lambda: in_threads(_nothing, 2**16), here, scale.budget_s)
-
-
-def _nothing(begin: int, end: int) -> None:
-    pass
-
-
 def _from_host(here: torch.device, scale: Scale) -> float | None:
     if here.type == "cpu":
         return None
@@ -356,7 +424,7 @@ def _links(here: torch.device, scale: Scale) -> tuple[float | None, float | None
 
 
 def _sent_per_s(here: torch.device, scale: Scale, groups: list[list[int]]) -> float | None:
-    """While all groups do so."""
+    """Bytes per second that a rank sends in an all-reduce, while all groups run one."""
     size, numbers = len(groups[0]), scale.copy_bytes // 32
     if size == 1:
         return None
@@ -365,7 +433,7 @@ def _sent_per_s(here: torch.device, scale: Scale, groups: list[list[int]]) -> fl
 
 
 def _all_reduce_s(here: torch.device, numbers: int, groups: list[list[int]], repeats: int) -> float:
-    """Of the slowest rank; every rank is in one of the groups."""
+    """Seconds of an all-reduce on the slowest rank; every rank is in one of the groups."""
     made = [(ranks, dist.new_group(ranks)) for ranks in groups]
     own = next(group for ranks, group in made if dist.get_rank() in ranks)
     tensor = torch.zeros(numbers, device=here)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import tyro
 from rich.console import RenderableType
 
-from trainmark.contract import BadRows
 from trainmark.errors import InputError
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.options import Checkpoint
@@ -16,6 +15,7 @@ from trainmark.metrics.binary import Assessment, Importance
 from trainmark.progress import SafeConsole
 from trainmark.report import assessments
 from trainmark.report.tables import Grid, metrics_table
+from trainmark.scoring import BadRows
 from trainmark.validation import parse
 
 
@@ -38,9 +38,9 @@ class EvaluateOptions:
     device: DeviceChoice = "auto"
     """Where to evaluate."""
     importance: bool = False
-    """Find out what each column is worth: what the AUC loses when its values go to other rows."""
+    """Find out what each column is worth: how much AUC is lost when its values are shuffled."""
     importance_rows: int = 50_000
-    """Of the split that quality is judged on: how many rows at most."""
+    """Rows of the quality split to use for that, at most."""
 
 
 def evaluate(options: EvaluateOptions) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import itertools
 import re
@@ -13,7 +14,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from trainmark import workloads
 from trainmark.config import AnyRun, Run, with_file
 from trainmark.errors import InputError, raise_all
 from trainmark.validation import problems
@@ -22,11 +22,13 @@ from trainmark.verbs.flag_errors import flags_in, sentence
 T = TypeVar("T")
 
 NUMBERS = re.compile(r"\s*[\d_.e+-]+(\s*,\s*[\d_.e+-]+)+\s*,?\s*")
-"""With commas between them."""
+"""Numbers with commas between them."""
 
 
 def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[Run, T]:
     """RUN and its flags: named run < --config file < flags."""
+    from trainmark import workloads  # a quarter of a second, which verbs without a run do not need
+
     name, rest = first_word(verb, "RUN", arguments, list(workloads.named_runs()))
     cfg = workloads.named_run(name)
     rest = _in_our_words(_paired_flags(rest), type(cfg), options_kind)
@@ -37,20 +39,23 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
 
     @dataclass(frozen=True, kw_only=True)
     class Arguments:
-        run: Annotated[type(cfg), tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        # First, so that `--help` shows the verb's own flags before the many of a run.
         options: Annotated[options_kind, tyro.conf.arg(name="")]  # type: ignore[valid-type]
+        run: Annotated[type(cfg), tyro.conf.arg(name="")]  # type: ignore[valid-type]
 
     default = Arguments(run=cfg, options=options_kind())
-    about = first_line(workloads.named_runs()[cfg.name])
+    about = f"{first_line(workloads.named_runs()[cfg.name])}. {inspect.getdoc(options_kind)}"
     parsed = parse(Arguments, rest, f"{verb} {name}", default, about)
     raise_all(problems(parsed.options))  # those of the run: when it is resolved
     return parsed.run, parsed.options
 
 
 def _on_data(data: str | None, run: AnyRun) -> AnyRun:
-    """A finished run's settings for the data that it is to have now."""
+    """A finished run's settings, for other data."""
     if data in (None, run.data):
         return run
+    from trainmark import workloads
+
     return workloads.definition(run).on_other_data(run, data)
 
 
@@ -121,20 +126,25 @@ def without_flags(arguments: list[str], names: tuple[str, ...]) -> list[str]:
     return kept
 
 
-def take_words(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
-    """Values that are flags themselves, by the names of theirs; and the other arguments."""
+def take_words(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    """Take out flags whose value is itself a line of flags. Returns these values by the names of
+    their fields, and the other arguments."""
     taken, rest, words = {}, [], iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
         if name not in names:
             rest.append(word)
         elif equals:
-            taken[name] = value
+            taken[_field(name)] = value
         elif (following := next(words, None)) is not None:
-            taken[name] = following
+            taken[_field(name)] = following
         else:
             raise InputError(f"{name} needs flags as one word, such as {name} '--precision fp32'.")
     return taken, rest
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def number_lists(kind: type[Any], prefix: str = "--") -> frozenset[str]:
@@ -197,5 +207,5 @@ def _flag_value(arguments: list[str], flag: str) -> str | None:
 
 
 def first_line(function: Callable[..., Any]) -> str:
-    """Of its docstring."""
+    """The first line of a docstring, without its full stop."""
     return (function.__doc__ or "").splitlines()[0].rstrip(".")

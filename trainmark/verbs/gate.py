@@ -1,4 +1,4 @@
-"""`trainmark gate`: whether a step takes longer than it did, told on a machine that others use too.
+"""`trainmark gate`: whether a step takes longer than it did, even on a machine that is shared.
 
 Two commits, or two configurations, train as two resident processes that take turns
 (`gate_turns.py`); `metrics.slowdown` judges their steps. This is for one device.
@@ -22,33 +22,37 @@ from typing import Any, NoReturn
 import trainmark
 from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError, raise_all
+from trainmark.formatting import counted
 from trainmark.metrics.slowdown import Comparison, compare
 from trainmark.progress import say
 from trainmark.validation import problems
-from trainmark.verbs.flags import parse_run
+from trainmark.verbs.flags import parse_run, without_flags
 from trainmark.verbs.gate_turns import WORKER, Clock, Side, resident, train_by_turns
+from trainmark.verbs.options import GateOptions
 
 TREE = Path(trainmark.__file__).resolve().parent.parent
 EXIT_CODES = {"not slower": 0, "slower": 1, "undecided": 3}
-"""2 is for what cannot be compared."""
+"""Exit code 2 says that the sides cannot be compared."""
+OWN_FLAGS = ("--base", "--candidate", "--slower-by", "--budget", "--clock")
+"""Flags that are the gate's, and not those of its runs."""
 ROUND_BLOCKS = 100
-"""After so many, a fresh pair of processes is worth what it takes to start it."""
+"""Blocks after which it pays to start a fresh pair of processes."""
 ENDLESS = (
     *("--epochs", "1000000", "--max-steps", "None", "--no-stop-at-target"),
     *("--evals-per-epoch", "0", "--checkpoint-every", "never"),
 )
-"""Flags of both sides: nothing but steps, as many as it takes. Every commit that `gate` can drive
-knows them."""
+"""Flags for both sides, with which they do nothing but steps, without end. Every commit that `gate`
+can drive knows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What one side is to be."""
+    """The commit and flags of one side."""
 
     commit: str | None
     """None for this tree as it is."""
     flags: str
-    """That it has alone."""
+    """Flags that only this side has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +70,20 @@ class Found:
         return self.comparison.verdict if self.comparison else "undecided"
 
 
-def gate(
-    cfg: Run,
-    words: Sequence[str],
-    base: Asked,
-    candidate: Asked,
-    slower_by: float,
-    budget_s: float,
-    clock: Clock,
-) -> int:
+def gate(cfg: Run, options: GateOptions, words: list[str]) -> int:
     """Compare, say what was found, and print it as JSON; returns the exit code.
 
-    Args:
-        words: the run's name and the flags of both sides.
-        slower_by: the slow-down that must be found; 0.03 is 3 %.
-        clock: what times steps: the wall's, or the CPU's.
+    `words` are those after `gate`, without the flags of one side alone.
     """
-    with ends_in_order(), two_sides(cfg, words, base, candidate) as sides:
+    shared, slower_by = without_flags(words, OWN_FLAGS), options.slower_by / 100
+    base = Asked(commit=options.base, flags=options.base_flags)
+    candidate = Asked(commit=options.candidate, flags=options.candidate_flags)
+    with ends_in_order(), two_sides(cfg, shared, base, candidate) as sides:
         found = measure(
             *sides,
             slower_by=slower_by,
-            budget_s=budget_s,
-            clock=clock,
+            budget_s=options.budget,
+            clock=options.clock,
             tell=lambda so_far: say(progress(so_far)),
         )
     say(sentence(found, slower_by))
@@ -97,7 +93,7 @@ def gate(
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does: no process and no folder is left."""
+    """Make SIGTERM end this process as Ctrl-C does, so that no process and no folder is left."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -116,7 +112,7 @@ def ends_in_order() -> Iterator[None]:
 def two_sides(
     cfg: Run, words: Sequence[str], base: Asked, candidate: Asked
 ) -> Iterator[tuple[Side, Side]]:
-    """What is to be compared; copies of commits are removed after the block.
+    """The two sides. Copies of commits are removed after the block.
 
     Args:
         cfg: the run.
@@ -261,12 +257,11 @@ def _known(compared: Comparison) -> str:
 
 
 def _spent(found: Found) -> str:
-    rounds = f"{found.rounds} round{'' if found.rounds == 1 else 's'}"
-    return f"{found.seconds:.0f} s, {found.blocks} blocks in {rounds}"
+    return f"{found.seconds:.0f} s, {found.blocks} blocks in {counted(found.rounds, 'round')}"
 
 
 def as_json(found: Found) -> str:
-    """The same in one line, for programs."""
+    """What was found as one line of JSON, for programs."""
     plain: dict[str, Any] = {"verdict": found.verdict}
     if found.comparison:
         plain |= asdict(found.comparison) | {"confidence": found.comparison.confidence}

@@ -1,4 +1,4 @@
-"""Two resident processes that train by turns: never both at once, in an order that chance chose."""
+"""Two resident processes that take turns to train, never both at once, in a random order."""
 
 import json
 import os
@@ -19,10 +19,10 @@ from trainmark.verbs import attempt
 
 WORKER = Path(__file__).with_name("gate_worker.py")
 WARMUP_STEPS = 10
-"""That each process trains before, twice: the first ones may compile, the others say how long a
+"""Steps before the first turn, done twice: the first ones may compile, the others tell how long a
 step takes."""
 TURN_S = 0.1
-"""About how long a turn takes; of steps that take longer, it is one."""
+"""About how long a turn takes; at least one step."""
 NO_ANSWER_S = 1800.0
 """After so long a process counts as hung."""
 
@@ -36,7 +36,7 @@ class Side:
     tree: Path
     """Folder whose `trainmark` it runs."""
     words: tuple[str, ...]
-    """Those after `train`."""
+    """The words after `train`."""
 
 
 Clock = Literal["wall", "cpu"]
@@ -47,15 +47,15 @@ class Turn:
     """What a process says of the steps that it trained."""
 
     wall_s: list[float]
-    """That each took."""
+    """Seconds of each step."""
     cpu_s: list[float]
-    """That each used, of all cores; of a GPU's steps it is empty."""
+    """CPU seconds of each step, over all cores; empty for steps on a GPU."""
     samples: int
-    """Of all together."""
+    """Samples of all steps together."""
 
     def timed(self, clock: Clock) -> list[float]:
-        """Seconds of the steps that count: the first, if there are others, finds the caches full of
-        the other process's data."""
+        """Seconds of the steps that count. The first step does not, if there are others: it finds
+        the caches full of the other process's data."""
         seconds = self.wall_s if clock == "wall" else self.cpu_s
         if not seconds:
             raise InputError("--clock cpu says nothing of a GPU's steps: leave it out.")
@@ -70,7 +70,7 @@ class Block:
     candidate: list[Turn]
 
     def difference(self, clock: Clock) -> float:
-        """What it says (see `metrics.slowdown`)."""
+        """The difference between the sides (see `metrics.slowdown`)."""
         base_s, candidate_s = (
             [seconds for turn in turns for seconds in turn.timed(clock)]
             for turns in (self.base, self.candidate)
@@ -79,8 +79,8 @@ class Block:
 
 
 class Worker:
-    """A process that, while entered, trains when it is its turn. In between it is stopped with all
-    its threads: what it reads ahead takes time from its own turns, and none from the other's."""
+    """A process that trains when it is its turn. In between it is stopped with all its threads, so
+    that reading ahead costs time of its own turns, and not of the other's."""
 
     def __init__(self, side: Side, folder: Path, script: Path = WORKER) -> None:
         self.side = side
@@ -119,12 +119,12 @@ class Worker:
         os.close(self._answers)
 
     def get_ready(self) -> None:
-        """Until its model is built and its first step is about to begin."""
+        """Wait until its model is built and its first step is about to begin."""
         self._receive()
         self._stop()
 
     def train(self, steps: int) -> Turn:
-        """Its turn."""
+        """Let it train so many steps."""
         self._process.send_signal(signal.SIGCONT)
         try:
             os.write(self._tokens, f"{steps}\n".encode())
@@ -135,7 +135,7 @@ class Worker:
         return Turn(**answer)
 
     def _stop(self) -> None:
-        """Until none of its threads runs."""
+        """Stop it, and wait until none of its threads runs."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -173,7 +173,7 @@ def resident(*sides: Side, folder: Path, script: Path = WORKER) -> Iterator[tupl
 
 
 def train_by_turns(base: Worker, candidate: Worker, coin: random.Random) -> Iterator[Block]:
-    """Warm both up, then train on and on."""
+    """Warm both up, then let them train in blocks of four turns, without end."""
     for worker in (base, candidate):
         worker.train(WARMUP_STEPS)
     steps = steps_per_turn([worker.train(WARMUP_STEPS).wall_s for worker in (base, candidate)])
@@ -190,7 +190,7 @@ def train_by_turns(base: Worker, candidate: Worker, coin: random.Random) -> Iter
 
 
 def steps_per_turn(seconds: Sequence[Sequence[float]]) -> int:
-    """So many that a turn takes about `TURN_S` where nothing disturbs it."""
+    """How many steps take about `TURN_S` on an undisturbed machine."""
     return max(1, round(TURN_S / max(map(min, seconds))))
 
 

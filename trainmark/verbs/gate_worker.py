@@ -91,7 +91,7 @@ class Turns:
 
 
 def _clocks() -> tuple[float, float]:
-    """Of the wall, and of the CPU: what all threads of this process have used."""
+    """Wall-clock time, and the CPU time that all threads of this process have used."""
     return time.perf_counter(), time.process_time()
 
 

@@ -19,7 +19,7 @@ class Nothing:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """How to show a run."""
+    """Show a run with everything filled in."""
 
     config: Path | None = None
     """Configuration file between the named run and the flags: TOML, or a run's result.json or
@@ -33,7 +33,7 @@ class ShowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ShowOptions):
-    """What to plan for."""
+    """Plan a run on a cluster."""
 
     json: Path | None = None
     """File to write the placement of the tables to; edited or not, --placement takes it."""
@@ -53,7 +53,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
-    """What to measure, in less than two minutes."""
+    """Measure this machine, in less than two minutes."""
 
     device: DeviceChoice = "auto"
     """`auto` takes a GPU if there is one."""
@@ -98,7 +98,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BoardOptions:
-    """Lay out many runs; results of earlier versions too."""
+    """Show many runs on one page, results of earlier versions too."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Output folders of runs, their result.json, or folders to search for them."""
@@ -142,7 +142,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Read everything that has a checksum."""
+    """Read everything that has a checksum, and compare."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """A dataset, a run's output folder, a checkpoint, an exported model, or a folder of these."""
@@ -150,7 +150,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """What to run again."""
+    """Run a result's command again."""
 
     result: Annotated[Path, tyro.conf.Positional]
     """A result.json, or the output folder of a run."""
@@ -162,8 +162,8 @@ class ReplayOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    """What to compare; the flags of `train` that configure a run hold for both sides. Exit code 0:
-    not slower; 1: slower; 2: it could not be compared; 3: undecided within the budget."""
+    """Compare the step time of two commits, or of two configurations. The flags that configure the
+    run hold for both. Exit code 0: not slower; 1: slower; 2: not comparable; 3: undecided."""
 
     base: str | None = None
     """Commit to compare with: a branch, a tag or a hash. Default: this tree."""
@@ -187,7 +187,7 @@ class GateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(TrainOptions):
-    """How to sweep; the flags of `train` hold for every run of it."""
+    """Train runs that differ in some fields. The flags of `train` hold for all of them."""
 
     over: tuple[str, ...] = ()
     """FIELD=V1,V2,... for each field to vary; in a search, also FIELD=LOW..HIGH, with :log behind

@@ -24,6 +24,12 @@ MIN_WIDTH = 140
 """Columns of the widest table: what a file or another program gets, whatever the screen."""
 LONG_STEP_S = 10.0
 """From here on, times are in seconds."""
+SHORT_STEP_S = 5e-3
+"""Below this, a host may take longer to start the kernels of a step than a device to run them."""
+TOO_SHORT = (
+    "A step this short waits for the host to start its kernels, which these formulas do not count: "
+    "it will take longer."
+)
 RIGHT_ALIGNED = ("table", "rows", "GiB, fp32")
 
 
@@ -76,10 +82,12 @@ def _prediction(cfg: Run, cluster: Cluster, found: Plan) -> list[str]:
     between = f" ({interval})" if interval else ""
     rate = work.amount / step_s
     together = f", {human(rate)} together" if cluster.world > 1 else ""
+    too_short = [TOO_SHORT] if step_s < SHORT_STEP_S and "starts" not in found.parts else []
     return [
         f"Predicted, not measured: {scale * step_s:,.2f} {unit}{between} for "
         f"{work.amount:,} {work.unit}: {human(rate / cluster.world)} {work.unit}/s and "
         f"device{together}; {_mfu(cfg, cluster, work, step_s)}. Bound by {found.bound_by}.",
+        *too_short,
         f"Taken from: {'; '.join(found.sources)}. The formulas: docs/planning.md.",
     ]
 

@@ -50,8 +50,8 @@ def search(cfg: Run, cluster: str) -> None:
 
 
 def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
-    """The layouts by predicted time, in the workload's order where three digits of it are equal: no
-    prediction is better than that. And why others cannot run."""
+    """The layouts by predicted time, and why others cannot run. Times that agree to three digits
+    count as equal, because no prediction is better than that; then the workload's order decides."""
     workload = workloads.definition(cfg)
     if workload.alternatives is None:
         raise InputError(f"--search has nothing to choose from for {cfg.workload}.")

@@ -36,8 +36,8 @@ def command(path: Path, output: Path | None) -> list[str]:
 
 
 def _typed_besides(found: Result) -> list[str]:
-    """Flags that were typed and are no part of the run's configuration: what it began with, and
-    the description of its hardware."""
+    """Flags that were typed but are not part of the run's configuration: where its weights came
+    from, and the description of its hardware."""
     try:
         typed = shlex.split(str(found.software.get("command") or ""))
     except ValueError:  # nothing that a shell could have read

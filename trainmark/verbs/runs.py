@@ -1,4 +1,4 @@
-"""What the verbs about runs print: lists, configurations, plans, results."""
+"""`list`, `show`, `train` and `infer`: what they print around a run."""
 
 import dataclasses
 import json
@@ -26,25 +26,30 @@ from trainmark.verbs.flags import first_line
 
 
 def runs_table() -> Table:
-    """Every named run in a line that fits a terminal of 80 columns."""
-    table = Table(box=None, header_style="bold")
+    """Every named run, in a line or two of a terminal of 80 columns."""
+    table = Table(box=None, header_style="bold", caption_justify="left")
     table.add_column("run", no_wrap=True)
     table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("GiB, fp32", justify="right")
-    for column in ("data", "target", "what"):
-        table.add_column(column)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column("what")
+    without_data = []
     for name, make in workloads.named_runs().items():
         cfg = make()
         workload = workloads.definition(cfg)
         parameters = workload.sizes(cfg)["parameters"]
+        if cfg.data == SYNTHETIC:
+            without_data.append(name)
         table.add_row(
             name,
             _count(parameters),
             gib_cell(parameters * 4),
-            "none" if cfg.data == SYNTHETIC else "--data",
-            f"{workload.metric} {'' if cfg.target is None else f'{cfg.target:g}'}",
+            cfg.metric if cfg.target is None else f"{cfg.metric} {cfg.target:g}",
             first_line(make),
         )
+    table.caption = (
+        f"GiB: weights in fp32. {', '.join(without_data)} need no data, all others --data."
+    )
     return table
 
 
@@ -110,7 +115,7 @@ def dry_run(cfg: Run, cluster: str) -> None:
 def train(cfg: Run, options: TrainOptions, started: float) -> int:
     """Train, then print the table for people and one JSON line for programs."""
     from trainmark.distributed.mesh import is_main_process
-    from trainmark.report.tables import grid_table, result_grid
+    from trainmark.report.tables import grid_table, result_grid, units
     from trainmark.run import outcome, runner
     from trainmark.run.loop import Interrupted
 
@@ -125,6 +130,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     results = [result for result, _ in finished]
     console = SafeConsole()
     console.print(grid_table(result_grid(results)))
+    console.print(units(results[0]), style="dim", highlight=False)
     if len(results) > 1:
         console.print(outcome.spread(results))
     _print_warnings(console, finished)
@@ -143,7 +149,7 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
 
 
 def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> None:
-    """One line each; of several repeats, with the folder of the one that it is about."""
+    """Print one line for each warning; with several repeats, name the folder, too."""
     for result, folder in finished:
         where = f" ({folder})" if len(finished) > 1 else ""
         for warning in result.warnings:

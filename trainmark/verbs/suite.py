@@ -1,8 +1,8 @@
 """`trainmark suite`: a list of cases from a file, one table and one page of their results.
 
-Each case is a `train` in a process of its own, with the folder OUTPUT/NAME. What is finished is
-read from those folders and nothing else: a suite that was stopped goes on, and what another machine
-or `trainmark launch` has left there is a row of the table, too.
+Each case is a `train` in a process of its own, with the folder OUTPUT/NAME. Only the results in
+those folders tell what is finished: a suite that was stopped goes on, and a result that another
+machine or `trainmark launch` has put there is a row of the table, too.
 """
 
 import dataclasses

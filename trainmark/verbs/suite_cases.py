@@ -43,7 +43,7 @@ class Given:
     """By default RUN-CASE."""
     repeats: int = 1
     flags: str = ""
-    """As they would be typed after `train RUN`."""
+    """Flags as they would be typed after `train RUN`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def folders(self) -> list[Path]:
-        """One for each result."""
+        """The folder of each result."""
         if self.repeats == 1:
             return [self.output]
         return [self.output / str(repeat) for repeat in range(self.repeats)]
@@ -221,7 +221,7 @@ def _check_folders(case: Case) -> None:
 
 
 def _resolved(case: Case, repeat: int) -> Run:
-    """As `train` resolves it."""
+    """The run as `train` would resolve it."""
     kind: Kind = "cpu" if case.cluster.hardware == "cpu" else backends.here() or "cuda"
     if case.cfg.device not in ("auto", kind):
         raise InputError(f"it is for {case.cluster}, but its flags say --device {case.cfg.device}.")
@@ -230,7 +230,7 @@ def _resolved(case: Case, repeat: int) -> Run:
 
 
 def _check_result(case: Case, cfg: Run | None, folder: Path) -> None:
-    """A measurement is never altered: other settings are another case."""
+    """Refuse a result with other settings: a measurement is never overwritten."""
     found = result.read(folder)
     if (found.run, found.case) != (case.cfg.name, str(case.cluster)):
         other = f"of {found.run} on {found.case}"

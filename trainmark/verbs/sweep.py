@@ -18,9 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainmark import workloads
 from trainmark.config import Run, TrainOptions
-from trainmark.contract import AnyWorkload
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
 from trainmark.progress import say
@@ -29,10 +27,14 @@ from trainmark.run import result
 from trainmark.verbs import sweep_trials
 from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, Outcome, attempt, attempt_here
 from trainmark.verbs.attempt_tables import Attempt, PlannedRun, attempts_table, plans_table
-from trainmark.verbs.flags import parse_run
+from trainmark.verbs.flags import parse_run, without_flags
+from trainmark.verbs.options import SweepOptions
 from trainmark.verbs.sweep_search import Search
-from trainmark.verbs.sweep_space import Field, Values, grid, label, words
+from trainmark.verbs.sweep_space import Field, Values, grid, label, parse_over, words
 from trainmark.verbs.sweep_trials import Trial
+
+OWN_FLAGS = ("--over", "--output", "--trials", "--devices", "--isolate", "--no-isolate")
+"""Flags that are the sweep's, and not those of its runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +42,13 @@ class Sweep:
     """What to vary, and how to run each choice."""
 
     run: Run
-    """What all have in common."""
+    """The run that all choices start from."""
     fields: Sequence[Field]
     flags: list[str]
     """Flags of `train` that all share."""
     output: Path
     trials: int | None = None
-    """How many of a search; None: a grid."""
+    """Number of runs of a search; None for a grid."""
     devices: int = 1
     isolate: bool = False
 
@@ -65,20 +67,29 @@ class Sweep:
         return cast(dict[str, Any], json.loads(json.dumps(identity)))  # lists for tuples
 
     @cached_property
-    def workload(self) -> AnyWorkload:
-        return workloads.load(self.run.workload)
-
-    @cached_property
     def search(self) -> Search:
-        return Search(self.fields, self.workload.better, self.run.seed)
+        return Search(self.fields, self.run.better, self.run.seed)
 
     def parse(self, values: Values) -> tuple[Run, TrainOptions]:
         """The run with these values."""
         return parse_run("train", [self.run.name, *self.flags, *words(values)], TrainOptions)
 
 
+def asked_for(cfg: Run, options: SweepOptions, arguments: list[str]) -> Sweep:
+    """The sweep of a command line; `arguments` are the words after `sweep RUN`."""
+    return Sweep(
+        run=cfg,
+        fields=parse_over(options.over),
+        flags=without_flags(arguments, OWN_FLAGS),
+        output=options.output or Path("runs") / f"{cfg.name}-sweep",
+        trials=options.trials,
+        devices=options.devices,
+        isolate=options.isolate,
+    )
+
+
 def sweep(plan: Sweep) -> RenderableType:
-    """Run all that has no outcome yet; the table of all of them, and where the page is."""
+    """Run all choices that have no outcome yet. Returns the table of all, and the page's path."""
     _check(plan)
     trials = sweep_trials.read(plan.output, plan.identity)
     for trial in _due(plan, trials):
@@ -89,7 +100,7 @@ def sweep(plan: Sweep) -> RenderableType:
 
 
 def _check(plan: Sweep) -> None:
-    """Refuse what no run could be made of, before the first begins."""
+    """Refuse a choice that makes no run, before the first run begins."""
     if plan.devices < 1:
         raise InputError(f"devices must be at least 1. Received: {plan.devices}.")
     if plan.trials is not None and plan.trials < 1:
@@ -150,12 +161,12 @@ def _train_here(plan: Sweep, trials: list[Trial], trial: Trial, folder: Path) ->
         return Outcome(FAILED, str(error))
     watch = None
     if plan.trials is not None:
-        watch = plan.search.watcher(trials[: trials.index(trial)], trial, plan.workload.metric)
+        watch = plan.search.watcher(trials[: trials.index(trial)], trial, plan.run.metric)
     return attempt_here(cfg, dataclasses.replace(options, output=folder), watch)
 
 
 def _train_alone(plan: Sweep, trial: Trial, folder: Path) -> Outcome:
-    """In a process of its own, on as many devices as each run is to have."""
+    """Train in a process of its own, or in one for each device."""
     command = [plan.run.name, *plan.flags, *words(trial.values), "--output", str(folder)]
     return attempt(command, plan.devices, folder.with_name(f"{folder.name}.log"))
 
@@ -167,7 +178,7 @@ def _told(plan: Sweep, trials: Sequence[Trial]) -> RenderableType:
     swept = [_swept(plan, trial) for trial in trials if _is_asked_for(plan, trial)]
     told = [f"{run.label}: {run.reason}" for run in swept if run.outcome == FAILED]
     fields = [SweptField(name=f.name, choices=f.choices, log=f.log) for f in plan.fields]
-    page = write_page(plan.output, plan.run.name, fields, swept, plan.workload.better)
+    page = write_page(plan.output, plan.run.name, fields, swept, plan.run.better)
     if plan.trials is None and len(plan.fields) == 1:
         table = _one_field_table(plan, swept)
     else:
@@ -195,7 +206,7 @@ def _swept(plan: Sweep, trial: Trial) -> SweptRun:
 
 def _ranking(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
     """The best runs, a line each."""
-    ranks = runs_grid(swept, plan.workload.better, with_folders=plan.trials is not None)
+    ranks = runs_grid(swept, plan.run.better, with_folders=plan.trials is not None)
     left_out = max(len(ranks.rows) - SHOWN, 0)
     table = Table(
         box=None,
@@ -211,7 +222,7 @@ def _ranking(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
 
 
 def _one_field_table(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
-    """In the published form."""
+    """The runs as a table in the published form."""
     (name,) = (field.name for field in plan.fields)
     rows = [
         Attempt(label=run.values[name], outcome=run.outcome, result=run.result) for run in swept

@@ -1,7 +1,7 @@
 """The search of a sweep, by Optuna: which values to try next, and which runs to end early.
 
-Nothing but the trials so far decides (and the run's seed): a search that was killed and started
-again goes on as it would have. So a study is made anew, from all of them, for each trial.
+Only the trials so far and the run's seed decide: a search that was killed and started again goes on
+as it would have. So each trial makes a new study from all trials before it.
 """
 
 from collections.abc import Callable, Sequence

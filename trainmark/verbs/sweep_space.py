@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainmark.errors import InputError, raise_all
 
 Values = dict[str, str]
-"""By field, as its flag takes them; several words are several values of one flag."""
+"""By field, the text after its flag; several words are several values of one flag."""
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(:log)?", re.ASCII)
@@ -24,7 +24,7 @@ class Field:
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    """Whether a factor counts, not a difference: 0.001 to 0.01 is as far as 0.1 to 1."""
+    """Whether the scale is logarithmic: 0.001 to 0.01 is as far as 0.1 to 1."""
     whole: bool = False
     """Whether all numbers in the range are whole."""
 

@@ -1,4 +1,4 @@
-"""What a sweep remembers: `sweep.json`, each of its runs, its values and how it ended."""
+"""`sweep.json`: the values of each run of a sweep, and how it ended."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ class Trial:
     """One run of a sweep; changed as it goes on."""
 
     folder: str
-    """In that of the sweep."""
+    """Below the sweep's folder."""
     values: dict[str, str]
-    """By field."""
+    """The value of each field."""
     outcome: str | None = None
     """A word of `attempt.py`; None while it runs, or if it was killed."""
     reason: str = ""
@@ -36,7 +36,7 @@ class Trial:
 def judged_split(finished: Result) -> str:
     """The split that runs of a sweep are compared on.
 
-    The best of many runs is the luckiest, too: validation chooses, where there is one, so that the
+    The best of many runs is also the luckiest. So validation chooses, where there is one, and the
     test split tells how good the choice is.
     """
     return "validation" if "validation" in finished.final_metrics() else finished.quality.split
@@ -58,7 +58,7 @@ def during(finished: Result) -> list[float]:
 
 
 def values_of(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
-    """Where it is defined; without the evaluation before the first step."""
+    """The values of a metric, where defined, without the evaluation before the first step."""
     found = [e.metrics[metric] for e in evaluations if e.at_sample > 0]
     return [value for value in found if value is not None]
 

@@ -37,7 +37,7 @@ def verify(folder: Path) -> None:
 
 
 def _verified(path: Path) -> Iterator[tuple[Path, int]]:
-    """What a JSON file vouches for, with its bytes: a folder, a checkpoint, some files, itself."""
+    """What a JSON file has checksums for, with its bytes: a folder, a checkpoint, files, itself."""
     if path.name == checksums.FILE_NAME:
         yield path.parent, checksums.check(path.parent)
     elif path.name == MANIFEST and path.parent.name.startswith("step-"):

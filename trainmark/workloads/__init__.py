@@ -1,6 +1,6 @@
-"""The workloads, one folder each, with the same file names in each; and the registry of them.
+"""The registry of workloads. Each workload is a folder; the folders have the same file names.
 
-The only place that names them all. Nothing here, nor in what it imports, loads torch.
+This is the only place in shared code that names them. Nothing that it imports loads torch.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,12 @@ from trainmark.workloads.llama3.definition import LLAMA3
 DEFINITIONS: dict[str, Definition[Any]] = {
     workload.name: workload for workload in (DLRM, DISTILBERT, LLAMA3)
 }
+CALIBRATED = "dlrm-demo"
+"""The run whose whole steps `trainmark calibrate` times on CPUs."""
 
 
 def definition(run: RunT) -> Definition[RunT]:
-    """Of the workload that `run` configures."""
+    """The definition of the workload that `run` configures."""
     return DEFINITIONS[run.workload]
 
 

@@ -82,8 +82,6 @@ class TrainRows:
         self._bounds = store.bounds[some]
         self._starts = self._bounds.sum(axis=0, dtype=np.int64)
         self.all_buckets = Buckets(0, len(self._starts) - 1)
-        self.sizes: list[int] = []
-        """Training rows of each bucket, when their order is found."""
 
     def groups(self, rows: int, within: Buckets | None = None) -> Iterator[Buckets]:
         """Buckets in groups of about `rows` rows or fewer, at least one bucket each."""
@@ -136,14 +134,15 @@ class TrainRows:
             places = np.flatnonzero(train).astype(np.uint64)
             yield shuffle.order_of(bucket_keys[train], places, self.store.bits)
 
-    def write_order(self, share: Buckets, memory: int) -> list[int]:
-        """Find the order of some buckets; how many training rows each of them has."""
-        sizes = []
+    def write_order(self, share: Buckets, memory: int) -> None:
+        """Find the order of some buckets."""
         for buckets in self.groups(memory // 32, share):
             for bucket, order in enumerate(self.find_order(buckets), buckets.start):
                 self._path(bucket).write_bytes(order.data)
-                sizes.append(len(order))
-        return sizes
+
+    def size(self, bucket: int) -> int:
+        """How many training rows a bucket has, when its order is found."""
+        return self._path(bucket).stat().st_size // 4
 
     def _path(self, bucket: int) -> Path:
         return self.folder / f"{bucket}.bin"
@@ -151,7 +150,7 @@ class TrainRows:
     def orders(self, buckets: Buckets) -> Iterator[Array]:
         """The order of each bucket; it is good until the next."""
         for bucket in range(buckets.start, buckets.stop):
-            order = _scratch.array("order", self.sizes[bucket], np.uint32)
+            order = _scratch.array("order", self.size(bucket), np.uint32)
             path = self._path(bucket)
             with path.open("rb", buffering=0) as file:
                 if file.readinto(order.view(np.uint8).data) != order.nbytes:
@@ -179,7 +178,7 @@ def in_training_order(
 
 def write_train(rows: TrainRows, field: Field, path: Path, memory: int, share: Buckets) -> Checksum:
     """Write a field of the training rows of some buckets, shuffled, into a file that is there."""
-    place = sum(rows.sizes[: share.start])
+    place = sum(map(rows.size, range(share.start)))
     check: Checksum | None = None
     with path.open("r+b") as file:
         for bucket_rows in in_training_order(rows, field, memory // field.row_bytes, share):

@@ -36,6 +36,8 @@ SHARES_OF_A_PROCESS = 4
 few: while one of its processes writes, the others wait for the file."""
 DICTIONARY_SHARES = 2
 """The most that share a column with dictionaries, all of which each has to look up."""
+ORDER_TURN = -1
+"""Before all columns."""
 
 Each = Callable[[str, Iterable[tuple[Any, ...]]], list[Any]]
 """Calls a method of the encoder with each of some arguments."""
@@ -51,6 +53,7 @@ class Encoder:
         self._workers = min(limits.workers, len(store.records)) or 1
         self._memory = limits.memory // self._workers
         self._train = TrainRows(store, division.splits[0], work.folder / "order")
+        self._is_ordered = False
         self._columns: dict[str, DatasetColumn] = {}
         self._field: tuple[str, Field] | None = None
 
@@ -61,7 +64,8 @@ class Encoder:
             (self.work.dataset / name).mkdir(parents=True, exist_ok=True)
         finished = {record["name"]: record for record in self.work.column_log.keep(self._intact)}
         if store.schema.numbers and NUMBERS not in finished:
-            self._find_order()
+            with Workers(self, self._workers) as workers:
+                self._find_order(workers)
             finished[NUMBERS] = self._fit()
         fitted = FittedNumbers.from_json(
             finished.pop(NUMBERS)["facts"] if store.schema.numbers else {}
@@ -70,7 +74,6 @@ class Encoder:
         self._columns = columns_of(given)
         left = [name for name in self._columns if name not in finished]
         if left:
-            self._find_order()
             finished |= self._write_columns(left)
         return fitted, {name: finished[name]["facts"] for name in self._columns}
 
@@ -78,14 +81,13 @@ class Encoder:
         files = record["files"].items()
         return all(checksums.matches(self.work.dataset / name, check) for name, check in files)
 
-    def _find_order(self) -> None:
-        if self._train.sizes or not self.division.splits[0].rows:
+    def _find_order(self, workers: Workers) -> None:
+        if self._is_ordered or not self.division.splits[0].rows:
             return
         self._train.folder.mkdir(exist_ok=True)
         shares = self._train.shares(4 * self._workers)
-        with Workers(self, self._workers) as workers:
-            found = workers.each(0, "order", [(share,) for share in shares])
-        self._train.sizes = [size for sizes in found for size in sizes]
+        workers.each(ORDER_TURN, "order", [(share,) for share in shares])
+        self._is_ordered = True
 
     def _fit(self) -> dict[str, Any]:
         """Find out what becomes of the numerical columns; the record of that."""
@@ -104,7 +106,7 @@ class Encoder:
         rows, done = self.store.rows, len(self._columns) - len(names)
         with (
             Workers(self, self._workers) as workers,
-            ThreadPoolExecutor(len(names)) as drivers,
+            ThreadPoolExecutor(1 + len(names)) as drivers,
             progress.rows_bar("Writing", rows * len(self._columns)) as advance,
         ):
             advance(rows * done)
@@ -113,14 +115,19 @@ class Encoder:
                 # What is left to do of the first, largest ones goes before all else.
                 each = partial(workers.each, place)
                 name = names[place]
-                shared = self._shares(self._columns[name]) > 1
-                made = self._made(name, each) if shared else each("whole", [(name,)])[0]
+                if self._shares(self._columns[name]) > 1:
+                    made = self._made(name, each, ordered.result)
+                else:
+                    ordered.result()
+                    [made] = each("whole", [(name,)])
                 record = {"name": name} | made
                 self.work.column_log.append(record)
                 advance(rows)
                 return record
 
             with workers.stopping():
+                # Meanwhile the values of large columns are counted.
+                ordered = drivers.submit(self._find_order, workers)
                 found = list(drivers.map(column, range(len(names))))
         return {record["name"]: record for record in found}
 
@@ -134,8 +141,14 @@ class Encoder:
         )
         return min(most, DICTIONARY_SHARES) if 16 * entries > rows else most
 
-    def _made(self, name: str, each: Each) -> dict[str, Any]:
-        """Make all files of a column; their checksums, and what is worth knowing of it."""
+    def _made(
+        self, name: str, each: Each, when_ordered: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Make all files of a column; their checksums, and what is worth knowing of it.
+
+        Args:
+            when_ordered: waits until the order of the training rows is found.
+        """
         column = self._columns[name]
         shares = self._shares(column)
         # Whoever counts some values of a column has to read them all.
@@ -150,6 +163,7 @@ class Encoder:
         ]
         for split in self.division.splits:
             self._path(split.name, name).write_bytes(b"")
+        when_ordered()
         written = each("write", [(name, *place, shares > 1) for place in of_splits])
         if shares > 1:
             column.close()
@@ -172,9 +186,9 @@ class Encoder:
 
     # --- in a process
 
-    def order(self, share: Buckets) -> list[int]:
+    def order(self, share: Buckets) -> None:
         """Find the order of some buckets' rows."""
-        return self._train.write_order(share, self._memory)
+        self._train.write_order(share, self._memory)
 
     def fit(self, number: int) -> FittedNumber:
         """Find out what becomes of a numerical column."""

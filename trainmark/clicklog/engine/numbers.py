@@ -265,7 +265,7 @@ def read_bins(path: Path) -> Array:
     import pyarrow.parquet as pq
 
     try:
-        values = pq.read_table(path, columns=["value"])["value"]
+        values = pq.ParquetFile(path).read(columns=["value"])["value"]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} cannot be read as a vocabulary: {error}.") from None
     if not pa.types.is_float64(values.type):

@@ -100,6 +100,7 @@ class Parser:
     Args:
         done: blocks of an earlier run.
         workers: how many processes.
+        memory: bytes that those may take who unpack pieces for them.
     """
 
     def __init__(
@@ -113,12 +114,13 @@ class Parser:
         bad_rows: BadRows,
         piece_bytes: int,
         workers: int,
+        memory: int,
     ) -> None:
         self.source, self.work, self.records = source, work, list(done)
         self._bad_rows, self._count = bad_rows, workers
         self._workers = Workers(_Blocks(source, work, seed, bits), workers)
         start = done[-1].stop if done else Position()
-        room = Room(work.folder / "unpacked", workers)
+        room = Room(work.folder / "unpacked", workers, memory)
         self._pieces = source.pieces(start, piece_bytes, room)
         self._lock = threading.Lock()
         self._taken = len(done)

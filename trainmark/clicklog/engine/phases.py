@@ -112,6 +112,7 @@ class EmbeddedEngine:
             bad_rows=job.bad_rows,
             piece_bytes=piece_bytes,
             workers=min(self.limits.workers, -(-unpacked // piece_bytes) or 1),
+            memory=self.limits.memory // 2,  # who parses a piece takes four of its size
         )
         with progress.bytes_bar("Reading", whole) as advance:
             if done:

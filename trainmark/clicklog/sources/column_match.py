@@ -35,7 +35,11 @@ def uses(
     given = None if text is None else column_spec.parse(text, columns, source)
     if old is None:
         if given is None:
-            raise InputError("Give --columns: what the columns of the input are.")
+            raise InputError(
+                f"{source} has the columns {', '.join(columns)}. Say with --columns what those to "
+                "be read are, such as 'label=clicked numerical=age,price categorical=user,city "
+                "timestamp=seen_at'."
+            )
         return given
     label = old.label if given is None else next(use for use in given if use.role == "label")
     wanted = [*([label] if label else []), *old.features]

@@ -25,6 +25,12 @@ WORDS_FOR_NOTHING = ("na", "n/a", "#n/a", "null", "none", "nil", "\\n", "?", "-"
 """What other programs write where a value is missing, in lower case."""
 
 
+SLASHED = r"^(\d{4})/(\d\d)/(\d\d)"
+"""Dates that are written with slashes, the year first: no other order starts so."""
+ZONE = r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+"""Times that end with their zone."""
+
+
 @dataclass(frozen=True)
 class Converted:
     """A batch of rows. Fields that break the rules are listed, and missing or 0 in the columns."""
@@ -107,7 +113,10 @@ def expected(use: ColumnUse) -> str:
 def _hint(use: ColumnUse, found: Any, takes_missing: bool) -> str:
     """How to have read what was found: longer lists, numbers with commas, words for nothing."""
     if of_list := lists.parse(use.reading):
-        return f" ({use.column}:{replace(of_list, most=2 * of_list.most)} takes longer ones)"
+        values = found.split(of_list.separator) if isinstance(found, str) else found
+        if len(values) <= of_list.most:
+            return ""
+        return f" ({use.column}:{replace(of_list, most=len(values))} takes this one)"
     if not isinstance(found, str):
         return ""
     if takes_missing and use.role != "label" and found.lower() in WORDS_FOR_NOTHING:
@@ -157,9 +166,10 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
     if use.role not in ("categorical", "group"):
         return numerical if use.role == "numerical" else "string"
     if use.role == "categorical" and lists.is_list(kind):
-        single = replace(use, reading=None)
-        values = _reading(single, _value_type(kind.value_type), numerical)
-        return str(lists.ListReading(str(values), lists.MOST))
+        values = _value_type(kind.value_type)
+        if not pa.types.is_nested(values):
+            of_values = _reading(replace(use, reading=None), values, numerical)
+            return str(lists.ListReading(str(of_values), lists.MOST))
     if use.reading == lists.WORD:
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise InputError(
@@ -330,9 +340,14 @@ def _iso(column: pa.Array) -> tuple[pa.Array, Mask]:
         if pa.types.is_timestamp(column.type) and column.type.tz:
             column = column.cast(pa.timestamp(column.type.unit))  # the same instant, in UTC
         return cast(column, pa.timestamp("ms") if pa.types.is_date(column.type) else column.type)
-    try:
-        return column.cast(pa.timestamp("us", tz="UTC")).cast(pa.timestamp("us")), np.zeros(
-            len(column), np.bool_
-        )
-    except pa.ArrowInvalid:
-        return cast(column, pa.timestamp("us"))
+    plain, utc = pa.timestamp("us"), pa.timestamp("us", tz="UTC")
+    for kind in (utc, plain):  # as nearly all columns are: every time with a zone, or none
+        try:
+            return column.cast(kind).cast(plain), np.zeros(len(column), np.bool_)
+        except pa.ArrowInvalid:
+            continue
+    column = pc.replace_substring_regex(column, SLASHED, r"\1-\2-\3")
+    has_zone, none = pc.match_substring_regex(column, ZONE), pa.scalar(None, column.type)
+    here, bad = cast(pc.if_else(has_zone, none, column), plain)
+    elsewhere, also_bad = cast(pc.if_else(has_zone, column, none), utc)
+    return pc.coalesce(here, elsewhere.cast(plain)), bad | also_bad

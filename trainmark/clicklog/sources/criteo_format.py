@@ -44,6 +44,8 @@ def parse_line(line: bytes, recipe: Recipe) -> Line:
     row = Line()
     if len(fields) != len(FIELDS):
         row.problem = f"{len(fields)} tab-separated fields, expected {len(FIELDS)}"
+        if len(fields) == 1 and (b"," in line or b";" in line):
+            row.problem += " (`trainmark prepare csv` reads CSV files)"
     fields = (fields + [b""] * len(FIELDS))[: len(FIELDS)]
     if fields[0] in (b"0", b"1"):
         row.label = int(fields[0])

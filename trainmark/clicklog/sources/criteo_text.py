@@ -101,7 +101,7 @@ class CriteoSource:
             NUM_NUMERICAL, tuple(Column(name) for name in NAMES), transformed=tuple(numbers)
         )
         self.files = list(files)
-        text_files.refuse_formats(self.files)
+        text_files.check_files(self.files, bad_rows)
         self.recipe = recipe
         self.bad_rows = bad_rows
         self._without_label = [not labelled and _lacks_label(path) for path in self.files]

@@ -22,17 +22,23 @@ OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 def is_padded(files: Sequence[Path], delimiter: str) -> bool:
     """Whether fields of the first line have blanks around them, as in `age, city`: then those of
     all lines are taken without. Files whose first line has none keep every blank."""
-    first = next((path for path in files if path.stat().st_size), files[0])
+    first = next((path for path in files if not text_files.is_empty(path)), files[0])
     return any(field != field.strip(" ") for field in _first_line(first, delimiter))
+
+
+def delimiter_of(files: Sequence[Path], expected: str) -> str:
+    """What divides the first file's header: another one where the expected does not."""
+    first = next((path for path in files if path.stat().st_size), files[0])
+    fields = _first_line(first, expected)
+    return (_other_delimiter(expected, fields[0]) if len(fields) == 1 else None) or expected
 
 
 def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[str]:
     """The names of the columns, which all files must agree on; numbers without a header.
 
-    Files of no bytes, which may be among those whose bad rows are skipped, have no say. Nothing
-    that was compressed has some: there a first line is missing, as in any other file.
+    Empty files, which may be among those whose bad rows are skipped, have no say.
     """
-    files = [path for path in files if path.stat().st_size] or files
+    files = [path for path in files if not text_files.is_empty(path)] or files
     first = [field.strip(" ") for field in _first_line(files[0], delimiter)]
     if len(first) == 1:
         _refuse_delimiter(files[0], delimiter, first[0])
@@ -44,7 +50,9 @@ def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[st
             raise InputError(f"{path} has the header {other}, but {files[0]} has {first}.")
     repeated = sorted({name for name in first if first.count(name) > 1})
     if repeated:
-        raise InputError(f"{files[0]} has more than one column {', '.join(repeated)}.")
+        raise InputError(
+            f"{files[0]} has more than one column {', '.join(repeated)}. Rename all but one."
+        )
     return first
 
 
@@ -54,7 +62,8 @@ def _first_line(path: Path, delimiter: str) -> list[str]:
         start = np.empty(HEADER_BYTES, np.uint8)
         line = start[: file.read_into(start)].tobytes().split(b"\n")[0]
     if not line:
-        raise InputError(f"{path}: the first line is empty.")
+        what = "it" if text_files.is_empty(path) else "the first line"
+        raise InputError(f"{path}: {what} is empty.")
     if b"\0" in line:
         raise InputError(f"{path} is {_binary(line)}.")
     line = line.removesuffix(b"\r")
@@ -100,14 +109,18 @@ def header_hint(names: Sequence[str]) -> str:
 
 def _refuse_delimiter(path: Path, delimiter: str, line: str) -> None:
     """A label and a feature are two columns: a single one is a line that was not divided."""
-    likely = [other for other in OTHER_DELIMITERS if other != delimiter and other in line]
-    if likely:
-        other = max(likely, key=line.count)
+    if other := _other_delimiter(delimiter, line):
         name = {"\t": "tabs"}.get(other, f"{other!r}")
         raise InputError(
             f"{path} has a single column, {line!r:.80}. Its fields seem to be separated by {name}: "
             f"give --delimiter {OTHER_DELIMITERS[other]}."
         )
+
+
+def _other_delimiter(delimiter: str, line: str) -> str | None:
+    """What seems to divide a line that the delimiter does not."""
+    likely = [other for other in OTHER_DELIMITERS if other != delimiter and other in line]
+    return max(likely, key=line.count) if likely else None
 
 
 def is_utf8(text: bytes) -> bool:

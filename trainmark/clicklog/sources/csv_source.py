@@ -71,7 +71,7 @@ class CsvSource:
         if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
         self.files = list(files)
-        text_files.refuse_formats(self.files)
+        text_files.check_files(self.files, bad_rows)
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)

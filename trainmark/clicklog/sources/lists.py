@@ -6,6 +6,7 @@ leaves all three to the file's type and to the defaults below. Missing values, a
 no values: a list may be empty.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from trainmark.clicklog.sources.rows import Values
 WORD = "list"
 SEPARATOR, MOST = "|", 20
 """Where a list is a text, by default."""
+FAR = 4
+"""Times as long as nearly all lists: worth a warning."""
 _READING = re.compile(r"(string|int64|uint64|float64|hex)\[(\d+)([^\w\s,:\]]?)\]")
 
 
@@ -58,11 +61,26 @@ def is_list(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def longest(column: Any) -> int:
-    """The most values that a row of a column of lists has."""
+def lengths(column: Any) -> NDArray[np.int64]:
+    """How many rows of a column of lists have no value, one, two, ..."""
     import pyarrow.compute as pc
 
-    return pc.max(pc.list_value_length(column)).as_py() or 0
+    found = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return np.bincount(found)
+
+
+def outlier(column: str, reading: ListReading, rows_of_length: NDArray[np.int64]) -> str | None:
+    """A sentence on a longest list for whose sake all rows are stored at many times their size."""
+    ends = np.searchsorted(np.cumsum(rows_of_length), 0.999 * rows_of_length.sum())
+    usual, most = max(int(ends), 1), len(rows_of_length) - 1
+    if most <= max(FAR * usual, MOST):
+        return None
+    shorter = dataclasses.replace(reading, most=usual)
+    return (
+        f"The longest list of {column} has {most:,} values, and so many are stored of every row, "
+        f"though 99.9% of the rows have at most {usual:,}. {column}:{shorter} with --bad-rows keep "
+        "takes the first ones of longer lists."
+    )
 
 
 def slots(

@@ -11,17 +11,22 @@ import pyarrow.parquet
 from trainmark.clicklog.sources import remote
 from trainmark.errors import InputError
 
+BUFFER_BYTES = 1 << 16
+"""Of each column, where little of it is read at a time."""
 
-def open_parquet(path: Path, encoded: Sequence[str] = ()) -> Any:
+
+def open_parquet(path: Path, encoded: Sequence[str] = (), little_by_little: bool = False) -> Any:
     """The file, with its columns and sizes.
 
     Args:
         encoded: columns of strings that are read as codes and a dictionary, as most files have
             them, which takes half as long.
+        little_by_little: whether a group of rows is read so, which saves memory.
     """
     opened = path.open("rb") if remote.is_remote(str(path)) else path
+    reading = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if little_by_little else {}
     with _readable(path):
-        return pa.parquet.ParquetFile(opened, read_dictionary=list(encoded))
+        return pa.parquet.ParquetFile(opened, read_dictionary=list(encoded), **reading)
 
 
 def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:

@@ -37,6 +37,12 @@ from trainmark.errors import InputError, raise_all
 
 PIECES_OF_A_SHARE = 4
 """At least, so that it is worth a process."""
+PAGE_BYTES = 5 << 18
+"""Of each column: a page, and what it was packed to. Few programs write larger ones."""
+BATCHES = 3
+"""What a batch takes while it is made, in pieces."""
+DICTIONARY_COPIES = 4
+"""Of a column's strings, which is what they take to be read as codes and a dictionary."""
 LIST_ROWS = 65_536
 """Rows at a time, where the longest list of a column is looked for."""
 
@@ -73,6 +79,7 @@ class ParquetSource:
         row_columns: RowColumns = NOTHING,
     ) -> None:
         self.files = list(files)
+        self.warnings: list[str] = []
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._row_columns = columns, row_columns
@@ -107,12 +114,17 @@ class ParquetSource:
         reading = lists.parse(use.reading)
         if reading is None:
             return use
-        most = 1
+        found = np.zeros(2, np.int64)
         for path in self.files:
             file = open_parquet(path)
             for batch in batches(file, path, LIST_ROWS, columns=[use.column]):
-                most = max(most, lists.longest(batch.column(0)))
-        return replace(use, reading=str(replace(reading, most=most)))
+                more = lists.lengths(batch.column(0))
+                both = np.zeros(max(len(found), len(more)), np.int64)
+                both[: len(found)] += found
+                both[: len(more)] += more
+                found = both
+        self.warnings += filter(None, [lists.outlier(use.column, reading, found)])
+        return replace(use, reading=str(replace(reading, most=len(found) - 1)))
 
     def _names_read(self) -> list[str]:
         return list(dict.fromkeys([*(use.column for use in self.uses), *self._row_columns.keep]))
@@ -156,14 +168,34 @@ class ParquetSource:
         # Threads of one process would wait for each other whenever one of them needs memory.
         here = not any(remote.is_remote(str(path)) for path in self.files)
         is_apart = here and room.threads > 1 and len(shares) > 1
+        least = BATCHES * piece_bytes + PAGE_BYTES * len(self._names_read())
+        encoded = least + max(
+            (self._dictionary_bytes(share) for share in shares.values()), default=0
+        )
+        is_tight = room.memory < room.threads * encoded
+        if is_tight:
+            room = replace(room, threads=min(max(room.memory // least, 1), room.threads))
 
         def unpack(place: Position) -> Iterator[Piece]:
-            pieces = partial(self._pieces_of, shares[place], batch_rows, room.folder, is_apart)
+            chosen = (batch_rows, room.folder, is_apart, is_tight)
+            pieces = partial(self._pieces_of, shares[place], *chosen)
             return apart.iterate(pieces) if is_apart else pieces()
 
         with Unpacker(list(shares), unpack, room) as unpacker:
             for place in shares:
                 yield from unpacker.pieces(place)
+        pa.default_memory_pool().release_unused()
+
+    def _dictionary_bytes(self, share: _Share) -> int:
+        """What the dictionaries of a share's strings take, of one group of rows at a time."""
+        metadata = open_parquet(self.files[share.start.file]).metadata
+        groups = [metadata.row_group(group) for group in share.groups]
+        columns = [[group.column(n) for n in range(group.num_columns)] for group in groups]
+        of_groups = [
+            sum(c.total_uncompressed_size for c in of_group if c.path_in_schema in self._texts)
+            for of_group in columns
+        ]
+        return DICTIONARY_COPIES * max(of_groups, default=0)
 
     def _shares(self, start: Position, least_rows: int) -> Iterator[_Share]:
         """A file's rows from a place on, in shares of so many rows or more."""
@@ -183,13 +215,14 @@ class ParquetSource:
                 groups = []
 
     def _pieces_of(
-        self, share: _Share, batch_rows: int, folder: Path, is_apart: bool
+        self, share: _Share, batch_rows: int, folder: Path, is_apart: bool, is_tight: bool
     ) -> Iterator[Piece]:
         place, row = share.start, share.first_row
         number, path = place.file, self.files[place.file]
         # Each group has dictionaries of its own, and a batch with one ends where its group does.
         is_large = share.rows >= batch_rows * len(share.groups)
-        file = open_parquet(path, self._texts if is_large else ())
+        encoded = self._texts if is_large and not is_tight else ()
+        file = open_parquet(path, encoded, little_by_little=is_tight)
         size = path.stat().st_size
         total = file.metadata.num_rows
         if total == 0:

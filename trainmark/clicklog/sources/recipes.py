@@ -116,6 +116,10 @@ RECIPES: dict[str, Recipe] = {
             order="count",
             first_id=1,
             missing_is_value=True,
+            # A value of one row teaches nothing that another could use; what such values teach
+            # together is given to later ones that nobody has seen yet. Values of a few rows must
+            # stay: a user's few clicks say much.
+            threshold=2,
         ),
     )
 }

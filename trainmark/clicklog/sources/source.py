@@ -88,6 +88,8 @@ class Room:
     """Which is empty, or yet to be made."""
     threads: int
     """How many files are unpacked, and pieces parsed, at a time."""
+    memory: int = 1 << 62
+    """Bytes that those who unpack may take together."""
 
 
 def stop_at(bad: BadRow) -> NoReturn:

@@ -14,7 +14,7 @@ import numpy as np
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Scratch
 from trainmark.clicklog.sources import remote
-from trainmark.clicklog.sources.source import Piece, Position, Room, starts
+from trainmark.clicklog.sources.source import BadRows, Piece, Position, Room, starts
 from trainmark.clicklog.sources.unpack import Unpacker
 from trainmark.errors import InputError, raise_all
 
@@ -64,9 +64,20 @@ FORMATS = {
 """First bytes of files that are no plain text: the suffix that they need, and what to say."""
 
 
-def refuse_formats(paths: Sequence[Path]) -> None:
-    """Refuse files that are not what their names say, or no text at all."""
+def check_files(paths: Sequence[Path], bad_rows: BadRows) -> None:
+    """Refuse files that are not what their names say, no text at all, or, unless bad rows are
+    passed over, empty."""
     raise_all(problem for path in paths if (problem := _format_problem(path)))
+    if bad_rows == "stop":
+        raise_all(f"{path} is empty." for path in paths if is_empty(path))
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a file has no bytes, or none were compressed."""
+    if path.suffix not in PACKED:
+        return path.stat().st_size == 0
+    with TextFile(path) as file:
+        return not file.read_into(bytearray(1)) and not file.damage
 
 
 def _format_problem(path: Path) -> str | None:

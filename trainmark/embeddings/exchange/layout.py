@@ -61,6 +61,12 @@ class Layout:
             self._gradients[store] = joined(found) if found else None
         return self._gradients[store]
 
+    def tensors(self) -> list[Tensor]:
+        """All that lies on the device."""
+        of_bags = [s.bags.table for s in self.segments if s.bags is not None]
+        found = [tensor for tensor in self._gradients.values() if tensor is not None]
+        return [self.places, self.inverse, *of_bags, *found]
+
 
 def bags_by_slot(hotness: Sequence[int], samples: Sequence[int], device: torch.device) -> Bags:
     """For each of `samples`, a block of [slots, samples] ids; what they become is [parts, samples].

@@ -10,9 +10,8 @@ from trainmark.embeddings.exchange.all_to_all import Pending
 from trainmark.embeddings.exchange.layout import Layout
 from trainmark.embeddings.exchange.stores import Store
 from trainmark.embeddings.tables.host import WorkingSet
-from trainmark.embeddings.tables.row_update import Plan
+from trainmark.embeddings.tables.row_update import Plan, plan_tensors
 from trainmark.kernels.pool_rows import Bags
-from trainmark.kernels.sparse_update import SortedRows
 
 
 @dataclass(kw_only=True)
@@ -42,9 +41,9 @@ class RowExchange:
     def prepared_tensors(self) -> list[Tensor]:
         """What was made ahead of the step, on another stream."""
         plans = [self.replica_plan, *(requested.plan for requested in self.requested)]
-        of_plans = [t for p in plans if isinstance(p, SortedRows) for t in (p.rows_N, p.places_N)]
+        of_plans = [tensor for plan in plans for tensor in plan_tensors(plan)]
         rows = [requested.rows for requested in self.requested]
-        layout = [self.layout.places, self.layout.inverse]
+        layout = self.layout.tensors()
         return [self.ids.received, self.sent_ids, self.replica_ids, *of_plans, *rows, *layout]
 
 

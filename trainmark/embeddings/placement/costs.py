@@ -144,8 +144,8 @@ class TableCosts:
             state=0 if on_host else state,
             host=stored + state if on_host else 0,
             buffers=round(self._on_their_way(rows, columns) + prefetched),
-            gather_s=self._gather_s(gather, row),
-            update_s=self._update_s(update, row),
+            gather_s=self._gather_s(gather, row, stored),
+            update_s=self._update_s(update, row, stored),
             host_s=2 * prefetched / (self.machine.host_link * HOST_ROWS),
             sent=rows * columns * step.element_bytes * (1 - 1 / self.machine.devices),
         )
@@ -163,16 +163,16 @@ class TableCosts:
             weights=stored,
             state=state,
             buffers=shard.elements * 4,  # the dense gradient
-            gather_s=self._gather_s(gather, row),
-            update_s=self._update_s(update, row),
+            gather_s=self._gather_s(gather, row, stored),
+            update_s=self._update_s(update, row, stored),
             reduced=shard.elements * 4 * (self.machine.devices > 1),
         )
 
-    def _gather_s(self, size: float, row: int) -> float:
-        return size / self.machine.gathering(row, GATHER_EFFICIENCY)
+    def _gather_s(self, size: float, row: int, table: int) -> float:
+        return size / self.machine.of_rows("gather", row, table, GATHER_EFFICIENCY)
 
-    def _update_s(self, size: float, row: int) -> float:
-        return size / self.machine.updating(row, UPDATE_EFFICIENCY, self.step.optimizer)
+    def _update_s(self, size: float, row: int, table: int) -> float:
+        return size / self.machine.of_rows(self.step.optimizer, row, table, UPDATE_EFFICIENCY)
 
     def _stored(self, profile: AccessProfile, shard: Shard) -> tuple[int, int]:
         """Bytes of the weights, and of the optimiser's state."""

@@ -1,6 +1,8 @@
 """From a batch's ids, several per feature, to one list of rows, and the bags that they make up."""
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,19 +38,20 @@ class BagLists:
         self._hotness, self._offsets, self._vectors = hotness, offsets, vectors
         self._starts_F = torch.tensor(starts, dtype=dtype, device=device)
         self._offsets_F = torch.tensor(offsets, dtype=dtype, device=device)
-        self._of_groups: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        self._of_groups: dict[Any, list[tuple[Tensor, Tensor]]] = {}
         self._bags: dict[tuple[int, ...], Bags] = {}
 
     def join(self, groups: Sequence[IdGroup], samples: int) -> tuple[Tensor, Bags]:
         """The rows of all ids, a feature after the other, and what they make up."""
-        order = tuple(feature for group in groups for feature in group.features)
-        if order not in self._of_groups:  # copied to the device only once
-            self._of_groups[order] = [self._added(group.features) for group in groups]
+        features = tuple(tuple(group.features) for group in groups)
+        if features not in self._of_groups:  # copied to the device only once
+            self._of_groups[features] = [self._added(group.features) for group in groups]
+        order = tuple(itertools.chain(*features))
         if (samples, *order) not in self._bags:
             self._bags[samples, *order] = self._make_bags(order, samples)
         bags, first = self._bags[samples, *order], 0
         rows = self._starts_F.new_empty(sum(group.ids.numel() for group in groups))
-        for group, (starts_K11, none_K11) in zip(groups, self._of_groups[order], strict=True):
+        for group, (starts_K11, none_K11) in zip(groups, self._of_groups[features], strict=True):
             ids_KBH = group.ids if group.ids.dim() == 3 else group.ids[:, :, None]
             into_KBH = rows[first : first + ids_KBH.numel()].view(ids_KBH.shape)
             torch.add(ids_KBH, starts_K11, out=into_KBH)

@@ -97,7 +97,7 @@ class WorkingSet:
             read_rows_into(tensor, newer.state[kind], found)
 
     def tensors(self) -> list[Tensor]:
-        plan = [self.plan.rows_N, self.plan.places_N] if isinstance(self.plan, SortedRows) else []
+        plan = row_update.plan_tensors(self.plan)
         return [self.store_rows, self.places, *plan, self.weight, *self.state.values()]
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from trainmark.embeddings.tables.update import (
+    RowGradients,
     RowwiseAdagrad,
     State,
     UpdateRule,
     decay_rows,
-    sum_duplicates,
 )
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, update_rows
 from trainmark.kernels.table_formats import Rows
@@ -32,6 +32,11 @@ class PlacedRows:
 
 Plan = Tensor | SortedRows | PlacedRows
 """The rows to update, duplicates included: sorted for the kernels, else as they were looked up."""
+
+
+def plan_tensors(plan: Plan) -> list[Tensor]:
+    """What a plan is made of, for streams that read what another has made."""
+    return [plan] if isinstance(plan, Tensor) else [plan.rows_N, plan.places_N]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,7 @@ def update(
         grads = _as_they_count(grads, settings)
         rows, places = _rows_and_places(plan)
         _decay(rule, weight, rows, settings)
-        rule.update(weight, state, rows, grads, settings.lr, gate, places)
+        rule.update(weight, state, RowGradients(rows, grads, places), settings.lr, gate)
 
 
 def update_summed(
@@ -133,7 +138,7 @@ def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, 
     """
     if not isinstance(plan, SortedRows):
         rows, places = _rows_and_places(plan)
-        return sum_duplicates(rows, _as_they_count(grads, settings), places)
+        return RowGradients(rows, _as_they_count(grads, settings), places).summed()
     plan = _those_there(plan)
     rows = plan.rows_N
     place = torch.arange(len(rows), device=rows.device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainmark.checkpoint.boxes import Box, Boxes
+from trainmark.checkpoint.local_shards import LocalShard, LocalShards
 from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.update import State, UpdateRule
@@ -190,17 +190,19 @@ def whole_tables(of_parts: Iterable[PartRows]) -> dict[str, Tensor]:
     return {f"{part.name}.{kind}": rows for part, kind, rows in of_parts}
 
 
-def table_boxes(of_parts: Iterable[PartRows]) -> dict[str, Boxes]:
+def table_shards(of_parts: Iterable[PartRows]) -> dict[str, LocalShards]:
     """What this rank holds of each tensor, likewise.
 
     Of column slices, all of which have the state that a row has once, the first writes it.
     """
-    boxes: dict[str, list[Box]] = {}
+    shards: dict[str, list[LocalShard]] = {}
     shapes = {}
     for part, kind, rows in of_parts:
         name = f"{part.name}.{kind}"
         offsets = (part.rows[0], part.columns[0])[: rows.dim()]
         is_copy = rows.dim() == 1 and part.columns[0] > 0
-        boxes.setdefault(name, []).append(Box(offsets=offsets, tensor=rows, is_copy=is_copy))
+        shards.setdefault(name, []).append(
+            LocalShard(offsets=offsets, tensor=rows, is_copy=is_copy)
+        )
         shapes[name] = part.shape[: rows.dim()]
-    return {name: Boxes(shapes[name], found) for name, found in boxes.items()}
+    return {name: LocalShards(shapes[name], found) for name, found in shards.items()}

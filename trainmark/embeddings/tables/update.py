@@ -5,6 +5,7 @@ be applied, its gradients are zero, which leaves SGD and Adagrad exactly as they
 (1 or 0, on the device) does the same for Adam's moments.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,6 +16,23 @@ from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.sparse_update import Rule, RuleName
 
 State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """The rows that a batch looked up, duplicates included, and what their gradients are."""
+
+    ids: Tensor
+    grads: Tensor
+    places: Tensor | None = None
+    """Of each id, which gradient is its own, be it others' as well; None: that in its place."""
+
+    def summed(self) -> tuple[Tensor, Tensor]:
+        """Distinct ids, and the sum of the gradients of each."""
+        distinct, place = torch.unique(self.ids, return_inverse=True)
+        sums = self.grads.new_zeros(distinct.numel(), self.grads.shape[1])
+        add_rows(sums, place, self.grads, places=self.places)
+        return distinct.long(), sums
 
 
 class UpdateRule(Protocol):
@@ -40,19 +58,9 @@ class UpdateRule(Protocol):
         ...
 
     def update(
-        self,
-        weight: Tensor,
-        state: State,
-        ids: Tensor,
-        grads: Tensor,
-        lr: float,
-        gate: Tensor,
-        places: Tensor | None = None,
+        self, weight: Tensor, state: State, found: RowGradients, lr: float, gate: Tensor
     ) -> None:
-        """Change decayed `weight` and `state` in place. `grads` may be overwritten.
-
-        With `places`, the gradient of an id is in its place, which it may share.
-        """
+        """Change decayed `weight` and `state` in place. The gradients may be overwritten."""
         ...
 
 
@@ -80,16 +88,9 @@ class Sgd:
         return {}
 
     def update(
-        self,
-        weight: Tensor,
-        state: State,
-        ids: Tensor,
-        grads: Tensor,
-        lr: float,
-        gate: Tensor,
-        places: Tensor | None = None,
+        self, weight: Tensor, state: State, found: RowGradients, lr: float, gate: Tensor
     ) -> None:
-        add_rows(weight, ids, grads, -lr, places)
+        add_rows(weight, found.ids, found.grads, -lr, found.places)
 
 
 class Adagrad:
@@ -105,21 +106,15 @@ class Adagrad:
         return {"sum": _zeros(weight, weight.shape)}
 
     def update(
-        self,
-        weight: Tensor,
-        state: State,
-        ids: Tensor,
-        grads: Tensor,
-        lr: float,
-        gate: Tensor,
-        places: Tensor | None = None,
+        self, weight: Tensor, state: State, found: RowGradients, lr: float, gate: Tensor
     ) -> None:
-        if has_compiled(weight, grads):
+        if has_compiled(weight, found.grads):
             from trainmark.kernels import cpu_rows
 
+            ids, grads, places = found.ids, found.grads, found.places
             cpu_rows.adagrad(weight, state["sum"], ids, grads, lr, self.eps, places)
         else:
-            self._update_distinct(weight, state, *sum_duplicates(ids, grads, places), lr)
+            self._update_distinct(weight, state, *found.summed(), lr)
 
     def _update_distinct(
         self, weight: Tensor, state: State, rows: Tensor, grads: Tensor, lr: float
@@ -177,16 +172,9 @@ class LazyAdam:
         }
 
     def update(
-        self,
-        weight: Tensor,
-        state: State,
-        ids: Tensor,
-        grads: Tensor,
-        lr: float,
-        gate: Tensor,
-        places: Tensor | None = None,
+        self, weight: Tensor, state: State, found: RowGradients, lr: float, gate: Tensor
     ) -> None:
-        rows, grads = sum_duplicates(ids, grads, places)
+        rows, grads = found.summed()
         keep1, keep2 = 1 - gate * (1 - self.beta1), 1 - gate * (1 - self.beta2)
         first = state["first"].index_select(0, rows).mul_(keep1)
         first.add_(grads, alpha=1 - self.beta1)
@@ -206,16 +194,6 @@ def _zeros(weight: Tensor, shape: torch.Size) -> Tensor:
     state = weight.new_empty(shape)
     use_huge_pages(state)
     return state.zero_()
-
-
-def sum_duplicates(
-    ids: Tensor, grads: Tensor, places: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Distinct ids and the sum of each one's gradient rows."""
-    distinct, place = torch.unique(ids, return_inverse=True)
-    summed = grads.new_zeros(distinct.numel(), grads.shape[1])
-    add_rows(summed, place, grads, places=places)
-    return distinct.long(), summed
 
 
 def square_sums(rows: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.contract import Scorer
 from trainmark.errors import InputError
 from trainmark.inference.server.limits import (
     LeftError,
@@ -30,6 +29,7 @@ from trainmark.inference.server.limits import (
     TooLateError,
     TooManyError,
 )
+from trainmark.scoring import Scorer
 
 TOGETHER_BYTES = 1 << 20
 """Requests are scored together up to this size."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmark.contract import Scorer
 from trainmark.errors import InputError
 from trainmark.inference.server.batching import Loaded, Question, Queue
 from trainmark.inference.server.limits import Limits, NotFoundError, UnavailableError
 from trainmark.inference.server.metrics import Metrics
+from trainmark.scoring import Scorer
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Model:
             return False
         try:
             scorer = self._source.load(newest)
+            if self._loaded is not None:
+                _check_takes_the_same(self._loaded.scorer, scorer)
         except Exception:
             self._failed = newest
             self._metrics.loads.labels(self.name, "failed").inc()
@@ -74,6 +76,20 @@ class Model:
         if step is not None:
             self._metrics.step.labels(self.name).set(step)
         return True
+
+
+def _check_takes_the_same(before: Scorer, newer: Scorer) -> None:
+    """Refuse a model that refuses the requests of those who ask now: it has other columns, or lost
+    what encodes raw values."""
+    try:
+        if before.inputs != newer.inputs:
+            raise InputError("It has other inputs.")
+        newer.score([newer.read(before.example)])
+    except InputError as error:
+        raise InputError(
+            f"the newer one does not take the same requests. {error} To serve it, start the server "
+            "again."
+        ) from None
 
 
 class Models:

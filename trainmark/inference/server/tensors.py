@@ -15,11 +15,11 @@ import numpy as np
 import pydantic_core
 from numpy.typing import NDArray
 
-from trainmark.contract import TensorSpec
 from trainmark.errors import InputError
 from trainmark.inference.server.batching import Loaded, Question
 from trainmark.inference.server.limits import NotFoundError
 from trainmark.inference.server.own_form import parse
+from trainmark.scoring import TensorSpec
 
 TYPES: Mapping[str, Any] = {
     "BOOL": np.dtype("?"),

@@ -18,7 +18,7 @@ from trainmark.corpus.sentences import Sentences, shuffled
 from trainmark.errors import InputError
 from trainmark.hardware.backends import is_accelerator
 from trainmark.kernels.sentence_attention import FILLER_LENGTH
-from trainmark.training.batches import GlobalBatch, RankBatches
+from trainmark.training.batches import BatchCounts, GlobalBatch, RankBatches
 from trainmark.workloads.distilbert.runs import BUDGET_MULTIPLE, DistilbertRun, load_sentences
 
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceBatch:
+class SentenceBatch(BatchCounts):
     """One optimiser step's share of a data-parallel rank, in host memory."""
 
     ids_KN: Tensor
@@ -47,13 +47,6 @@ class SentenceBatch:
     labels_KS: Tensor
     weights_KS: Tensor
     """1 / sentences of the global batch; 0 for an empty stand-in."""
-    samples: int
-    tokens: int
-    """Tokens of the sentences themselves, without padding."""
-    position: int
-    """Samples of all ranks up to the end of this batch's global batch, over all epochs."""
-    partial: bool
-    """Fewer samples than a full batch, at the end of an epoch."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -161,10 +154,8 @@ class SentenceData(RankBatches):
             first_KS=self._tensor(layout.first_KS, np.int64),
             labels_KS=self._tensor(labels.reshape(shape), np.int64),
             weights_KS=self._tensor(weights.reshape(shape), np.float32),
-            samples=len(mine),
             tokens=int(self._sentences.lengths[mine].sum()),
-            position=batch.position,
-            partial=batch.size < self._batches.size,
+            **self._counts(batch),
         )
 
     def _lay_out(self, rows: Ints) -> Layout:

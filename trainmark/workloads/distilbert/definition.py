@@ -1,35 +1,14 @@
 """DistilBERT as the registry knows it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmark.contract import (
-    Definition,
-    Exporter,
-    RawFiles,
-    ScoredRows,
-    Scorer,
-    Served,
-    Workload,
-)
-from trainmark.hardware.devices import Cluster
-from trainmark.hardware.plans import Plan
-from trainmark.workloads.distilbert import runs
+from trainmark.contract import Definition, Exporter, Workload
+from trainmark.scoring import RawFiles, ScoredRows, Scorer, Served
+from trainmark.workloads.distilbert import plan, runs
 from trainmark.workloads.distilbert.resolve import resolve
 from trainmark.workloads.distilbert.runs import DistilbertRun
-
-
-def _plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
-    from trainmark.workloads.distilbert.plan import plan
-
-    return plan(cfg, cluster)
-
-
-def _alternatives(cfg: DistilbertRun, cluster: Cluster) -> Iterable[tuple[str, DistilbertRun]]:
-    from trainmark.workloads.distilbert.plan import alternatives
-
-    return alternatives(cfg, cluster)
 
 
 def _exporters() -> Mapping[str, Exporter[DistilbertRun]]:
@@ -62,14 +41,12 @@ DISTILBERT = Definition(
     name="distilbert",
     run_type=DistilbertRun,
     runs=runs.RUNS,
-    metric=runs.METRIC,
     resolve=resolve,
-    mesh_axes=runs.mesh_axes,
     closed=runs.closed,
     sizes=runs.sizes,
     notes=runs.notes,
-    plan=_plan,
-    alternatives=_alternatives,
+    plan=plan.plan,
+    alternatives=plan.alternatives,
     inference_batches=runs.INFERENCE_BATCHES,
     exported_types=("distilbert", "bert"),
     exporters=_exporters,

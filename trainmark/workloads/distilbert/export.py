@@ -114,7 +114,7 @@ def _describe(cfg: DistilbertRun, folder: Path, how_to_run: str) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without PyTorch's remarks to those who write exporters."""
+    """Silence PyTorch's remarks, which are for people who write exporters."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -43,7 +43,7 @@ def activation_bytes(cfg: DistilbertRun) -> int:
 
 
 def tokens_computed(cfg: DistilbertRun) -> int:
-    """Of a micro-batch."""
+    """Tokens that a micro-batch computes, padding included."""
     if cfg.mode == "packed":
         return cfg.token_budget or 0
     return (cfg.micro_batch or 0) * cfg.sequence_length

@@ -114,7 +114,7 @@ def encoder_names(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def head_names(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The same for the classification head."""
+    """Our parameter names with Hugging Face's, for the classification head."""
     hidden = "pre_classifier" if model.layout == "distilbert" else "bert.pooler.dense"
     for ours, theirs in (("head.hidden", hidden), ("head.output", "classifier")):
         for part in ("weight", "bias"):

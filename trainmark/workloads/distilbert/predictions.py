@@ -1,7 +1,6 @@
 """Sentences of files in, classes and their probabilities out: `trainmark predict`."""
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainmark.contract import BadRows, RawFiles, ScoredRows, Served
 from trainmark.corpus import sentence_files
 from trainmark.corpus.sentence_files import Part
 from trainmark.errors import InputError
+from trainmark.scoring import BadRows, RawFiles, ScoredRows, Served
 from trainmark.workloads.distilbert import serving
 from trainmark.workloads.distilbert.runs import DistilbertRun
 from trainmark.workloads.distilbert.step import class_columns
@@ -24,8 +23,11 @@ def score_files(
     """See `contract.Definition.score_files`."""
     scorer = serving.load(served)
     parts = sentence_files.parts(list(map(Path, raw.patterns)), raw.column, raw.keep)
-    for part in islice(parts, done, None):
+    for part in parts:
         rows = _rows_to_score(part, raw.bad_rows)
+        if done > 0:
+            done -= len(rows)
+            continue
         sentences = [part.sentences[row] or "" for row in rows]
         kept = part.kept.take(pa.array(rows, pa.int64())) if raw.keep else None
         yield ScoredRows(answers=_answers(scorer, sentences), kept=kept, share=part.share)

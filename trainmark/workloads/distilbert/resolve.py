@@ -13,7 +13,6 @@ from trainmark.resolve import target_problems
 from trainmark.workloads.distilbert import layouts, opinions
 from trainmark.workloads.distilbert.runs import (
     BUDGET_MULTIPLE,
-    METRIC,
     SCRATCH,
     DistilbertRun,
     load_sentences,
@@ -33,7 +32,7 @@ def resolve(cfg: DistilbertRun, cluster: Cluster) -> tuple[DistilbertRun, list[s
         ]
     try:
         cfg = _with_weights(cfg)
-        problems = target_problems(cfg, METRIC) + _model_problems(cfg)
+        problems = target_problems(cfg) + _model_problems(cfg)
         if problems:
             return cfg, problems
         cfg = _with_batches(cfg, cluster.world)

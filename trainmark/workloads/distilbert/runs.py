@@ -3,17 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run
+from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run, Schedule
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
-from trainmark.schedule import Schedule
 from trainmark.workloads.distilbert import opinions
 
-METRIC = "accuracy"
-BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 8, 64)
 SCRATCH = "scratch"
 BUDGET_MULTIPLE = 128  # token counts that matrix units like
@@ -73,6 +70,9 @@ class Optimizer:
 @dataclass(frozen=True, kw_only=True)
 class DistilbertRun(Run):
     """A DistilBERT run."""
+
+    metric: ClassVar[str] = "accuracy"
+    better: ClassVar[Better] = "higher"
 
     workload: Hidden = "distilbert"
     global_batch: Count | None = 256
@@ -171,14 +171,6 @@ def parameters(model: Model) -> int:
 def sizes(cfg: DistilbertRun) -> dict[str, int]:
     """What `list` and `show` print about the model."""
     return {"parameters": parameters(cfg.model)}
-
-
-# --- parallel degrees
-
-
-def mesh_axes(cfg: DistilbertRun, world: int) -> dict[str, int]:
-    """The named degrees of parallelism over `world` devices."""
-    return {"dp": world}
 
 
 # --- data

@@ -15,11 +15,12 @@ from torch import Tensor
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.run_tensors import read_weights
 from trainmark.config import filled
-from trainmark.contract import MODEL_FOLDER, Served, TensorSpec
+from trainmark.contract import MODEL_FOLDER
 from trainmark.corpus import sst2
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError
 from trainmark.interop.model_folder import read_config
+from trainmark.scoring import Served, TensorSpec
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.data import packed
 from trainmark.workloads.distilbert.model import SentenceClassifier, build_model, init_weights
@@ -90,7 +91,7 @@ def _tokenizer_folder(places: list[Path], name: str) -> Path:
 
 
 class SentenceScorer:
-    """Scores sentences; see `contract.Scorer`.
+    """Scores sentences; see `scoring.Scorer`.
 
     Args:
         cfg: of a packed model in fp32.
@@ -161,7 +162,7 @@ class SentenceScorer:
         return self._classifier(room)(*tokens).softmax(1)
 
     def _build_classifier(self, longest: int) -> SentenceClassifier:
-        """With attention for sentences of up to `longest` tokens; all share their weights."""
+        """A classifier for sentences of up to `longest` tokens; all share their weights."""
         model = build_model(dataclasses.replace(self._cfg, longest=longest))
         model.load_state_dict(self._weights, assign=True)
         return model.eval()

@@ -15,6 +15,7 @@ from trainmark.distributed.gradients import FlatGradients
 from trainmark.distributed.mesh import Mesh
 from trainmark.kernels.graph import Graphed
 from trainmark.metrics import classification_metrics
+from trainmark.training.batches import BatchCounts
 from trainmark.training.checking import Fingerprints, computed_twice, fingerprints
 from trainmark.training.optimizers import (
     LossScale,
@@ -33,14 +34,10 @@ from trainmark.workloads.distilbert.runs import DistilbertRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(BatchCounts):
     """A batch on the device: ids, positions, bounds, first tokens, labels, weights."""
 
     tensors: list[Tensor]
-    samples: int
-    tokens: int
-    position: int
-    partial: bool
     ready: Any
 
     def micro_batches(self) -> Iterable[tuple[Tensor, ...]]:
@@ -59,9 +56,7 @@ class SentenceTrainer:
         self._gradients = FlatGradients(model.parameters(), mesh)
         self._optimizer = _make_optimizer(model, cfg)
         self._observed: dict[str, Tensor] = {}
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         if cfg.compile:
             model.compile_parts()
         on_gpu = mesh.device.type == "cuda"
@@ -76,14 +71,7 @@ class SentenceTrainer:
     def prepare(self, batch: SentenceBatch) -> Prepared:
         """Copy a batch to the device."""
         tensors, ready = self._copy(batch.tensors, lambda copies: copies)
-        return Prepared(
-            tensors=tensors,
-            samples=batch.samples,
-            tokens=batch.tokens,
-            position=batch.position,
-            partial=batch.partial,
-            ready=ready,
-        )
+        return Prepared(tensors=tensors, ready=ready, **batch.counts())
 
     # --- training
 
@@ -133,7 +121,7 @@ class SentenceTrainer:
         return loss, gate == 0
 
     def observed(self) -> dict[str, Tensor]:
-        """Of the last step: the norm of its gradient, and the loss scale where there is one."""
+        """The last step's gradient norm, and its loss scale where there is one."""
         return self._observed
 
     def _seed_dropout(self, position: int) -> None:
@@ -183,13 +171,6 @@ class SentenceTrainer:
         """Optimiser and loss scale; dropout needs no state."""
         state = optimizer_tensors(self._optimizer, self._names)
         return state | (self._loss_scale.tensors() if self._loss_scale else {})
-
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
 
 
 def _make_optimizer(model: nn.Module, cfg: DistilbertRun) -> AdamW:

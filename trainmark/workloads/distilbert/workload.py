@@ -5,7 +5,7 @@ from trainmark.workloads.distilbert.data import SentenceBatch, build_data, held_
 from trainmark.workloads.distilbert.flops import activation_bytes, flops
 from trainmark.workloads.distilbert.model import SentenceClassifier, build_model, init_weights
 from trainmark.workloads.distilbert.parallelize import parallelize
-from trainmark.workloads.distilbert.runs import BETTER, METRIC, DistilbertRun
+from trainmark.workloads.distilbert.runs import DistilbertRun
 from trainmark.workloads.distilbert.step import (
     SentenceTrainer,
     answers,
@@ -27,8 +27,6 @@ DISTILBERT = Workload[
     observed=SentenceTrainer.observed,
     evaluate=evaluate,
     held_out_splits=held_out_splits,
-    metric=METRIC,
-    better=BETTER,
     flops=flops,
     activation_bytes=activation_bytes,
     build_predictor=build_predictor,

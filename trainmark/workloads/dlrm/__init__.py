@@ -2,24 +2,38 @@
 
 Besides the files that every workload has (docs/adding_a_workload.md):
 
-    auto.py               what dlrm-auto chooses, by a log's rows
-    fitted.py             which settings follow from a log, and which may differ
-    rows.py               where click rows come from: a dataset on disk, or made in memory
-    crosses.py            tables of combinations of features; cross_choice.py: which a log has
-    multi_hot.py          several ids per feature from one, as MLPerf makes them
-    terabyte.py           rows of the planted Terabyte, made on the device
-    sizes.py              layers, parameters, widths and bytes; checks.py: what is wrong with them
-    mlp.py                a multi-layer perceptron; interactions.py: what goes before the top one
-    sharding.py           which device holds which part of which table
-    step_time.py          how long a step should take; gpu_time.py: its kernels on one GPU;
-                          plan.py: what `trainmark plan` tells of it
-    slots.py              places on a GPU where CUDA graphs find their batches; mlperf.py: its rules
-    fast_prediction.py    predictions in one pass on a CPU; graphed_prediction.py: as CUDA graphs
-    standalone.py         the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
-    importance.py         what each column is worth to a trained model
-    warnings.py           what makes a trained model one not to trust
-    raw_files.py          files for `trainmark evaluate --input` and `predict`, encoded;
-                          exported_files.py: scored by an exported model
-    requests.py           rows of requests to `trainmark serve`, and their scores;
-                          prepared_values.py: those that hold ids, not raw values
+Settings
+    sizes.py               layers, parameters, widths and bytes
+    checks.py              what is wrong with the settings
+    auto.py                what dlrm-auto chooses for a log; cross_choice.py: its crosses
+    fitted.py              which settings follow from the data, and which may differ
+
+Data
+    rows.py                where click rows come from: a dataset on disk, or made in memory
+    terabyte.py            rows of the planted Terabyte, made on the device
+    multi_hot.py           several ids per feature made from one, as MLPerf does
+    crosses.py             ids of combinations of features
+
+Network and training
+    mlp.py                 a multi-layer perceptron
+    interactions.py        what combines the vectors for the top MLP
+    sharding.py            which device holds which part of which table
+    slots.py               places on a GPU where CUDA graphs find their batches
+    mlperf.py              what MLPerf's rules want logged
+    warnings.py            why a trained model should not be trusted
+
+Planning
+    plan.py                what `trainmark plan` prints
+    step_time.py           the predicted time of a step; gpu_time.py: its kernels on one GPU
+
+A trained model
+    importance.py          what each column is worth
+    one_pass.py            predictions in one pass on a CPU, without torch; fast_prediction.py: a
+                           trainer's; graphed_prediction.py: as CUDA graphs
+    raw_files.py           files for `evaluate --input` and `predict`, encoded
+    exported_files.py      files for `predict`, scored without a trainer
+    requests.py            rows of requests to `serve`; prepared_values.py: rows that hold ids
+    description.py         what an exported model says of itself
+    standalone.py          the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
+    exported_clicks.py     its scores by torch, for `serve` and `predict`
 """

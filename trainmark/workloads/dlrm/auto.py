@@ -1,10 +1,10 @@
-"""`dlrm-auto`: what a run on one's own log does, where nobody has said it.
+"""`dlrm-auto`: the settings of a run on one's own log, where the user chose none.
 
-What holds for every log stands in the named run (`dlrm_auto` in runs.py); what follows from a
-log's rows and clicks stands here. The numbers come from thirty-odd data sets, of 400 to 1 M rows,
-trained with settings on a grid: those at which the fewest fell behind, not those that were best for
-one. `benchmarks/own_data.py` compares the outcome with logistic regression and gradient boosting,
-also on twenty sets that had no say in it.
+Settings for every log stand in the named run (`dlrm_auto` in runs.py); those that depend on a log's
+rows and clicks stand here. Their numbers come from thirty-odd datasets of 400 to 1 M rows, trained
+with a grid of settings. Chosen were the settings with which the fewest datasets fell behind, not
+those that were best for one. `benchmarks/own_data.py` compares the outcome with logistic regression
+and gradient boosting, also on twenty datasets that had no part in the choice.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainmark.config import filled
-from trainmark.schedule import Schedule
+from trainmark.config import Schedule, filled
+from trainmark.errors import InputError
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
 
 NAME = "dlrm-auto"
@@ -30,7 +30,7 @@ WARM_UP = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """What is known of a log before it is trained on. A common one, where it is not there."""
+    """What is known of a log before training. The defaults are those of a common log."""
 
     rows: int = 1_000_000
     """To train on."""
@@ -49,21 +49,21 @@ def batch(rows: int) -> int:
 
 
 def epochs(rows: int) -> int:
-    """At most, since patience ends a run: 12 for 7,000 rows, 3 for 100,000, 1 for 5 M.
+    """The most epochs, since patience ends a run: 12 for 7,000 rows, 3 for 100,000, 1 for 5 M.
 
-    The fewer rows, the more often each must be seen, but not in proportion, lest they be learned by
-    heart. And the end must come into sight: a learning rate that has fallen to 0 is worth more than
-    more epochs. Two cores have no time for a large log's second epoch.
+    The fewer rows, the more often each must be seen, but not in proportion, or they are memorised.
+    A learning rate that has fallen to 0 is worth more than more epochs, so the end must be near
+    enough. Two cores have no time for a large log's second epoch.
     """
     fewest = 2 if rows <= TWICE_UP_TO else 1
     return min(max(round(EPOCHS_OF_ONE_ROW / math.sqrt(rows)), fewest), MAX_EPOCHS)
 
 
 def lr(clicks: int) -> float:
-    """Of Adagrad, at its peak: 0.02 for up to 1,000 clicks, 0.05 for 2,500 and more.
+    """The peak learning rate of Adagrad: 0.02 for up to 1,000 clicks, 0.05 for 2,500 and more.
 
-    Ids are learned by heart in as many epochs, whatever the steps; so what all rows have in common
-    had better be learned in large ones. But few clicks do not say where to go.
+    Ids are memorised after so many epochs, whatever the size of the steps; so what all rows have in
+    common should be learned in large steps. But few clicks do not say where to go.
     """
     return min(max(LR_OF_ONE_CLICK * clicks, MIN_LR), MAX_LR)
 
@@ -75,15 +75,20 @@ def dropout(rows: int) -> float:
 
 
 def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
-    """What to choose from by trial, where nobody chose: what the top MLP reads, and with crosses,
-    if the log has some.
+    """The runs to try where the user chose no interaction: what the top MLP reads, and crosses if
+    the log has some.
 
-    A product says how two vectors go together, not what one says by itself, and the bottom MLP
-    hands all numbers on as one vector; so most small logs gain from a top MLP that reads the rows
-    and the numbers, too. Others learn pairs worse beside that easier lesson, and there is no
-    telling by their rows or ids which. Large logs have pairs to learn, and two cores no time.
-    Crosses that surely say something are still learned by heart here and there.
+    A dot product says how two vectors go together, not what one of them says by itself, and the
+    bottom MLP passes all numbers on as one vector. So most small logs gain from a top MLP that also
+    reads the rows and the numbers. Other logs learn pairs worse then, and neither rows nor ids tell
+    which. Large logs have enough rows to learn pairs, and two cores have no time to try. Crosses
+    that surely say something are sometimes still memorised.
     """
+    if resolved.auto_clicks == 0:
+        raise InputError(
+            f"All training rows of {resolved.data} have the same label, so there is nothing to "
+            "learn from them. Check the label in --columns of 'trainmark prepare', and --positive."
+        )
     if cfg.model.interaction != "auto" or filled(resolved.auto_rows) > TRIED_UP_TO:
         return {}
     if resolved.patience is None:  # without it no evaluation is kept to choose by
@@ -109,11 +114,11 @@ def _with(cfg: DlrmRun, **network: Any) -> DlrmRun:
 
 
 def eps(global_batch: int) -> float:
-    """Of Adagrad, in units of what one row contributes to a batch's gradient.
+    """Adagrad's eps, in units of what one row contributes to a batch's gradient.
 
-    Adagrad gives the first row that looks an id up the largest step. So a log's rare ids, of which
-    one has many, would be learned by heart. With this, such ids move in proportion to their rows,
-    and only frequent ones at Adagrad's own pace.
+    Adagrad takes the largest step when an id occurs for the first time, so the many rare ids of a
+    log would be memorised. With this eps, rare ids move in proportion to their rows, and only
+    frequent ones at Adagrad's own pace.
     """
     return SHARE_OF_ONE_ROW / global_batch
 
@@ -128,7 +133,7 @@ def schedule(steps: int) -> Schedule:
 
 
 def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
-    """The run with all that nobody chose, for a log."""
+    """The run with everything that the user did not choose, for a log."""
     named, cfg, rows = dlrm_auto(), _without(cfg, unchosen(cfg)), log.rows
     if cfg.global_batch is None and cfg.micro_batch is None:
         cfg = dataclasses.replace(cfg, global_batch=batch(rows))
@@ -152,7 +157,7 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
 
 
 def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
-    """With the network of the run whose weights it begins with, where nobody chose another."""
+    """The run with the network of the run that its weights come from, unless another was chosen."""
     if cfg.model.interaction != "auto":
         return cfg
     names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
@@ -161,7 +166,7 @@ def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:
-    """The run without what followed from its rows, for others."""
+    """The run without what `fit` took from its log, for use with another log."""
     fitted = unchosen(cfg)
     if "global_batch" in fitted:  # which the others divide
         fitted |= {"micro_batch", "accumulate"}
@@ -189,7 +194,7 @@ def unchosen(cfg: DlrmRun) -> frozenset[str]:
 
 
 def _without(cfg: DlrmRun, fields: frozenset[str]) -> DlrmRun:
-    """With those of the named run; of the model, the dropout."""
+    """The run with these fields as in the named run; of `model`, only the dropout."""
     named = dlrm_auto()
     replaced = {name: getattr(named, name) for name in fields}
     if "model" in fields:

@@ -24,7 +24,7 @@ MAX_PLANTED = 1000  # features: 65,536 rows at a time are made in memory
 
 
 def model_problems(cfg: DlrmRun, cluster: Cluster) -> list[str]:
-    """Of the network, its tables, and their placement on a cluster."""
+    """What is wrong with the network, its tables, and their placement on a cluster."""
     return [
         *_network_problems(cfg),
         *_sharding_problems(cfg),
@@ -128,7 +128,7 @@ def _torchrec_problems(cfg: DlrmRun) -> list[str]:
 
 
 def _width_problems(cfg: DlrmRun) -> list[str]:
-    """Of tables that are narrower than others."""
+    """What is wrong with tables that are narrower than others."""
     model, chosen = cfg.model, cfg.model.table_widths
     if chosen is None:
         return []
@@ -190,7 +190,7 @@ def _interaction_problems(model: Model) -> list[str]:
 
 
 def _hotness_problems(cfg: DlrmRun) -> list[str]:
-    """Of several ids per feature."""
+    """What is wrong with several ids per feature."""
     model, problems = cfg.model, []
     features = len(feature_rows(model))
     if model.hotness is not None and len(model.hotness) != features:
@@ -213,7 +213,7 @@ def _hotness_problems(cfg: DlrmRun) -> list[str]:
 
 
 def _cross_problems(cfg: DlrmRun) -> list[str]:
-    """Of combinations of features."""
+    """What is wrong with combinations of features."""
     model = cfg.model
     if not model.crosses:
         return []

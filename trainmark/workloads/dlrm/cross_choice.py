@@ -1,9 +1,9 @@
 """Which crosses a log has rows for: combinations that say more than their features by themselves.
 
-The training rows are halved. What the rows of a combination click beyond what its features say by
-themselves (a model without any interactions) must be alike in both halves. Where it is noise, the
-score is as often below 0 as above, with a standard deviation of 1, and one of 4,000 is beyond
-`SURELY`. Crosses of few combinations never are: a dot product does for these.
+The training rows are cut into halves. A model without interactions predicts the clicks; what it
+leaves unexplained of a combination must be alike in both halves. For noise, the score is as often
+below 0 as above, with a standard deviation of 1, and one of 4,000 is beyond `SURELY`. Crosses of
+few combinations never score so high: a dot product is enough for them.
 
 All pairs are scored, and the best of them with every third feature.
 """
@@ -100,5 +100,5 @@ def score(rows: NDArray[np.int64], rest: Floats) -> float:
 
 
 def _sums(rows: NDArray[np.int64], rest: Floats) -> tuple[Any, Any]:
-    """Of each of the cross's rows: what is left of its clicks, and how often it occurs."""
+    """For each row of a cross: what is unexplained of its clicks, and how often it occurs."""
     return np.bincount(rows, rest, CROSS_ROWS), np.bincount(rows, minlength=CROSS_ROWS)

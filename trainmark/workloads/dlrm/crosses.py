@@ -10,14 +10,16 @@ for this modulus: combinations that are near each other have different rows (of 
 a distance of 263; of three, of 34).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.workloads.dlrm.runs import Model
 from trainmark.workloads.dlrm.sizes import CROSS_ROWS, cross_features, feature_rows
+
+if TYPE_CHECKING:
+    from trainmark.embeddings.tables.batch import IdGroup
 
 MULTIPLIER = 17_364
 
@@ -34,6 +36,10 @@ def with_crosses(groups: Sequence[IdGroup], model: Model) -> list[IdGroup]:
     """A batch's ids, and behind them those of the crosses."""
     if not model.crosses:
         return list(groups)
+    import torch  # which a server of numbers and ids does without
+
+    from trainmark.embeddings.tables.batch import IdGroup
+
     by_feature = {
         feature: ids_B.long()
         for group in groups

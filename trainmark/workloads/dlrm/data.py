@@ -27,8 +27,8 @@ from trainmark.config import SYNTHETIC, filled
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.hardware.backends import is_accelerator
-from trainmark.training.background import Kept, in_background
-from trainmark.training.batches import GlobalBatch, RankBatches, rank_shares
+from trainmark.training.background import LatestCache, in_background
+from trainmark.training.batches import BatchCounts, GlobalBatch, RankBatches, rank_shares
 from trainmark.training.transfer import Make
 from trainmark.workloads.dlrm.rows import (
     Columns,
@@ -52,7 +52,7 @@ MAX_WINDOWS = 2**26  # their order is kept in memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClickBatch:
+class ClickBatch(BatchCounts):
     """One optimiser step's share of a data-parallel rank, in host memory.
 
     With `make`, its tensors have shapes only, and `make` fills such ones on a GPU.
@@ -63,13 +63,8 @@ class ClickBatch:
     labels: Tensor
     """[B] bool"""
     groups: list[IdGroup]
-    samples: int
     global_samples: int
     """Samples of all ranks in this step."""
-    position: int
-    """Samples of all ranks up to the end of this batch's global batch, over all epochs."""
-    partial: bool
-    """Fewer samples than a full batch, at the end of an epoch."""
     make: Make | None = None
 
 
@@ -122,8 +117,10 @@ class ClickData(RankBatches):
         self._made_on_gpu: TerabyteRows | None = None
         if isinstance(source, TerabyteRows) and makes_rows_on_gpu(cfg):
             self._made_on_gpu = source
-        self._orders = Kept[int, RowOrder](most=2)
-        self._windows = Kept[tuple[int, int], tuple[Columns, NDArray[np.int64]]](WINDOWS_KEPT)
+        self._orders = LatestCache[int, RowOrder](most=2)
+        self._windows = LatestCache[tuple[int, int], tuple[Columns, NDArray[np.int64]]](
+            WINDOWS_KEPT
+        )
         if source.num_rows == 0:
             raise InputError(f"The {split} split has no rows.")
         if source.num_rows / cfg.shuffle_window > MAX_WINDOWS:
@@ -156,14 +153,13 @@ class ClickData(RankBatches):
 
     def _make_batch(self, rows: TerabyteRows, whole: GlobalBatch) -> ClickBatch:
         """This rank's share of a global batch, to be made ahead of the step by the GPU itself."""
-        share = self._share(whole)
-        batch = self._empty_batch(len(share), global_samples=whole.size, position=whole.position)
-        return dataclasses.replace(batch, make=rows.maker(share.start))
+        return dataclasses.replace(
+            self._empty_batch(whole), make=rows.maker(self._share(whole).start)
+        )
 
     def _read_batch(self, whole: GlobalBatch) -> ClickBatch:
         """This rank's share of a global batch, read straight into the batch's own memory."""
-        share = self._share(whole)
-        batch = self._empty_batch(len(share), global_samples=whole.size, position=whole.position)
+        share, batch = self._share(whole), self._empty_batch(whole)
         columns, done = self._columns(batch), 0
         for window, piece in self._order(whole.epoch).pieces(share.start, share.stop):
             size = piece.stop - piece.start
@@ -197,10 +193,10 @@ class ClickData(RankBatches):
         self._source.read(first, last, columns)
         return columns, self._order(epoch).permutation(window)
 
-    def _empty_batch(self, samples: int, global_samples: int, position: int) -> ClickBatch:
+    def _empty_batch(self, whole: GlobalBatch) -> ClickBatch:
         """Contiguous tensors, pinned where they go to a GPU: one per integer type of the ids, and
         number of them."""
-        made = self._made_on_gpu is not None
+        samples, made = len(self._share(whole)), self._made_on_gpu is not None
         # PyTorch keeps and reuses pinned memory.
         pinned = is_accelerator(self._cfg.device) and not made
         room = partial(torch.empty, pin_memory=pinned, device="meta" if made else "cpu")
@@ -215,14 +211,12 @@ class ClickData(RankBatches):
             numerical=room(samples, self._source.num_numerical, dtype=numerical_type),
             labels=room(samples, dtype=torch.bool),
             groups=groups,
-            samples=samples,
-            global_samples=global_samples,
-            position=position,
-            partial=global_samples < self._batches.size,
+            global_samples=whole.size,
+            **self._counts(whole),
         )
 
     def _columns(self, batch: ClickBatch) -> Columns:
-        """The same memory as arrays, one per feature."""
+        """The batch's memory as arrays, one per feature."""
         by_feature = {
             feature: ids
             for group in batch.groups

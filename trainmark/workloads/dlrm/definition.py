@@ -4,19 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmark.contract import (
-    Definition,
-    EncodedFiles,
-    Exporter,
-    Metrics,
-    RawFiles,
-    ScoredRows,
-    Scorer,
-    Served,
-    Workload,
-)
+from trainmark.contract import Definition, Exporter, Workload
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.plans import Plan
+from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Scorer, Served
 from trainmark.workloads.dlrm import auto, fitted, runs, sizes
 from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
@@ -32,12 +23,6 @@ def _alternatives(cfg: DlrmRun, cluster: Cluster) -> Iterable[tuple[str, DlrmRun
     from trainmark.workloads.dlrm.plan import alternatives
 
     return alternatives(cfg, cluster)
-
-
-def _warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
-    from trainmark.workloads.dlrm.warnings import warnings
-
-    return warnings(cfg, metrics)
 
 
 def _encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
@@ -60,7 +45,7 @@ def _load_scorer(served: Served[DlrmRun]) -> Scorer:
 
 def _score_files(
     served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
-) -> Iterator[ScoredRows]:
+) -> Iterator[ScoredRows] | None:
     from trainmark.workloads.dlrm.exported_files import score_files
 
     return score_files(served, raw, folder, done)
@@ -76,16 +61,13 @@ DLRM = Definition(
     name="dlrm",
     run_type=DlrmRun,
     runs=runs.RUNS,
-    metric=runs.METRIC,
     resolve=resolve,
-    mesh_axes=runs.mesh_axes,
     closed=fitted.closed,
     sizes=sizes.sizes,
     precisions=runs.PRECISIONS,
     layout_fields=frozenset({"sharding", "page_cache"}),
     fitted_fields=fitted.fitted_fields,
     notes=runs.notes,
-    warnings=_warnings,
     smaller=sizes.smaller,
     for_prediction=runs.for_prediction,
     on_other_data=on_other_data,

@@ -5,30 +5,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
-from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog import preparation
-from trainmark.clicklog.sources import criteo_format
-from trainmark.errors import InputError
 from trainmark.interop.programs import save_program
 from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar, say
 from trainmark.workloads.dlrm import standalone
-from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated, score_offset
-from trainmark.workloads.dlrm.sizes import (
-    branches,
-    cross_features,
-    cross_layers,
-    cross_rank,
-    has_bags,
-    hotness,
-    widths,
-)
+from trainmark.workloads.dlrm.description import description
+from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 
 Load = Callable[[list[str]], dict[str, Tensor]]
 
@@ -83,7 +71,7 @@ and encoder.categorical, None where one is missing, become inputs by
     numerical = numbers.astype("float32")
 """
 
-# --- the layouts; whatever ranks wrote the checkpoint, tables keep the types they were trained in
+# --- the layouts; tables keep the types that they were trained in
 
 
 def export_safetensors(cfg: DlrmRun, checkpoint_path: Path, folder: Path) -> None:
@@ -156,73 +144,3 @@ def _describe(cfg: DlrmRun, folder: Path, how_to_run: str) -> None:
             f"{cfg.data} cannot be read here, so that config.json does not name the features in "
             "their order. Export where the dataset is to have them."
         )
-
-
-def description(cfg: DlrmRun) -> dict[str, Any]:
-    """The network, its features in the order in which it takes them, and what they stand for."""
-    model = cfg.model
-    return {
-        "model_type": "dlrm",
-        "numerical_features": model.numerical_features,
-        "table_rows": list(model.table_rows),
-        "embedding_dim": model.embedding_dim,
-        "table_widths": list(widths(model)),
-        **_crosses(model),
-        **_bags(model),
-        "bottom_mlp": list(model.bottom_mlp),
-        "top_mlp": list(model.top_mlp),
-        **_interaction(model),
-        "logit_offset": score_offset(cfg),
-        "dataset": list(cfg.dataset),
-    } | _names(cfg)
-
-
-def _crosses(model: Model) -> dict[str, Any]:
-    """The features of each cross, whose tables lie behind those of the features."""
-    return {"crosses": list(map(cross_features, model.crosses))} if model.crosses else {}
-
-
-def _bags(model: Model) -> dict[str, Any]:
-    """How many ids a sample has of each feature, and what becomes of their rows; nothing if it has
-    one of each."""
-    if not has_bags(model):
-        return {}
-    return {"hotness": list(hotness(model)), "pooling": model.pooling}
-
-
-def _interaction(model: Model) -> dict[str, Any]:
-    """Which one, and the sizes that it has of its own."""
-    sizes: dict[str, Any] = {}
-    if model.interaction == "dcn":
-        sizes = {"cross_layers": cross_layers(model), "cross_rank": cross_rank(model)}
-    if model.interaction == "projection":
-        branch1, branch2 = branches(model)
-        sizes = {"branch1_mlp": list(branch1), "branch2_mlp": list(branch2)}
-    return {"interaction": model.interaction} | sizes
-
-
-def _names(cfg: DlrmRun) -> dict[str, Any]:
-    """Of the features, if the dataset is still there to tell."""
-    if cfg.data is None or is_generated(cfg.data):
-        return {}
-    try:
-        spec = feature_spec.read(feature_spec.path_of(Path(cfg.data), "train"))
-    except InputError:
-        return {}
-    return {
-        "numerical": list(spec.numerical),
-        "categorical": list(spec.categorical),
-        "columns": _columns(cfg),
-    }
-
-
-def _columns(cfg: DlrmRun) -> dict[str, list[str]]:
-    """The names that the features have in the log, in the same order."""
-    found = identity.columns(cfg.dataset)
-    names = {
-        kind: [column.name for column in found if column.kind == kind]
-        for kind in ("numerical", "categorical")
-    }
-    if tuple(names["categorical"]) == criteo_format.NAMES:
-        names["numerical"] = [f"I{i + 1}" for i in range(len(names["numerical"]))]
-    return names

@@ -1,19 +1,23 @@
-"""Rows of raw files, scored by an exported DLRM, which carries what encodes them."""
+"""Rows of raw files, scored without a trainer: by an exported DLRM, which carries what encodes
+them, and by that of a run, where a CPU computes it in one pass."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from trainmark import checksums
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.preparation import FOLDER
-from trainmark.contract import RawFiles, ScoredRows, Served
+from trainmark.config import filled
 from trainmark.errors import InputError
-from trainmark.workloads.dlrm import serving
-from trainmark.workloads.dlrm.raw_files import encode_by
-from trainmark.workloads.dlrm.requests import Clicks, clicks_of
+from trainmark.files import read_json
+from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Served
+from trainmark.workloads.dlrm import one_pass, serving
+from trainmark.workloads.dlrm.description import description
+from trainmark.workloads.dlrm.raw_files import encode_by, encode_files
+from trainmark.workloads.dlrm.requests import Clicks
+from trainmark.workloads.dlrm.resolve import check_data
 from trainmark.workloads.dlrm.rows import Columns, SplitBinary
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -23,21 +27,37 @@ PART_ROWS = 1 << 18
 
 def score_files(
     served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
-) -> Iterator[ScoredRows]:
+) -> Iterator[ScoredRows] | None:
     """See `contract.Definition.score_files`."""
-    data = served.folder / FOLDER
+    if served.run is None:
+        encoded = _encoded_by_export(served.folder, raw, folder / "data")
+        config = read_json(served.folder / "config.json")
+        weights = serving.of_export(served.folder)
+    else:
+        config = description(served.run)
+        weights = serving.of_checkpoint(filled(served.checkpoint))
+        if served.device != "cpu" or not one_pass.suits(config, weights.kinds):
+            return None
+        encoded = encode_files(served.run, raw, folder / "data")
+        check_data(served.run, str(encoded.folder))
+    return _scores(serving.clicks_of(config, weights, served.device), encoded, done)
+
+
+def _encoded_by_export(exported: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
+    data = exported / FOLDER
     if not data.is_dir():
         raise InputError(
-            f"{served.folder} does not carry the vocabularies that encode raw values: its dataset "
+            f"{exported} does not carry the vocabularies that encode raw values: its dataset "
             "had none, or was not there. Export the run again where its dataset is, or use the run."
         )
-    checksums.check(served.folder)
-    encoded = encode_by(data, raw, folder / "data")
-    device = torch.device(served.device)
-    clicks = clicks_of(serving.of_export(served.folder, served.device), device)
+    checksums.check(exported)
+    return encode_by(data, raw, folder)
+
+
+def _scores(clicks: Clicks, encoded: EncodedFiles, done: int) -> Iterator[ScoredRows]:
     source = SplitBinary(encoded.folder, "test")
     source.check_bytes()
-    for start in range(done * PART_ROWS, source.num_rows, PART_ROWS):
+    for start in range(done, source.num_rows, PART_ROWS):
         stop = min(start + PART_ROWS, source.num_rows)
         scores = [
             _score(clicks, source, first, min(first + BATCH, stop))

@@ -1,4 +1,4 @@
-"""Which settings of a run somebody chose, which follow from its log, and which may differ."""
+"""Which settings of a run follow from its data, and which may differ between comparable runs."""
 
 from trainmark.config import OBSERVATION
 from trainmark.workloads.dlrm import auto

@@ -18,7 +18,7 @@ from trainmark.config import element_bytes, filled
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.costs import MIN_ACCESS, STATE_BYTES
 from trainmark.hardware.products import Kind, Rates, product_s
-from trainmark.workloads.dlrm.runs import DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun, Model
 from trainmark.workloads.dlrm.sizes import (
     Layer,
     dense_layers,
@@ -116,6 +116,17 @@ def gpu_time(
     )
 
 
+def forward_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
+    """Seconds of predictions on one device that has all tables: the forward part of a step."""
+    total = _interaction_s(cfg, rates, samples)
+    if has_bags(cfg.model):
+        total += _pool_s(cfg, rates, samples, profiles)
+    for layer, precision, _, _ in _layers(cfg):
+        total += product_s(rates, precision, "forward", samples, layer.fan_in, layer.fan_out)
+    moved = element_bytes(cfg.precision) * _read_last(cfg.model) + _moved_for_fp8(cfg) / 2
+    return total + samples * moved / rates.copy
+
+
 # --- the dense part
 
 
@@ -154,16 +165,25 @@ def _passes_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
     """Between the products."""
     model = cfg.model
     hidden = [*model.bottom_mlp, *model.top_mlp[:-1]]
-    read_last = hidden[-1] if len(model.top_mlp) > 1 else interaction_width(model)
-    moved = LOSS * read_last + BIASES * sum(hidden)
+    moved = LOSS * _read_last(model) + BIASES * sum(hidden)
     element = element_bytes(cfg.precision)
     moved += element * MASKED * model.embedding_dim  # the bottom MLP's last ReLU
-    moved += element * 4 * interaction_activations(model)
-    if any(precision == "fp8" for _, precision, _, _ in _layers(cfg)):
-        width = interaction_width(model)
-        moved += QUANTIZED * (width + read_last)
-        moved += PADDED * 2 * width * (width % FP8_STEP != 0)
+    moved += element * 4 * interaction_activations(model) + _moved_for_fp8(cfg)
     return samples * moved / rates.copy
+
+
+def _read_last(model: Model) -> int:
+    """Numbers of a sample that the last layer reads."""
+    return model.top_mlp[-2] if len(model.top_mlp) > 1 else interaction_width(model)
+
+
+def _moved_for_fp8(cfg: DlrmRun) -> float:
+    """Bytes of a sample, forward and backward: to 8 bits, and to widths that kernels like."""
+    if all(precision != "fp8" for _, precision, _, _ in _layers(cfg)):
+        return 0.0
+    width = interaction_width(cfg.model)
+    padded = PADDED * 2 * width * (width % FP8_STEP != 0)
+    return QUANTIZED * (width + _read_last(cfg.model)) + padded
 
 
 def _small_s(cfg: DlrmRun, rates: Rates) -> float:

@@ -1,8 +1,7 @@
-"""What each column is worth to a trained model: the AUC that is lost where the column says nothing.
+"""What each column is worth to a trained model: how much AUC is lost when its values are shuffled.
 
-A column's values are given to other rows of the split, at random: they are as frequent as before
-and no longer tell anything of their row. All that was made of a column (the hour and the weekday
-of a time) moves together.
+Shuffled values are as frequent as before, but no longer say anything about their row. All features
+that were made from a column (the hour and the weekday of a time) are shuffled together.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ STRETCHES = 64  # of neighbouring rows, from everywhere in the split: rows may b
 
 
 def importance(trainer: DlrmTrainer, split: str, most_rows: int) -> list[Importance]:
-    """Of every column, the most important one first; on at most so many rows of a split."""
+    """The importance of every column, the highest first, on at most `most_rows` rows of a split."""
     rows = _some_rows(row_source(trainer.cfg, split), most_rows)
     usual = _auc(trainer, split, rows)
     if usual is None:
@@ -85,7 +84,7 @@ class ModelInputs:
 
 
 def model_inputs(cfg: DlrmRun) -> Iterator[ModelInputs]:
-    """By column, in the order of the first feature of each."""
+    """The inputs of each column, in the order of their first features."""
     model, columns = cfg.model, identity.columns(cfg.dataset)
     if not columns:  # synthetic data
         yield from (ModelInputs(f"num_{i}", numerical=[i]) for i in range(model.numerical_features))

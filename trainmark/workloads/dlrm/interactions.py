@@ -1,7 +1,7 @@
-"""What the top MLP reads of a sample: its dense vector and embedding rows, combined in some way.
+"""Interactions: how a sample's dense vector and embedding rows are combined for the top MLP.
 
-An interaction is an `InteractionLayer`: another one sets `plain`, and gets a line in `_BUILDERS`;
-its sizes are in `sizes.py`.
+To add one, write an `InteractionLayer` that sets `plain`, and add it to `_BUILDERS`; its sizes are
+in `sizes.py`.
 
 Shapes: B samples, F tables, D embedding width, N = (F + 1) D, all vectors of a sample side by side.
 """
@@ -29,7 +29,7 @@ class InteractionLayer(nn.Module):
     plain: Interaction
     """The combination alone, in torch operations; `torch.compile` may take its place."""
     mlps: Sequence[Mlp] = ()
-    """That are part of it."""
+    """MLPs that are part of the interaction."""
 
     def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
         return self.plain(x_BD, tables.lookup(prepared).to(x_BD.dtype))
@@ -55,7 +55,7 @@ class DotAndInputsInteraction(InteractionLayer):
 
 
 def _products_and_rows(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
-    """Without the zeros that fill dot products up: what follows them does."""
+    """Dot products without their padding (other numbers follow them), then the rows."""
     _, F, D = rows_BFD.shape
     products = dot_interaction(x_BD, rows_BFD)[:, : D + F * (F + 1) // 2]
     return torch.cat([products, rows_BFD.flatten(1)], dim=1)

@@ -28,9 +28,9 @@ class Mlp(nn.Sequential):
         self.fp8 = False
         """The kernel's large layers in fp8."""
         self.dropout = Dropout(0.0)
-        """Of what hidden layers pass on."""
+        """Dropout of the hidden layers' outputs."""
         self._kept_codes: list[Fp8Weight] = []
-        """For prediction: what `fp8_weights` gives, once and for all."""
+        """For prediction, the result of `fp8_weights`, computed once."""
 
     @property
     def has_fused_loss(self) -> bool:
@@ -70,7 +70,7 @@ class Mlp(nn.Sequential):
 
     @torch.no_grad()
     def fill_up_inputs(self, step: int) -> None:
-        """For prediction: columns for zeros behind the inputs, so that these are whole steps."""
+        """For prediction: pad the inputs with zero columns to a multiple of `step`."""
         first = self._linears()[0]
         missing = -first.weight.shape[1] % step
         if missing:

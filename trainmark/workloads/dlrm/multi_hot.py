@@ -32,7 +32,7 @@ class MoreIds:
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
     def add(self, groups: Sequence[IdGroup]) -> list[IdGroup]:
-        """The same samples; features of equally many ids are a group."""
+        """The samples with more ids; features with equally many ids become a group."""
         return [more for group in groups for more in self._of_group(group)]
 
     def _of_group(self, group: IdGroup) -> list[IdGroup]:
@@ -50,7 +50,7 @@ class MoreIds:
         return found
 
     def _chosen(self, group: IdGroup, chosen: list[int]) -> Tensor:
-        """By an index that was copied to the device before: a CUDA graph may hold no such copy."""
+        """Select by an index that is on the device already, because a CUDA graph cannot copy it."""
         key = tuple(chosen)
         if key not in self._indices:
             self._indices[key] = torch.tensor(chosen, device=group.ids.device)
@@ -68,7 +68,7 @@ class MoreIds:
     def _on_device(
         self, features: list[int], count: int, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each feature, 32 random bits and its rows; of each further place, a number."""
+        """32 random bits and the rows of each feature; and a number for each further place."""
         key = tuple(features)
         if key not in self._constants:  # copied to the device only once
             salts = [stream_seed(SEED, "multi-hot", feature) % 2**32 for feature in features]

@@ -24,7 +24,7 @@ def build(config: Config, tensors: Tensors) -> Graph:
     """The graph from `numerical` and `categorical` to `clicks`.
 
     Args:
-        config: as `export.description` gives it.
+        config: as `description.description` gives it.
         tensors: every weight by its name, on the meta device.
     """
     graph = Graph()

@@ -107,8 +107,8 @@ def _formats(cfg: DlrmRun) -> Formats:
 
 
 def _place(mesh: Mesh, cfg: DlrmRun) -> Placement:
-    """Rank 0's: on another kind of CPU the last bit of a predicted time may be another, and with it
-    the placement; and a file need not be the same on all machines."""
+    """Rank 0's placement, on all ranks. On another kind of CPU the last bit of a predicted time may
+    differ, and with it the placement; and a file need not be the same on all machines."""
     return mesh.from_main(place(cfg, mesh.world_size))
 
 

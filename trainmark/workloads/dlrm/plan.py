@@ -8,6 +8,7 @@ from trainmark.embeddings.placement.placement import TablePlacement, to_json
 from trainmark.embeddings.placement.strategies import STRATEGIES
 from trainmark.formatting import gib_cell, ranges, readable_size
 from trainmark.hardware.devices import Cluster
+from trainmark.hardware.known import CPU
 from trainmark.hardware.machine import Machine, Used, machine, sources, used_links
 from trainmark.hardware.memory import card_bytes
 from trainmark.hardware.plans import Plan, Work
@@ -16,7 +17,13 @@ from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.resolve import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
 from trainmark.workloads.dlrm.sizes import on_one_gpu, smaller, widths
-from trainmark.workloads.dlrm.step_time import Prediction, constants, predict
+from trainmark.workloads.dlrm.step_time import (
+    Prediction,
+    constants,
+    evaluation_s,
+    predict,
+    request_s,
+)
 
 HOST_TABLES = 5
 """That `--search` tries in host memory, at most."""
@@ -55,7 +62,7 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
             _table(cfg, placed)
             for placed in sorted(prediction.placement.tables, key=lambda t: t.table)
         ],
-        sentences=_sentences(cfg),
+        sentences=_sentences(cfg) + _answers(cfg),
         too_large=_too_large(cfg, cluster, prediction),
         placement=to_json(prediction.placement),
     )
@@ -71,8 +78,13 @@ def _seconds(prediction: Prediction) -> list[Mapping[str, float]]:
 
 
 def _used(cfg: DlrmRun, cluster: Cluster, found: Machine, prediction: Prediction) -> list[Used]:
-    figures: list[Used] = ["GEMMs" if cfg.precision in found.measured.gemm else "peak"]
-    figures += ["memory bandwidth", *used_links(cluster)]
+    measured, on_cpu = found.measured, cluster.hardware == CPU
+    products: Used = "GEMMs" if cfg.precision in measured.gemm else "peak"
+    if on_cpu and cfg.precision in measured.layer:
+        products = "layers"
+    figures: list[Used] = [products, *used_links(cluster)]
+    if not on_cpu:
+        figures.append("memory bandwidth")
     if not on_one_gpu(cfg):  # whose kernels have constants of their own
         figures += ["reading rows", "updating rows"]
     return [*figures, "link to the host"] if any(prediction.host_bytes) else figures
@@ -105,6 +117,17 @@ def _sentences(cfg: DlrmRun) -> list[str]:
     if cfg.sharding.engine == "torchrec" and cfg.sharding.placement == "auto":
         lines.append("TorchRec's own planner will place the tables; this is what ours would do.")
     return lines
+
+
+def _answers(cfg: DlrmRun) -> list[str]:
+    """How long answers take, where that is known."""
+    evaluation, request = evaluation_s(cfg), request_s(cfg, 1)
+    if evaluation is None or request is None:
+        return []
+    return [
+        f"Predicted without training: {1e3 * evaluation:.2f} ms for the {cfg.eval_batch:,} samples "
+        f"of an evaluated batch, {1e3 * request:.2f} ms for a request of one sample."
+    ]
 
 
 def _too_large(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> str | None:

@@ -6,9 +6,9 @@ from trainmark.clicklog.encode import encode
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.config import SYNTHETIC, filled
-from trainmark.contract import EncodedFiles, RawFiles
 from trainmark.errors import InputError
 from trainmark.files import read_json
+from trainmark.scoring import EncodedFiles, RawFiles
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 

@@ -10,14 +10,15 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from trainmark.clicklog.raw_values import Encoded, RawValues
-from trainmark.contract import TensorSpec
 from trainmark.errors import InputError, unknown
-from trainmark.workloads.dlrm import fast_prediction, graphed_prediction, standalone
+from trainmark.scoring import TensorSpec
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
+
+Clicks = Callable[[NDArray[np.floating], NDArray[np.int64]], NDArray[np.float32]]
+"""From rows of numbers and ids to probabilities."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +33,22 @@ class ClickRows:
 
 
 class ClickScorer:
-    """Scores rows of features; see `contract.Scorer`.
+    """Scores rows of features; see `scoring.Scorer`.
 
     Args:
-        model: on `device`.
+        config: of the model, as `description` gives it.
+        clicks: its probabilities.
         values: encodes a row's values.
         facts: what is known of the model.
-        device: as PyTorch names it.
     """
 
     answer = "scores"
     output = TensorSpec(name="clicks", datatype="FP32", shape=(-1,))
 
     def __init__(
-        self, model: standalone.Dlrm, values: RawValues, facts: dict[str, Any], device: str
+        self, config: dict[str, Any], clicks: Clicks, values: RawValues, facts: dict[str, Any]
     ) -> None:
-        self._values, self._clicks = values, clicks_of(model, torch.device(device))
+        self._values, self._clicks = values, clicks
         self._names = [*values.numerical, *values.categorical]
         prepared = isinstance(values, PreparedValues)
         self.facts = facts | {
@@ -59,8 +60,8 @@ class ClickScorer:
             "categorical": list(values.categorical),
             "expects": dict(values.expects),
             # Behind these are the tables of crosses, which no request knows of.
-            "table_rows": dict(zip(values.tables, model.config["table_rows"], strict=False)),
-            "embedding_dim": model.config["embedding_dim"],
+            "table_rows": dict(zip(values.tables, config["table_rows"], strict=False)),
+            "embedding_dim": config["embedding_dim"],
         }
         numerical, categorical = values.example()
         self.example = {"rows": [dict(zip(self._names, numerical + categorical, strict=True))]}
@@ -183,27 +184,6 @@ class ClickScorer:
             )
         surplus = next(name for name in row if name not in self._names)
         return InputError(f"Row {number}: {unknown('feature', surplus, self._names)}")
-
-
-Clicks = Callable[[NDArray[np.floating], NDArray[np.int64]], NDArray[np.float32]]
-
-
-def clicks_of(model: standalone.Dlrm, device: torch.device) -> Clicks:
-    """From rows of numbers and ids to probabilities, the fastest way that there is."""
-    if device.type == "cuda":
-        logits: fast_prediction.Logits | None = graphed_prediction.of_exported(model, device)
-    else:
-        logits = fast_prediction.of_exported(model)
-
-    def clicks(numbers: NDArray[np.floating], ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        if logits is not None:
-            found = torch.from_numpy(logits(numbers.astype(np.float32, copy=False), ids)).sigmoid()
-        else:
-            found = model(torch.from_numpy(numbers).to(device), torch.from_numpy(ids).to(device))
-        scores: NDArray[np.float32] = found.cpu().numpy()
-        return scores
-
-    return clicks
 
 
 def _kind(value: Any) -> str:

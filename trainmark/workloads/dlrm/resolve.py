@@ -17,7 +17,6 @@ from trainmark.workloads.dlrm.checks import model_problems
 from trainmark.workloads.dlrm.fitted import fitted_fields
 from trainmark.workloads.dlrm.rows import planted_clicks, rows_trained_on, synthetic_range
 from trainmark.workloads.dlrm.runs import (
-    METRIC,
     RUNS,
     SYNTHETIC_ROWS,
     TERABYTE,
@@ -60,7 +59,7 @@ def resolve(cfg: DlrmRun, cluster: Cluster) -> tuple[DlrmRun, list[str]]:
     if cfg.name == auto.NAME:
         cfg = auto.fit(cfg, _log(cfg))
     cfg = _with_interaction_widths(cfg)
-    problems += target_problems(cfg, METRIC) + model_problems(cfg, cluster)
+    problems += target_problems(cfg) + model_problems(cfg, cluster)
     sharding = dataclasses.replace(cfg.sharding, cluster=str(cluster))
     cfg = dataclasses.replace(cfg, sharding=sharding)
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and not problems:
@@ -221,7 +220,7 @@ def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
 
 
 def _hotness(spec: feature_spec.FeatureSpec) -> tuple[int, ...] | None:
-    """Of a dataset's features; None if it has one id of each."""
+    """Ids per feature of a dataset; None if it has one of each."""
     return spec.hotness if max(spec.hotness, default=1) > 1 else None
 
 

@@ -64,7 +64,7 @@ class Columns:
 
 
 def id_shape(rows: int, hotness: int) -> tuple[int, ...]:
-    """Of a feature's ids."""
+    """The shape of a feature's ids."""
     return (rows,) if hotness == 1 else (rows, hotness)
 
 
@@ -75,7 +75,7 @@ class RowSource(Protocol):
     num_numerical: int
     numerical_type: np.dtype[Any]
     id_types: list[np.dtype[Any]]
-    """Of each categorical feature."""
+    """The type of each categorical feature's ids."""
     hotness: list[int]
     """Ids of each categorical feature in a row."""
 
@@ -208,15 +208,15 @@ def has_validation(folder: Path) -> bool:
 
 
 def rows_trained_on(cfg: DlrmRun, rows: int) -> int:
-    """How many of a dataset's training rows are trained on; `validation_share` says what the others
-    are for. One of them at least, as long as there are two."""
+    """How many of a dataset's training rows are trained on. The others validate, as
+    `validation_share` says; at least one of each, as long as there are two."""
     if not cfg.validation_share or has_validation(Path(filled(cfg.data))):
         return rows
     return rows - min(max(round(rows * cfg.validation_share), 1), rows - 1)
 
 
 def _suits_disk(offset: int, room: NDArray[np.uint8]) -> bool:
-    """Whether the disk itself can write there, and should."""
+    """Whether to read past the page cache: aligned, and large enough to be worth it."""
     aligned = all(n % DISK_BLOCK == 0 for n in (room.ctypes.data, offset, room.size))
     return aligned and room.size >= MIN_DIRECT
 

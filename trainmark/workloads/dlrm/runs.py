@@ -4,23 +4,20 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 from annotated_types import Ge
 
-from trainmark.bounds import Count, CountOrNone, Finite, Layers, NotNegative, Positive, Share, Width
+from trainmark.bounds import Count, CountOrZero, Finite, Layers, NotNegative, Positive, Share, Width
 from trainmark.clickdata import planted, terabyte
 from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
-from trainmark.config import SYNTHETIC, Hidden, Run, filled
+from trainmark.config import SYNTHETIC, Better, Hidden, Run, Schedule, filled
 from trainmark.hardware.backends import has_own_kernels, is_accelerator
-from trainmark.schedule import Schedule
 
 TERABYTE = "terabyte"
-"""As `data`: the planted Terabyte."""
+"""The value of `data` for the planted Terabyte."""
 SYNTHETIC_ROWS = 33_554_432
-METRIC = "auc"
-BETTER: Literal["higher"] = "higher"
 INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -31,7 +28,7 @@ Elements = Annotated[Finite, Ge(1)]
 class Model:
     """The network. With `data`, features and table rows come from its feature specification."""
 
-    numerical_features: CountOrNone = 13
+    numerical_features: CountOrZero = 13
     """Numerical features (0 is allowed). A dataset in --data brings its own number."""
     table_rows: tuple[Count, ...] = (100_000,) * 26
     """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
@@ -49,7 +46,7 @@ class Model:
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
-    table_widths: tuple[CountOrNone, ...] | Literal["auto"] | None = None
+    table_widths: tuple[CountOrZero, ...] | Literal["auto"] | None = None
     """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
     a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
@@ -61,15 +58,15 @@ class Model:
     layers (DCNv2); dot products of two projections of them; the vectors side by side; or dot
     products, and beside them the rows and the numbers themselves. dlrm-auto chooses (`auto`)."""
     cross_layers: Layers | None = None
-    """Of dcn: how many; by default 3, as in MLPerf."""
+    """Number of cross layers (dcn); by default 3, as in MLPerf."""
     cross_rank: Width | Literal["full"] | None = None
-    """Of dcn: the rank of a layer's matrix, or `full`; by default 512, as in MLPerf, or a quarter
+    """Rank of a cross layer's matrix (dcn), or `full`; by default 512, as in MLPerf, or a quarter
     of the width of all vectors, if that is less."""
     branch1_mlp: tuple[Width, ...] | None = None
-    """Of projection: widths of one MLP; the last one must be a multiple of embedding_dim. By
+    """Widths of one MLP of projection; the last one must be a multiple of embedding_dim. By
     default, 2048 and 16 x embedding_dim (TorchRec's at 128)."""
     branch2_mlp: tuple[Width, ...] | None = None
-    """Widths of the other."""
+    """Widths of the other MLP of projection."""
     init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
     """Whose documented initialisation to use for the MLPs."""
     table_init: NotNegative | None = None
@@ -79,7 +76,7 @@ class Model:
     """Share of what the MLPs' hidden layers pass on that is dropped in training; None in dlrm-auto,
     which chooses it."""
     interaction_dropout: Share = 0.0
-    """The same of what the top MLP reads: what the interaction gives."""
+    """Share of the interaction's output, which the top MLP reads, that is dropped in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +108,7 @@ class Sharding:
     """Elements above which a table is halved by columns, until none has more (published: 5e9)."""
     data_parallel_threshold: Elements | None = None
     """Elements up to which a table lies whole on every device; `auto` decides if not given."""
-    host_tables: tuple[CountOrNone, ...] = ()
+    host_tables: tuple[CountOrZero, ...] = ()
     """Tables to keep in host memory, by number; their rows travel for each batch."""
     network_gb_s: Positive | None = None
     """What a device gets of the network between nodes, GB/s; default: of the vendor's system."""
@@ -126,14 +123,14 @@ class TableFormat:
     """How embedding tables are stored."""
 
     table_precision: Literal["fp32", "bf16", "fp16", "int8", "fp8"] = "fp32"
-    """Of large tables."""
+    """Precision of large tables."""
     state_precision: Literal["fp32", "bf16"] = "fp32"
-    """Of Adagrad's sums of squares, for the same tables."""
+    """Precision of Adagrad's sums of squares, for the same tables."""
     table_rounding: Literal["stochastic", "nearest"] = "stochastic"
-    """Of updates, below 32 bits: stochastic, small ones add up; to nearest, they are lost."""
-    fp32_up_to_rows: CountOrNone = 100_000
+    """Rounding of updates below 32 bits; with `nearest`, small updates are lost."""
+    fp32_up_to_rows: CountOrZero = 100_000
     """Tables of at most so many rows stay fp32: they take little memory and every update."""
-    fp32_tables: tuple[CountOrNone, ...] = ()
+    fp32_tables: tuple[CountOrZero, ...] = ()
     """Further tables to keep fp32, by number."""
 
 
@@ -143,6 +140,9 @@ PageCache = Literal["auto", "use", "bypass"]
 @dataclass(frozen=True, kw_only=True)
 class DlrmRun(Run):
     """A DLRM run."""
+
+    metric: ClassVar[str] = "auc"
+    better: ClassVar[Better] = "higher"
 
     workload: Hidden = "dlrm"
     data: str | None = None
@@ -182,8 +182,8 @@ class DlrmRun(Run):
     epochs)."""
     auto_rows: Annotated[Count | None, tyro.conf.Suppress] = None
     """Training rows that dlrm-auto chose its settings for (set from a dataset)."""
-    auto_clicks: Annotated[CountOrNone | None, tyro.conf.Suppress] = None
-    """The same of the rarer label, clicks or others."""
+    auto_clicks: Annotated[CountOrZero | None, tyro.conf.Suppress] = None
+    """Training rows of the rarer label that dlrm-auto chose its settings for."""
     negative_rate: Annotated[Positive, tyro.conf.Suppress] = 1.0
     """Share of the training rows without a click that preparation kept (set from the dataset)."""
     score_offset: Annotated[Finite | None, tyro.conf.Suppress] = None
@@ -324,7 +324,7 @@ def dlrm_demo() -> DlrmRun:
 
 
 def dlrm_auto() -> DlrmRun:
-    """Your own log: what nobody says, its rows decide; with early stopping."""
+    """Your own log, with settings that follow from its rows."""
     return DlrmRun(
         name="dlrm-auto",
         model=Model(
@@ -393,12 +393,12 @@ def is_generated(data: str | None) -> bool:
 
 
 def makes_rows_on_gpu(cfg: DlrmRun) -> bool:
-    """Of the planted Terabyte, by a kernel."""
+    """Whether a kernel makes the rows of the planted Terabyte."""
     return is_accelerator(cfg.device) and has_own_kernels(cfg.device)
 
 
 def notes(cfg: DlrmRun) -> list[str]:
-    """Where rows came from that nobody brought."""
+    """A note on rows that were generated."""
     if cfg.data != TERABYTE:
         return []
     where = "the GPU" if makes_rows_on_gpu(cfg) else "the CPU"
@@ -448,11 +448,3 @@ def for_prediction(cfg: DlrmRun) -> DlrmRun:
         sharding=dataclasses.replace(cfg.sharding, placement="auto"),
         score_offset=score_offset(cfg),
     )
-
-
-# --- parallel degrees
-
-
-def mesh_axes(cfg: DlrmRun, world: int) -> dict[str, int]:
-    """The named degrees of parallelism over `world` devices."""
-    return {"dp": world}

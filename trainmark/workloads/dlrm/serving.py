@@ -1,27 +1,40 @@
-"""A trained DLRM, loaded for `trainmark serve`: its weights, and what encodes its features."""
+"""A trained DLRM, loaded for `trainmark serve`: its weights, and what encodes its features.
 
+Where a CPU computes it in one pass, torch is not loaded: importing it takes longer than all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from safetensors import safe_open
 
-from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
+from trainmark.checkpoint import folders
+from trainmark.checkpoint.run_tensors import read_weight_arrays, read_weights, weight_entries
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.preparation import FOLDER
 from trainmark.clicklog.raw_values import RawValues, open_dataset
 from trainmark.config import filled
-from trainmark.contract import Served
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
 from trainmark.hardware import backends
-from trainmark.workloads.dlrm import export, standalone
+from trainmark.scoring import Served
+from trainmark.workloads.dlrm import one_pass
+from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
-from trainmark.workloads.dlrm.requests import ClickScorer
+from trainmark.workloads.dlrm.requests import Clicks, ClickScorer
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def load(served: Served[DlrmRun]) -> ClickScorer:
@@ -30,44 +43,90 @@ def load(served: Served[DlrmRun]) -> ClickScorer:
     if served.run is None:
         config = read_json(served.folder / "config.json")
         values = _values(served, config, None)
-        model = of_export(served.folder, served.device)
+        weights = of_export(served.folder)
     else:
-        config = export.description(served.run)
+        config = description(served.run)
         values = _values(served, config, served.run.data)
         path = filled(served.checkpoint)
-        state = checkpoints.read_state(path)
+        state = folders.read_state(path)
         facts |= {"name": served.run.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
-        model = standalone.Dlrm(config, _of_checkpoint(path, served.device)).eval()
-    return ClickScorer(model, values, facts, served.device)
+        weights = of_checkpoint(path)
+    return ClickScorer(config, clicks_of(config, weights, served.device), values, facts)
 
 
 # --- weights
 
 
-def of_export(folder: Path, device: str) -> standalone.Dlrm:
+@dataclass(frozen=True)
+class Weights:
+    """Of a model, not read yet."""
+
+    kinds: Mapping[str, one_pass.Kind]
+    """By name."""
+    num_bytes: int
+    arrays: Callable[[], dict[str, NDArray[Any]]]
+    """All of them, of a model whose types numpy has."""
+    tensors: Callable[[str], dict[str, Tensor]]
+    """The same on a device: of those for a GPU, one at a time is in the host's memory."""
+
+
+def of_export(folder: Path) -> Weights:
     """The model in a folder that `trainmark export` wrote."""
-    files = list(folder.glob("model*.safetensors"))
+    files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise InputError(
             f"{folder} holds no model*.safetensors. Serve the folder of the run, or one that "
             "trainmark export --format safetensors wrote."
         )
-    _check_memory(sum(path.stat().st_size for path in files), device)
-    return standalone.load(folder, device)
+
+    def arrays() -> dict[str, NDArray[Any]]:
+        from safetensors.numpy import load_file
+
+        return {name: array for file in files for name, array in load_file(file).items()}
+
+    def tensors(device: str) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        return {n: tensor for file in files for n, tensor in load_file(file, device).items()}
+
+    kinds: dict[str, one_pass.Kind] = {}
+    for file in files:
+        with safe_open(file, framework="np") as opened:
+            stored = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            kinds |= {n: (one.get_dtype(), tuple(one.get_shape())) for n, one in stored.items()}
+    return Weights(kinds, sum(path.stat().st_size for path in files), arrays, tensors)
 
 
-def _of_checkpoint(path: Path, device: str) -> dict[str, Tensor]:
-    """Its weights, table by table: of those for a GPU, one at a time is in the host's memory."""
-    shapes = weight_shapes(path)
-    _check_memory(sum(tensor.nbytes for tensor in shapes.values()), device)
-    return {name: read_weights(path, [name])[name].to(device) for name in shapes}
+def of_checkpoint(path: Path) -> Weights:
+    """The model of a checkpoint."""
+    entries = weight_entries(path)
+
+    def tensors(device: str) -> dict[str, Tensor]:
+        return {name: read_weights(path, [name])[name].to(device) for name in entries}
+
+    kinds = {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
+    num_bytes = sum(chunk.byte_length for entry in entries.values() for chunk in entry.chunks)
+    return Weights(kinds, num_bytes, partial(read_weight_arrays, path), tensors)
+
+
+def clicks_of(config: dict[str, Any], weights: Weights, device: str) -> Clicks:
+    """A model's probabilities, the fastest way that there is."""
+    _check_memory(weights.num_bytes, device)
+    if device != "cpu" or not one_pass.suits(config, weights.kinds):
+        from trainmark.workloads.dlrm.exported_clicks import clicks_by_torch
+
+        return clicks_by_torch(config, weights.tensors(device), device)
+    logits = one_pass.logits_of(config, weights.arrays())
+    return lambda numbers, ids: one_pass.clicks(logits(numbers.astype(np.float32, copy=False), ids))
 
 
 def _check_memory(needed: int, device: str) -> None:
-    on_gpu = device != "cpu"
-    here = torch.device(device)
-    free = backends.free_bytes(here) if on_gpu else psutil.virtual_memory().available
+    free = psutil.virtual_memory().available
+    if on_gpu := device != "cpu":
+        import torch
+
+        free = backends.free_bytes(torch.device(device))
     if needed > free:
         where, instead = ("the GPU", "--device cpu, or ") if on_gpu else ("this machine", "")
         raise InputError(

@@ -119,7 +119,7 @@ def profiles(cfg: DlrmRun) -> list[AccessProfile]:
 
 
 def _of_tables(cfg: DlrmRun, shares: list[AccessProfile]) -> list[AccessProfile]:
-    """With what else is known of each table."""
+    """The profiles with what else is known of each table."""
     return [
         dataclasses.replace(profile, hotness=count, stored=stored)
         for profile, count, stored in zip(shares, hotness(cfg.model), stored_rows(cfg), strict=True)
@@ -203,10 +203,9 @@ def _dense(cfg: DlrmRun) -> MemoryPlan:
     parameters = dense_parameters(cfg.model)
     # The MLPs' rule is Adagrad where the tables' is row-wise.
     name = cfg.optimizer.name.removeprefix("rowwise_")
-    scalars = (
-        dense_tensors(cfg.model) if name != "sgd" else 0
-    )  # each parameter counts its own steps
-    scalars += name == "adam"  # and so do the tables
+    # Each parameter counts its own steps; with Adam, so do the tables.
+    scalars = dense_tensors(cfg.model) if name != "sgd" else 0
+    scalars += name == "adam"
     scalars += 2 * (cfg.precision == "fp16")  # the loss scale, and its age
     return MemoryPlan(
         weights=parameters * 4,
@@ -217,7 +216,8 @@ def _dense(cfg: DlrmRun) -> MemoryPlan:
 
 
 def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
-    """What to say of tables that do not fit: another placement, devices, host memory, format."""
+    """A message about tables that do not fit, with what would: another placement, more devices,
+    host memory, another format."""
     each, devices = room(cfg, costs), costs.machine.devices
     start = f"{cfg.name} does not fit {cluster(cfg, devices)}"
     if each <= 0:
@@ -237,9 +237,8 @@ def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
 
 
 def _fullest(cfg: DlrmRun) -> MemoryPlan:
-    """Of the devices that the run was resolved for; of several, all are taken to be equally full.
-
-    A format that they cannot have is refused.
+    """Memory of the fullest device that the run was resolved for; several are taken to be equally
+    full. Refuses a format that these devices do not have.
     """
     resolved, problems = resolve(cfg, cluster(cfg))
     raise_all(problems)

@@ -17,7 +17,7 @@ from trainmark.workloads.dlrm.runs import DlrmRun, Model
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
 CROSS_ROWS = 65_521
-"""Of a cross's table: a prime, for its hash (crosses.py)."""
+"""Rows of a cross's table: a prime, for its hash (crosses.py)."""
 
 
 # --- the dense part
@@ -33,7 +33,7 @@ class Layer:
 
 
 def dense_layers(model: Model) -> list[Layer]:
-    """Of both MLPs, and of the interaction."""
+    """The layers of both MLPs and of the interaction."""
     bottom = [model.numerical_features, *model.bottom_mlp]
     top = [interaction_width(model), *model.top_mlp]
     return [*_mlp_layers(bottom), *_interaction_layers(model), *_mlp_layers(top)]
@@ -68,13 +68,14 @@ def dense_tensors(model: Model) -> int:
 
 
 def interaction_width(model: Model) -> int:
-    """What the top MLP reads. Zeros fill dot products up to a multiple of 8, as NVIDIA's do."""
+    """How many numbers the top MLP reads. Dot products are padded with zeros to a multiple of 8, as
+    NVIDIA's are."""
     width = width_without_zeros(model)
     return -(-width // 8) * 8 if model.interaction in ("dot", "dot_and_inputs") else width
 
 
 def width_without_zeros(model: Model) -> int:
-    """The same up to those zeros."""
+    """How many numbers the top MLP reads, without that padding."""
     if model.interaction in ("dot", "projection"):  # behind the bottom MLP's output
         return model.embedding_dim + dot_products(model)
     if model.interaction == "dot_and_inputs":
@@ -93,7 +94,7 @@ def dot_products(model: Model) -> int:
 
 
 def joined_width(model: Model) -> int:
-    """Of all vectors of a sample side by side."""
+    """The width of all vectors of a sample side by side."""
     return (len(model.table_rows) + 1) * model.embedding_dim
 
 
@@ -141,8 +142,8 @@ def on_one_gpu(cfg: DlrmRun) -> bool:
 
 
 def is_plain(cfg: DlrmRun) -> bool:
-    """Whether one GPU takes one id of each feature, dot products and one micro-batch: the kind of
-    step whose time and memory were measured."""
+    """Whether a step is of the kind that was measured: one GPU, one id of each feature, dot
+    products, one micro-batch."""
     model = cfg.model
     is_whole = cfg.accumulate == 1 and not cfg.eager and not filled(model.dropout)
     is_simple = model.interaction == "dot" and not has_bags(model)
@@ -173,7 +174,7 @@ def has_bags(model: Model) -> bool:
 
 
 def widths(model: Model) -> tuple[int, ...]:
-    """Of each table."""
+    """The width of each table."""
     if model.table_widths is None:
         return (model.embedding_dim,) * len(model.table_rows)
     if model.table_widths != "auto":

@@ -1,4 +1,4 @@
-"""Places on the device where batches lie, so that CUDA graphs can prepare them and train on them.
+"""Fixed places on the device for batches, because CUDA graphs work on fixed addresses.
 
 There are two: while the compute stream trains on the batch in one, the copy stream fills the other.
 """

@@ -17,7 +17,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.errors import InputError
 from trainmark.kernels.click_loss import click_loss_of_logits
-from trainmark.training.batches import rank_shares
+from trainmark.training.batches import BatchCounts, rank_shares
 from trainmark.training.checking import (
     Fingerprints,
     computed_twice,
@@ -57,21 +57,17 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(BatchCounts):
     """One optimiser step's batch."""
 
     micro_batches: list[MicroBatch]
-    samples: int
     global_samples: int
-    position: int
-    partial: bool
     ready: Any
     """The event after which the copies may be read: input ends there."""
     lookups_ready: Any
     """The event after which the lookups are prepared: part of the step."""
     slot: Filled | None = None
-    """Where the batch lies instead, if CUDA graphs work on it."""
-    tokens: int = 0
+    """The slot that holds the batch instead, if CUDA graphs work on it."""
 
 
 class DlrmTrainer:
@@ -90,9 +86,7 @@ class DlrmTrainer:
             beta1=optimizer.beta1,
             beta2=optimizer.beta2,
         )
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         # Two buffers, because the top MLP's gradients are complete long before the bottom's, whose
         # buffer also takes a sum of all gradients of table rows along, and the loss.
         behind_tables = [*model.interaction.parameters(), *model.top.parameters()]
@@ -107,7 +101,7 @@ class DlrmTrainer:
         self._last_step = self._outcome
         self._compared: list[str] = []
         self._differ: Tensor | None = None
-        """Of a checked step, whether the bits differ of each that is compared."""
+        """In a checked step, whether the bits of each compared item differ."""
         self._in_last_micro_batch = False
         self._more_ids = (
             MoreIds(hotness(cfg.model), cfg.model.table_rows)
@@ -175,7 +169,10 @@ class DlrmTrainer:
         ]
 
     def _parts(self, batch: ClickBatch, max_samples: int) -> list[list[slice]]:
-        """Micro-batches of at most `max_samples`, as many on every rank: the part of each rank."""
+        """Cut a batch into micro-batches of at most `max_samples`, equally many on every rank.
+
+        Returns, for each micro-batch, the part of each rank's samples.
+        """
         shares = rank_shares(batch.global_samples, self.mesh.dp_size)
         count = -(-max(shares) // max_samples)
         bounds = [[share * i // count for i in range(count + 1)] for share in shares]
@@ -201,14 +198,13 @@ class DlrmTrainer:
         return self._last_step[0], self._last_step[1]
 
     def observed(self) -> dict[str, Tensor]:
-        """Of the last step: the norm of the dense gradient, and the loss scale where there is
-        one."""
+        """The last step's norm of the dense gradient, and its loss scale where there is one."""
         return dict(zip(self._observed, self._last_step[2:].unbind(), strict=True))
 
     def checked_step(
         self, prepared: Prepared, lr: float
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """`step`, with loss and gradients computed twice, and by name whether bits differ."""
+        """`step` with loss and gradients computed twice; and by name whether bits differ."""
         loss, skipped = self.step(prepared, lr, checked=True)
         flags = filled(self._differ).clone().unbind()
         return loss, skipped, dict(zip(self._compared, flags, strict=True))
@@ -227,7 +223,7 @@ class DlrmTrainer:
         checked: bool,
         begin: Callable[[FlatGradients], None] = FlatGradients.zero,
     ) -> None:
-        """The whole step: nothing in it makes the host wait for a GPU."""
+        """The whole step. Nothing in it makes the host wait for a GPU."""
 
         def compute() -> tuple[Tensor, Tensor]:
             begin(self._top)
@@ -284,7 +280,7 @@ class DlrmTrainer:
         self._bottom.loss.add_(loss.detach() / global_samples)
 
     def _numbers(self, micro: MicroBatch) -> Tensor:
-        """[B] of each sample, how many samples of the run come before it."""
+        """[B] how many samples of the run come before each sample."""
         places_B = torch.arange(len(micro.labels_B), device=self.mesh.device)
         return places_B + (self._samples_before + micro.first)
 
@@ -344,7 +340,7 @@ class DlrmTrainer:
 
     @torch.no_grad()
     def prepare_to_predict(self, batch: ClickBatch, max_samples: int) -> Prepared:
-        """Without what only an update needs."""
+        """`prepare` without what only an update needs."""
         return self.prepare(batch, max_samples)
 
     @torch.inference_mode()
@@ -357,7 +353,7 @@ class DlrmTrainer:
 
     @torch.inference_mode()
     def predict_at_once(self, numerical_BN: Tensor, groups: list[IdGroup]) -> Tensor:
-        """The same of samples on the device that nothing was prepared of; fit for a graph."""
+        """[B] click logits of samples on the device, without `prepare`; fit for a CUDA graph."""
         (lookup,) = self._lookups(groups, [[slice(0, len(numerical_BN))]])
         if self.model.bottom.fused_dtype is None:  # else the kernel takes any type
             numerical_BN = numerical_BN.float()
@@ -384,12 +380,8 @@ class DlrmTrainer:
         state |= self.model.tables.table_state()
         return state | (self._loss_scale.tensors() if self._loss_scale else {})
 
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all of DLRM's state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
+    def state_loaded(self) -> None:
+        """A checkpoint has filled the tensors; the tables may have copies to renew."""
         self.model.tables.state_loaded()
 
     def device_bytes(self) -> DeviceBytes:
@@ -412,7 +404,7 @@ class DlrmTrainer:
 
 
 def _of_rows(name: str, rows: list[Tensor]) -> Fingerprints:
-    """All as one: how many there are depends on the micro-batches."""
+    """One fingerprint for all rows, because their number depends on the micro-batches."""
     return {name: fingerprint(*rows)} if rows else {}
 
 
@@ -425,18 +417,16 @@ def _prepared(
 ) -> Prepared:
     return Prepared(
         micro_batches=micro_batches,
-        samples=batch.samples,
         global_samples=batch.global_samples,
-        position=batch.position,
-        partial=batch.partial,
         ready=ready,
         lookups_ready=lookups_ready,
         slot=slot,
+        **batch.counts(),
     )
 
 
 def _widened(tensors: list[Tensor]) -> list[Tensor]:
-    """Always new ones: a slot's own are filled again while the step still reads these."""
+    """Always new tensors: a slot's own are filled again while the step still reads these."""
     numerical, labels, *ids = tensors
     return [*(tensor.to(torch.float32, copy=True) for tensor in (numerical, labels)), *ids]
 
@@ -450,9 +440,9 @@ def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: DlrmRun) -> DlrmTrain
 
 
 def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
-    """[B] click logits, in host memory, of a batch there that goes through the model at once.
+    """A function from a batch to its [B] click logits, both in host memory.
 
-    On ranks, of the whole batch, of which each has a share.
+    On several ranks, each is given a share of the batch, and gets the logits of the whole batch.
     """
     trainer.model.cast_dense(compute_dtype(trainer.cfg.precision))
 

@@ -6,9 +6,9 @@ On one GPU these are its kernels (`gpu_time.py`). Where tables lie on several, g
 update are those of `embeddings/placement/costs.py`, and the dense part is a GPU's; the host starts
 every operation by itself there, and a device waits for it. On CPUs
 
-    products = operations / GEMMs and dot products as measured
-    passes = bytes of activations / copies as measured
-    starts = operations x what starting one takes
+    products = operations / layers and dot products as measured, forward and backward
+    passes = ids x what each takes besides
+    starts = a step and its layers with hardly a sample, as measured
 
 The MLPs' all-reduce runs during the backward pass, two thirds of the dense part; only what is
 longer counts. Reading data is taken to be hidden.
@@ -16,7 +16,6 @@ longer counts. Reading data is taken to be hidden.
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainmark.config import filled
@@ -31,20 +30,20 @@ from trainmark.embeddings.placement.placement import Placement
 from trainmark.hardware.devices import Unknown
 from trainmark.hardware.known import CPU, between
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import ELSEWHERE, Machine, peak_of
+from trainmark.hardware.machine import ELSEWHERE, Machine, machine, peak_of
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.hardware.products import COPY_OF_BANDWIDTH, MEASURED, rates_of, shares_of
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
-from trainmark.workloads.dlrm.gpu_time import StepTime, gpu_time
+from trainmark.workloads.dlrm.gpu_time import HOST_S, StepTime, forward_s, gpu_time
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sizes import (
+    Layer,
     cluster,
     dense_layers,
     dense_parameters,
     dot_products,
-    interaction_activations,
-    interaction_width,
+    hotness,
     is_plain,
     on_one_gpu,
 )
@@ -56,11 +55,15 @@ SMALL_STEP_S = 1e-3
 
 # Assumptions, for CPUs of which only peak and bandwidth are known.
 MATMUL_EFFICIENCY, TRAFFIC_EFFICIENCY = 0.5, 0.5
+LAST_LAYER = 16
+"""Bytes of a number that the last layer of a CPU reads, which has one output: it is read forward
+and backward, and its gradient written and read."""
 # PyTorch's operations of a step, as its profiler counts them on a CPU: those of a step, of each
-# layer, of an optimiser with a state for each layer, of an exchange; and kernels of ours.
+# layer, of an optimiser with a state for each layer, of an exchange.
 OPERATIONS, OF_A_LAYER, OPTIMIZER_OPERATIONS, EXCHANGE_OPERATIONS = 246, 45, 32, 48
-KERNELS = 6
 ID_BYTES = 4
+REQUEST_S = 0.1e-3
+"""Of a request's start and end on the host: as those of one sample have it on an H200."""
 LAUNCH_S = 4e-6
 """Of starting one on a GPU, where it was not measured. An assumption."""
 
@@ -163,10 +166,10 @@ def constants(cfg: DlrmRun, machine: Machine) -> dict[str, float]:
     """The shares of peaks and bandwidths that stand where nothing was measured."""
     measured, on_cpu = machine.measured, cluster(cfg).hardware == CPU
     matmul = MATMUL_EFFICIENCY if on_cpu else shares_of(cfg.precision)["forward"]
-    copy = TRAFFIC_EFFICIENCY if on_cpu else COPY_OF_BANDWIDTH
+    is_known = cfg.precision in measured.gemm or (on_cpu and cfg.precision in measured.layer)
     shares = {
-        "matmul of peak": None if cfg.precision in measured.gemm else matmul,
-        "copy of bandwidth": None if measured.copy else copy,
+        "matmul of peak": None if is_known else matmul,
+        "copy of bandwidth": None if on_cpu or measured.copy else COPY_OF_BANDWIDTH,
     }
     if not on_one_gpu(cfg):
         shares["gather of bandwidth"] = None if measured.gather else GATHER_EFFICIENCY
@@ -206,34 +209,6 @@ def _waiting_s(cfg: DlrmRun, costs: TableCosts, device_s: float) -> float:
     return max(0.0, _operations(cfg) * launch_s - device_s)
 
 
-# --- CPUs
-
-
-def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
-    """Seconds of MLPs and interaction of one rank; or why they are not known."""
-    machine = costs.machine
-    local = filled(cfg.global_batch) // machine.devices
-    compute = _compute_s(cfg, machine, local)
-    if machine.unknown or isinstance(compute, str):
-        return machine.unknown or str(compute)
-    moved = local * _elements_moved(cfg, machine) * costs.step.element_bytes
-    return StepTime(
-        forward=0.0,
-        products=compute,
-        passes=moved / machine.streaming(TRAFFIC_EFFICIENCY),
-        starts=_starting_s(cfg, machine),
-        update=0.0,
-    )
-
-
-def _starting_s(cfg: DlrmRun, machine: Machine) -> float:
-    """Seconds of a step that depend on no size, of all micro-batches."""
-    measured = machine.measured
-    kernels = KERNELS + len(dense_layers(cfg.model))
-    kernels_s = filled(cfg.accumulate) * kernels * (measured.threads_s or 0.0)
-    return _operations(cfg) * (measured.launch_s or 0.0) + kernels_s
-
-
 def _operations(cfg: DlrmRun) -> int:
     """That PyTorch starts in a step."""
     layers = len(dense_layers(cfg.model))
@@ -243,48 +218,87 @@ def _operations(cfg: DlrmRun) -> int:
     return once + filled(cfg.accumulate) * (OPERATIONS + OF_A_LAYER * layers + exchanges)
 
 
-def _compute_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
-    """Seconds of products; of each layer at the rate of its width, where that was measured."""
+# --- without learning
+
+
+def evaluation_s(cfg: DlrmRun) -> float | None:
+    """Seconds of a batch of `evaluate` on one GPU; None where they are not known."""
+    found = _forward_s(cfg, filled(cfg.eval_batch))
+    return found and max(found, HOST_S)
+
+
+def request_s(cfg: DlrmRun, samples: int) -> float | None:
+    """Likewise of a request of `infer`, from host memory to host memory."""
+    found, model = _forward_s(cfg, samples), cfg.model
+    ids = zip(model.table_rows, hotness(model), strict=True)
+    moved = 2 * model.numerical_features + sum(_id_bytes(rows) * count for rows, count in ids)
+    devices = machine(cluster(cfg))
+    if found is None or devices.unknown_host:
+        return None
+    return REQUEST_S + found + samples * moved / devices.host_link
+
+
+def _id_bytes(rows: int) -> int:
+    """Of an id in a dataset's types."""
+    return 1 if rows < 127 else 2 if rows < 32767 else 4
+
+
+def _forward_s(cfg: DlrmRun, samples: int) -> float | None:
+    where = cluster(cfg)
+    rates = rates_of(where, machine(where), cfg.precision)
+    if isinstance(rates, str) or not on_one_gpu(cfg):
+        return None
+    return forward_s(cfg, rates, samples, sharding.profiles(cfg))
+
+
+# --- CPUs
+
+
+def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
+    """Seconds of MLPs and interaction of one rank; or why they are not known."""
+    machine = costs.machine
     measured = machine.measured
-    if cfg.precision in measured.gemm:
+    local = filled(cfg.global_batch) // machine.devices
+    products = _products_s(cfg, machine, local)
+    if machine.unknown or isinstance(products, str):
+        return machine.unknown or str(products)
+    of_layers = measured.layer_s.get(cfg.precision, {})
+    layers = sum(between(of_layers, _width(layer)) or 0.0 for layer in dense_layers(cfg.model))
+    return StepTime(
+        forward=0.0,
+        products=products,
+        passes=local * sum(hotness(cfg.model)) * (measured.id_s or 0.0),
+        starts=filled(cfg.accumulate) * ((measured.step_s or 0.0) + layers),
+        update=0.0,
+    )
+
+
+def _products_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
+    """Seconds of products; of each layer at the rate of its width, where that was measured."""
+    model, measured = cfg.model, machine.measured
+    rates = measured.layer.get(cfg.precision) or measured.gemm.get(cfg.precision)
+    if rates:
         # Below the least width that was measured, bytes take the time: the rate falls with it.
-        least = min(measured.gemm[cfg.precision])
-
         def rate_of(width: float) -> float:
-            return filled(measured.matmul(cfg.precision, width)) * min(1.0, width / least)
+            return filled(between(rates, width)) * min(1.0, width / min(rates))
 
-        layers = sum(6.0 * mn * samples / rate_of(width) for mn, width in _products(cfg))
-        dots = 6.0 * dot_products(cfg.model) * cfg.model.embedding_dim * samples
-        width = math.sqrt((len(cfg.model.table_rows) + 1) * cfg.model.embedding_dim)
-        rate = between(measured.interaction, cfg.model.embedding_dim)
-        return layers + dots / (rate or rate_of(width))
+        *hidden, last = dense_layers(model)
+        layers = sum(
+            6.0 * layer.fan_in * layer.fan_out / rate_of(_width(layer)) for layer in hidden
+        )
+        layers += LAST_LAYER * last.fan_in / machine.streaming(TRAFFIC_EFFICIENCY)
+        dots = 6.0 * dot_products(model) * model.embedding_dim
+        width = math.sqrt((len(model.table_rows) + 1) * model.embedding_dim)
+        dots /= between(measured.interaction, model.embedding_dim) or rate_of(width)
+        return samples * (layers + dots)
     peak = peak_of(cluster(cfg), cfg.precision)
-    if isinstance(peak, Unknown) and machine.measured.gemm:
-        return f"GEMMs were measured in {', '.join(machine.measured.gemm)}, not in {cfg.precision}"
+    if isinstance(peak, Unknown) and measured.gemm:
+        return f"GEMMs were measured in {', '.join(measured.gemm)}, not in {cfg.precision}"
     if isinstance(peak, Unknown):
         return peak.reason
     return flops(cfg, samples, 0)["model"] / (peak.flops * MATMUL_EFFICIENCY)
 
 
-def _products(cfg: DlrmRun) -> Iterator[tuple[int, float]]:
-    """Multiply-adds of a sample's forward pass, with the width of the square matrix that has as
-    many of them for each number that is read and written."""
-    for layer in dense_layers(cfg.model):
-        multiplied = layer.fan_in * layer.fan_out
-        yield multiplied, 2 * multiplied / (layer.fan_in + layer.fan_out)
-
-
-def _elements_moved(cfg: DlrmRun, machine: Machine) -> int:
-    """By one sample, outside of GEMMs, and of an interaction that was measured as a whole.
-
-    An MLP's activation is written, then read, its gradient written, and read. The interaction reads
-    its vectors forward and backward and writes their gradients; so do its dot products. Layers
-    between them are as those of an MLP.
-    """
-    model = cfg.model
-    vectors = len(model.table_rows) + 1
-    mlps = sum(model.bottom_mlp) + sum(model.top_mlp)
-    layers = mlps + interaction_activations(model)
-    if model.interaction == "dot" and machine.measured.interaction:
-        return 4 * layers
-    return 4 * layers + 3 * (vectors * model.embedding_dim + interaction_width(model))
+def _width(layer: Layer) -> float:
+    """Of the square matrix that has as many operations for each number read and written."""
+    return 2 * layer.fan_in * layer.fan_out / (layer.fan_in + layer.fan_out)

@@ -1,4 +1,4 @@
-"""What makes a trained model one not to trust: an AUC near guessing, ids that say nothing."""
+"""Why a trained model should not be trusted: an AUC near guessing, ids that say nothing."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.metrics import guessing_error
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
-from trainmark.workloads.dlrm.runs import METRIC, TERABYTE, DlrmRun, is_generated
+from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
 
 NEAR_GUESSING = 0.01  # above 0.5, however many rows show it
 ERRORS = 2  # standard errors: what guessing exceeds once in forty times
@@ -31,9 +31,9 @@ def warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
 
 
 def _near_guessing(cfg: DlrmRun, metrics: Metrics) -> list[str]:
-    if METRIC not in metrics or (cfg.data == SYNTHETIC and cfg.synthetic_ids == "uniform"):
+    if cfg.metric not in metrics or (cfg.data == SYNTHETIC and cfg.synthetic_ids == "uniform"):
         return []  # uniform ids are for speed, and a note says so
-    auc = metrics[METRIC]
+    auc = metrics[cfg.metric]
     clicks, others = _counted(cfg)
     if auc is None:
         return _one_label(cfg, clicks, others)
@@ -100,7 +100,7 @@ def _rare_ids(cfg: DlrmRun) -> list[str]:
 
 
 def _rare_shares(manifest: Path) -> dict[str, float]:
-    """By column, where the dataset's preparation is known and tells of them."""
+    """The share of rare values in each column, where preparation recorded it."""
     try:
         features: Any = read_json(manifest).get("features") if manifest.is_file() else None
     except (InputError, OSError):  # written by something else

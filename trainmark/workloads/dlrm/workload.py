@@ -9,8 +9,9 @@ from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.importance import importance
 from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.parallelize import parallelize
-from trainmark.workloads.dlrm.runs import BETTER, METRIC, DlrmRun
+from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step import DlrmTrainer, build_predictor, build_trainer, predict
+from trainmark.workloads.dlrm.warnings import warnings
 
 DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     build_model=build_model,
@@ -18,14 +19,14 @@ DLRM = Workload[DlrmRun, Dlrm, nn.Module, ClickBatch, DlrmTrainer](
     init_weights=init_weights,
     build_data=build_data,
     build_trainer=build_trainer,
+    state_loaded=DlrmTrainer.state_loaded,
     checked_step=DlrmTrainer.checked_step,
     observed=DlrmTrainer.observed,
+    warnings=warnings,
     predict=predict,
     groups=groups,
     importance=importance,
     held_out_splits=held_out_splits,
-    metric=METRIC,
-    better=BETTER,
     mlperf=mlperf.benchmark,
     mlperf_settings=mlperf.settings,
     flops=flops,

@@ -14,7 +14,7 @@ from trainmark.config import SYNTHETIC, filled
 from trainmark.corpus import dataset
 from trainmark.errors import InputError
 from trainmark.hardware.backends import is_accelerator
-from trainmark.training.batches import GlobalBatch, RankBatches
+from trainmark.training.batches import BatchCounts, GlobalBatch, RankBatches
 from trainmark.workloads.llama3.chain import Chain
 from trainmark.workloads.llama3.runs import LlamaRun
 
@@ -22,15 +22,11 @@ SYNTHETIC_HELD_OUT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenBatch:
+class TokenBatch(BatchCounts):
     """One optimiser step's share of a data-parallel rank, in host memory."""
 
-    tokens: Tensor
+    ids: Tensor
     """[B, S + 1] int32"""
-    samples: int
-    position: int
-    """Samples of all ranks up to the end of this batch's global batch."""
-    partial: bool
 
 
 class Samples(Protocol):
@@ -82,12 +78,11 @@ class TokenData(RankBatches):
         share = self._share(batch)
         rows = [self._samples[index] for index in share]
         shape = (len(share), self._cfg.sequence + 1)
-        tokens = torch.from_numpy(np.array(rows, np.int32).reshape(shape))
+        ids = torch.from_numpy(np.array(rows, np.int32).reshape(shape))
         return TokenBatch(
-            tokens=tokens.pin_memory() if is_accelerator(self._cfg.device) else tokens,
-            samples=len(share),
-            position=batch.position,
-            partial=batch.size < self._batches.size,
+            ids=ids.pin_memory() if is_accelerator(self._cfg.device) else ids,
+            tokens=len(share) * self._cfg.sequence,
+            **self._counts(batch),
         )
 
     def describe(self, position: int) -> str:
@@ -107,7 +102,7 @@ def build_data(cfg: LlamaRun, split: str, dp_rank: int, dp_size: int) -> TokenDa
 
 
 def held_out_splits(cfg: LlamaRun) -> tuple[str, ...]:
-    """Those that get a share of the data."""
+    """The splits that get a share of the data."""
     if cfg.data == SYNTHETIC:
         return ("test",) if cfg.evals_per_epoch else ()
     shares = dataset.parse_split(filled(cfg.split))

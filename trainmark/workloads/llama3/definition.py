@@ -25,7 +25,6 @@ LLAMA3 = Definition(
     name="llama3",
     run_type=LlamaRun,
     runs=runs.RUNS,
-    metric=runs.METRIC,
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
     closed=runs.closed,

@@ -8,7 +8,7 @@ from trainmark.workloads.llama3.runs import LlamaRun
 
 
 def export_safetensors(cfg: LlamaRun, checkpoint_path: Path, folder: Path) -> None:
-    """Of a checkpoint, whatever ranks wrote it."""
+    """Write a checkpoint, whatever ranks wrote it, for `transformers`."""
     huggingface.save(folder, cfg.model, cfg.sequence, read_weights(checkpoint_path))
 
 

@@ -15,7 +15,7 @@ Shape = tuple[int, int]
 
 
 def plan_devices(cfg: LlamaRun) -> list[MemoryPlan]:
-    """Of a resolved run: one for each pipeline rank, whose devices are all alike."""
+    """The memory of a resolved run: one plan per pipeline rank, whose devices are all alike."""
     return [_of_rank(cfg, pp_rank) for pp_rank in range(axes_of(cfg)["pp"])]
 
 
@@ -49,7 +49,7 @@ def _of_rank(cfg: LlamaRun, pp_rank: int) -> MemoryPlan:
 
 
 def _state_bytes(cfg: LlamaRun, kept_as: int) -> int:
-    """Of one weight: its moments, and what a weight of 16 bits lacks."""
+    """Bytes per weight: its moments, and the bits that a 16-bit weight lacks."""
     if cfg.optimizer_states == "fp32":
         return 2 * 4 + (4 if kept_as < 4 else 0)
     return 2 * 2 + (1 if kept_as < 4 else 0)

@@ -6,17 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
-from trainmark.config import OBSERVATION, SYNTHETIC, Hidden, Run, filled
+from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run, Schedule, filled
 from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
 from trainmark.files import read_json
-from trainmark.schedule import Schedule
 
-METRIC = "loss"
-BETTER: Literal["lower"] = "lower"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 NOTHING_HELD_OUT = "100,0,0"
 
@@ -79,6 +76,9 @@ Recompute = Literal["none", "selective", "full"]  # by what they keep, the most 
 @dataclass(frozen=True, kw_only=True)
 class LlamaRun(Run):
     """A Llama-3 run."""
+
+    metric: ClassVar[str] = "loss"
+    better: ClassVar[Better] = "lower"
 
     workload: Hidden = "llama3"
     model: Model = Model()

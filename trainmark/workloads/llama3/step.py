@@ -18,6 +18,7 @@ from trainmark.config import element_bytes, filled
 from trainmark.contract import Data, DeviceBytes
 from trainmark.distributed.mesh import Mesh
 from trainmark.training.adamw import AdamW, local
+from trainmark.training.batches import BatchCounts
 from trainmark.training.checking import (
     Fingerprints,
     computed_twice,
@@ -41,15 +42,11 @@ _BACKENDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(BatchCounts):
     """A batch on the device."""
 
     tokens_BS: Tensor
     targets_BS: Tensor
-    samples: int
-    tokens: int
-    position: int
-    partial: bool
     ready: Any
 
 
@@ -70,9 +67,7 @@ class LlamaTrainer:
             eps=rule.eps,
             weight_decay=rule.weight_decay,
         )
-        self._loss_scale = (
-            LossScale(cfg.loss_scale, mesh.device) if cfg.precision == "fp16" else None
-        )
+        self._loss_scale = LossScale.of_run(cfg, mesh.device)
         copies = [_copies(p) for p in self._parameters.values()]
         self._copies = torch.tensor(copies, device=mesh.device)
         self._sums = _GradientSums(self._parameters) if self._sums_in_fp32 else None
@@ -92,16 +87,8 @@ class LlamaTrainer:
 
     def prepare(self, batch: TokenBatch) -> Prepared:
         """Copy a batch as narrow as it is stored and widen it on the device."""
-        (tokens,), ready = self._copy([batch.tokens], lambda copied: [copied[0].long()])
-        return Prepared(
-            tokens_BS=tokens[:, :-1],
-            targets_BS=tokens[:, 1:],
-            samples=batch.samples,
-            tokens=batch.samples * self.cfg.sequence,
-            position=batch.position,
-            partial=batch.partial,
-            ready=ready,
-        )
+        (ids,), ready = self._copy([batch.ids], lambda copied: [copied[0].long()])
+        return Prepared(tokens_BS=ids[:, :-1], targets_BS=ids[:, 1:], ready=ready, **batch.counts())
 
     # --- training
 
@@ -167,7 +154,7 @@ class LlamaTrainer:
         return 1.0 if self._loss_scale is None else self._loss_scale.scale
 
     def _mean_over_ranks(self, loss: Tensor) -> Tensor:
-        """The same on all ranks; only the last pipeline stage has one to give."""
+        """The mean loss, on all ranks; only the last pipeline stage computes one."""
         if self.mesh.device_mesh is None:
             return loss
         loss = loss / (self.mesh.dp_size * self.mesh.axes.get("tp", 1))
@@ -195,19 +182,18 @@ class LlamaTrainer:
         return gate
 
     def observed(self) -> dict[str, Tensor]:
-        """Of the last step: the norm of its gradient before it was clipped, and the loss scale
-        where there is one."""
+        """The last step's gradient norm before clipping, and its loss scale where there is one."""
         return self._observed
 
     def _forget(self) -> None:
-        """The gradients: the next backward passes add to none."""
+        """Discard the gradients: the next backward passes must not add to them."""
         for parameter in self._parameters.values():
             parameter.grad = None
         if self._sums is not None:
             self._sums.clear()
 
     def _gradients(self) -> dict[str, Tensor]:
-        """By name, with the placements of their parameters."""
+        """Gradients by name, placed as their parameters are."""
         if self._sums is not None:
             return self._sums.totals
         found = {}
@@ -262,13 +248,6 @@ class LlamaTrainer:
         """Optimiser and loss scale."""
         scale = self._loss_scale.tensors() if self._loss_scale else {}
         return self._optimizer.tensors() | scale
-
-    def host_state(self) -> dict[str, Any]:
-        """Nothing: all of the state is tensors."""
-        return {}
-
-    def load_state_dict(self, host_state: dict[str, Any]) -> None:
-        """The checkpoint has filled the tensors already."""
 
     def device_bytes(self) -> DeviceBytes:
         """Bytes at a step's fullest moment: weights that compute, gradients, masters, moments."""

@@ -8,7 +8,7 @@ from trainmark.workloads.llama3.data import TokenBatch, build_data, held_out_spl
 from trainmark.workloads.llama3.flops import activation_bytes, flops
 from trainmark.workloads.llama3.model import Llama, build_model, init_weights
 from trainmark.workloads.llama3.parallelize import parallelize
-from trainmark.workloads.llama3.runs import BETTER, METRIC, LlamaRun
+from trainmark.workloads.llama3.runs import LlamaRun
 from trainmark.workloads.llama3.step import LlamaTrainer, build_trainer, evaluate
 
 LLAMA3 = Workload[LlamaRun, Llama, nn.Module, TokenBatch, LlamaTrainer](
@@ -21,10 +21,8 @@ LLAMA3 = Workload[LlamaRun, Llama, nn.Module, TokenBatch, LlamaTrainer](
     observed=LlamaTrainer.observed,
     evaluate=evaluate,
     held_out_splits=held_out_splits,
-    metric=METRIC,
     mlperf=mlperf.benchmark,
     mlperf_settings=mlperf.settings,
-    better=BETTER,
     flops=flops,
     activation_bytes=activation_bytes,
     device_bytes=LlamaTrainer.device_bytes,
