@@ -16,7 +16,7 @@ a step come from a second pass.
                                                           scale, one round of each, in about six
                                                           minutes; rows of other numbers of cores
                                                           stay
-    ... --tiny --results FOLDER                           whether all of it runs, in a minute
+    ... --tiny --results FOLDER                           whether all of it runs
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Raw files as a dataset for a model: every row, by the settings of what it learned from."""
 
+import gzip
 import random
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,10 @@ def test_a_header_says_what_divides_other_files(delimiter: str, tmp_path: Path) 
     log.write_text(log.read_text().replace(";", delimiter))
     encoded = encode(str(log), data, tmp_path / "encoded")
     assert read(encoded, "test")["labels"].tolist() == [i % 2 == 1 for i in range(28)]
+    (tmp_path / "empty.csv.gz").write_bytes(gzip.compress(b""))
+    both = (str(tmp_path / "empty.csv.gz"), str(log))
+    encoded = encode(both, data, tmp_path / "both", bad_rows="skip")
+    assert len(read(encoded, "test")["labels"]) == 28
 
 
 def test_criteo(tmp_path: Path) -> None:

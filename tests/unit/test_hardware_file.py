@@ -52,6 +52,7 @@ step_us = 400
 id_us = 0.2
 """
 OF_ALL = MEASURED + OF_LAYERS
+THREADS = "threads_us = 20\n"
 
 
 def written(folder: Path, text: str) -> Path:
@@ -111,6 +112,11 @@ def test_a_file_reads_what_it_writes(tmp_path: Path) -> None:
     odd = 'name = "a \\"quoted\\" \\u007f name"\nkey = "odd"\n'
     found = hardware_file.read(written(tmp_path, odd))
     assert hardware_file.read(written(tmp_path, hardware_file.text(found))) == found
+
+
+def test_a_file_of_an_earlier_calibration_is_read(tmp_path: Path) -> None:
+    found, earlier = (hardware_file.read(cpu(tmp_path, MEASURED + more)) for more in ("", THREADS))
+    assert earlier == found
 
 
 def test_ranks_of_a_machine_share_its_cpus(tmp_path: Path) -> None:

@@ -88,6 +88,12 @@ def test_of_two_datasets_only_what_differs_is_shown() -> None:
         ["dataset", "one", "a, b, c, and 2 more"],
         ["rows", "[1, 2, 3, 4]", "[4, 3, 2, 1]"],
     ]
+    for dataset, told in (
+        ([*same, "more"], "only what the others have"),
+        (same[::-1], "in another order"),
+    ):
+        results = [make_result(config={"dataset": found}) for found in (same, dataset)]
+        assert different_fields(results)[0][1] == told
 
 
 def test_units_stand_beside_a_table() -> None:

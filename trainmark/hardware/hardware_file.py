@@ -79,6 +79,7 @@ class MeasuredRates:
     id_us: Positive | None = None
     launch_us: Positive | None = None
     collective_us: Positive | None = None
+    threads_us: Positive | None = None  # of earlier files; no plan needs it any more
     node_gb_s: Positive | None = None
     network_gb_s: Positive | None = None
     host_gb_s: Positive | None = None

@@ -26,8 +26,10 @@ def _told_apart(values: Sequence[Any]) -> list[str]:
     """As texts; of long lists of texts only what not all have, as the columns of two datasets."""
     if not all(_is_long(value) for value in values):
         return [str(value) for value in values]
-    in_all = set.intersection(*map(set, values))
-    return [_first([part for part in value if part not in in_all]) for value in values]
+    in_all, in_any = set.intersection(*map(set, values)), set().union(*values)
+    nothing = "in another order" if in_all == in_any else "only what the others have"
+    own = ([part for part in value if part not in in_all] for value in values)
+    return [_first(parts) if parts else nothing for parts in own]
 
 
 def _is_long(value: Any) -> bool:
@@ -37,7 +39,7 @@ def _is_long(value: Any) -> bool:
 
 def _first(parts: Sequence[str]) -> str:
     more = f", and {len(parts) - SHORT} more" if len(parts) > SHORT else ""
-    return ", ".join(parts[:SHORT]) + more if parts else "in another order"
+    return ", ".join(parts[:SHORT]) + more
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -28,7 +28,7 @@ def is_padded(files: Sequence[Path], delimiter: str) -> bool:
 
 def delimiter_of(files: Sequence[Path], expected: str) -> str:
     """What divides the first file's header: another one where the expected does not."""
-    first = next((path for path in files if path.stat().st_size), files[0])
+    first = next((path for path in files if not text_files.is_empty(path)), files[0])
     fields = _first_line(first, expected)
     return (_other_delimiter(expected, fields[0]) if len(fields) == 1 else None) or expected
 
