@@ -1,14 +1,15 @@
 """What the norm of the gradient costs, and `--check-every`: steps with them, and with neither.
 
-    python benchmarks/gradient_norm.py               # on a GPU
-    python benchmarks/gradient_norm.py --small       # on a CPU
+    python benchmarks/gradient_norm.py               # on a GPU, some 5 minutes
+    python benchmarks/gradient_norm.py --small       # on a CPU, some 2 minutes
 
 The variants take turns in one process, on the same batches; on a GPU, whose graphs keep what they
 were captured with, each has a trainer of its own. Their costs are medians, over all turns, of a
 turn's time against that of the one without anything.
 
     norm      as trainmark trains: the norm, from which it also knows that gradients are finite
-    again     the same in another trainer: what two of one kind differ by
+    again     the same in another trainer: what two of one kind differ by (a GPU has no room for one
+              more Llama-3)
     finite    sums of absolute values, which tell that alone
     neither   nothing looks at the gradients
     checked   loss and gradients are computed twice, and compared
@@ -63,6 +64,8 @@ PLACES: dict[str, tuple[str, list[Callable[..., Any]]]] = {
     ),
 }
 """Of each workload: what computes the norm, and what stands in for it."""
+BUDGET_S, FEWEST_TURNS = 60, 10
+"""For the turns of a run on a GPU."""
 Runs = dict[str, dict[str, Any]]
 GPU_RUNS: Runs = {
     "dlrm-small": {"data": "synthetic"},
@@ -79,19 +82,25 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
     cfg = workloads.resolve(named, cluster)
     place, stand_ins = PLACES[cfg.workload]
     others = ["finite", "neither"] if len(stand_ins) == 2 else ["neither"]
-    names = ["norm", "again", *others, "checked"]
+    again = ["again"] if device.type == "cpu" or cfg.workload != "llama3" else []
+    names = ["norm", *again, *others, "checked"]
     workload = workloads.load(cfg.workload)
     build = functools.partial(build_trainer, cfg, workload, single(device))
     shared = build() if device.type == "cpu" else None
     batches = list(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
     steps = {
         name: _stepper(shared or build(), batches, place, stand_in)
-        for name, stand_in in zip(names, [None, None, *stand_ins], strict=False)
+        for name, stand_in in zip(names, [None, *(None for _ in again), *stand_ins], strict=False)
     }
     checked = filled(workload.checked_step)
     steps["checked"] = _stepper(shared or build(), batches, place, None, checked)
     of_step: dict[str, list[float]] = {name: [] for name in steps}
+    began = time.monotonic()
     for turn in range(-2, turns):
+        spent = 0 if device.type == "cpu" else time.monotonic() - began
+        if turn >= FEWEST_TURNS and spent > BUDGET_S:
+            turns = turn
+            break
         for name in random.sample(names, len(names)):
             seconds = steps[name]()
             if turn >= 0:
@@ -103,7 +112,7 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
         pairs = zip(of_step[name], of_step[against], strict=True)
         return statistics.median(a / b - 1 for a, b in pairs)
 
-    row |= {f"cost_of_{name}": cost(name, "neither") for name in ["norm", "again", *others[:-1]]}
+    row |= {f"cost_of_{name}": cost(name, "neither") for name in ["norm", *again, *others[:-1]]}
     return row | {"cost_of_checking_1_in_200": cost("checked", "norm") / 200}
 
 
@@ -119,7 +128,8 @@ def _stepper(
     wait, found = synchronizer(device), itertools.cycle(batches)
     on_cpu = device.type == "cpu"
     # On a CPU one thread's own time, which others on the machine hardly change.
-    count, now = (1, time.process_time) if on_cpu else (20, time.perf_counter)
+    of_a_turn = 20 if trainer.cfg.workload == "dlrm" else 4
+    count, now = (1, time.process_time) if on_cpu else (of_a_turn, time.perf_counter)
 
     def steps() -> float:
         with mock.patch(place, stand_in) if stand_in else nullcontext():

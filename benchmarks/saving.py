@@ -1,7 +1,7 @@
 """How long training stands still to save, and what the thread beside it costs.
 
-    python benchmarks/saving.py FOLDER                   # on a GPU; FOLDER takes 40 GB
-    python benchmarks/saving.py FOLDER --small           # on a CPU, to try it
+    python benchmarks/saving.py FOLDER           # on a GPU, some 4 minutes; FOLDER takes 40 GB
+    python benchmarks/saving.py FOLDER --small   # on a CPU, half a minute, to try it
 
 Each run saves once while it trains and once at its end: with a copy in host memory, which a thread
 writes while training goes on, then as if there were no room for it. Rows have the seconds of both
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--runs", nargs="+", help="only these")
+    parser.add_argument("--runs", nargs="+", choices=[*GPU_RUNS, *SMALL_RUNS], help="only these")
     parser.add_argument("--results", type=Path, help="write the results here instead")
     options = parser.parse_args()
     runs = SMALL_RUNS if options.small else GPU_RUNS

@@ -6,6 +6,7 @@ imported by the verbs that need them, so that `--help` answers at once.
 
 import dataclasses
 import importlib
+import io
 import os
 import sys
 import time
@@ -58,6 +59,8 @@ def main(
     """Run one verb; returns the exit code. `tell` prints an error; by default, `_tell` does."""
     started = time.perf_counter()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")  # a path's bytes leave as they came
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [word for word in arguments if word != "--debug"]  # every verb takes it

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, TypeVar
@@ -24,12 +25,24 @@ def parse(kind: type[T], data: Any, source: str) -> T:
         data: dictionaries, lists and scalars as a parser returned them.
         source: where the data came from, for the message (a path).
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(data)
+        parsed: T = _validator(kind)(data)
+        return parsed
     except ValidationError as error:
         raise InputError(f"{source}: {'; '.join(_sentences(error.errors()))}.") from None
+
+
+def _validator(kind: Any) -> Callable[[Any], Any]:
+    return _made_validator(kind)
+
+
+@functools.cache  # making one takes a hundred times as long as using it
+def _made_validator(kind: Any) -> Callable[[Any], Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind).validate_python
 
 
 def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]:
@@ -48,10 +61,10 @@ def read_mapping(path: Path, what: str = "Configuration file") -> dict[str, Any]
 
 def problems(value: Any) -> list[str]:
     """What is wrong with a dataclass that was made from flags, a sentence each."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        TypeAdapter(type(value)).validate_python(dataclasses.asdict(value))
+        _validator(type(value))(dataclasses.asdict(value))
     except ValidationError as error:
         return [f"{sentence}." for sentence in _sentences(error.errors())]
     return []

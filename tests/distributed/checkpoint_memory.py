@@ -31,6 +31,7 @@ def check(build: Callable[[str], DlrmTrainer], folder: Path) -> None:
         build: from a sharding to what trains a table of `ROWS` on this rank.
         folder: for the checkpoints of all ranks.
     """
+    gc.freeze()  # what there is by now need not be looked through each time
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint_writer, "CHUNK_BYTES", CHUNK_BYTES)
         for source in KINDS:

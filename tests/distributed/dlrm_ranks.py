@@ -89,15 +89,19 @@ FORMATS = ("bf16", "fp16", "int8", "fp8")
 """Of tables, beside fp32."""
 
 
-def cases(
-    world: int, optimizers: tuple[str, ...] = OPTIMIZERS[:2]
-) -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """(placement, optimiser, other changes) of the runs that must equal those of one process."""
+def cases(group: Group) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """(placement, optimiser, other changes) of the runs that must equal those of one process.
+
+    A GPU trains every placement with every optimiser. On CPUs, to save time, each has one of two by
+    the number of ranks; a mixture has tables in all ways, and its checkpoints are of the other.
+    """
+    on_a_gpu, world = group.kind == "cuda", group.world
     micro_batches = {"micro_batch": GLOBAL_BATCH // 4 // world}
+    optimizers = OPTIMIZERS if on_a_gpu else OPTIMIZERS[world == 2 :][:1]
     chosen: list[tuple[str, str, dict[str, Any]]] = [
         (kind, optimizer, {}) for kind in KINDS for optimizer in optimizers
     ]
-    for kind in ("data_parallel", "mixture", "mixture_host"):
+    for kind in (*["data_parallel"] * on_a_gpu, "mixture", "mixture_host"):
         chosen += [(kind, optimizer, {}) for optimizer in OPTIMIZERS[2:]]
         chosen += [(kind, "rowwise_adagrad", micro_batches), (kind, "sgd", LOW_PRECISION)]
         chosen += [(kind, "rowwise_adagrad", micro_batches | {"regular": True})]
@@ -116,15 +120,10 @@ def cases(
     return {f"{k}, {o}, {'/'.join(c) or 'plain'}": (k, o, c) for k, o, c in chosen}
 
 
-def optimizers_of(device: torch.device) -> tuple[str, ...]:
-    """Those that are trained with every placement: on a GPU all, on a CPU half, to save time."""
-    return OPTIMIZERS if device.type == "cuda" else OPTIMIZERS[:2]
-
-
-def _equality(mesh: Mesh, folder: Path) -> dict[str, Any]:
-    found, world = {}, mesh.world_size
-    for name, (kind, optimizer, changes) in cases(world, optimizers_of(mesh.device)).items():
-        cfg = placed(world, optimizer, kind, folder, device=mesh.device, **changes)
+def _equality(mesh: Mesh, group: Group, folder: Path) -> dict[str, Any]:
+    found = {}
+    for name, (kind, optimizer, changes) in cases(group).items():
+        cfg = placed(group.world, optimizer, kind, folder, device=mesh.device, **changes)
         result = train(trainer(cfg, mesh))
         shared = {key: value for key, value in result.items() if key != "sent"}
         everywhere: list[Any] = [None] * mesh.world_size
@@ -321,7 +320,7 @@ def main(rank: int, group: Group, groups: tuple[Group, ...], folder: Path) -> No
     if group == Group(2):
         _streams_large_tables(mesh, folder)
     found |= {
-        "equality": _equality(mesh, folder),
+        "equality": _equality(mesh, group, folder),
         "skips": _skips(mesh, folder),
         "continued": _continued(mesh, folder),
         "reshard": _reshard(mesh, group, groups, folder),

@@ -8,7 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from tests import rank_processes
+from tests.distributed import joining
 from tests.small import curve
 from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
@@ -43,16 +46,19 @@ def start(
     )
 
 
-def torchrun(*words: str, ranks: int = 2) -> None:
-    """`trainmark WORDS...` on so many ranks, until they end well."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    subprocess.run(
-        [sys.executable, *launcher, "-m", "trainmark", *words],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-    )
+def on_ranks(folder: Path, *commands: list[str], world: int = 2) -> None:
+    """`trainmark WORDS...` for each command, on so many ranks, until all have ended well."""
+    rank_processes.run(_follow, commands, folder, world, world=world)
+
+
+def _follow(rank: int, commands: list[list[str]], folder: Path, world: int) -> None:
+    joining.join(rank, world, folder / f"store-{world}")
+    place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    for words in commands:
+        assert main(words) == 0, words
+        dist.barrier()
+    dist.destroy_process_group()
 
 
 def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":

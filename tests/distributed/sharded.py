@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
@@ -59,8 +58,7 @@ def alone(kind: str, optimizer: str, changes: dict[str, Any]) -> Found:
 
 def _check_equality(group: Group, of_ranks: list[Found]) -> None:
     print(f"{group}: largest relative difference of a loss, difference of AUC")
-    optimizers = ranks.optimizers_of(torch.device(group.kind))
-    for name, (kind, optimizer, changes) in ranks.cases(group.world, optimizers).items():
+    for name, (kind, optimizer, changes) in ranks.cases(group).items():
         is_low = "precision" in changes or "table_format" in changes
         tolerance = LOW_PRECISION_TOLERANCE if is_low else TOLERANCE[group.kind]
         reference = alone(group.kind, optimizer, changes)

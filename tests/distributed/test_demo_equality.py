@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import small
-from tests.distributed.launching import torchrun
+from tests.distributed.launching import on_ranks
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.workloads.dlrm.data import build_data
@@ -52,7 +52,7 @@ def trained(output: Path, *flags: str, ranks: int = 1) -> tuple[list[float], flo
     if ranks == 1:
         assert main(words) == 0
     else:
-        torchrun(*words, ranks=ranks)
+        on_ranks(output.parent, words, world=ranks)
     assert small.result(output)["parallel"]["dp"] == ranks
     losses = [loss for _, _, loss in small.curve(output)]
     return means(losses), small.result(output)["quality"]["value"]

@@ -11,7 +11,7 @@ import pytest
 from tests import rank_processes
 from tests.distributed import dlrm_ranks as ranks
 from tests.distributed import sharded, small_dlrm
-from tests.distributed.launching import torchrun
+from tests.distributed.launching import on_ranks
 from tests.small import FLAGS, result, train
 from tests.waiting import wait_until
 from trainmark.checkpoint import checkpoints
@@ -68,7 +68,7 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     )
     output, flags = tmp_path / "ranks", ("--evals-per-epoch", "2", "--checkpoint-every", "4 steps")
     arguments = ["dlrm-demo", *FLAGS, *flags, "--output", str(output), "--max-steps", "4"]
-    torchrun("train", *arguments, "--placement", str(placement))
+    on_ranks(tmp_path, ["train", *arguments, "--placement", str(placement)])
     first = result(output)
     sent = first["parallel"]["sent_bytes_per_step"]
     assert first["parallel"]["dp"] == 2
@@ -90,12 +90,16 @@ def test_two_ranks_begin_a_run_that_one_process_continues_and_two_evaluate(tmp_p
     for evaluation in expected["evaluations"]:  # the first run ended with some of its own
         metrics = evaluations[evaluation["at_sample"], evaluation["split"]]
         assert metrics == pytest.approx(evaluation["metrics"], rel=1e-5)
-    torchrun("evaluate", str(tmp_path / "alone"), "--importance", "--importance-rows", "500")
+    (tmp_path / "store-2").unlink()  # of the ranks before
+    on_ranks(
+        tmp_path,
+        ["evaluate", str(tmp_path / "alone"), "--importance", "--importance-rows", "500"],
+        ["infer", str(tmp_path / "alone"), "--batches", "2,64", "--steps", "3"],
+    )
     evaluated = json.loads((tmp_path / "alone" / "evaluation.json").read_text())
     for evaluation in expected["evaluations"][1:]:
         found = evaluated["splits"][evaluation["split"]]
         assert found == pytest.approx(evaluation["metrics"], rel=1e-5)
-    torchrun("infer", str(tmp_path / "alone"), "--batches", "2,64", "--steps", "3")
     answered = json.loads((tmp_path / "alone" / "inference.json").read_text())
     assert answered["case"] == "cpux1x2"
     assert [(row["batch"], row["samples"]) for row in answered["rows"]] == [(2, 6), (64, 192)]

@@ -41,7 +41,10 @@ def sentences(text: str) -> list[str]:
             *("crash", 1, ": a bug in the last rank", "rank 1 ended with exit code 1"),
             marks=pytest.mark.slow,
         ),
-        ("memory", 2, ": Out of memory ([enforce fail at", "rank 1 ended with exit code 2"),
+        pytest.param(
+            *("memory", 2, ": Out of memory ([enforce fail at", "rank 1 ended with exit code 2"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("kill", 137, "was killed by SIGKILL", None, marks=pytest.mark.slow),
         ("kill-unseen", 137, "was killed by SIGKILL", None),
     ],
@@ -72,7 +75,7 @@ def test_a_stopped_rank_ends_the_job(tmp_path: Path) -> None:
     assert done.returncode == LOST_RANK
     told = sentences(done.stderr)
     assert len(told) == 2, told
-    assert "rank 1 has not been heard of for 2" in told[0]
+    assert "rank 1 has not been heard of for " in told[0]
     assert "rank 0 ended with exit code 75" in told[1]
     assert "Traceback" not in done.stderr
     assert checkpoints.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]

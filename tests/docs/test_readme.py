@@ -4,7 +4,6 @@ import random
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -187,27 +186,20 @@ SMALLER = {
 }
 
 
-def run_chain(chain: list[list[str]], folder: Path) -> None:
+def run_chain(chain: list[list[str]]) -> None:
     """Commands as a newcomer types them, with fewer rows and steps."""
     for words in chain:
-        run(["-m", "trainmark", *words, *SMALLER.get(verb_of(words), [])], folder)
+        assert cli.main([*words, *SMALLER.get(verb_of(words), [])]) == 0, words
 
 
-def run(words: list[str], folder: Path) -> None:
-    """`python WORDS...` in a folder."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_full_run(tmp_path: Path) -> None:
+def test_the_full_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo chain of getting_started."""
+    monkeypatch.chdir(tmp_path)
     chain = [words for words in trainmark_commands(STARTED) if "demo/" in " ".join(words)]
     assert [verb_of(words) for words in chain] == [
         "prepare synthetic", "prepare criteo", "train", "evaluate", "infer", "report", "export"
     ]  # fmt: skip
-    run_chain(chain, tmp_path)
+    run_chain(chain)
     result = read(tmp_path / "demo" / "run")
     assert result.steps.all == 12
     assert result.samples == 12 * 2048
@@ -235,14 +227,15 @@ def write_log(path: Path, days: int, rows: int) -> None:
         (path / f"day_{day}.csv").write_text("\n".join([header, *lines, ""]))
 
 
-def test_your_own_log(tmp_path: Path) -> None:
+def test_your_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's chain, on a log with the columns that it describes."""
+    monkeypatch.chdir(tmp_path)
     chain = trainmark_commands("README.md")
     assert [verb_of(words) for words in chain] == [
         "prepare csv", "train", "evaluate", "report", "export", "serve"
     ]  # fmt: skip
     write_log(tmp_path / "logs", days=3, rows=16_000)
-    run_chain(chain[:-1], tmp_path)  # a server would not end; test_command_parses has it
+    run_chain(chain[:-1])  # a server would not end; test_command_parses has it
     result = read(tmp_path / "my" / "run")
     assert result.samples == 12 * 2048
     # user, city, hour, day of the week, bins of age

@@ -4,10 +4,13 @@ import json
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from benchmarks.common import read_rows
 from tests.docs.commands import ROOT, verb_of
-from tests.docs.test_readme import blocks, run, trainmark_commands
+from tests.docs.test_readme import blocks, trainmark_commands
 from tests.unit.served import process
+from trainmark.cli import main
 from trainmark.run.result import read
 
 PAGE = "docs/your_own_data.md"
@@ -20,15 +23,15 @@ def scores(url: str, body: str) -> list[float]:
     return found
 
 
-def test_the_whole_page(tmp_path: Path) -> None:
-    assert (ROOT / PAGE).is_file()
+def test_the_whole_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (script,), (request,) = blocks(PAGE, "python"), blocks(PAGE, "json")
-    run(["-c", script], tmp_path)
+    exec(script, {})
     commands = trainmark_commands(PAGE)
     served = [words for words in commands if verb_of(words) == "serve"]
     for words in commands:
         if words not in served:
-            run(["-m", "trainmark", *words], tmp_path)
+            assert main(words) == 0, words
     first, second = (read(tmp_path / "my" / name) for name in ("run", "run2"))
     assert first.quality.value is not None
     assert first.quality.value > 0.75  # the best possible is about 0.86

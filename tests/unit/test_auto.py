@@ -12,11 +12,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
-from tests.small import ONE_CPU, result, write_dataset
-from trainmark import workloads
+from tests.small import CPU, ONE_CPU, result, write_dataset
+from trainmark import checksums, workloads
 from trainmark.cli import main
 from trainmark.config import TrainOptions, to_plain
+from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
+from trainmark.run.trials import reasons
 from trainmark.verbs.flags import parse_run
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import auto
@@ -166,6 +168,7 @@ def test_what_trials_leave_is_known_again(dataset: Path, tmp_path: Path) -> None
         assert main([*command, *flags, "--output", str(output)]) == 0
         (why,) = [note for note in result(output)["notes"] if "by trial" in note]
         known = json.loads((output / "choice.json").read_text())
+        known.pop("checksum", None)
         (output / "choice.json").write_text(json.dumps(known | {"why": planted}))
         assert isinstance(why, str)
         return why
@@ -177,6 +180,10 @@ def test_what_trials_leave_is_known_again(dataset: Path, tmp_path: Path) -> None
     assert why_after_a_kill("--lr", "0.02") != planted
     assert why_after_a_kill("--lr", "0.02") == planted
     assert why_after_a_kill("--lr", "0.02", "--fresh") != planted
+    known = checksums.dumps(json.loads((output / "choice.json").read_text()))
+    (output / "choice.json").write_text(known.replace("planted", "plantee"))
+    with pytest.raises(InputError, match=r"choice\.json is not as it was written"):
+        reasons(output, single(CPU))
 
 
 def test_a_run_from_another_has_its_network(dataset: Path, tmp_path: Path) -> None:

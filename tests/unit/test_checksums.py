@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -80,6 +81,21 @@ def test_every_flip_is_found_and_its_file_named(
     assert tried >= 8
     assert (unnoticed, unnamed) == ([], [])
     verify(made / part)
+
+
+def test_what_is_no_file_and_has_an_odd_name_stops_no_verification(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = os.fsdecode(b"\xff\x1b[31m")
+    (tmp_path / odd).mkdir()
+    shutil.copy(made / "run" / "result.json", tmp_path / odd)
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    verify(tmp_path)
+    told = capsys.readouterr().out
+    assert "result.json: intact" in told
+    assert "\x1b" not in told
+    told.encode()
 
 
 def test_data_are_checked_before_they_are_trained_on(

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import importlib
 import inspect
+import io
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from tests.small import snapshot, train, write_dataset
 from tests.unit.refusals import refused, small
+from tests.unit.results import make_result
 from trainmark import workloads
 from trainmark.cli import PREPARATIONS, VERBS, main
 from trainmark.config import Run, Schedule, TrainOptions
@@ -359,3 +361,15 @@ def test_every_flag_has_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
             overridden = any(field.name in base.__annotations__ for base in kind.__mro__[1:-1])
             text = rf'^    {field.name}: .*\n    """[A-Z`\d].*'
             assert nested or overridden or re.search(text, source, re.M), (kind, field.name)
+
+
+def test_a_path_that_is_no_text_is_printed_byte_by_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="utf-8", errors="strict"))
+    make_result().write(tmp_path)
+    page = tmp_path / os.fsdecode(b"\xff.html")
+    assert main(["board", str(tmp_path), "--output", str(page)]) == 0
+    sys.stdout.flush()
+    assert printed.getvalue() == os.fsencode(page) + b"\n"

@@ -10,7 +10,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import bags, small
 from tests.bags import ids_of
-from tests.unit.test_export_formats import exported, run_onnx, run_program
+from tests.unit.test_export_formats import exported, run_onnx, run_programs
 from trainmark.cli import main
 from trainmark.run import evaluation, run_folder
 from trainmark.scoring import Served
@@ -50,7 +50,8 @@ def test_exports_and_answers_are_those_of_the_evaluation(case: str, tmp_path: Pa
     path = exported(run, "onnx") / "model.onnx"
     in_onnx = run_onnx(path, numerical=numerical, categorical=ids).double()
     torch.testing.assert_close(in_onnx, plain, rtol=1e-5, atol=1e-6)
-    (program,) = run_program(exported(run, "torch") / "model.pt2", [(numerical, ids)], tmp_path)
+    in_torch = exported(run, "torch") / "model.pt2"
+    ((program,),) = run_programs([(in_torch, [(numerical, ids)])], tmp_path)
     torch.testing.assert_close(program.double(), plain, rtol=1e-5, atol=1e-6)
     check_answers(run, numerical, ids, plain.tolist())
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.results import make_result
 from trainmark import cli
+from trainmark.errors import InputError
 from trainmark.hardware import environment
 from trainmark.verbs import replay
 
@@ -50,6 +51,25 @@ def test_what_a_run_began_with_is_named_again(tmp_path: Path) -> None:
     dataclasses.replace(result, software={"command": typed}).write(tmp_path)
     words = replay.command(tmp_path, None)
     assert words[4:9] == ["--with-optimizer", "--from", "old run", "--hardware", "my.toml"]
+
+
+def test_what_a_result_says_stays_a_comment(tmp_path: Path) -> None:
+    """The lines may be handed to a shell; a command that no shell could have read adds nothing."""
+    software = {"command": "trainmark train x '\ntouch a", "torch": "1\rtouch b\x1b[31m"}
+    result = make_result(software=software)
+    dataclasses.replace(result, started="2020\ntouch c").write(tmp_path)
+    words = replay.command(tmp_path, None)
+    *comments, line = replay.described(tmp_path, words).split("\n")
+    assert len(comments) >= 2
+    assert all(comment.startswith("# ") and comment.isprintable() for comment in comments)
+    assert line == shlex.join(["trainmark", *words])
+
+
+@pytest.mark.parametrize("case", ["", "cpu", "cpux1", "cpux1x0", "cpuxax2"])
+def test_a_case_that_is_none_is_refused(case: str, tmp_path: Path) -> None:
+    make_result(case=case).write(tmp_path)
+    with pytest.raises(InputError, match="expected DEVICExNODESxDEVICES"):
+        replay.command(tmp_path, None)
 
 
 def test_a_folder_without_a_result_is_refused(

@@ -246,6 +246,9 @@ def test_the_same_search_does_nothing_and_more_trials_go_on(
     command = ["sweep", "dlrm-demo", *RUN, "--output", str(searched)]
     refused(capsys, [*command, "--over", "lr=0.001..2:log", "--trials", "3"], "holds another sweep")
     assert (searched / "sweep.json").read_text() == before
+    (searched / "sweep.json").write_text(before.replace("trial-000", "trial-009", 1))
+    refused(capsys, [*command, *SEARCH], "sweep.json is not as it was written")
+    (searched / "sweep.json").write_text(before)
 
 
 KILLED = """

@@ -4,7 +4,6 @@ A trial is an ordinary run in the folder `trials` of the run's own folder, and c
 When all have ended, the choice is written to `choice.json`, and the folder is removed.
 """
 
-import json
 import shutil
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainmark import checksums
 from trainmark.config import AnyRun, Better, to_plain
 from trainmark.distributed.mesh import Mesh, of_all_ranks
 from trainmark.files import read_json, write_atomically
@@ -35,6 +35,8 @@ def choose(
     plain = {flags: to_plain(candidate) for flags, candidate in candidates.items()}
     known = _read(output, mesh)
     if known.get("candidates") == plain:  # chosen before a kill
+        if mesh.is_main:
+            shutil.rmtree(output / TRIALS, ignore_errors=True)
         return candidates[known["chosen"]]
     began = time.perf_counter()
     found: dict[str, Best | None] = {}
@@ -50,7 +52,7 @@ def choose(
     mesh.barrier()
     if mesh.is_main:
         document = {"chosen": chosen, "why": why, "candidates": plain}
-        write_atomically(output / CHOICE, json.dumps(document, indent=2) + "\n")
+        write_atomically(output / CHOICE, checksums.dumps(document))
         shutil.rmtree(output / TRIALS)
     mesh.barrier()
     return candidates[chosen]

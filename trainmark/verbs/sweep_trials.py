@@ -1,14 +1,14 @@
 """`sweep.json`: the values of each run of a sweep, and how it ended."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainmark import checksums
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
+from trainmark.files import read_json, write_atomically
 from trainmark.run.result import Evaluation, Result
 from trainmark.validation import parse
 
@@ -71,17 +71,15 @@ def read(output: Path, identity: Mapping[str, Any]) -> list[Trial]:
     path = output / FILE_NAME
     if not path.is_file():
         return []
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        known, trials = data["sweep"], data["trials"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged; remove it to sweep again.") from None
-    if known != identity:
+    data = read_json(path)
+    if not {"sweep", "trials"} <= data.keys():
+        raise InputError(f"{path} is damaged; remove it to sweep again.")
+    if data["sweep"] != identity:
         raise InputError(f"{output} holds another sweep. Give another --output.")
-    return parse(list[Trial], trials, str(path))
+    return parse(list[Trial], data["trials"], str(path))
 
 
 def write(output: Path, identity: Mapping[str, Any], trials: Sequence[Trial]) -> None:
     output.mkdir(parents=True, exist_ok=True)
     plain = {"sweep": identity, "trials": [dataclasses.asdict(trial) for trial in trials]}
-    write_atomically(output / FILE_NAME, json.dumps(plain, indent=2) + "\n")
+    write_atomically(output / FILE_NAME, checksums.dumps(plain))

@@ -9,6 +9,7 @@ from trainmark.checkpoint.manifest import MANIFEST
 from trainmark.errors import InputError, raise_all
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
+from trainmark.progress import printable
 
 
 def verify(folder: Path) -> None:
@@ -23,7 +24,7 @@ def verify(folder: Path) -> None:
     for path in sorted(path for path in folder.rglob("*.json") if path.is_file()):
         try:
             for name, size in _verified(path):
-                print(f"{name}: intact, {readable_size(size)}")
+                print(printable(f"{name}: intact, {readable_size(size)}"))
                 found += 1
         except InputError as error:
             problems.append(str(error))
