@@ -24,7 +24,7 @@ from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.engine.workers import Workers
-from trainmark.clicklog.sources import parquet_files, unpack
+from trainmark.clicklog.sources import parquet_files, parquet_source, unpack
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
@@ -327,3 +327,21 @@ def test_parquet_is_decoded_within_its_share_of_the_memory(tmp_path: Path) -> No
         return int(pool.max_memory())
 
     assert peak(memory) < memory < peak(1 << 40)
+
+
+def test_a_parquet_file_is_opened_once_for_each_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And twice before, not more: on S3, each time asks for its end again."""
+    opened, shares, log = [], 30, {"y": [0, 1] * 1500, "c": ["a", "b", "c"] * 1000}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet", row_group_size=3000 // shares)
+    source = ParquetSource([tmp_path / "log.parquet"], "label=y categorical=c")
+
+    def open_parquet(path: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append(path)
+        return parquet_files.open_parquet(path, *arguments, **options)
+
+    monkeypatch.setattr(parquet_source, "open_parquet", open_parquet)
+    pieces = source.pieces(Position(), 320, Room(tmp_path / "unpacked", 1))
+    assert sum(len(source.parse(piece)) for piece in pieces) == 3000
+    assert len(opened) == 2 + shares

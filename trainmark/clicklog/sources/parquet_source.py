@@ -169,9 +169,7 @@ class ParquetSource:
         here = not any(remote.is_remote(str(path)) for path in self.files)
         is_apart = here and room.threads > 1 and len(shares) > 1
         least = BATCHES * piece_bytes + PAGE_BYTES * len(self._names_read())
-        encoded = least + max(
-            (self._dictionary_bytes(share) for share in shares.values()), default=0
-        )
+        encoded = least + max(map(self._dictionary_bytes, self.files[start.file :]), default=0)
         is_tight = room.memory < room.threads * encoded
         if is_tight:
             room = replace(room, threads=min(max(room.memory // least, 1), room.threads))
@@ -186,15 +184,13 @@ class ParquetSource:
                 yield from unpacker.pieces(place)
         pa.default_memory_pool().release_unused()
 
-    def _dictionary_bytes(self, share: _Share) -> int:
-        """What the dictionaries of a share's strings take, of one group of rows at a time."""
-        metadata = open_parquet(self.files[share.start.file]).metadata
-        groups = [metadata.row_group(group) for group in share.groups]
-        columns = [[group.column(n) for n in range(group.num_columns)] for group in groups]
-        of_groups = [
-            sum(c.total_uncompressed_size for c in of_group if c.path_in_schema in self._texts)
-            for of_group in columns
-        ]
+    def _dictionary_bytes(self, path: Path) -> int:
+        """What the dictionaries of a file's strings take, of one group of rows at a time."""
+        metadata = open_parquet(path).metadata
+        columns = range(metadata.num_columns)
+        texts = [n for n in columns if metadata.schema.column(n).path in self._texts]
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        of_groups = (sum(g.column(n).total_uncompressed_size for n in texts) for g in groups)
         return DICTIONARY_COPIES * max(of_groups, default=0)
 
     def _shares(self, start: Position, least_rows: int) -> Iterator[_Share]:
