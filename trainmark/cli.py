@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 from trainmark import __version__
 from trainmark.config import TrainOptions
@@ -200,18 +202,14 @@ together; no preparation on this machine does. It is a fifth of the time that st
 @contextmanager
 def _doing_without(*packages: str) -> Iterator[None]:
     """Have imports of packages fail that are not loaded yet, as where they are not installed."""
-
-    class Absent:
-        @staticmethod
-        def find_spec(name: str, *_: object) -> None:
-            if name in packages:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    sys.meta_path.insert(0, Absent)
+    absent = [name for name in packages if name not in sys.modules]
+    modules = cast(dict[str, ModuleType | None], sys.modules)
+    modules.update(dict.fromkeys(absent))  # None: Python's own way to say so
     try:
         yield
     finally:
-        sys.meta_path.remove(Absent)
+        for name in absent:
+            modules.pop(name)
 
 
 PREPARATIONS = {

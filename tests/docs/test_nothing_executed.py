@@ -41,6 +41,7 @@ KNOWN = {
         "hardware/environment.py",
         "verbs/gate.py",  # git, whose options end before what was given
     },
+    "runpy.run_path": {"hardware/backends.py"},  # version.py of the torch that is installed
     "torch.load": {"workloads/distilbert/weights.py"},  # weights_only
     "np.load": {  # which unpickles nothing unless it is asked to
         "clickdata/terabyte.py",  # a file of the package
@@ -55,8 +56,8 @@ KNOWN = {
 NEVER = {
     "eval", "exec", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads",
     "marshal.loads", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "subprocess.call",
-    "subprocess.check_output", "subprocess.getoutput", "shelve.open", "runpy.run_path",
-    "np.fromregex", "torch.jit.load", "joblib.load", "ast.literal_eval",
+    "subprocess.check_output", "subprocess.getoutput", "shelve.open", "np.fromregex",
+    "torch.jit.load", "joblib.load", "ast.literal_eval",
 }  # fmt: skip
 
 
