@@ -14,8 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import cast
 
 from trainmark import __version__
 from trainmark.config import TrainOptions
@@ -201,15 +199,22 @@ together; no preparation on this machine does. It is a fifth of the time that st
 
 @contextmanager
 def _doing_without(*packages: str) -> Iterator[None]:
-    """Have imports of packages fail that are not loaded yet, as where they are not installed."""
-    absent = [name for name in packages if name not in sys.modules]
-    modules = cast(dict[str, ModuleType | None], sys.modules)
-    modules.update(dict.fromkeys(absent))  # None: Python's own way to say so
+    """Have imports of packages fail that are not loaded yet, as where they are not installed.
+
+    None in `sys.modules` would do so, too, but Arrow takes that for a loaded pandas.
+    """
+
+    class Absent:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name in packages:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Absent)
     try:
         yield
     finally:
-        for name in absent:
-            modules.pop(name)
+        sys.meta_path.remove(Absent)
 
 
 PREPARATIONS = {

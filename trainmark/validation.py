@@ -35,7 +35,7 @@ def parse(kind: type[T], data: Any, source: str) -> T:
 
 
 def _validator(kind: Any) -> Callable[[Any], Any]:
-    return _made_validator(kind)
+    return _made_validator(kind)  # mypy takes no type for hashable: `Any` is
 
 
 @functools.cache  # making one takes a hundred times as long as using it

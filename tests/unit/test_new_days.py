@@ -177,7 +177,7 @@ def test_old_rows_are_taken_over_and_new_ones_begin_as_new(
     assert grown >= 4  # weights and state of two tables
 
 
-def test_the_first_rows_of_boxes() -> None:
+def test_the_first_rows_of_local_shards() -> None:
     whole = torch.arange(24.0).view(6, 4)
     shards = [
         LocalShard(offsets=(0, 0), tensor=whole[:2]),
