@@ -26,8 +26,8 @@ class Need:
 
 
 EXTRAS = (
-    "fastapi|mlperf_logging|numba|onnx|onnxruntime|optuna|prometheus_client|pyspark|starlette|"
-    "tokenizers|torchx|transformers|tritonclient|uvicorn"
+    "fastapi|mlperf_logging|numba|onnx|onnxruntime|optuna|pandas|prometheus_client|pyspark|"
+    "starlette|tokenizers|torchx|transformers|tritonclient|uvicorn"
 )
 KERNELS = (
     "tests/distributed/test_interactions.py::test_by_the_kernels",
