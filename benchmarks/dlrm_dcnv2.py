@@ -4,8 +4,8 @@
     PYTHONPATH=. python benchmarks/dlrm_dcnv2.py --systems fbgemm    the peer alone
     PYTHONPATH=. python benchmarks/dlrm_dcnv2.py --tiny --output DIR the same code, anywhere
 
-About 3 minutes on an H200; ours was timed there, the peer's share is a guess: 50 s for ours and 130
-for the peer, most of which its compiler takes.
+About 3 minutes on an H200, an estimate: 50 s for ours and 130 for the peer, most of which its
+compiler takes.
 
 Batches lie on the device with all of their ids, several of them in turn, the same for all systems.
 `split_ms` is as in `dlrm_gpu.py`. The peer is FBGEMM's table-batched embeddings, which add up the
