@@ -42,7 +42,6 @@ from trainmark.training.precision import autocast
 from trainmark.training.seeding import generator
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_dcnv2
-from trainmark.workloads.dlrm.sizes import cross_layers, cross_rank, hotness, joined_width
 
 RESULT = "dlrm_dcnv2_h200"
 POOL = 6  # different batches
@@ -79,8 +78,8 @@ def batches(cfg: DlrmRun, ids: Ids, device: torch.device) -> list[ClickBatch]:
     found = []
     for _ in range(POOL):
         groups = []
-        for hot in sorted(set(hotness(model))):
-            features = [f for f, h in enumerate(hotness(model)) if h == hot]
+        for hot in sorted(set(model.bag_sizes)):
+            features = [f for f, h in enumerate(model.bag_sizes) if h == hot]
             rows = [model.table_rows[f] for f in features]
             drawn = draw_ids(rows, samples * hot, EXPONENTS[ids], random)
             shape = (len(features), samples) if hot == 1 else (len(features), samples, hot)
@@ -111,12 +110,11 @@ class CrossDense(nn.Module):
     def __init__(self, setting: dlrm_peers.Setting, cfg: DlrmRun) -> None:
         super().__init__()
         model, self._setting, self._eps = setting.model, setting, filled(cfg.optimizer.eps)
-        width, rank = joined_width(model), int(cross_rank(model))
+        width, (layers, rank) = model.joined_width, model.cross_shape
         with setting.device:
             inputs = [model.numerical_features, *model.bottom_mlp]
             self.bottom = dlrm_peers.mlp(inputs, last_relu=True)
-            layers = range(cross_layers(model))
-            self.cross = nn.ModuleList(CrossLayer(width, rank) for _ in layers)
+            self.cross = nn.ModuleList(CrossLayer(width, int(rank)) for _ in range(layers))
             self.top = dlrm_peers.mlp([width, *model.top_mlp], last_relu=False)
         if setting.compile:
             self.compile(dynamic=False)

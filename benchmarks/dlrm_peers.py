@@ -31,7 +31,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from trainmark.training.precision import autocast
 from trainmark.workloads.dlrm.runs import Model
-from trainmark.workloads.dlrm.sizes import interaction_width
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Dense(nn.Module):
         super().__init__()
         model, self._setting = setting.model, setting
         num_vectors = len(model.table_rows) + 1
-        self._width = interaction_width(model)
+        self._width = model.interaction_width
         with setting.device:
             self.bottom = mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
             self.top = mlp([self._width, *model.top_mlp], last_relu=False)

@@ -81,7 +81,7 @@ def test_table_sizes(name: str, rows: int | None, gib: float) -> None:
         assert found["table rows"] == rows
     assert found["tables bytes"] / 2**30 == pytest.approx(gib, abs=0.005)
     assert len(run.model.table_rows) == 26
-    assert sizes.dense_parameters(run.model) == 2_369_921
+    assert run.model.dense_parameters == 2_369_921
     assert found["parameters"] == found["table rows"] * 128 + 2_369_921
 
 
@@ -92,7 +92,7 @@ def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
     )
     workload = workloads.load("dlrm")
     model = workload.build_model(run)
-    assert sum(p.numel() for p in model.parameters()) == sizes.dense_parameters(run.model)
+    assert sum(p.numel() for p in model.parameters()) == run.model.dense_parameters
     assert list(model.tables.store.weight.shape) == [32_709_138, 128]
     assert model.top[0].in_features == 480 == output_width(26, 128)
     import torch
@@ -109,8 +109,8 @@ def test_the_model_has_the_parameters_that_the_formulas_count() -> None:
 @pytest.mark.parametrize("dim", [1, 3, 16, 128])
 def test_interaction_width_is_the_same_with_and_without_torch(tables: int, dim: int) -> None:
     model = runs.Model(table_rows=(5,) * tables, embedding_dim=dim)
-    assert sizes.interaction_width(model) == output_width(tables, dim)
-    assert sizes.interaction_width(model) % 8 == 0
+    assert model.interaction_width == output_width(tables, dim)
+    assert model.interaction_width % 8 == 0
 
 
 # --- batches

@@ -26,9 +26,8 @@ from trainmark.run import evaluation, run_folder
 from trainmark.verbs.flags import parse_run
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import auto, cross_choice, sharding, standalone
-from trainmark.workloads.dlrm.crosses import crossed, with_crosses
+from trainmark.workloads.dlrm.crosses import CROSS_ROWS, crossed, with_crosses
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
-from trainmark.workloads.dlrm.sizes import CROSS_ROWS
 
 NETWORK = ["--epochs", "2", "--log-every", "1000", "--device", "cpu"]
 

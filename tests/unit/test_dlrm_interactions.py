@@ -21,7 +21,6 @@ from trainmark.workloads.dlrm.interactions import CrossLinear
 from trainmark.workloads.dlrm.model import Dlrm, build_model, init_weights
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
 from trainmark.workloads.dlrm.sharding import plan_devices
-from trainmark.workloads.dlrm.sizes import branches, cross_rank, dense_parameters, interaction_width
 
 CASES: dict[str, dict[str, Any]] = {
     "dcn": {"interaction": "dcn", "cross_rank": 5},
@@ -89,7 +88,7 @@ def test_the_definition(case: str, tables: int) -> None:
     x_BD = torch.randn(4, 8, dtype=torch.float64)
     ids_BF = torch.tensor([[0, 50, 57], [49, 56, 59], [3, 51, 58], [3, 52, 57]])[:, :tables]
     found = built.interaction(built.tables, ids_BF, x_BD).detach().numpy()
-    assert found.shape == (4, interaction_width(model))
+    assert found.shape == (4, model.interaction_width)
     assert isinstance(built.tables, LocalEngine)
     rows = built.tables.store.weight.numpy()
     for b in range(4):
@@ -122,7 +121,7 @@ def test_the_top_mlp_reads_products_rows_and_numbers(tables: int, numbers: int) 
         parts = [x_BD[b], np.array(products), *vectors[1:], numbers_BN[b].numpy()]
         expected = np.concatenate(parts)
         width = -(-len(expected) // 8) * 8
-        assert read[0].shape == (4, width) == (4, interaction_width(model))
+        assert read[0].shape == (4, width) == (4, model.interaction_width)
         np.testing.assert_allclose(
             read[0][b], np.pad(expected, (0, width - len(expected))), rtol=1e-5, atol=1e-6
         )
@@ -156,8 +155,8 @@ def test_cross_layers_begin_as_torchrecs_do() -> None:
 def test_mlperfs_network() -> None:
     """DLRM-DCNv2 as MLPerf Training has it: 96 MFLOP a sample (issue 17)."""
     model = Model(interaction="dcn", cross_layers=3, cross_rank=512)
-    assert interaction_width(model) == 3456
-    assert cross_rank(dataclasses.replace(model, cross_rank=None)) == 512
+    assert model.interaction_width == 3456
+    assert dataclasses.replace(model, cross_rank=None).cross_shape == (3, 512)
     bottom = 13 * 512 + 512 * 256 + 256 * 128
     top = 3456 * 1024 + 1024 * 1024 + 1024 * 512 + 512 * 256 + 256
     cross = 3 * 2 * 3456 * 512
@@ -167,7 +166,7 @@ def test_mlperfs_network() -> None:
         == 16_030_464
     )
     biases = 512 + 256 + 128 + 3 * 3456 + 1024 + 1024 + 512 + 256 + 1
-    assert dense_parameters(model) == 16_030_464 + biases
+    assert model.dense_parameters == 16_030_464 + biases
 
 
 def test_sizes_that_nobody_gave_are_told() -> None:
@@ -180,8 +179,8 @@ def test_sizes_that_nobody_gave_are_told() -> None:
 
 def test_torchrecs_projection() -> None:
     model = Model(interaction="projection")
-    assert branches(model) == ((2048, 2048), (2048, 2048))
-    assert interaction_width(model) == 128 + 16 * 16
+    assert model.branches == ((2048, 2048), (2048, 2048))
+    assert model.interaction_width == 128 + 16 * 16
     both = 2 * (3456 * 2048 + 2048 * 2048)
     dots = 16 * 16 * 128
     top = 384 * 1024 + 1024 * 1024 + 1024 * 512 + 512 * 256 + 256
@@ -199,7 +198,7 @@ def test_what_is_planned_is_what_is_held(case: str, optimizer: Any) -> None:
     held = built.device_bytes()
     assert (planned.weights, planned.optimizer) == (held.weights, held.optimizer)
     parameters = sum(p.numel() for p in built.model.parameters())
-    assert parameters == dense_parameters(cfg.model)
+    assert parameters == cfg.model.dense_parameters
     assert planned.gradients >= 4 * parameters
 
 

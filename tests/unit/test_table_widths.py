@@ -15,7 +15,7 @@ from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer, Sharding
 from trainmark.workloads.dlrm.sharding import plan_devices
-from trainmark.workloads.dlrm.sizes import sizes, table_bytes, widths
+from trainmark.workloads.dlrm.sizes import sizes, table_bytes
 from trainmark.workloads.dlrm.step import DlrmTrainer, predict
 
 WIDTHS = (8, 2, 5)
@@ -107,9 +107,9 @@ def test_bytes_are_those_that_were_planned() -> None:
 
 def test_widths_by_rule() -> None:
     model = Model(table_rows=(1, 4, 100, 10_000, 10**6, 10**9), table_widths="auto")
-    assert widths(model) == (8, 8, 16, 64, 128, 128)
-    assert widths(dataclasses.replace(model, embedding_dim=48))[2:] == (16, 48, 48, 48)
-    assert widths(dataclasses.replace(model, table_widths=None)) == (128,) * 6
+    assert model.widths == (8, 8, 16, 64, 128, 128)
+    assert dataclasses.replace(model, embedding_dim=48).widths[2:] == (16, 48, 48, 48)
+    assert dataclasses.replace(model, table_widths=None).widths == (128,) * 6
 
 
 def test_a_run_is_continued_and_evaluated(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Besides the files that every workload has (docs/adding_a_workload.md):
 
 Settings
-    sizes.py               layers, parameters, widths and bytes
+    network.py             the network's settings, and the sizes that follow from them
+    sizes.py               devices, formats and bytes of tables
     checks.py              what is wrong with the settings
     auto.py                what dlrm-auto chooses for a log; cross_choice.py: its crosses
     fitted.py              which settings follow from the data, and which may differ

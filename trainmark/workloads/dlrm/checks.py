@@ -5,18 +5,9 @@ import re
 from trainmark.config import SYNTHETIC
 from trainmark.errors import unknown
 from trainmark.hardware.devices import Cluster, lacks
+from trainmark.workloads.dlrm.crosses import cross_features
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated
-from trainmark.workloads.dlrm.sizes import (
-    cross_features,
-    dense_parameters,
-    feature_rows,
-    has_bags,
-    has_narrow_tables,
-    hotness,
-    in_other_formats,
-    joined_width,
-    table_parameters,
-)
+from trainmark.workloads.dlrm.sizes import in_other_formats
 
 PLACEMENTS = ("auto", "round_robin", "memory_balanced", "memory_optimized", "greedy")
 MAX_PARAMETERS = 2**58  # bytes are counted in 64 bits
@@ -57,9 +48,9 @@ def _network_problems(cfg: DlrmRun) -> list[str]:
             "model.dropout is for what hidden layers pass on, and this network has none. Give it "
             "some (--model.top-mlp 64 32 1), or take model.interaction_dropout."
         )
-    if not problems and table_parameters(model) + dense_parameters(model) > MAX_PARAMETERS:
+    if not problems and model.table_parameters + model.dense_parameters > MAX_PARAMETERS:
         problems.append(
-            f"The model has {table_parameters(model) + dense_parameters(model):.2g} parameters; "
+            f"The model has {model.table_parameters + model.dense_parameters:.2g} parameters; "
             "no machine can count that far. Check model.table_rows and the widths."
         )
     if cfg.data == SYNTHETIC and cfg.synthetic_ids == "planted" and _features(model) > MAX_PLANTED:
@@ -144,7 +135,7 @@ def _width_problems(cfg: DlrmRun) -> list[str]:
                 "model.table_widths must lie between 1 and model.embedding_dim "
                 f"({model.embedding_dim}). {found}"
             ]
-    if min(model.table_rows, default=1) < 1 or not has_narrow_tables(model):
+    if min(model.table_rows, default=1) < 1 or not model.has_narrow_tables:
         return []
     sharding = cfg.sharding
     reasons = {
@@ -163,7 +154,7 @@ def _width_problems(cfg: DlrmRun) -> list[str]:
 
 
 def _interaction_problems(model: Model) -> list[str]:
-    chosen, width = model.interaction, joined_width(model)
+    chosen, width = model.interaction, model.joined_width
     owners = {"cross_layers": "dcn", "cross_rank": "dcn"}
     owners |= {"branch1_mlp": "projection", "branch2_mlp": "projection"}
     problems = [
@@ -192,19 +183,19 @@ def _interaction_problems(model: Model) -> list[str]:
 def _hotness_problems(cfg: DlrmRun) -> list[str]:
     """What is wrong with several ids per feature."""
     model, problems = cfg.model, []
-    features = len(feature_rows(model))
+    features = len(model.feature_rows)
     if model.hotness is not None and len(model.hotness) != features:
         problems.append(
             f"model.hotness must have a number for each of the {features} tables. "
             f"Received: {len(model.hotness)} numbers, {' '.join(map(str, model.hotness))}."
         )
-    if has_bags(model) and is_generated(cfg.data) and cfg.multi_hot == "data":
+    if model.has_bags and is_generated(cfg.data) and cfg.multi_hot == "data":
         problems.append(
             f"--data {cfg.data} has one id of each feature. Received: model.hotness "
-            f"{' '.join(map(str, hotness(model)))}. Give --multi-hot uniform, which makes several "
+            f"{' '.join(map(str, model.bag_sizes))}. Give --multi-hot uniform, which makes several "
             "of one, or leave it out."
         )
-    if has_bags(model) and has_narrow_tables(model):
+    if model.has_bags and model.has_narrow_tables:
         problems.append(
             "Tables of several widths have one id per feature in this version. Received: "
             "model.table_widths with several. Leave one of them out."
@@ -218,9 +209,9 @@ def _cross_problems(cfg: DlrmRun) -> list[str]:
     if not model.crosses:
         return []
     received = f"Received: {' '.join(model.crosses)}."
-    if has_bags(model) or is_generated(cfg.data):
+    if model.has_bags or is_generated(cfg.data):
         return [f"model.crosses are for a dataset with one id of each feature. {received}"]
-    last = len(feature_rows(model)) - 1
+    last = len(model.feature_rows) - 1
     if not all(_is_cross(cross, last) for cross in model.crosses):
         return [
             f"model.crosses must each have two or more different features of 0 to {last}, with an "

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.workloads.dlrm.crosses import crossed
+from trainmark.workloads.dlrm.crosses import CROSS_ROWS, crossed
 from trainmark.workloads.dlrm.data import row_source
 from trainmark.workloads.dlrm.rows import Columns
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
-from trainmark.workloads.dlrm.sizes import CROSS_ROWS, has_bags
 
 SURELY = 3.5
 MOST = 6
@@ -35,7 +34,7 @@ Floats = NDArray[np.float64]
 
 def of_run(cfg: DlrmRun) -> tuple[str, ...]:
     """The crosses that a run's training rows show, as --model.crosses has them."""
-    if is_generated(cfg.data) or has_bags(cfg.model):
+    if is_generated(cfg.data) or cfg.model.has_bags:
         return ()
     source = row_source(cfg, "train")
     rows = Columns.empty(source.num_rows, source)

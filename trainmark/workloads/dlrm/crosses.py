@@ -15,13 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainmark.workloads.dlrm.runs import Model
-from trainmark.workloads.dlrm.sizes import CROSS_ROWS, cross_features, feature_rows
+from trainmark.workloads.dlrm.network import Model
 
 if TYPE_CHECKING:
     from trainmark.embeddings.tables.batch import IdGroup
 
+CROSS_ROWS = 65_521
+"""Rows of a cross's table: a prime."""
 MULTIPLIER = 17_364
+
+
+def cross_features(cross: str) -> tuple[int, ...]:
+    """The numbers of a cross's features."""
+    return tuple(map(int, cross.split("x")))
 
 
 def crossed(ids: Sequence[Any]) -> Any:
@@ -46,6 +52,6 @@ def with_crosses(groups: Sequence[IdGroup], model: Model) -> list[IdGroup]:
         for feature, ids_B in zip(group.features, group.ids, strict=True)
     }
     ids = [crossed([by_feature[f] for f in cross_features(cross)]) for cross in model.crosses]
-    first = len(feature_rows(model))
+    first = len(model.feature_rows)
     behind = IdGroup(list(range(first, first + len(ids))), torch.stack(ids).int())
     return [*groups, behind]

@@ -6,16 +6,8 @@ from typing import Any
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.sources import criteo_format
 from trainmark.errors import InputError
+from trainmark.workloads.dlrm.crosses import cross_features
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, is_generated, score_offset
-from trainmark.workloads.dlrm.sizes import (
-    branches,
-    cross_features,
-    cross_layers,
-    cross_rank,
-    has_bags,
-    hotness,
-    widths,
-)
 
 
 def description(cfg: DlrmRun) -> dict[str, Any]:
@@ -26,7 +18,7 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         "numerical_features": model.numerical_features,
         "table_rows": list(model.table_rows),
         "embedding_dim": model.embedding_dim,
-        "table_widths": list(widths(model)),
+        "table_widths": list(model.widths),
         **_crosses(model),
         **_bags(model),
         "bottom_mlp": list(model.bottom_mlp),
@@ -45,18 +37,18 @@ def _crosses(model: Model) -> dict[str, Any]:
 def _bags(model: Model) -> dict[str, Any]:
     """How many ids a sample has of each feature, and what becomes of their rows; nothing if it has
     one of each."""
-    if not has_bags(model):
+    if not model.has_bags:
         return {}
-    return {"hotness": list(hotness(model)), "pooling": model.pooling}
+    return {"hotness": list(model.bag_sizes), "pooling": model.pooling}
 
 
 def _interaction(model: Model) -> dict[str, Any]:
     """Which one, and the sizes that it has of its own."""
     sizes: dict[str, Any] = {}
     if model.interaction == "dcn":
-        sizes = {"cross_layers": cross_layers(model), "cross_rank": cross_rank(model)}
+        sizes["cross_layers"], sizes["cross_rank"] = model.cross_shape
     if model.interaction == "projection":
-        branch1, branch2 = branches(model)
+        branch1, branch2 = model.branches
         sizes = {"branch1_mlp": list(branch1), "branch2_mlp": list(branch2)}
     return {"interaction": model.interaction} | sizes
 

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from trainmark.embeddings.tables.store import table_names
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.workloads.dlrm import one_pass
+from trainmark.workloads.dlrm.crosses import cross_features
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import score_offset
-from trainmark.workloads.dlrm.sizes import cross_features, feature_rows, has_bags
 
 
 def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     """A trainer's predictor; None where its own way is the fastest."""
     cfg, model = trainer.cfg, trainer.model
     kind = cfg.model.interaction
-    if cfg.precision != "fp32" or kind not in one_pass.INTERACTIONS or has_bags(cfg.model):
+    if cfg.precision != "fp32" or kind not in one_pass.INTERACTIONS or cfg.model.has_bags:
         return None
     weights = model.tables.table_weights()
     names = [f"{name}.weight" for name in table_names(len(cfg.model.table_rows))]
@@ -31,7 +31,7 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     tables = [weights.get(name) for name in names]
     if not INSTALLED or not all(map(_is_plain, tables, shapes)):
         return None  # by others, or they hold the rest of them
-    crosses, width = list(map(cross_features, cfg.model.crosses)), len(feature_rows(cfg.model))
+    crosses, width = list(map(cross_features, cfg.model.crosses)), len(cfg.model.feature_rows)
     logits = one_pass.build(
         [weights[name].numpy() for name in names], bottom, top, score_offset(cfg), kind, crosses
     )

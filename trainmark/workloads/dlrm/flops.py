@@ -5,17 +5,7 @@ import itertools
 from trainmark.config import element_bytes, filled
 from trainmark.hardware.memory import LIBRARIES
 from trainmark.workloads.dlrm.runs import DlrmRun
-from trainmark.workloads.dlrm.sizes import (
-    branches,
-    dense_layers,
-    dense_parameters,
-    dot_products,
-    has_bags,
-    hotness,
-    interaction_activations,
-    interaction_width,
-    is_plain,
-)
+from trainmark.workloads.dlrm.sizes import is_plain
 
 
 def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
@@ -29,8 +19,8 @@ def flops(cfg: DlrmRun, samples: int, tokens: int) -> dict[str, float]:
 
 def multiply_adds(cfg: DlrmRun) -> int:
     """Multiply-adds of one sample's forward pass."""
-    gemms = sum(layer.fan_in * layer.fan_out for layer in dense_layers(cfg.model))
-    return gemms + dot_products(cfg.model) * cfg.model.embedding_dim
+    gemms = sum(layer.fan_in * layer.fan_out for layer in cfg.model.dense_layers)
+    return gemms + cfg.model.dot_products * cfg.model.embedding_dim
 
 
 def dense_activation_bytes(cfg: DlrmRun) -> int:
@@ -39,19 +29,19 @@ def dense_activation_bytes(cfg: DlrmRun) -> int:
     if is_plain(cfg):
         return _in_slots(cfg)
     vectors = len(model.table_rows) + 1
-    per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + interaction_width(model))
+    per_sample = 2 * (sum(model.bottom_mlp) + sum(model.top_mlp) + model.interaction_width)
     # The rows, the joined vectors and their gradients, the dot products of all pairs and theirs;
     # or whatever else is between them and what the top MLP reads.
     per_sample += 4 * vectors * model.embedding_dim
     per_sample += 2 * vectors * vectors * (model.interaction in ("dot", "dot_and_inputs"))
-    per_sample += 2 * interaction_activations(model)
+    per_sample += 2 * model.interaction_activations
     # Where numbers are dropped: which, and what is left of them.
     mlps = [model.bottom_mlp, model.top_mlp]
-    mlps += branches(model) if model.interaction == "projection" else ()
+    mlps += model.branches if model.interaction == "projection" else ()
     per_sample += 2 * sum(sum(mlp[:-1]) for mlp in mlps) * (filled(model.dropout) > 0)
-    per_sample += 2 * interaction_width(model) * (model.interaction_dropout > 0)
+    per_sample += 2 * model.interaction_width * (model.interaction_dropout > 0)
     # Several ids per feature: these, sorted, and where each one's gradient is.
-    ids = 40 * sum(hotness(model)) * (cfg.micro_batch or 0) * has_bags(model)
+    ids = 40 * sum(model.bag_sizes) * (cfg.micro_batch or 0) * model.has_bags
     width = element_bytes(cfg.precision)
     local_batch = (cfg.micro_batch or 0) * (cfg.accumulate or 1)
     rows_of_all_micro_batches = local_batch * (vectors - 1) * model.embedding_dim * 4
@@ -69,10 +59,10 @@ def _in_slots(cfg: DlrmRun) -> int:
     model, wide = cfg.model, cfg.precision in ("fp32", "tf32")
     element, features, numerical = 4 if wide else 2, len(model.table_rows), model.numerical_features
     hidden = [*model.bottom_mlp, *model.top_mlp[:-1]]
-    first, *behind = [interaction_width(model), *model.top_mlp[:-1]]
+    first, *behind = [model.interaction_width, *model.top_mlp[:-1]]
     pairs = [first + sum(behind[:1])]
     pairs += [(1 + wide) * fan_in + fan_out for fan_in, fan_out in itertools.pairwise(behind)]
     elements = features * model.embedding_dim + sum(hidden) + first + max(pairs)
     slots = 2 * (20 * features + 4 * numerical) + (not wide) * element * -(-numerical // 8) * 8
-    copies = 0 if wide else dense_parameters(model) * element
+    copies = 0 if wide else model.dense_parameters * element
     return LIBRARIES + copies + filled(cfg.micro_batch) * (elements * element + slots)

@@ -18,16 +18,9 @@ from trainmark.config import element_bytes, filled
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.costs import MIN_ACCESS, STATE_BYTES
 from trainmark.hardware.products import Kind, Rates, product_s
+from trainmark.workloads.dlrm.network import Layer
 from trainmark.workloads.dlrm.runs import DlrmRun, Model
-from trainmark.workloads.dlrm.sizes import (
-    Layer,
-    dense_layers,
-    dense_parameters,
-    has_bags,
-    interaction_activations,
-    interaction_width,
-    stored_rows,
-)
+from trainmark.workloads.dlrm.sizes import stored_rows
 
 LARGE_LAYER = 2**17
 """Weights from which on a layer's kernels are fused, or in fp8: as in kernels/."""
@@ -96,7 +89,7 @@ def gpu_time(
     count = filled(cfg.accumulate)
     small = _small_s(cfg, rates)
     forward = count * _interaction_s(cfg, rates, samples)
-    if has_bags(cfg.model):
+    if cfg.model.has_bags:
         forward += count * _pool_s(cfg, rates, samples, profiles)
     products = count * _layers_s(cfg, rates, samples)
     passes = count * _passes_s(cfg, rates, samples)
@@ -119,7 +112,7 @@ def gpu_time(
 def forward_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
     """Seconds of predictions on one device that has all tables: the forward part of a step."""
     total = _interaction_s(cfg, rates, samples)
-    if has_bags(cfg.model):
+    if cfg.model.has_bags:
         total += _pool_s(cfg, rates, samples, profiles)
     for layer, precision, _, _ in _layers(cfg):
         total += product_s(rates, precision, "forward", samples, layer.fan_in, layer.fan_out)
@@ -147,7 +140,7 @@ def _layers_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
 
 def _layers(cfg: DlrmRun) -> Iterator[tuple[Layer, str, Kind | None, bool]]:
     """Each with its precision, how its inputs' gradient is computed, and whether that is masked."""
-    layers, model = dense_layers(cfg.model), cfg.model
+    layers, model = cfg.model.dense_layers, cfg.model
     top = len(layers) - len(model.top_mlp)
     plain, in_fp8 = ("bf16", True) if cfg.precision == "fp8" else (cfg.precision, False)
     for place, layer in enumerate(layers[:-1]):
@@ -168,20 +161,20 @@ def _passes_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
     moved = LOSS * _read_last(model) + BIASES * sum(hidden)
     element = element_bytes(cfg.precision)
     moved += element * MASKED * model.embedding_dim  # the bottom MLP's last ReLU
-    moved += element * 4 * interaction_activations(model) + _moved_for_fp8(cfg)
+    moved += element * 4 * model.interaction_activations + _moved_for_fp8(cfg)
     return samples * moved / rates.copy
 
 
 def _read_last(model: Model) -> int:
     """Numbers of a sample that the last layer reads."""
-    return model.top_mlp[-2] if len(model.top_mlp) > 1 else interaction_width(model)
+    return model.top_mlp[-2] if len(model.top_mlp) > 1 else model.interaction_width
 
 
 def _moved_for_fp8(cfg: DlrmRun) -> float:
     """Bytes of a sample, forward and backward: to 8 bits, and to widths that kernels like."""
     if all(precision != "fp8" for _, precision, _, _ in _layers(cfg)):
         return 0.0
-    width = interaction_width(cfg.model)
+    width = cfg.model.interaction_width
     padded = PADDED * 2 * width * (width % FP8_STEP != 0)
     return QUANTIZED * (width + _read_last(cfg.model)) + padded
 
@@ -190,8 +183,8 @@ def _small_s(cfg: DlrmRun, rates: Rates) -> float:
     """Once a step: small kernels, and the optimiser of the MLPs."""
     has_state = cfg.optimizer.name != "sgd"
     passes = 1 + 2 * has_state + (element_bytes(cfg.precision) == 2)
-    layers = len(dense_layers(cfg.model)) * has_state
-    weights = PARAMETER * passes * dense_parameters(cfg.model) / rates.copy
+    layers = len(cfg.model.dense_layers) * has_state
+    weights = PARAMETER * passes * cfg.model.dense_parameters / rates.copy
     return STEP_S + FP8_S * (cfg.precision == "fp8") + ADAGRAD_LAYER_S * layers + weights
 
 

@@ -21,7 +21,6 @@ from trainmark.kernels.interaction_layout import PAD_TO
 from trainmark.kernels.request_graphs import Lane, RequestGraph, empty_like
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.data import ClickBatch
-from trainmark.workloads.dlrm.sizes import feature_rows, has_bags
 
 SMALLEST = 8
 """Samples of a graph. With fewer, GEMMs lose the bias and the ReLU that are part of them."""
@@ -132,7 +131,7 @@ def of_trainer(trainer: Any, plain: Predict) -> Predict:
     Args:
         plain: another way, for batches that are made on the device.
     """
-    model, tables = trainer.model, feature_rows(trainer.cfg.model)
+    model, tables = trainer.model, trainer.cfg.model.feature_rows
     model.bottom.fill_up_inputs(PAD_TO)
     lane, features = Lane(trainer.mesh.device), list(range(len(tables)))
 
@@ -142,7 +141,7 @@ def of_trainer(trainer: Any, plain: Predict) -> Predict:
 
     by_rows = RowGraphs(lane, of_rows, model.bottom.inputs, len(tables), _id_type(tables))
     by_columns = ColumnGraphs(lane, trainer.predict_at_once)
-    rows_are_possible = not has_bags(trainer.cfg.model)
+    rows_are_possible = not trainer.cfg.model.has_bags
 
     def predict(batch: ClickBatch) -> Tensor:
         if batch.make is not None:

@@ -1,7 +1,7 @@
 """Interactions: how a sample's dense vector and embedding rows are combined for the top MLP.
 
 To add one, write an `InteractionLayer` that sets `plain`, and add it to `_BUILDERS`; its sizes are
-in `sizes.py`.
+in `network.py`.
 
 Shapes: B samples, F tables, D embedding width, N = (F + 1) D, all vectors of a sample side by side.
 """
@@ -20,7 +20,6 @@ from trainmark.kernels.interaction import dot_interaction
 from trainmark.training.dropout import Dropout
 from trainmark.workloads.dlrm.mlp import Mlp
 from trainmark.workloads.dlrm.runs import DlrmRun
-from trainmark.workloads.dlrm.sizes import branches, cross_layers, cross_rank, joined_width
 
 
 class InteractionLayer(nn.Module):
@@ -161,13 +160,13 @@ def make_interaction(cfg: DlrmRun) -> InteractionLayer:
 
 def _cross_network(cfg: DlrmRun) -> InteractionLayer:
     model = cfg.model
-    return CrossNetwork(joined_width(model), cross_layers(model), cross_rank(model))
+    return CrossNetwork(model.joined_width, *model.cross_shape)
 
 
 def _projection(cfg: DlrmRun) -> InteractionLayer:
     model = cfg.model
     dropout = [Dropout(filled(model.dropout), cfg.seed, "dropout", f"branch{i}") for i in (1, 2)]
-    return ProjectionInteraction(joined_width(model), branches(model), dropout)
+    return ProjectionInteraction(model.joined_width, model.branches, dropout)
 
 
 _BUILDERS = {

@@ -22,7 +22,6 @@ from trainmark.training.seeding import drawing_device, generator
 from trainmark.workloads.dlrm.interactions import CrossLinear, make_interaction
 from trainmark.workloads.dlrm.mlp import Mlp
 from trainmark.workloads.dlrm.runs import DlrmRun
-from trainmark.workloads.dlrm.sizes import interaction_width, width_without_zeros
 
 
 class Dlrm(nn.Module):
@@ -35,7 +34,7 @@ class Dlrm(nn.Module):
         super().__init__()
         model = cfg.model
         self.bottom = Mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
-        self.top = Mlp([interaction_width(model), *model.top_mlp], last_relu=False)
+        self.top = Mlp([model.interaction_width, *model.top_mlp], last_relu=False)
         self.bottom.dropout = Dropout(filled(model.dropout), cfg.seed, "dropout", "bottom")
         self.top.dropout = Dropout(filled(model.dropout), cfg.seed, "dropout", "top")
         self.interaction_dropout = Dropout(
@@ -87,7 +86,7 @@ class Dlrm(nn.Module):
         if self.shape.interaction == "dot_and_inputs":
             numbers = numerical_BN[:, : self.shape.numerical_features]  # without zeros behind them
             x_BM = torch.cat([x_BM, numbers.to(x_BM.dtype)], dim=1)
-            x_BM = pad(x_BM, (0, interaction_width(self.shape) - x_BM.shape[1]))
+            x_BM = pad(x_BM, (0, self.shape.interaction_width - x_BM.shape[1]))
         return self.interaction_dropout(x_BM)
 
     def cast_dense(self, dtype: torch.dtype) -> None:
@@ -140,7 +139,7 @@ def init_weights(parts: list[nn.Module], cfg: DlrmRun, device: torch.device) -> 
             _INITS[cfg.model.init](drawn, random, linear is model.top[-1])
         linear.load_state_dict(drawn.state_dict())
     # The columns for the zeros that pad the interaction must not matter.
-    linears["top.0"].weight[:, width_without_zeros(cfg.model) :] = 0
+    linears["top.0"].weight[:, cfg.model.width_without_zeros :] = 0
 
 
 def whole(parts: list[nn.Module]) -> Dlrm:

@@ -24,14 +24,7 @@ from trainmark.training.precision import compute_dtype
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sharding import place
-from trainmark.workloads.dlrm.sizes import (
-    cluster,
-    has_bags,
-    has_narrow_tables,
-    hotness,
-    in_other_formats,
-    table_formats,
-)
+from trainmark.workloads.dlrm.sizes import cluster, in_other_formats, table_formats
 
 
 def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
@@ -46,7 +39,7 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
         model.tables = _torchrec_engine(mesh, cfg)
         return [_with_means(model, cfg)]
     placement = _place(mesh, cfg)
-    if _needs_exchange(placement, cfg) or has_narrow_tables(cfg.model):
+    if _needs_exchange(placement, cfg) or cfg.model.has_narrow_tables:
         model.tables = ShardedEngine(
             placement,
             cfg.model.table_rows,
@@ -54,21 +47,21 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
             table_rule(cfg),
             mesh,
             dtype,
-            hotness=hotness(cfg.model) if has_bags(cfg.model) else None,
+            hotness=cfg.model.bag_sizes if cfg.model.has_bags else None,
             formats=_formats(cfg),
             force_exchange=cfg.sharding.force_exchange,
         )
     elif in_other_formats(cfg) or (on_gpu and _has_kernels(cfg)):
         model.tables = _fused_engine(cfg, dtype)
-    elif has_bags(cfg.model):
+    elif cfg.model.has_bags:
         model.tables = LocalBagEngine(
-            cfg.model.table_rows, cfg.model.embedding_dim, table_rule(cfg), hotness(cfg.model)
+            cfg.model.table_rows, cfg.model.embedding_dim, table_rule(cfg), cfg.model.bag_sizes
         )
     return [_with_means(model, cfg)]
 
 
 def _with_means(model: Dlrm, cfg: DlrmRun) -> Dlrm:
-    if cfg.model.pooling == "mean" and has_bags(cfg.model):
+    if cfg.model.pooling == "mean" and cfg.model.has_bags:
         model.tables = MeanEngine(model.tables, len(cfg.model.table_rows))
     return model
 
@@ -84,14 +77,14 @@ def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
         raise TypeError(f"No kernel updates tables by {cfg.optimizer.name}.")
     formats = _formats(cfg)
     tables = (cfg.model.table_rows, formats.of_tables, cfg.model.embedding_dim)
-    if not has_bags(cfg.model):
+    if not cfg.model.has_bags:
         return FusedEngine(*tables, kernel, formats.seed, dtype, state_dtype=formats.state_dtype)
     return FusedBagEngine(
         *tables,
         kernel,
         formats.seed,
         dtype,
-        hotness=hotness(cfg.model),
+        hotness=cfg.model.bag_sizes,
         varies=cfg.model.varies,
         state_dtype=formats.state_dtype,
     )
@@ -134,5 +127,5 @@ def torchrec_specs(cfg: DlrmRun) -> TableSpecs:
         eps=filled(cfg.optimizer.eps),
         micro_batch=filled(cfg.micro_batch),
         accumulate=filled(cfg.accumulate),
-        hotness=hotness(cfg.model) if has_bags(cfg.model) else None,
+        hotness=cfg.model.bag_sizes if cfg.model.has_bags else None,
     )

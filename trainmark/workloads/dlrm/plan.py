@@ -16,7 +16,7 @@ from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.resolve import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law
-from trainmark.workloads.dlrm.sizes import on_one_gpu, smaller, widths
+from trainmark.workloads.dlrm.sizes import on_one_gpu, smaller
 from trainmark.workloads.dlrm.step_time import (
     Prediction,
     constants,
@@ -91,7 +91,7 @@ def _used(cfg: DlrmRun, cluster: Cluster, found: Machine, prediction: Prediction
 
 
 def _table(cfg: DlrmRun, placed: TablePlacement) -> Mapping[str, str]:
-    rows, width = cfg.model.table_rows[placed.table], widths(cfg.model)[placed.table]
+    rows, width = cfg.model.table_rows[placed.table], cfg.model.widths[placed.table]
     host = ", host" if placed.memory == "host" else ""
     return {
         "table": str(placed.table),

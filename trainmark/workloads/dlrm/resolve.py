@@ -14,6 +14,7 @@ from trainmark.metrics import share_of_excess
 from trainmark.resolve import target_problems
 from trainmark.workloads.dlrm import auto
 from trainmark.workloads.dlrm.checks import model_problems
+from trainmark.workloads.dlrm.crosses import CROSS_ROWS
 from trainmark.workloads.dlrm.fitted import fitted_fields
 from trainmark.workloads.dlrm.rows import planted_clicks, rows_trained_on, synthetic_range
 from trainmark.workloads.dlrm.runs import (
@@ -25,13 +26,6 @@ from trainmark.workloads.dlrm.runs import (
     demo_schedule,
     is_generated,
     terabyte_range,
-)
-from trainmark.workloads.dlrm.sizes import (
-    CROSS_ROWS,
-    branches,
-    cross_layers,
-    cross_rank,
-    feature_rows,
 )
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
@@ -131,9 +125,9 @@ def _with_interaction_widths(cfg: DlrmRun) -> DlrmRun:
     model = cfg.model
     usual: dict[str, Any] = {}
     if model.interaction == "dcn":
-        usual = {"cross_layers": cross_layers(model), "cross_rank": cross_rank(model)}
+        usual["cross_layers"], usual["cross_rank"] = model.cross_shape
     if model.interaction == "projection":
-        usual = dict(zip(("branch1_mlp", "branch2_mlp"), branches(model), strict=True))
+        usual["branch1_mlp"], usual["branch2_mlp"] = model.branches
     lacking = {name: size for name, size in usual.items() if getattr(model, name) is None}
     return dataclasses.replace(cfg, model=dataclasses.replace(model, **lacking))
 
@@ -208,7 +202,7 @@ def _disagreements(cfg: DlrmRun, dataset: Model, folder: Path) -> Iterator[str]:
     for name in ("numerical_features", "table_rows", "hotness"):
         given, there = getattr(cfg.model, name), getattr(dataset, name)
         if name == "table_rows":  # which crosses there are is for model.crosses to say
-            there = feature_rows(dataset)
+            there = dataset.feature_rows
             behind = set(given[len(there) :])
             given = given[: len(there)] if behind == {CROSS_ROWS} else given
         if given not in (getattr(named, name), there):
@@ -274,7 +268,7 @@ def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
     """Tables that are larger in a dataset that extends a run's -> their rows in the run."""
     if data == SYNTHETIC or not identity.extends(cfg.dataset, Path(data)):
         return {}
-    before, now = feature_rows(cfg.model), feature_spec.read(Path(data)).cardinalities
+    before, now = cfg.model.feature_rows, feature_spec.read(Path(data)).cardinalities
     return {
         f"tables.{number}": rows
         for number, (rows, more) in enumerate(zip(before, now, strict=True))

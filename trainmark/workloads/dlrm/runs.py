@@ -9,11 +9,12 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 from annotated_types import Ge
 
-from trainmark.bounds import Count, CountOrZero, Finite, Layers, NotNegative, Positive, Share, Width
+from trainmark.bounds import Count, CountOrZero, Finite, NotNegative, Positive, Share
 from trainmark.clickdata import planted, terabyte
 from trainmark.clickdata.terabyte import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
 from trainmark.config import SYNTHETIC, Better, Hidden, Run, Schedule, filled
 from trainmark.hardware.backends import has_own_kernels, is_accelerator
+from trainmark.workloads.dlrm.network import Model
 
 TERABYTE = "terabyte"
 """The value of `data` for the planted Terabyte."""
@@ -22,61 +23,6 @@ INFERENCE_BATCHES = (1, 64, 4096)  # NVIDIA's
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 Elements = Annotated[Finite, Ge(1)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The network. With `data`, features and table rows come from its feature specification."""
-
-    numerical_features: CountOrZero = 13
-    """Numerical features (0 is allowed). A dataset in --data brings its own number."""
-    table_rows: tuple[Count, ...] = (100_000,) * 26
-    """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
-    its own. Behind these are those of the crosses."""
-    crosses: tuple[str, ...] = ()
-    """Features whose combinations have a table of their own, by their numbers from 0: `0x4x6` for
-    three of them. dlrm-auto finds some."""
-    hotness: tuple[Count, ...] | None = None
-    """Ids that a sample has of each categorical feature, at most; by default one of each. A dataset
-    in --data brings its own numbers."""
-    varies: Annotated[bool, tyro.conf.Suppress] = False
-    """Whether it may have fewer (set from a dataset)."""
-    pooling: Literal["sum", "mean"] = "sum"
-    """What becomes of the rows of several ids; of none, zeros."""
-    embedding_dim: Width = 128
-    """Width of an embedding row, and of the bottom MLP's output, which follows it unless
-    --model.bottom-mlp is given."""
-    table_widths: tuple[CountOrZero, ...] | Literal["auto"] | None = None
-    """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
-    a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
-    bottom_mlp: tuple[Width, ...] = (512, 256, 128)
-    """Widths of the bottom MLP; the last one must equal embedding_dim."""
-    top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
-    """Widths of the top MLP; the last one must be 1."""
-    interaction: Literal["dot", "dcn", "projection", "cat", "dot_and_inputs", "auto"] = "dot"
-    """What the top MLP reads: dot products of all pairs of vectors; all vectors, through cross
-    layers (DCNv2); dot products of two projections of them; the vectors side by side; or dot
-    products, and beside them the rows and the numbers themselves. dlrm-auto chooses (`auto`)."""
-    cross_layers: Layers | None = None
-    """Number of cross layers (dcn); by default 3, as in MLPerf."""
-    cross_rank: Width | Literal["full"] | None = None
-    """Rank of a cross layer's matrix (dcn), or `full`; by default 512, as in MLPerf, or a quarter
-    of the width of all vectors, if that is less."""
-    branch1_mlp: tuple[Width, ...] | None = None
-    """Widths of one MLP of projection; the last one must be a multiple of embedding_dim. By
-    default, 2048 and 16 x embedding_dim (TorchRec's at 128)."""
-    branch2_mlp: tuple[Width, ...] | None = None
-    """Widths of the other MLP of projection."""
-    init: Literal["nvidia_tf2", "nvidia_pytorch", "torchrec"] = "nvidia_tf2"
-    """Whose documented initialisation to use for the MLPs."""
-    table_init: NotNegative | None = None
-    """Tables begin with uniform numbers up to this size; by default, as published, up to
-    sqrt(1 / rows of the table)."""
-    dropout: Share | None = 0.0
-    """Share of what the MLPs' hidden layers pass on that is dropped in training; None in dlrm-auto,
-    which chooses it."""
-    interaction_dropout: Share = 0.0
-    """Share of the interaction's output, which the top MLP reads, that is dropped in training."""
 
 
 @dataclass(frozen=True, kw_only=True)

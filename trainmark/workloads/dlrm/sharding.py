@@ -22,18 +22,7 @@ from trainmark.hardware.memory import MemoryPlan, what_fits
 from trainmark.workloads.dlrm.flops import dense_activation_bytes
 from trainmark.workloads.dlrm.resolve import resolve
 from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law, is_generated
-from trainmark.workloads.dlrm.sizes import (
-    cluster,
-    dense_parameters,
-    dense_tensors,
-    feature_rows,
-    has_narrow_tables,
-    hotness,
-    smaller,
-    stored_rows,
-    table_formats,
-    widths,
-)
+from trainmark.workloads.dlrm.sizes import cluster, smaller, stored_rows, table_formats
 
 
 def place(cfg: DlrmRun, devices: int) -> Placement:
@@ -41,11 +30,11 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
         return _in_formats(cfg, placements.read(Path(sharding.placement), rows, dim, devices))
-    if has_narrow_tables(cfg.model):
+    if cfg.model.has_narrow_tables:
         return whole_tables(
             "memory_optimized" if sharding.placement == "auto" else sharding.placement,
             rows,
-            widths(cfg.model),
+            cfg.model.widths,
             devices,
             sharding.host_tables,
         )
@@ -122,7 +111,9 @@ def _of_tables(cfg: DlrmRun, shares: list[AccessProfile]) -> list[AccessProfile]
     """The profiles with what else is known of each table."""
     return [
         dataclasses.replace(profile, hotness=count, stored=stored)
-        for profile, count, stored in zip(shares, hotness(cfg.model), stored_rows(cfg), strict=True)
+        for profile, count, stored in zip(
+            shares, cfg.model.bag_sizes, stored_rows(cfg), strict=True
+        )
     ]
 
 
@@ -134,7 +125,7 @@ def _shares(cfg: DlrmRun) -> list[AccessProfile]:
         return [access.uniform(count) for count in rows]
     folder = Path(cfg.data or "")
     facts = json.loads((folder / "prepare.json").read_text(encoding="utf-8"))
-    features = zip(feature_rows(cfg.model), facts["features"].values(), strict=True)
+    features = zip(cfg.model.feature_rows, facts["features"].values(), strict=True)
     own = [
         access.read_vocabulary(
             _vocabulary(folder, table), count, feature["missing_share"] + feature["rare_share"]
@@ -156,7 +147,7 @@ def counted(cfg: DlrmRun) -> bool:
     if cfg.data is None or is_generated(cfg.data):
         return False
     folder = Path(cfg.data or "")
-    tables = range(len(feature_rows(cfg.model)))
+    tables = range(len(cfg.model.feature_rows))
     return (folder / "prepare.json").is_file() and all(
         _vocabulary(folder, table).is_file() for table in tables
     )
@@ -200,11 +191,12 @@ def _loads(cfg: DlrmRun) -> list[Load]:
 
 def _dense(cfg: DlrmRun) -> MemoryPlan:
     """Bytes of everything but tables, the same on every device."""
-    parameters = dense_parameters(cfg.model)
+    parameters = cfg.model.dense_parameters
     # The MLPs' rule is Adagrad where the tables' is row-wise.
     name = cfg.optimizer.name.removeprefix("rowwise_")
     # Each parameter counts its own steps; with Adam, so do the tables.
-    scalars = dense_tensors(cfg.model) if name != "sgd" else 0
+    tensors = sum(1 + layer.has_bias for layer in cfg.model.dense_layers)
+    scalars = tensors if name != "sgd" else 0
     scalars += name == "adam"
     scalars += 2 * (cfg.precision == "fp16")  # the loss scale, and its age
     return MemoryPlan(
@@ -254,7 +246,7 @@ def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dic
     """Bytes that all tables take on devices; and what each would not if it were in host memory,
     where only fp32 tables may be."""
     needed, saved = 0, {}
-    tables = zip(cfg.model.table_rows, widths(cfg.model), stored_rows(cfg), strict=True)
+    tables = zip(cfg.model.table_rows, cfg.model.widths, stored_rows(cfg), strict=True)
     for table, (rows, width, stored) in enumerate(tables):
         (whole,) = placements.whole_everywhere(rows, width, 1)
         profile = dataclasses.replace(access.uniform(rows), stored=stored)

@@ -40,7 +40,6 @@ from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.model import Dlrm, whole
 from trainmark.workloads.dlrm.multi_hot import MoreIds
 from trainmark.workloads.dlrm.runs import DlrmRun, score_offset
-from trainmark.workloads.dlrm.sizes import has_bags, hotness
 from trainmark.workloads.dlrm.slots import Filled, Slots
 
 
@@ -104,8 +103,8 @@ class DlrmTrainer:
         """In a checked step, whether the bits of each compared item differ."""
         self._in_last_micro_batch = False
         self._more_ids = (
-            MoreIds(hotness(cfg.model), cfg.model.table_rows)
-            if cfg.multi_hot == "uniform" and has_bags(cfg.model)
+            MoreIds(cfg.model.bag_sizes, cfg.model.table_rows)
+            if cfg.multi_hot == "uniform" and cfg.model.has_bags
             else None
         )
         model.top_gradients_done = self._reduce_top

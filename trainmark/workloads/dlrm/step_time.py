@@ -36,17 +36,9 @@ from trainmark.hardware.products import COPY_OF_BANDWIDTH, MEASURED, rates_of, s
 from trainmark.workloads.dlrm import sharding
 from trainmark.workloads.dlrm.flops import flops
 from trainmark.workloads.dlrm.gpu_time import HOST_S, StepTime, forward_s, gpu_time
+from trainmark.workloads.dlrm.network import Layer
 from trainmark.workloads.dlrm.runs import DlrmRun
-from trainmark.workloads.dlrm.sizes import (
-    Layer,
-    cluster,
-    dense_layers,
-    dense_parameters,
-    dot_products,
-    hotness,
-    is_plain,
-    on_one_gpu,
-)
+from trainmark.workloads.dlrm.sizes import cluster, is_plain, on_one_gpu
 
 # Intervals. On one H200: what 40 configurations were off by, rounded up; a short step
 # depends on small kernels, and on the host.
@@ -190,7 +182,7 @@ def _shown_reduction_s(cfg: DlrmRun, costs: TableCosts, dense: StepTime) -> floa
     """What the backward pass does not hide of the sum of the MLPs' gradients."""
     if costs.machine.devices == 1:
         return 0.0
-    size = dense_parameters(cfg.model) * 4
+    size = cfg.model.dense_parameters * 4
     if cluster(cfg).hardware == CPU:  # ranks have no cores to spare: two of them, and the ids
         ids = ID_BYTES * costs.received(len(cfg.model.table_rows)) / costs.step.row_bytes
         return 2 * costs.all_reduce_s(size / 2) + costs.all_to_all_s(ids)
@@ -211,7 +203,7 @@ def _waiting_s(cfg: DlrmRun, costs: TableCosts, device_s: float) -> float:
 
 def _operations(cfg: DlrmRun) -> int:
     """That PyTorch starts in a step."""
-    layers = len(dense_layers(cfg.model))
+    layers = len(cfg.model.dense_layers)
     has_state = cfg.optimizer.name != "sgd"
     exchanges = EXCHANGE_OPERATIONS * (cluster(cfg).world > 1 or cfg.sharding.force_exchange)
     once = OPTIMIZER_OPERATIONS * layers * has_state
@@ -230,7 +222,7 @@ def evaluation_s(cfg: DlrmRun) -> float | None:
 def request_s(cfg: DlrmRun, samples: int) -> float | None:
     """Likewise of a request of `infer`, from host memory to host memory."""
     found, model = _forward_s(cfg, samples), cfg.model
-    ids = zip(model.table_rows, hotness(model), strict=True)
+    ids = zip(model.table_rows, model.bag_sizes, strict=True)
     moved = 2 * model.numerical_features + sum(_id_bytes(rows) * count for rows, count in ids)
     devices = machine(cluster(cfg))
     if found is None or devices.unknown_host:
@@ -263,11 +255,11 @@ def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
     if machine.unknown or isinstance(products, str):
         return machine.unknown or str(products)
     of_layers = measured.layer_s.get(cfg.precision, {})
-    layers = sum(between(of_layers, _width(layer)) or 0.0 for layer in dense_layers(cfg.model))
+    layers = sum(between(of_layers, _width(layer)) or 0.0 for layer in cfg.model.dense_layers)
     return StepTime(
         forward=0.0,
         products=products,
-        passes=local * sum(hotness(cfg.model)) * (measured.id_s or 0.0),
+        passes=local * sum(cfg.model.bag_sizes) * (measured.id_s or 0.0),
         starts=filled(cfg.accumulate) * ((measured.step_s or 0.0) + layers),
         update=0.0,
     )
@@ -282,12 +274,12 @@ def _products_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
         def rate_of(width: float) -> float:
             return filled(between(rates, width)) * min(1.0, width / min(rates))
 
-        *hidden, last = dense_layers(model)
+        *hidden, last = model.dense_layers
         layers = sum(
             6.0 * layer.fan_in * layer.fan_out / rate_of(_width(layer)) for layer in hidden
         )
         layers += LAST_LAYER * last.fan_in / machine.streaming(TRAFFIC_EFFICIENCY)
-        dots = 6.0 * dot_products(model) * model.embedding_dim
+        dots = 6.0 * model.dot_products * model.embedding_dim
         width = math.sqrt((len(model.table_rows) + 1) * model.embedding_dim)
         dots /= between(measured.interaction, model.embedding_dim) or rate_of(width)
         return samples * (layers + dots)
