@@ -32,15 +32,6 @@ Interaction = Callable[[Tensor, Tensor], Tensor]
 """([B, D] dense vectors, [B, F, D] rows) -> what the top MLP reads."""
 
 
-def held_bytes(engine: "EmbeddingEngine") -> TableBytes:
-    """What an engine holds on this device."""
-
-    def size(tensors: dict[str, Any]) -> int:
-        return sum(t.numel() * t.element_size() for t in tensors.values())
-
-    return TableBytes(weights=size(engine.table_weights()), optimizer=size(engine.table_state()))
-
-
 def side_by_side(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
     """[B, (F + 1) D]: the dense vector, then the rows in the order of the tables."""
     return torch.cat([x_BD, rows_BFD.to(x_BD.dtype).flatten(1)], dim=1)
@@ -52,11 +43,12 @@ class EmbeddingEngine(Protocol):
 
     What `prepare` returns is the engine's own; everybody else hands it on unread. Ranks call the
     methods in the same order, those without samples too: an engine may talk to its like in each.
+    Those that have a body here are what most engines do.
     """
 
     sent_bytes: Any
     """{kind: bytes} sent to other ranks in training so far, by what they were."""
-    works_in_graphs: bool
+    works_in_graphs: bool = False
     """Whether CUDA graphs may hold `prepare` and the step: the host decides nothing in them."""
 
     def prepare(self, groups: Sequence[IdGroup], samples: Sequence[int]) -> Any:
@@ -72,11 +64,11 @@ class EmbeddingEngine(Protocol):
 
     def begin_step(self, lr: float) -> None:
         """The rate of the coming update, which some kernels bind to the rows they look up."""
-        ...
+        return
 
     def begin(self, prepared: Any) -> None:
         """Start to gather rows, which goes on while the caller computes something else."""
-        ...
+        return
 
     def lookup(self, prepared: Any) -> Tensor:
         """[B, F, D] rows of ids that were begun. In training, they collect the gradient."""
@@ -89,11 +81,11 @@ class EmbeddingEngine(Protocol):
 
         In one kernel with the lookup where the engine has one, else by `plain` after it.
         """
-        ...
+        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
 
     def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
         """[B, (F + 1) D]: dense vectors, and beside them the rows of `lookup`, in their type."""
-        ...
+        return side_by_side(x_BD, self.lookup(prepared))
 
     def gradients(self) -> list[Tensor]:
         """Gradient rows of this rank's samples since the last update: are they all finite?"""
@@ -131,8 +123,8 @@ class EmbeddingEngine(Protocol):
         ...
 
     def create_state(self) -> None:
-        """Allocate the optimiser's state for all rows."""
-        ...
+        """Allocate the optimiser's state for all rows, unless it is there already."""
+        return
 
     def table_weights(self) -> dict[str, Any]:
         """What this rank holds of each table, by the table's global name, for checkpoints."""
@@ -143,15 +135,19 @@ class EmbeddingEngine(Protocol):
         ...
 
     def state_loaded(self) -> None:
-        """A checkpoint has filled all tensors in place."""
-        ...
+        """A checkpoint has filled all tensors in place: renew copies of them, if there are any."""
+        return
 
     def device_bytes(self) -> TableBytes:
         """Bytes of tables on the device that has most of them."""
-        ...
+
+        def size(tensors: dict[str, Any]) -> int:
+            return sum(t.numel() * t.element_size() for t in tensors.values())
+
+        return TableBytes(weights=size(self.table_weights()), optimizer=size(self.table_state()))
 
 
-class LocalEngine(nn.Module):
+class LocalEngine(nn.Module, EmbeddingEngine):
     """Whole tables of one width on one device.
 
     Args:
@@ -165,7 +161,6 @@ class LocalEngine(nn.Module):
         names = table_names(len(table_rows))
         parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
         self.store = TableStore(parts, dim, rule)
-        self.works_in_graphs = False
         self._features: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.sent_bytes: dict[str, int] = {}
         self._looked_up: list[tuple[Any, Tensor]] = []
@@ -197,12 +192,6 @@ class LocalEngine(nn.Module):
             )
         return self._features[key]
 
-    def begin_step(self, lr: float) -> None:
-        """Nothing: the update gets its rate itself."""
-
-    def begin(self, prepared: Any) -> None:
-        """Nothing: the rows are here."""
-
     def lookup(self, prepared: Any) -> Tensor:
         """[B, F] prepared ids -> [B, F, D]. In training, the result collects the gradient."""
         ids_BF: Tensor = prepared
@@ -219,10 +208,7 @@ class LocalEngine(nn.Module):
     ) -> Tensor:
         if has_compiled(self.store.weight, x_BD):
             return self._in_one_kernel(prepared, x_BD)
-        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
-
-    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
-        return side_by_side(x_BD, self.lookup(prepared))
+        return super().lookup_and_interact(prepared, x_BD, plain)
 
     def _in_one_kernel(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
         tables = Tables(Rows(self.store.weight))
@@ -276,12 +262,6 @@ class LocalEngine(nn.Module):
 
     def create_state(self) -> None:
         self.store.create_state()
-
-    def state_loaded(self) -> None:
-        """Nothing: there is no copy to fill."""
-
-    def device_bytes(self) -> TableBytes:
-        return held_bytes(self)
 
     def table_weights(self) -> dict[str, Tensor]:
         return whole_tables(self.store.part_weights())

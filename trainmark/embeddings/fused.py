@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import Interaction, held_bytes, side_by_side
+from trainmark.embeddings.engine import EmbeddingEngine, Interaction
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import LARGEST_INT32, Formats, FormatStore
 from trainmark.embeddings.tables.row_update import Settings
-from trainmark.embeddings.tables.store import TableBytes, table_names, whole_table, whole_tables
+from trainmark.embeddings.tables.store import table_names, whole_table, whole_tables
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.gather_rows import gather_rows
 from trainmark.kernels.interaction import dot_interaction
@@ -47,7 +47,7 @@ class PreparedIds:
         return [self.ids_BF, *sorted_rows]
 
 
-class FusedEngine(nn.Module):
+class FusedEngine(nn.Module, EmbeddingEngine):
     """Whole tables of one width on one device.
 
     Args:
@@ -61,6 +61,7 @@ class FusedEngine(nn.Module):
     """
 
     updates: Tensor
+    works_in_graphs = True
 
     def __init__(
         self,
@@ -76,7 +77,6 @@ class FusedEngine(nn.Module):
         super().__init__()
         self.dtype = dtype
         self.sent_bytes: dict[str, int] = {}
-        self.works_in_graphs = True
         names = table_names(len(table_rows))
         parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
         kinds = list(dict.fromkeys(table_formats))
@@ -117,9 +117,6 @@ class FusedEngine(nn.Module):
         ids_BF = ids_BF.contiguous() if places_F is None else ids_BF.index_select(1, places_F)
         return PreparedIds(ids_BF, constants.sorted_rows(ids_BF) if torch.is_grad_enabled() else [])
 
-    def begin_step(self, lr: float) -> None:
-        """Nothing: the update is told."""
-
     def begin(self, prepared: Any) -> None:
         """In training, note what the update will need."""
         used_here(prepared.tensors())
@@ -153,9 +150,6 @@ class FusedEngine(nn.Module):
         )
         finite = self._on_device().finite
         return gather_interaction(x_BD, ids_BF, self._tables(), grads_BFD, finite)
-
-    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
-        return side_by_side(x_BD, self.lookup(prepared))
 
     def _gradient_buffer(self, number: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Where a micro-batch's gradient rows go: always to the same place, as a graph demands."""
@@ -219,18 +213,12 @@ class FusedEngine(nn.Module):
             store.create_state()
         self.updates.zero_()
 
-    def state_loaded(self) -> None:
-        """Nothing: there is no copy to fill."""
-
     def table_weights(self) -> dict[str, Tensor]:
         return whole_tables(rows for store in self._stores() for rows in store.part_weights())
 
     def table_state(self) -> dict[str, Tensor]:
         state = whole_tables(rows for store in self._stores() for rows in store.part_state())
         return state | ({"tables.updates": self.updates} if self._rounds else {})
-
-    def device_bytes(self) -> TableBytes:
-        return held_bytes(self)
 
     def _stores(self) -> list[FormatStore]:
         return list(self.stores)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
-from trainmark.embeddings.engine import Interaction, side_by_side
+from trainmark.embeddings.engine import EmbeddingEngine, Interaction
 from trainmark.embeddings.exchange.buckets import Bucketed
 from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.routes import Routes
@@ -61,7 +61,7 @@ _Sliced = TableStore | WorkingSet
 """What may have some columns of rows: of fp32 alone."""
 
 
-class ShardedEngine(nn.Module):
+class ShardedEngine(nn.Module, EmbeddingEngine):
     """Tables spread over ranks.
 
     Args:
@@ -202,9 +202,6 @@ class ShardedEngine(nn.Module):
 
     # --- rows, forward
 
-    def begin_step(self, lr: float) -> None:
-        """Nothing: the update gets its rate itself."""
-
     def _take_rows(self, prepared: RowExchange) -> None:
         """Rows that are requested of this rank are at hand, and up to date."""
         if not self._requests_ahead:
@@ -267,10 +264,7 @@ class ShardedEngine(nn.Module):
     ) -> Tensor:
         if self._reads_in_place:
             return self._interact_in_place(prepared, x_BD)
-        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
-
-    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
-        return side_by_side(x_BD, self.lookup(prepared))
+        return super().lookup_and_interact(prepared, x_BD, plain)
 
     def _interact_in_place(self, prepared: RowExchange, x_BD: Tensor) -> Tensor:
         """Read rows from where they were received, and leave gradients in the same places."""

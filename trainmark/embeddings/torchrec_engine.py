@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmark.distributed.mesh import Mesh
-from trainmark.embeddings.engine import Interaction, side_by_side
+from trainmark.embeddings.engine import EmbeddingEngine
 from trainmark.embeddings.placement.costs import STATE_BYTES
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient
@@ -35,7 +35,6 @@ from trainmark.embeddings.torchrec_tables import (
 )
 from trainmark.errors import raise_all
 from trainmark.hardware.devices import Cluster
-from trainmark.kernels.interaction import dot_interaction
 
 _FLOAT_BYTES = 4
 
@@ -79,7 +78,7 @@ class TorchRecExchange:
         return ids
 
 
-class TorchRecEngine(nn.Module):
+class TorchRecEngine(nn.Module, EmbeddingEngine):
     """An EmbeddingBagCollection, sharded by TorchRec over all ranks.
 
     Args:
@@ -110,7 +109,6 @@ class TorchRecEngine(nn.Module):
         self._places: Tensor | None = None
         """Where TorchRec returns each feature, which its sharding decides; None: in their order."""
         self.sent_bytes = {"ids": 0, "rows": 0, "gradients": 0}
-        self.works_in_graphs = False
 
     # --- forward
 
@@ -212,14 +210,6 @@ class TorchRecEngine(nn.Module):
             self._count(prepared)
         return rows_BFD
 
-    def lookup_and_interact(
-        self, prepared: TorchRecExchange, x_BD: Tensor, plain: Interaction = dot_interaction
-    ) -> Tensor:
-        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
-
-    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
-        return side_by_side(x_BD, self.lookup(prepared))
-
     # --- update
 
     def gradients(self) -> list[Tensor]:
@@ -286,12 +276,6 @@ class TorchRecEngine(nn.Module):
         self._sharded = (shard(*self._unsharded, self.mesh),)
         for part, weight in zip(self.parts, self._part_weights(), strict=True):
             init_part(part, weight, seed, bound=bound)
-
-    def create_state(self) -> None:
-        """Nothing: TorchRec allocates its optimiser's state with the tables."""
-
-    def state_loaded(self) -> None:
-        """Nothing: there is no copy to fill."""
 
     def table_weights(self) -> dict[str, Any]:
         weights = zip(self.parts, self._part_weights(), strict=True)
