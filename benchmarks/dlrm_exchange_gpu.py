@@ -51,6 +51,7 @@ from benchmarks.timing import GIB, memory_gib, profiled, synchronize, warm_up, w
 from trainmark.config import SYNTHETIC
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
+from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.host import HostStore
 from trainmark.kernels.copy_rows import copy_rows_triton, read_rows_into, write_rows_from
 from trainmark.kernels.sparse_update import Rule
@@ -123,9 +124,8 @@ def by_hand(cfg: DlrmRun, device: torch.device) -> Any:
     """A trainer with the fused engine, whatever the configuration would choose."""
     model = build_model(cfg)
     rule = Rule(cfg.optimizer.name, cfg.optimizer.eps)  # type: ignore[arg-type]
-    model.tables = FusedEngine(
-        cfg.model.table_rows, table_formats(cfg), cfg.model.embedding_dim, rule, cfg.seed
-    )
+    formats = Formats(of_tables=table_formats(cfg), seed=cfg.seed)
+    model.tables = FusedEngine(cfg.model.table_rows, cfg.model.embedding_dim, rule, formats)
     if device.type == "cuda":
         model.bottom.fused_dtype = model.top.fused_dtype = compute_dtype(cfg.precision)
     init_weights([model], cfg, device)

@@ -13,6 +13,7 @@ from tests.distributed.small_dlrm import CPU, DIM, TABLE_ROWS, batches, config, 
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables import format_store
+from trainmark.embeddings.tables.format_store import Formats
 from trainmark.kernels import gather_rows, sparse_update
 from trainmark.kernels.sparse_update import Rule
 
@@ -30,7 +31,8 @@ def test_on_one_device(optimizer: str, micro_batch: int, tmp_path: Path) -> None
 
 
 def fused(optimizer: str) -> FusedEngine:
-    return FusedEngine(TABLE_ROWS, ["fp32"] * 6, DIM, RULES[optimizer], seed=1)
+    formats = Formats(of_tables=["fp32"] * 6, seed=1)
+    return FusedEngine(TABLE_ROWS, DIM, RULES[optimizer], formats)
 
 
 def test_by_the_kernels_of_the_fused_engine(monkeypatch: pytest.MonkeyPatch) -> None:

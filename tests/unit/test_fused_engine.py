@@ -16,6 +16,7 @@ from trainmark.embeddings.engine import LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.kernels.sparse_update import Rule, RuleName
 from trainmark.workloads.dlrm.model import Dlrm, build_model
@@ -37,7 +38,7 @@ def groups(seed: int) -> list[IdGroup]:
 
 def fused(formats: tuple[str, ...], rule: RuleName, weight_decay: float = 0.0) -> FusedEngine:
     chosen = Rule(rule, SETTINGS["eps"], weight_decay)
-    return engines.ready(FusedEngine(ROWS, formats, DIM, chosen, seed=1))
+    return engines.ready(FusedEngine(ROWS, DIM, chosen, Formats(of_tables=formats, seed=1)))
 
 
 def plain(rule: str, weight_decay: float = 0.0) -> LocalEngine:
@@ -120,7 +121,8 @@ def test_rounding_goes_on_after_a_resumption_as_if_nothing_had_happened() -> Non
 @pytest.mark.parametrize(("seed", "expected"), [(1, 2 / 127), (None, 0.0)])
 def test_small_updates_need_stochastic_rounding(seed: int | None, expected: float) -> None:
     """One row, moved 200 times by a hundredth of its smallest step."""
-    engine = engines.ready(FusedEngine((1,), ("int8",), DIM, Rule("sgd"), seed))
+    formats = Formats(of_tables=["int8"], seed=seed)
+    engine = engines.ready(FusedEngine((1,), DIM, Rule("sgd"), formats))
     store: Any = engine.stores[0]
     store.codes.copy_(torch.tensor([[127] + [0] * (DIM - 1)]))
     store.scales.fill_(1 / 127)
@@ -156,7 +158,7 @@ def test_nothing_is_allocated_before_its_time() -> None:
     from trainmark.workloads.dlrm.runs import THRESHOLD_0
 
     formats = ["int8" if rows > 100_000 else "fp32" for rows in THRESHOLD_0]
-    engine = FusedEngine(THRESHOLD_0, formats, 128, Rule("sgd"), seed=1)
+    engine = FusedEngine(THRESHOLD_0, 128, Rule("sgd"), Formats(of_tables=formats, seed=1))
     total = sum(
         tensor.numel() * tensor.element_size() for tensor in engine.table_weights().values()
     )

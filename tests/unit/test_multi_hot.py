@@ -18,6 +18,7 @@ from trainmark.config import filled
 from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
 from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.tables.batch import IdGroup
+from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
@@ -141,10 +142,8 @@ def groups(seed: int) -> list[IdGroup]:
 
 
 def fused(formats: tuple[str, ...], rule: RuleName, state: str = "fp32") -> FusedBagEngine:
-    engine = FusedBagEngine(
-        ROWS, formats, DIM, Rule(rule, 1e-6), seed=1, hotness=HOT, state_dtype=FORMATS[state]
-    )
-    return engines.ready(engine)
+    chosen = Formats(of_tables=formats, state_dtype=FORMATS[state], seed=1)
+    return engines.ready(FusedBagEngine(ROWS, DIM, Rule(rule, 1e-6), chosen, hotness=HOT))
 
 
 def local(rule: str) -> LocalBagEngine:

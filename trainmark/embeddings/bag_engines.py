@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trainmark.embeddings.engine import Interaction, LocalEngine
-from trainmark.embeddings.fused import LARGEST_INT32, FusedEngine
+from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables.bags import BagLists
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
+from trainmark.embeddings.tables.format_store import LARGEST_INT32, Formats
 from trainmark.embeddings.tables.row_update import Plan
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
@@ -111,17 +112,15 @@ class FusedBagEngine(FusedEngine):
     def __init__(
         self,
         table_rows: Sequence[int],
-        table_formats: Sequence[str],
         dim: int,
         rule: Rule,
-        seed: int | None,
+        formats: Formats,
         dtype: torch.dtype = torch.float32,
         *,
         hotness: Sequence[int],
         varies: bool = True,
-        state_dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(table_rows, table_formats, dim, rule, seed, dtype, state_dtype=state_dtype)
+        super().__init__(table_rows, dim, rule, formats, dtype)
         self._hotness, self._dim, self._varies = list(hotness), dim, varies
         self._lists: BagLists | None = None
         self._offset = 0

@@ -52,12 +52,10 @@ class FusedEngine(nn.Module, EmbeddingEngine):
 
     Args:
         table_rows: rows of each table; categorical feature i looks up table i.
-        table_formats: how each table is stored; of at most two kinds, see `kernels.table_formats`.
         dim: width of a row.
         rule: how rows are updated.
-        seed: of stochastic rounding; None: round to nearest.
+        formats: how tables are stored; of at most two kinds, see `kernels.table_formats`.
         dtype: in which `lookup` returns rows, the compute dtype.
-        state_dtype: of the optimiser's state of tables that are not fp32.
     """
 
     updates: Tensor
@@ -66,31 +64,27 @@ class FusedEngine(nn.Module, EmbeddingEngine):
     def __init__(
         self,
         table_rows: Sequence[int],
-        table_formats: Sequence[str],
         dim: int,
         rule: Rule,
-        seed: int | None,
+        formats: Formats,
         dtype: torch.dtype = torch.float32,
-        *,
-        state_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.dtype = dtype
         self.sent_bytes: dict[str, int] = {}
         names = table_names(len(table_rows))
         parts = [whole_table(n, rows, dim) for n, rows in zip(names, table_rows, strict=True)]
-        kinds = list(dict.fromkeys(table_formats))
+        kinds = list(dict.fromkeys(formats.of_tables))
         self._features = [
-            [i for i, used in enumerate(table_formats) if used == kind] for kind in kinds
+            [i for i, used in enumerate(formats.of_tables) if used == kind] for kind in kinds
         ]
-        formats = Formats(of_tables=table_formats, state_dtype=state_dtype, seed=seed)
         self.stores = nn.ModuleList(
             FormatStore(
                 [parts[i] for i in features],
                 dim,
                 rule,
                 kind,
-                state_dtype,
+                formats.state_dtype,
                 formats.rounding(number, len(kinds)),
             )
             for number, (kind, features) in enumerate(zip(kinds, self._features, strict=True))

@@ -75,19 +75,11 @@ def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
     kernel = table_rule(cfg).kernel
     if kernel is None:  # `resolve` and `_has_kernels` ask first
         raise TypeError(f"No kernel updates tables by {cfg.optimizer.name}.")
-    formats = _formats(cfg)
-    tables = (cfg.model.table_rows, formats.of_tables, cfg.model.embedding_dim)
-    if not cfg.model.has_bags:
-        return FusedEngine(*tables, kernel, formats.seed, dtype, state_dtype=formats.state_dtype)
-    return FusedBagEngine(
-        *tables,
-        kernel,
-        formats.seed,
-        dtype,
-        hotness=cfg.model.bag_sizes,
-        varies=cfg.model.varies,
-        state_dtype=formats.state_dtype,
-    )
+    model = cfg.model
+    tables = (model.table_rows, model.embedding_dim, kernel, _formats(cfg), dtype)
+    if not model.has_bags:
+        return FusedEngine(*tables)
+    return FusedBagEngine(*tables, hotness=model.bag_sizes, varies=model.varies)
 
 
 def _formats(cfg: DlrmRun) -> Formats:
