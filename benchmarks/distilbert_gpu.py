@@ -118,7 +118,7 @@ def trainmark_step(case: Case, scale: Scale) -> Callable[[], Any]:
     cfg = configuration(case, scale)
     net = model.build_model(cfg)
     model.init_weights([net], cfg, scale.device)
-    trainer = step.build_trainer([net], single(scale.device), cfg)
+    trainer = step.SentenceTrainer(net, single(scale.device), cfg)
     prepared = [trainer.prepare(batch) for batch in data.build_data(cfg, "train", 0, 1)]
     turns = itertools.cycle(prepared)
     return lambda: trainer.step(next(turns), LR)

@@ -26,7 +26,7 @@ from trainmark.inference.options import ServeOptions
 from trainmark.inference.scored_parts import Parts
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.run.assessment import read_scores
-from trainmark.workloads.dlrm import exported_files, one_pass, standalone
+from trainmark.workloads.dlrm import one_pass, raw_files, standalone
 
 __all__ = ["sentences_run"]  # a fixture
 
@@ -168,7 +168,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In one pass, and by the trainer."""
-    monkeypatch.setattr(exported_files, "PART_ROWS", 128)
+    monkeypatch.setattr(raw_files, "PART_ROWS", 128)
     monkeypatch.setattr(module, "PART_ROWS", 130)  # two batches of 64 rows
     flags = ("--keep", "seen", "--precision", precision)
     predict(run, tmp_path / "whole.parquet", *flags)
@@ -200,7 +200,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(
 def test_what_was_done_for_something_else_is_not_used(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(exported_files, "PART_ROWS", 64)
+    monkeypatch.setattr(raw_files, "PART_ROWS", 64)
     (tmp_path / "new.csv").write_text("\n".join([HEADER, *ROWS[::-1]]) + "\n")
     words = ["predict", str(run), "--input", str(tmp_path / "new.csv"), "--device", "cpu"]
     with monkeypatch.context() as broken:
@@ -217,14 +217,14 @@ def _interrupted(*_: Any) -> None:
 
 def _count_scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    answers, score = module._answers, exported_files._score
+    answers, score = module._answers, raw_files._score
 
     def counted_at_once(*arguments: Any) -> np.ndarray:
         found = score(*arguments)
         counted.append(len(found))
         return found
 
-    monkeypatch.setattr(exported_files, "_score", counted_at_once)
+    monkeypatch.setattr(raw_files, "_score", counted_at_once)
 
     def noted(*arguments: Any) -> Iterator[dict[str, np.ndarray]]:
         for found in answers(*arguments):
@@ -328,8 +328,8 @@ def test_an_export_needs_nothing_else(
     assert main(["export", str(elsewhere / "run"), "--output", str(target)]) == 0
     shutil.copyfile(run.parent / "new.csv", log)
     shutil.rmtree(elsewhere)
-    monkeypatch.setattr(exported_files, "PART_ROWS", 128)
-    monkeypatch.setattr(exported_files, "BATCH", 50)
+    monkeypatch.setattr(raw_files, "PART_ROWS", 128)
+    monkeypatch.setattr(raw_files, "BATCH", 50)
     found = predict(target, tmp_path / "s.parquet", "--keep", "user", inputs=log)
     np.testing.assert_allclose(found["score"], expected(run), atol=1e-6)
     assert found["user"].to_pylist() == [row.split(",")[1] for row in ROWS]
@@ -371,7 +371,7 @@ def test_a_run_is_scored_by_a_trainer_or_without_one(
             broken.delattr(module, "_of_dataset")
             predict(run, tmp_path / "t.parquet")
     monkeypatch.setattr(one_pass, "suits", lambda *_: False)
-    monkeypatch.delattr(exported_files, "_scores")
+    monkeypatch.delattr(raw_files, "_scores")
     by_trainer = predict(run, tmp_path / "s.parquet")
     np.testing.assert_allclose(without["score"], by_trainer["score"], rtol=1e-6)
 

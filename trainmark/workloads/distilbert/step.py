@@ -187,13 +187,6 @@ def _make_optimizer(model: nn.Module, cfg: DistilbertRun) -> AdamW:
     return optimizer
 
 
-def build_trainer(
-    parts: list[SentenceClassifier], mesh: Mesh, cfg: DistilbertRun
-) -> SentenceTrainer:
-    (model,) = parts
-    return SentenceTrainer(model, mesh, cfg)
-
-
 def build_predictor(trainer: SentenceTrainer) -> Callable[[SentenceBatch], Tensor]:
     """[S, C] logits, in host memory, of a batch of tokens there."""
     trainer.model.cast_blocks(compute_dtype(trainer.cfg.precision))

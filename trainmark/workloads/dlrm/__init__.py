@@ -20,7 +20,6 @@ Network and training
     interactions.py        what combines the vectors for the top MLP
     sharding.py            which device holds which part of which table
     slots.py               places on a GPU where CUDA graphs find their batches
-    mlperf.py              what MLPerf's rules want logged
     warnings.py            why a trained model should not be trusted
 
 Planning
@@ -31,10 +30,8 @@ A trained model
     importance.py          what each column is worth
     one_pass.py            predictions in one pass on a CPU, without torch; fast_prediction.py: a
                            trainer's; graphed_prediction.py: as CUDA graphs
-    raw_files.py           files for `evaluate --input` and `predict`, encoded
-    exported_files.py      files for `predict`, scored without a trainer
+    raw_files.py           files for `evaluate --input` and `predict`, encoded and scored
     requests.py            rows of requests to `serve`; prepared_values.py: rows that hold ids
     description.py         what an exported model says of itself
     standalone.py          the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
-    exported_clicks.py     its scores by torch, for `serve` and `predict`
 """

@@ -1,28 +1,14 @@
 """DLRM as the registry knows it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainmark.contract import Definition, Exporter, Workload
-from trainmark.hardware.devices import Cluster
-from trainmark.hardware.plans import Plan
 from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Scorer, Served
-from trainmark.workloads.dlrm import auto, fitted, runs, sizes
+from trainmark.workloads.dlrm import auto, fitted, plan, runs, sizes
 from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
 from trainmark.workloads.dlrm.runs import DlrmRun
-
-
-def _plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
-    from trainmark.workloads.dlrm.plan import plan
-
-    return plan(cfg, cluster)
-
-
-def _alternatives(cfg: DlrmRun, cluster: Cluster) -> Iterable[tuple[str, DlrmRun]]:
-    from trainmark.workloads.dlrm.plan import alternatives
-
-    return alternatives(cfg, cluster)
 
 
 def _encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
@@ -46,7 +32,7 @@ def _load_scorer(served: Served[DlrmRun]) -> Scorer:
 def _score_files(
     served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
 ) -> Iterator[ScoredRows] | None:
-    from trainmark.workloads.dlrm.exported_files import score_files
+    from trainmark.workloads.dlrm.raw_files import score_files
 
     return score_files(served, raw, folder, done)
 
@@ -77,8 +63,8 @@ DLRM = Definition(
     candidates=auto.candidates,
     grown_tables=grown_tables,
     best_possible=lambda cfg: cfg.best_auc,
-    plan=_plan,
-    alternatives=_alternatives,
+    plan=plan.plan,
+    alternatives=plan.alternatives,
     inference_batches=runs.INFERENCE_BATCHES,
     tables_precision=lambda cfg: cfg.table_format.table_precision,
     exported_types=("dlrm",),

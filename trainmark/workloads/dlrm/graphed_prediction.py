@@ -21,6 +21,7 @@ from trainmark.kernels.interaction_layout import PAD_TO
 from trainmark.kernels.request_graphs import Lane, RequestGraph, empty_like
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.data import ClickBatch
+from trainmark.workloads.dlrm.requests import Clicks
 
 SMALLEST = 8
 """Samples of a graph. With fewer, GEMMs lose the bias and the ReLU that are part of them."""
@@ -185,6 +186,25 @@ def of_exported(
         return found
 
     return logits
+
+
+def clicks_by_torch(config: dict[str, Any], tensors: dict[str, Tensor], device: str) -> Clicks:
+    """The probabilities of an exported model whose tensors lie on the device: as graphs on a GPU,
+    else by its own code."""
+    model, here = standalone.Dlrm(config, tensors).eval(), torch.device(device)
+    if here.type != "cuda":
+        return lambda numbers, ids: _on_host(
+            model(torch.from_numpy(numbers).to(here), torch.from_numpy(ids).to(here))
+        )
+    logits = of_exported(model, here)
+    return lambda numbers, ids: _on_host(
+        torch.from_numpy(logits(numbers.astype(np.float32, copy=False), ids)).sigmoid()
+    )
+
+
+def _on_host(clicks: Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = clicks.cpu().numpy()
+    return found
 
 
 def _id_type(table_rows: Sequence[int]) -> torch.dtype:

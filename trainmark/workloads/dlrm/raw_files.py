@@ -1,15 +1,32 @@
-"""Raw files as a dataset for a trained model: by the vocabularies of what it learned from."""
+"""Raw files for a trained model: encoded by the vocabularies of what it learned from, and scored.
 
+A trainer scores what `encode_files` wrote. `score_files` needs none: for an exported model, which
+carries what encodes its features, and for a run that a CPU computes in one pass.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
+from trainmark import checksums
 from trainmark.clicklog.encode import encode
 from trainmark.clicklog.engine import kept
 from trainmark.clicklog.engine.summary import MANIFEST
+from trainmark.clicklog.preparation import FOLDER
 from trainmark.config import SYNTHETIC, filled
 from trainmark.errors import InputError
 from trainmark.files import read_json
-from trainmark.scoring import EncodedFiles, RawFiles
+from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Served
+from trainmark.workloads.dlrm import one_pass, serving
+from trainmark.workloads.dlrm.description import description
+from trainmark.workloads.dlrm.requests import Clicks
+from trainmark.workloads.dlrm.resolve import check_data
+from trainmark.workloads.dlrm.rows import Columns, SplitBinary
 from trainmark.workloads.dlrm.runs import DlrmRun
+
+BATCH = 1 << 14
+PART_ROWS = 1 << 18
 
 
 def encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
@@ -22,10 +39,10 @@ def encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
         raise InputError(
             f"--input needs the vocabularies of the dataset that the run was trained on. {where}"
         )
-    return encode_by(Path(data), raw, folder)
+    return _encode_by(Path(data), raw, folder)
 
 
-def encode_by(data: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
+def _encode_by(data: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
     """Encode raw files as the dataset `data` was, of which the vocabularies and settings do."""
     encode(
         raw.patterns,
@@ -44,3 +61,55 @@ def encode_by(data: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
         unknown_share=shares,
         bad_rows=facts["bad_rows"],
     )
+
+
+def score_files(
+    served: Served[DlrmRun], raw: RawFiles, folder: Path, done: int
+) -> Iterator[ScoredRows] | None:
+    """See `contract.Definition.score_files`."""
+    if served.run is None:
+        encoded = _encoded_by_export(served.folder, raw, folder / "data")
+        config = read_json(served.folder / "config.json")
+        weights = serving.of_export(served.folder)
+    else:
+        config = description(served.run)
+        weights = serving.of_checkpoint(filled(served.checkpoint))
+        if served.device != "cpu" or not one_pass.suits(config, weights.kinds):
+            return None
+        encoded = encode_files(served.run, raw, folder / "data")
+        check_data(served.run, str(encoded.folder))
+    return _scores(serving.clicks_of(config, weights, served.device), encoded, done)
+
+
+def _encoded_by_export(exported: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
+    data = exported / FOLDER
+    if not data.is_dir():
+        raise InputError(
+            f"{exported} does not carry the vocabularies that encode raw values: its dataset "
+            "had none, or was not there. Export the run again where its dataset is, or use the run."
+        )
+    checksums.check(exported)
+    return _encode_by(data, raw, folder)
+
+
+def _scores(clicks: Clicks, encoded: EncodedFiles, done: int) -> Iterator[ScoredRows]:
+    source = SplitBinary(encoded.folder, "test")
+    source.check_bytes()
+    for start in range(done, source.num_rows, PART_ROWS):
+        stop = min(start + PART_ROWS, source.num_rows)
+        scores = [
+            _score(clicks, source, first, min(first + BATCH, stop))
+            for first in range(start, stop, BATCH)
+        ]
+        yield ScoredRows(
+            answers={"score": np.concatenate(scores)},
+            kept=kept.rows(encoded.kept, start, stop) if encoded.kept else None,
+            share=stop / source.num_rows,
+        )
+
+
+def _score(clicks: Clicks, source: SplitBinary, start: int, stop: int) -> np.ndarray:
+    rows = Columns.empty(stop - start, source)
+    source.read(start, stop, rows)
+    ids = np.concatenate([column.reshape(len(column), -1) for column in rows.ids], 1, dtype="i8")
+    return clicks(rows.numerical.astype(np.float32), ids)

@@ -114,7 +114,7 @@ def clicks_of(config: dict[str, Any], weights: Weights, device: str) -> Clicks:
     """A model's probabilities, the fastest way that there is."""
     _check_memory(weights.num_bytes, device)
     if device != "cpu" or not one_pass.suits(config, weights.kinds):
-        from trainmark.workloads.dlrm.exported_clicks import clicks_by_torch
+        from trainmark.workloads.dlrm.graphed_prediction import clicks_by_torch
 
         return clicks_by_torch(config, weights.tensors(device), device)
     logits = one_pass.logits_of(config, weights.arrays())

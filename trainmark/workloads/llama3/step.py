@@ -335,10 +335,6 @@ def _bytes(tensor: Tensor) -> int:
     return part.numel() * part.element_size()
 
 
-def build_trainer(parts: list[nn.Module], mesh: Mesh, cfg: LlamaRun) -> LlamaTrainer:
-    return LlamaTrainer(parts, mesh, cfg)
-
-
 def evaluate(trainer: LlamaTrainer, data: Data[TokenBatch]) -> dict[str, float | None]:
     """The mean loss per token over a split."""
     loss, samples = 0.0, 0
