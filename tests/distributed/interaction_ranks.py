@@ -35,9 +35,8 @@ class Concatenation(InteractionLayer):
     """All vectors side by side, times weights of its own."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._scaled)
         self.factors = nn.Parameter(torch.empty(len(TABLE_ROWS) + 1, 1))
-        self.plain = self._scaled
 
     def _scaled(self, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         return (torch.cat([x_BD[:, None], rows_BFD], dim=1) * self.factors).flatten(1)

@@ -74,7 +74,7 @@ def placement(kind: str, world: int, table_rows: tuple[int, ...] = TABLE_ROWS) -
         if kind == "mixture_host" and table % 2:
             memory = "device"
         shards = _shards(chosen, table, rows, world)
-        sharding = "data_parallel" if chosen == "data_parallel" else sharding_of(shards, rows, DIM)
+        sharding = "data_parallel" if chosen == "data_parallel" else sharding_of(shards, DIM)
         tables.append(TablePlacement(table=table, sharding=sharding, shards=shards, memory=memory))
     return Placement(devices=world, tables=tuple(tables))
 

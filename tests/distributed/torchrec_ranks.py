@@ -69,7 +69,7 @@ def placement(kind: str, world: int) -> Placement:
         if chosen == "row_wise" and rows < world:
             chosen = "table_wise"
         shards = _shards(chosen, table, rows, world)
-        sharding = sharding_of(shards, rows, DIM)
+        sharding = sharding_of(shards, DIM)
         tables.append(TablePlacement(table=table, sharding=sharding, shards=shards))
     return Placement(devices=world, tables=tuple(tables))
 

@@ -29,7 +29,7 @@ MEMORY_BALANCED_8 = [
 
 
 def tables_of(strategy: str, devices: int) -> list[set[int]]:
-    placed = by_strategy(strategy, THRESHOLD_15, 128, devices)
+    placed = by_strategy(strategy, THRESHOLD_15, [128] * 26, devices)
     placements.checked(placed, THRESHOLD_15, 128, devices)
     assert {table.sharding for table in placed.tables} == {"table_wise"}
     return [{table.table for table, _ in placed.on(device)} for device in range(devices)]
@@ -93,7 +93,7 @@ def test_every_strategy_places_slices_copies_and_host_tables(strategy: str, devi
     placed = by_strategy(
         strategy,
         THRESHOLD_3,
-        128,
+        [128] * 26,
         devices,
         column_slice_threshold=1e9,
         data_parallel_threshold=128 * 1441,

@@ -89,7 +89,7 @@ def every_way(table: int, rows: int, dim: int, devices: int) -> Iterator[TablePl
                     Shard(device=d, rows=r, columns=c)
                     for d, (r, c) in zip(owners, cut, strict=True)
                 )
-                sharding = sharding_of(shards, rows, dim)
+                sharding = sharding_of(shards, dim)
                 yield TablePlacement(table=table, sharding=sharding, shards=shards)
 
 

@@ -14,7 +14,6 @@ devices together have room for the tables and for one row each.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from trainmark.embeddings.placement.placement import (
     Placement,
     Shard,
     TablePlacement,
+    joined,
     sharding_of,
     whole_everywhere,
 )
@@ -230,24 +230,10 @@ def _explained(cutter: Cutter, deal: Deal, room: float) -> Placement:
     tables = [
         _replicated_table(cutter, table)
         if table in deal.replicated
-        else _spread_table(cutter, table, _joined(shards[table]), room)
+        else _spread_table(cutter, table, joined(shards[table]), room)
         for table in shards
     ]
     return Placement(devices=cutter.devices, tables=tuple(tables))
-
-
-def _joined(shards: Iterable[Shard]) -> tuple[Shard, ...]:
-    """In order; neighbouring pieces on the same device become one."""
-    joined: list[Shard] = []
-    for shard in sorted(shards, key=lambda s: (s.rows, s.columns)):
-        last = joined[-1] if joined else None
-        if last and last.device == shard.device and last.rows == shard.rows:
-            joined[-1] = replace(last, columns=(last.columns[0], shard.columns[1]))
-        elif last and last.device == shard.device and last.columns == shard.columns:
-            joined[-1] = replace(last, rows=(last.rows[0], shard.rows[1]))
-        else:
-            joined.append(shard)
-    return tuple(joined)
 
 
 def _replicated_table(cutter: Cutter, table: int) -> TablePlacement:
@@ -268,7 +254,7 @@ def _replicated_table(cutter: Cutter, table: int) -> TablePlacement:
 def _spread_table(
     cutter: Cutter, table: int, shards: tuple[Shard, ...], room: float
 ) -> TablePlacement:
-    sharding = sharding_of(shards, cutter.profiles[table].rows, cutter.dim)
+    sharding = sharding_of(shards, cutter.dim)
     return TablePlacement(
         table=table,
         sharding=sharding,

@@ -8,8 +8,8 @@ checked when it is read back. No torch here: `trainmark plan` needs none.
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -96,7 +96,21 @@ def even_ranges(total: int, parts: int) -> list[Range]:
     return list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
 
 
-def sharding_of(shards: Sequence[Shard], rows: int, dim: int) -> Sharding:
+def joined(shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """Shards of a table in order; neighbours on the same device become one."""
+    found: list[Shard] = []
+    for shard in sorted(shards, key=lambda s: (s.rows, s.columns)):
+        last = found[-1] if found else None
+        if last and last.device == shard.device and last.rows == shard.rows:
+            found[-1] = replace(last, columns=(last.columns[0], shard.columns[1]))
+        elif last and last.device == shard.device and last.columns == shard.columns:
+            found[-1] = replace(last, rows=(last.rows[0], shard.rows[1]))
+        else:
+            found.append(shard)
+    return tuple(found)
+
+
+def sharding_of(shards: Sequence[Shard], dim: int) -> Sharding:
     """What a tiling of one table into these rectangles is called."""
     if len(shards) == 1:
         return "table_wise"

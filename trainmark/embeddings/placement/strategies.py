@@ -15,6 +15,7 @@ from trainmark.embeddings.placement.placement import (
     Shard,
     TablePlacement,
     even_ranges,
+    joined,
     sharding_of,
     whole_everywhere,
 )
@@ -120,7 +121,7 @@ def column_slices(rows: int, dim: int, threshold: float, devices: int) -> list[R
 def by_strategy(
     name: str,
     table_rows: Sequence[int],
-    dim: int,
+    widths: Sequence[int],
     devices: int,
     *,
     column_slice_threshold: float = math.inf,
@@ -130,20 +131,22 @@ def by_strategy(
     """Place tables by a published strategy.
 
     Args:
+        widths: of each table's rows.
         column_slice_threshold: elements above which a table is cut into columns.
         data_parallel_threshold: elements up to which a table lies whole on every device.
         host_tables: tables to keep in host memory.
     """
+    sizes = list(zip(table_rows, widths, strict=True))
     replicated = {
         table
-        for table, rows in enumerate(table_rows)
-        if rows * dim <= data_parallel_threshold and table not in host_tables and devices > 1
+        for table, (rows, width) in enumerate(sizes)
+        if rows * width <= data_parallel_threshold and table not in host_tables and devices > 1
     }
     parts = [
         Part(table=table, columns=columns, elements=rows * (columns[1] - columns[0]))
-        for table, rows in enumerate(table_rows)
+        for table, (rows, width) in enumerate(sizes)
         if table not in replicated
-        for columns in column_slices(rows, dim, column_slice_threshold, devices)
+        for columns in column_slices(rows, width, column_slice_threshold, devices)
     ]
     device_of = {
         (part.table, part.columns): device
@@ -151,63 +154,31 @@ def by_strategy(
         for part in hand
     }
     tables = []
-    for table, rows in enumerate(table_rows):
+    for table, (rows, width) in enumerate(sizes):
         if table in replicated:
             tables.append(
                 TablePlacement(
                     table=table,
                     sharding="data_parallel",
-                    shards=whole_everywhere(rows, dim, devices),
+                    shards=whole_everywhere(rows, width, devices),
                     reason=f"at most {data_parallel_threshold:g} elements",
                 )
             )
             continue
-        slices = [(c, device_of[table, c]) for t, c in device_of if t == table]
-        shards = _joined(sorted(slices), rows)
+        slices = [
+            Shard(device=device, rows=(0, rows), columns=columns)
+            for (dealt, columns), device in device_of.items()
+            if dealt == table
+        ]
+        shards = joined(slices)
         cut = f"; more than {column_slice_threshold:g} elements" if len(slices) > 1 else ""
         tables.append(
             TablePlacement(
                 table=table,
-                sharding=sharding_of(shards, rows, dim),
+                sharding=sharding_of(shards, width),
                 shards=shards,
                 memory="host" if table in host_tables else "device",
                 reason=_REASONS[name] + cut,
             )
         )
     return Placement(devices=devices, tables=tuple(tables))
-
-
-def whole_tables(
-    name: str,
-    table_rows: Sequence[int],
-    widths: Sequence[int],
-    devices: int,
-    host_tables: Sequence[int] = (),
-) -> Placement:
-    """Place tables of several widths by a published strategy, each whole on one device."""
-    parts = [
-        Part(table=table, columns=(0, width), elements=rows * width)
-        for table, (rows, width) in enumerate(zip(table_rows, widths, strict=True))
-    ]
-    tables = [
-        TablePlacement(
-            table=part.table,
-            sharding="table_wise",
-            shards=(Shard(device=device, rows=(0, table_rows[part.table]), columns=part.columns),),
-            memory="host" if part.table in host_tables else "device",
-            reason=_REASONS[name],
-        )
-        for device, hand in enumerate(STRATEGIES[name](parts, devices))
-        for part in hand
-    ]
-    return Placement(devices=devices, tables=tuple(sorted(tables, key=lambda t: t.table)))
-
-
-def _joined(slices: Sequence[tuple[Range, int]], rows: int) -> tuple[Shard, ...]:
-    """Shards of one table; neighbouring slices on the same device become one."""
-    shards: list[Shard] = []
-    for columns, device in slices:
-        if shards and shards[-1].device == device:
-            columns = (shards.pop().columns[0], columns[1])
-        shards.append(Shard(device=device, rows=(0, rows), columns=columns))
-    return tuple(shards)

@@ -1,7 +1,7 @@
 """Interactions: how a sample's dense vector and embedding rows are combined for the top MLP.
 
-To add one, write an `InteractionLayer` that sets `plain`, and add it to `_BUILDERS`; its sizes are
-in `network.py`.
+To add one, write the function that an `InteractionLayer` is given, or a layer of its own, and add
+it to `_BUILDERS`; its sizes are in `network.py`.
 
 Shapes: B samples, F tables, D embedding width, N = (F + 1) D, all vectors of a sample side by side.
 """
@@ -25,10 +25,13 @@ from trainmark.workloads.dlrm.runs import DlrmRun
 class InteractionLayer(nn.Module):
     """Looks rows up and combines them with the dense vectors."""
 
-    plain: Interaction
-    """The combination alone, in torch operations; `torch.compile` may take its place."""
     mlps: Sequence[Mlp] = ()
     """MLPs that are part of the interaction."""
+
+    def __init__(self, plain: Interaction) -> None:
+        super().__init__()
+        self.plain = plain
+        """The combination alone, in torch operations; `torch.compile` may take its place."""
 
     def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
         return self.plain(x_BD, tables.lookup(prepared).to(x_BD.dtype))
@@ -37,35 +40,15 @@ class InteractionLayer(nn.Module):
 class DotInteraction(InteractionLayer):
     """Dot products of all pairs of vectors, fused with the lookup where the engine has a kernel."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = dot_interaction
-
     def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
         return tables.lookup_and_interact(prepared, x_BD, self.plain)
 
 
-class DotAndInputsInteraction(InteractionLayer):
-    """The dot products, and the rows beside them; the model adds the numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = _products_and_rows
-
-
 def _products_and_rows(x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
-    """Dot products without their padding (other numbers follow them), then the rows."""
+    """Dot products without their padding, then the rows; the model adds the numbers."""
     _, F, D = rows_BFD.shape
     products = dot_interaction(x_BD, rows_BFD)[:, : D + F * (F + 1) // 2]
     return torch.cat([products, rows_BFD.flatten(1)], dim=1)
-
-
-class CatInteraction(InteractionLayer):
-    """The vectors side by side, and nothing else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = side_by_side
 
 
 class CrossNetwork(InteractionLayer):
@@ -80,9 +63,8 @@ class CrossNetwork(InteractionLayer):
     """
 
     def __init__(self, width: int, layers: int, rank: int | Literal["full"]) -> None:
-        super().__init__()
+        super().__init__(self._crossed)
         self.cross = nn.ModuleList(CrossLayer(width, rank) for _ in range(layers))
-        self.plain = self._crossed
 
     def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
         if not has_kernel(x_BD):
@@ -136,11 +118,10 @@ class ProjectionInteraction(InteractionLayer):
     def __init__(
         self, width: int, widths: Sequence[Sequence[int]], dropout: Sequence[Dropout]
     ) -> None:
-        super().__init__()
+        super().__init__(self._projected)
         self.branch1, self.branch2 = (Mlp([width, *own], last_relu=True) for own in widths)
         self.branch1.dropout, self.branch2.dropout = dropout
         self.mlps = (self.branch1, self.branch2)
-        self.plain = self._projected
 
     def _projected(self, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         all_BN = side_by_side(x_BD, rows_BFD)
@@ -170,9 +151,9 @@ def _projection(cfg: DlrmRun) -> InteractionLayer:
 
 
 _BUILDERS = {
-    "dot": lambda cfg: DotInteraction(),
-    "cat": lambda cfg: CatInteraction(),
-    "dot_and_inputs": lambda cfg: DotAndInputsInteraction(),
+    "dot": lambda cfg: DotInteraction(dot_interaction),
+    "cat": lambda cfg: InteractionLayer(side_by_side),
+    "dot_and_inputs": lambda cfg: InteractionLayer(_products_and_rows),
     "dcn": _cross_network,
     "projection": _projection,
 }

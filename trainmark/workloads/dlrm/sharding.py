@@ -14,7 +14,7 @@ from trainmark.embeddings.placement.auto import DoesNotFitError, auto
 from trainmark.embeddings.placement.costs import STATE_BYTES, Load, TableCosts, TableStep
 from trainmark.embeddings.placement.cutting import Options
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.embeddings.placement.strategies import by_strategy, whole_tables
+from trainmark.embeddings.placement.strategies import by_strategy
 from trainmark.errors import InputError, raise_all
 from trainmark.formatting import GIB, readable_size
 from trainmark.hardware.machine import machine
@@ -30,26 +30,21 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
     if sharding.placement.endswith(".json"):
         return _in_formats(cfg, placements.read(Path(sharding.placement), rows, dim, devices))
-    if cfg.model.has_narrow_tables:
-        return whole_tables(
-            "memory_optimized" if sharding.placement == "auto" else sharding.placement,
-            rows,
-            cfg.model.widths,
-            devices,
-            sharding.host_tables,
-        )
-    if sharding.placement == "auto":
+    is_narrow = cfg.model.has_narrow_tables  # of which `auto` knows nothing
+    if sharding.placement == "auto" and not is_narrow:
         placed = _auto(cfg, devices)
     else:
         placed = by_strategy(
-            sharding.placement,
+            "memory_optimized" if sharding.placement == "auto" else sharding.placement,
             rows,
-            dim,
+            cfg.model.widths,
             devices,
             column_slice_threshold=sharding.column_slice_threshold or math.inf,
             data_parallel_threshold=sharding.data_parallel_threshold or 0,
             host_tables=sharding.host_tables,
         )
+    if is_narrow:
+        return placed
     return _in_formats(cfg, placements.checked(placed, rows, dim, devices))
 
 
