@@ -15,3 +15,12 @@ def random_bits(numbers: NDArray[np.uint64], stream: np.uint64) -> NDArray[np.ui
         x *= np.uint64(factor)
     x ^= x >> np.uint64(31)
     return x
+
+
+def mixed(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """MurmurHash3's finaliser."""
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x85EBCA6B)
+    x = x ^ (x >> np.uint32(13))
+    x = x * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))

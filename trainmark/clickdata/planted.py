@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark.clickdata.counters import mixed
 from trainmark.clickdata.numerical import MISSING, log_transform
 
 CARDINALITIES = (
@@ -323,11 +324,7 @@ class _Integers:
 
 def mixed_values(column: int, ids: NDArray[np.int32], seed: int) -> NDArray[np.uint32]:
     """Numbers that stand for ids of a column, distinct as these are."""
-    x = ids.astype(np.uint32) + np.uint32((column * 0x9E3779B9 + seed) & 0xFFFFFFFF)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x ^= x >> np.uint32(shift)
-        x *= np.uint32(factor)
-    return x ^ (x >> np.uint32(16))
+    return mixed(ids.astype(np.uint32) + np.uint32((column * 0x9E3779B9 + seed) & 0xFFFFFFFF))
 
 
 def known_auc(manifest: Mapping[str, Any]) -> dict[str, float]:

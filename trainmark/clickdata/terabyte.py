@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.clickdata.counters import random_bits
+from trainmark.clickdata.counters import mixed, random_bits
 from trainmark.clickdata.numerical import log_transform
 
 THRESHOLD_15 = (
@@ -196,15 +196,6 @@ def _levels(t: Tables, ids: NDArray[np.int32], bins: NDArray[np.int32]) -> NDArr
 def hidden_value(ids: NDArray[np.int32], salt: np.int32) -> NDArray[np.uint32]:
     """32 bits for each value of a column, that its part in the hidden model is read from."""
     return mixed(ids.astype(np.uint32) * np.uint32(0x9E3779B1) + np.uint32(int(salt) & 0xFFFFFFFF))
-
-
-def mixed(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """MurmurHash3's finaliser."""
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(0x85EBCA6B)
-    x = x ^ (x >> np.uint32(13))
-    x = x * np.uint32(0xC2B2AE35)
-    return x ^ (x >> np.uint32(16))
 
 
 def effect(value: NDArray[np.uint32]) -> NDArray[np.int32]:

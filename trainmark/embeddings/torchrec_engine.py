@@ -135,41 +135,35 @@ class TorchRecEngine(nn.Module, EmbeddingEngine):
 
         tables, device = len(self.specs.rows), self.mesh.device
         dtype = torch.int32 if max(self.specs.rows) < 2**31 else torch.int64
+        lengths_FB = torch.zeros(tables, padded, dtype=torch.int32, device=device)
         if self.specs.has_bags:
-            return self._bags(groups, samples, padded, dtype)
-        ids_FB = torch.empty(tables, samples, dtype=dtype, device=device)
-        for group in groups:
-            for feature, ids_B in zip(group.features, group.ids, strict=True):
-                ids_FB[feature] = ids_B
-        lengths_FB = torch.ones(tables, padded, dtype=torch.int32, device=device)
-        lengths_FB[:, samples:] = 0
+            values = self._ids_of_bags(groups, lengths_FB[:, :samples], dtype)
+        else:
+            ids_FB = torch.empty(tables, samples, dtype=dtype, device=device)
+            for group in groups:
+                for feature, ids_B in zip(group.features, group.ids, strict=True):
+                    ids_FB[feature] = ids_B
+            values = ids_FB.view(-1)
+            lengths_FB[:, :samples] = 1
         return KeyedJaggedTensor(
             keys=feature_names(tables),
-            values=ids_FB.view(-1),
+            values=values,
             lengths=lengths_FB.view(-1),
             stride=padded,
         )
 
-    def _bags(
-        self, groups: Sequence[IdGroup], samples: int, padded: int, dtype: torch.dtype
-    ) -> Any:
-        """The same where a feature has several ids, or none."""
-        from torchrec import KeyedJaggedTensor
-
-        tables, device = len(self.specs.rows), self.mesh.device
-        lengths_FB = torch.zeros(tables, padded, dtype=torch.int32, device=device)
-        values = [torch.empty(0, dtype=dtype, device=device)] * tables
+    def _ids_of_bags(
+        self, groups: Sequence[IdGroup], lengths_FB: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """Those that are there, where a feature has several or none; fills in how many."""
+        features, samples = lengths_FB.shape
+        values = [torch.empty(0, dtype=dtype, device=lengths_FB.device)] * features
         for group in groups:
             for feature, ids in zip(group.features, group.ids, strict=True):
                 there = ids.view(samples, -1) >= 0
-                lengths_FB[feature, :samples] = there.sum(1)
+                lengths_FB[feature] = there.sum(1)
                 values[feature] = ids.view(samples, -1)[there].to(dtype)
-        return KeyedJaggedTensor(
-            keys=feature_names(tables),
-            values=torch.cat(values),
-            lengths=lengths_FB.view(-1),
-            stride=padded,
-        )
+        return torch.cat(values)
 
     def begin_step(self, lr: float) -> None:
         """FBGEMM keeps, with the rows that it looks up, the rate of their update."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from trainmark.config import Schedule, filled
 from trainmark.errors import InputError
-from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto
+from trainmark.workloads.dlrm.runs import DlrmRun, dlrm_auto, with_model
 
 NAME = "dlrm-auto"
 Interaction = Literal["dot", "dot_and_inputs"]
@@ -96,10 +96,10 @@ def candidates(cfg: DlrmRun, resolved: DlrmRun) -> dict[str, DlrmRun]:
     from trainmark.workloads.dlrm import cross_choice  # and torch, which other verbs do without
 
     kinds: tuple[Interaction, ...] = ("dot", "dot_and_inputs")
-    found = {f"--model.interaction {kind}": _with(cfg, interaction=kind) for kind in kinds}
+    found = {f"--model.interaction {kind}": with_model(cfg, interaction=kind) for kind in kinds}
     if crosses := cross_choice.of_run(resolved) if _may_add_tables(cfg) else ():
         flags = f"--model.interaction dot_and_inputs --model.crosses {' '.join(crosses)}"
-        found[flags] = _with(cfg, interaction="dot_and_inputs", crosses=crosses)
+        found[flags] = with_model(cfg, interaction="dot_and_inputs", crosses=crosses)
     return found
 
 
@@ -107,10 +107,6 @@ def _may_add_tables(cfg: DlrmRun) -> bool:
     """Whether nobody chose crosses, nor said of each table how wide it is or where it lies."""
     of_each = isinstance(cfg.model.table_widths, tuple) or cfg.sharding.placement.endswith(".json")
     return not cfg.model.crosses and not of_each
-
-
-def _with(cfg: DlrmRun, **network: Any) -> DlrmRun:
-    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **network))
 
 
 def eps(global_batch: int) -> float:
@@ -142,9 +138,9 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
     if cfg.lr == named.lr:
         cfg = dataclasses.replace(cfg, lr=lr(log.clicks))
     if cfg.model.dropout is None:
-        cfg = _with(cfg, dropout=dropout(rows))
+        cfg = with_model(cfg, dropout=dropout(rows))
     if cfg.model.interaction == "auto":  # and was not tried
-        cfg = _with(cfg, interaction="dot")
+        cfg = with_model(cfg, interaction="dot")
     size = cfg.global_batch or filled(cfg.micro_batch) * (cfg.accumulate or 1)
     if cfg.optimizer.eps is None:
         optimizer = dataclasses.replace(cfg.optimizer, eps=eps(size))
@@ -162,7 +158,7 @@ def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
         return cfg
     names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")
     network = {name: getattr(earlier.model, name) for name in names}
-    return _with(cfg, **network, crosses=cfg.model.crosses or earlier.model.crosses)
+    return with_model(cfg, **network, crosses=cfg.model.crosses or earlier.model.crosses)
 
 
 def unfit(cfg: DlrmRun) -> DlrmRun:

@@ -8,33 +8,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainmark.embeddings.tables.store import table_names
-from trainmark.kernels.compiled import INSTALLED
 from trainmark.workloads.dlrm import one_pass
-from trainmark.workloads.dlrm.crosses import cross_features
 from trainmark.workloads.dlrm.data import ClickBatch
-from trainmark.workloads.dlrm.runs import score_offset
+from trainmark.workloads.dlrm.description import description
 
 
 def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     """A trainer's predictor; None where its own way is the fastest."""
-    cfg, model = trainer.cfg, trainer.model
-    kind = cfg.model.interaction
-    if cfg.precision != "fp32" or kind not in one_pass.INTERACTIONS or cfg.model.has_bags:
+    cfg, weights = trainer.cfg, trainer.weights()
+    if cfg.precision != "fp32" or not all(map(_is_plain, weights.values())):
         return None
-    weights = model.tables.table_weights()
-    names = [f"{name}.weight" for name in table_names(len(cfg.model.table_rows))]
-    bottom, top = _linears(model.bottom), _linears(model.top)
-    shapes = [(rows, len(bottom[-1][1])) for rows in cfg.model.table_rows]
-    tables = [weights.get(name) for name in names]
-    if not INSTALLED or not all(map(_is_plain, tables, shapes)):
-        return None  # by others, or they hold the rest of them
-    crosses, width = list(map(cross_features, cfg.model.crosses)), len(cfg.model.feature_rows)
-    logits = one_pass.build(
-        [weights[name].numpy() for name in names], bottom, top, score_offset(cfg), kind, crosses
-    )
+    config = description(cfg)
+    kinds = {name: ("F32", tuple(weight.shape)) for name, weight in weights.items()}
+    if not one_pass.suits(config, kinds):
+        return None
+    arrays = {name: weight.numpy() for name, weight in weights.items()}
+    logits, width = one_pass.logits_of(config, arrays), len(cfg.model.feature_rows)
 
     def predict(batch: ClickBatch) -> Tensor:
         # By numpy, whose calls cost a fraction of torch's: of one sample they are most of it.
@@ -47,20 +38,11 @@ def of_trainer(trainer: Any) -> Callable[[ClickBatch], Tensor] | None:
     return predict
 
 
-def _linears(mlp: nn.Sequential) -> list[one_pass.Layer]:
-    return [
-        (part.weight.detach().numpy(), part.bias.detach().numpy())
-        for part in mlp
-        if isinstance(part, nn.Linear)
-    ]
-
-
-def _is_plain(table: Tensor | None, shape: tuple[int, int]) -> bool:
-    """Whether a table is whole, with fp32 rows in host memory, as wide as the dense vector."""
+def _is_plain(weight: Any) -> bool:
+    """Whether a weight is whole, and fp32 in host memory."""
     return (
-        isinstance(table, Tensor)
-        and table.device.type == "cpu"
-        and table.dtype == torch.float32
-        and tuple(table.shape) == shape
-        and table.is_contiguous()
+        isinstance(weight, Tensor)
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.is_contiguous()
     )

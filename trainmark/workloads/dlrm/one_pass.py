@@ -5,7 +5,7 @@ It takes arrays, and no torch, which takes longer to import than a server to sta
 Shapes: B samples, N numerical features, F tables.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.workloads.dlrm.crosses import crossed
 
-Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Weight [outputs, inputs] and bias."""
 Logits = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float32]]
 """([B, N] numbers, [B, F] ids) -> [B] logits."""
 
@@ -44,38 +42,20 @@ def suits(config: Mapping[str, Any], kinds: Mapping[str, Kind]) -> bool:
 
 
 def logits_of(config: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]]) -> Logits:
-    """Of a model that it suits, and its weights by name."""
-
-    def layers(name: str) -> list[Layer]:
-        numbers = range(0, 2 * len(config[f"{name}_mlp"]), 2)
-        return [(weights[f"{name}.{n}.weight"], weights[f"{name}.{n}.bias"]) for n in numbers]
-
-    return build(
-        [weights[f"tables.{table}.weight"] for table in range(len(config["table_rows"]))],
-        layers("bottom"),
-        layers("top"),
-        config.get("logit_offset", 0.0),
-        config.get("interaction", "dot"),
-        config.get("crosses", []),
-    )
-
-
-def build(
-    tables: Sequence[NDArray[np.float32]],
-    bottom: Sequence[Layer],
-    top: Sequence[Layer],
-    offset: float,
-    interaction: str,
-    crosses: Sequence[Sequence[int]],
-) -> Logits:
-    """From ids of the features alone: those of crosses follow."""
+    """Of a model that it suits, and its weights by name; from ids of the features alone, which
+    those of crosses follow."""
     from trainmark.kernels import cpu_scores
 
-    dim = len(bottom[-1][1])
-    places = cpu_scores.find_tables(tables)
-    before = cpu_scores.pack_layers(bottom, bottom[0][0].shape[1])
-    after = cpu_scores.pack_layers(top, top[0][0].shape[1])
-    shift, with_inputs = np.float32(offset), interaction == "dot_and_inputs"
+    def packed(mlp: str) -> Any:
+        numbers = range(0, 2 * len(config[f"{mlp}_mlp"]), 2)
+        layers = [(weights[f"{mlp}.{n}.weight"], weights[f"{mlp}.{n}.bias"]) for n in numbers]
+        return cpu_scores.pack_layers(layers, layers[0][0].shape[1])
+
+    tables = [weights[f"tables.{table}.weight"] for table in range(len(config["table_rows"]))]
+    places, before, after = cpu_scores.find_tables(tables), packed("bottom"), packed("top")
+    dim, crosses = config["bottom_mlp"][-1], config.get("crosses", [])
+    shift = np.float32(config.get("logit_offset", 0.0))
+    with_inputs = config.get("interaction", "dot") == "dot_and_inputs"
 
     def logits(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[np.float32]:
         if crosses:

@@ -26,6 +26,7 @@ from trainmark.workloads.dlrm.runs import (
     demo_schedule,
     is_generated,
     terabyte_range,
+    with_model,
 )
 
 # Reaching 95 % of the best possible excess over 0.5 counts as learned, where the best is known.
@@ -116,8 +117,7 @@ def _with_matching_widths(cfg: DlrmRun) -> DlrmRun:
     own, width = RUNS[cfg.name]().model.bottom_mlp, cfg.model.embedding_dim
     if cfg.model.bottom_mlp != own:  # the user's: checked, never changed
         return cfg
-    model = dataclasses.replace(cfg.model, bottom_mlp=(*own[:-1], width))
-    return dataclasses.replace(cfg, model=model)
+    return with_model(cfg, bottom_mlp=(*own[:-1], width))
 
 
 def _with_interaction_widths(cfg: DlrmRun) -> DlrmRun:
@@ -129,7 +129,7 @@ def _with_interaction_widths(cfg: DlrmRun) -> DlrmRun:
     if model.interaction == "projection":
         usual["branch1_mlp"], usual["branch2_mlp"] = model.branches
     lacking = {name: size for name, size in usual.items() if getattr(model, name) is None}
-    return dataclasses.replace(cfg, model=dataclasses.replace(model, **lacking))
+    return with_model(cfg, **lacking)
 
 
 def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
@@ -241,14 +241,13 @@ def on_other_data(cfg: DlrmRun, data: str) -> DlrmRun:
         cfg = dataclasses.replace(cfg, schedule=named.schedule, schedule_steps=None)
     # Generated rows have the sizes that a run asks for.
     if not is_generated(cfg.data) and not is_generated(data):
-        model = dataclasses.replace(
-            cfg.model,
+        cfg = with_model(
+            cfg,
             numerical_features=named.model.numerical_features,
             table_rows=named.model.table_rows,
             hotness=named.model.hotness,
             varies=False,
         )
-        cfg = dataclasses.replace(cfg, model=model)
     if cfg.best_auc is None:
         return cfg
     from_best = cfg.target == share_of_excess(cfg.best_auc, PLANTED_TARGET)

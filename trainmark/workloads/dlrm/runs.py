@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from annotated_types import Ge
@@ -136,6 +136,11 @@ class DlrmRun(Run):
     """What predictions add to the logit, whatever data they are for (set of a trained run)."""
     dataset: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
     """The dataset's columns, a line each (set from it; see `clickdata.identity`)."""
+
+
+def with_model(cfg: DlrmRun, **changes: Any) -> DlrmRun:
+    """The run with another network in these respects."""
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **changes))
 
 
 # --- named runs

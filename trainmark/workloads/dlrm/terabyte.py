@@ -28,7 +28,6 @@ class TerabyteRows:
         self._table_rows = cfg.model.table_rows
         self.num_rows = stop - self._first
         self.num_numerical, self.numerical_type = terabyte.NUM_NUMERICAL, np.dtype(np.float16)
-        self.numerical_type = np.dtype(np.float16)
         self.id_types: list[np.dtype[Any]] = [ID_TYPE] * len(terabyte.VOCABULARY)
         self.hotness = [1] * len(terabyte.VOCABULARY)  # `multi_hot.py` adds others
 
