@@ -1,6 +1,6 @@
 """The embedding engine of many ranks: tables model-parallel, samples data-parallel.
 
-Every rank holds parts of tables (`routes.py`) and looks up rows for its own samples:
+Every rank holds parts of tables (`exchange/stores.py`) and looks up rows for its own samples:
 
     prepare   ahead of the step    ids to the ranks that hold their rows           all-to-all
     begin     forward              rows back, in the compute dtype, while the
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainmark.distributed.mesh import Mesh, all_reduce_sent_bytes
 from trainmark.embeddings.engine import EmbeddingEngine, Interaction
@@ -39,13 +39,13 @@ from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.routes import Routes
 from trainmark.embeddings.exchange.row_exchange import RequestedRows, RowExchange
 from trainmark.embeddings.exchange.squares import ColumnSquares
-from trainmark.embeddings.exchange.stores import Replicas, Store, make_stores, stored_bytes
+from trainmark.embeddings.exchange.stores import RankTables, Store
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.format_store import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
-from trainmark.embeddings.tables.store import TableBytes, TableStore, table_shards, whole_tables
+from trainmark.embeddings.tables.store import TableStore
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -61,7 +61,7 @@ _Sliced = TableStore | WorkingSet
 """What may have some columns of rows: of fp32 alone."""
 
 
-class ShardedEngine(nn.Module, EmbeddingEngine):
+class ShardedEngine(RankTables, EmbeddingEngine):
     """Tables spread over ranks.
 
     Args:
@@ -77,8 +77,6 @@ class ShardedEngine(nn.Module, EmbeddingEngine):
         force_exchange: talk to oneself through a process group where there is nobody else.
     """
 
-    updates: Tensor | None
-
     def __init__(
         self,
         placement: Placement,
@@ -92,19 +90,13 @@ class ShardedEngine(nn.Module, EmbeddingEngine):
         formats: Formats | None = None,
         force_exchange: bool = False,
     ) -> None:
-        super().__init__()
-        self._formats = formats or Formats(of_tables=["fp32"] * len(table_rows))
-        self.routes = Routes(placement, table_rows, dim, hotness, self._formats.of_tables)
+        formats = formats or Formats(of_tables=["fp32"] * len(table_rows))
+        routes = Routes(placement, table_rows, dim, hotness, formats.of_tables)
+        super().__init__(routes, mesh.dp_rank, rule, formats, mesh.device)
         self._vectors = self.routes.vectors()
-        self.mesh, self.dtype, self.rule = mesh, dtype, rule
+        self.mesh, self.dtype = mesh, dtype
         self._rank, self._force = mesh.dp_rank, force_exchange
         self._mine = self.routes.stores[self._rank]
-        self.stores = self._stores_of(self._rank)
-        self._modules_of_stores = nn.ModuleList(self.stores)
-        self.replicas = Replicas(self.routes.replicas, rule, has_bags=self.routes.has_bags)
-        # Counts steps: rounding draws other bits in each, and the same after a resumption.
-        count = torch.empty((), dtype=torch.int32, device="meta") if self._formats.rounds else None
-        self.register_buffer("updates", count, persistent=False)
         kinds = ("ids", "counts", "rows", "gradients", "squares", "replicas")
         self.sent_bytes: Counter[str] = Counter(dict.fromkeys(kinds, 0))
         self._ids_type = torch.int32 if self.routes.max_rows < INT32_ROWS else torch.int64
@@ -449,49 +441,3 @@ class ShardedEngine(nn.Module, EmbeddingEngine):
         sent = all_reduce_sent_bytes(self.replicas.buffer_bytes, self.routes.devices)
         self.sent_bytes["replicas"] += sent
         return work
-
-    # --- state
-
-    def init_weights(self, seed: int, bound: float | None = None) -> None:
-        for store in self._all_stores():
-            store.init_weights(seed, bound)
-
-    def create_state(self) -> None:
-        for store in self._all_stores():
-            store.create_state()
-        if self.updates is not None:
-            self.updates.zero_()
-
-    def _stores_of(self, device: int) -> list[Store]:
-        return make_stores(self.routes.stores, device, self.rule, self._formats, self.mesh.device)
-
-    def _all_stores(self) -> list[Store]:
-        return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
-
-    def table_weights(self) -> dict[str, Any]:
-        of_stores = table_shards(rows for store in self.stores for rows in store.part_weights())
-        return {**of_stores, **whole_tables(self.replicas.part_weights())}
-
-    def table_state(self) -> dict[str, Any]:
-        of_stores = table_shards(rows for store in self.stores for rows in store.part_state())
-        whole = whole_tables(self.replicas.part_state())
-        scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
-        updates = {} if self.updates is None else {"tables.updates": self.updates}
-        return {**of_stores, **whole, **scalars, **updates}
-
-    def _all_scalars(self) -> dict[str, Tensor]:
-        """The state that all rows share, of any one store: all have the same."""
-        return {k: t for store in self._all_stores() for k, t in store.scalar_state().items()}
-
-    def state_loaded(self) -> None:
-        for kind, loaded in self._all_scalars().items():
-            for store in self._all_stores():
-                store.scalar_state()[kind].copy_(loaded)
-
-    def device_bytes(self) -> TableBytes:
-        replicas = Replicas(self.routes.replicas, self.rule)
-        of_devices = [
-            stored_bytes([*(s for s in stores if not isinstance(s, HostStore)), replicas])
-            for stores in map(self._stores_of, range(self.routes.devices))
-        ]
-        return max(of_devices, key=lambda found: found.total)

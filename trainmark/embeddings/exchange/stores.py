@@ -5,64 +5,23 @@ dense buffer; one all-reduce makes them those of the global batch, and each rank
 update to the same rows.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainmark.config import filled
-from trainmark.embeddings.exchange.routes import StoreParts
+from trainmark.embeddings.exchange.routes import Routes, StoreParts
 from trainmark.embeddings.tables.format_store import Formats, FormatStore
 from trainmark.embeddings.tables.host import HostStore
 from trainmark.embeddings.tables.row_update import PlacedRows, Plan, Settings
-from trainmark.embeddings.tables.store import TableBytes, TableStore
+from trainmark.embeddings.tables.store import TableBytes, TableStore, table_shards, whole_tables
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
 from trainmark.kernels.table_formats import Rows
 
 Store = TableStore | FormatStore
-
-
-def make_stores(
-    all_stores: Sequence[Sequence[StoreParts]],
-    device: int,
-    rule: UpdateRule,
-    formats: Formats,
-    computes_on: torch.device,
-) -> list[Store]:
-    """The stores of one device, of those of all."""
-    before, count = sum(map(len, all_stores[:device])), sum(map(len, all_stores))
-    stores: list[Store] = []
-    for number, parts in enumerate(all_stores[device], start=before):
-        if parts.memory == "host":
-            stores.append(HostStore(parts.parts, parts.width, rule, computes_on))
-        elif parts.table_format == "fp32":
-            stores.append(TableStore(parts.parts, parts.width, rule))
-        else:
-            stores.append(
-                FormatStore(
-                    parts.parts,
-                    parts.width,
-                    filled(rule.kernel),
-                    parts.table_format,
-                    formats.state_dtype,
-                    formats.rounding(number, count),
-                )
-            )
-    return stores
-
-
-def stored_bytes(stores: Iterable[Store]) -> TableBytes:
-    """What stores take of a device, whether or not they are allocated."""
-    weights = optimizer = 0
-    for store in stores:
-        store.create_state()
-        weights += sum(rows.nbytes for _, _, rows in store.part_weights())
-        optimizer += sum(rows.nbytes for _, _, rows in store.part_state())
-        optimizer += sum(scalar.nbytes for scalar in store.scalar_state().values())
-    return TableBytes(weights=weights, optimizer=optimizer)
 
 
 class Replicas(TableStore):
@@ -131,3 +90,104 @@ class Replicas(TableStore):
             self._buffer = torch.zeros(elements, device=self.weight.device)
         gradient = self._buffer[:size].view(self._rows, self.width)
         return gradient, self._buffer[size:] if needs_touched else None
+
+
+class RankTables(nn.Module):
+    """All that one rank holds of tables: rows, optimiser state, and their names in checkpoints.
+
+    Args:
+        routes: which parts each rank has.
+        rank: this one.
+        rule: how rows are updated.
+        formats: how tables are stored.
+        device: where rows are computed with, those in host memory, too.
+    """
+
+    updates: Tensor | None
+
+    def __init__(
+        self, routes: Routes, rank: int, rule: UpdateRule, formats: Formats, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.routes, self.rule = routes, rule
+        self._formats, self._device = formats, device
+        self.stores = self._stores_of(rank)
+        self._modules_of_stores = nn.ModuleList(self.stores)
+        self.replicas = Replicas(routes.replicas, rule, has_bags=routes.has_bags)
+        # Counts steps: rounding draws other bits in each, and the same after a resumption.
+        count = torch.empty((), dtype=torch.int32, device="meta") if formats.rounds else None
+        self.register_buffer("updates", count, persistent=False)
+
+    def _stores_of(self, rank: int) -> list[Store]:
+        before = sum(map(len, self.routes.stores[:rank]))
+        return [
+            self._store(parts, number)
+            for number, parts in enumerate(self.routes.stores[rank], start=before)
+        ]
+
+    def _store(self, parts: StoreParts, number: int) -> Store:
+        """One of the stores of all ranks, by its number among them."""
+        if parts.memory == "host":
+            return HostStore(parts.parts, parts.width, self.rule, self._device)
+        if parts.table_format == "fp32":
+            return TableStore(parts.parts, parts.width, self.rule)
+        return FormatStore(
+            parts.parts,
+            parts.width,
+            filled(self.rule.kernel),
+            parts.table_format,
+            self._formats.state_dtype,
+            self._formats.rounding(number, sum(map(len, self.routes.stores))),
+        )
+
+    def _all_stores(self) -> list[Store]:
+        return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
+
+    def init_weights(self, seed: int, bound: float | None = None) -> None:
+        for store in self._all_stores():
+            store.init_weights(seed, bound)
+
+    def create_state(self) -> None:
+        for store in self._all_stores():
+            store.create_state()
+        if self.updates is not None:
+            self.updates.zero_()
+
+    def table_weights(self) -> dict[str, Any]:
+        of_stores = table_shards(rows for store in self.stores for rows in store.part_weights())
+        return {**of_stores, **whole_tables(self.replicas.part_weights())}
+
+    def table_state(self) -> dict[str, Any]:
+        of_stores = table_shards(rows for store in self.stores for rows in store.part_state())
+        whole = whole_tables(self.replicas.part_state())
+        scalars = {f"tables.{kind}": scalar for kind, scalar in self._all_scalars().items()}
+        updates = {} if self.updates is None else {"tables.updates": self.updates}
+        return {**of_stores, **whole, **scalars, **updates}
+
+    def _all_scalars(self) -> dict[str, Tensor]:
+        """The state that all rows share, of any one store: all have the same."""
+        return {k: t for store in self._all_stores() for k, t in store.scalar_state().items()}
+
+    def state_loaded(self) -> None:
+        for kind, loaded in self._all_scalars().items():
+            for store in self._all_stores():
+                store.scalar_state()[kind].copy_(loaded)
+
+    def device_bytes(self) -> TableBytes:
+        """Of the fullest device, whether or not anything is allocated."""
+        replicas = Replicas(self.routes.replicas, self.rule)
+        of_ranks = [
+            _bytes_of([*(s for s in stores if not isinstance(s, HostStore)), replicas])
+            for stores in map(self._stores_of, range(self.routes.devices))
+        ]
+        return max(of_ranks, key=lambda found: found.total)
+
+
+def _bytes_of(stores: list[Store]) -> TableBytes:
+    weights = optimizer = 0
+    for store in stores:
+        store.create_state()
+        weights += sum(rows.nbytes for _, _, rows in store.part_weights())
+        optimizer += sum(rows.nbytes for _, _, rows in store.part_state())
+        optimizer += sum(scalar.nbytes for scalar in store.scalar_state().values())
+    return TableBytes(weights=weights, optimizer=optimizer)
