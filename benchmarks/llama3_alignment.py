@@ -25,7 +25,7 @@ from trainmark.config import SYNTHETIC, TrainOptions
 from trainmark.corpus import dataset, tokens
 from trainmark.run import runner
 from trainmark.run.alignment import compare, read_curve
-from trainmark.workloads.llama3.runs import LlamaRun, Model, parameters
+from trainmark.workloads.llama3.runs import LlamaRun, Model
 
 REFERENCE = "reference"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -100,7 +100,7 @@ def measure(name: str, options: argparse.Namespace, reference: list[float] | Non
         "system": "trainmark",
         "variant": variant,
         "run": cfg.name,
-        "parameters": result.config["model"] | {"count": parameters(cfg.model)},
+        "parameters": result.config["model"] | {"count": cfg.model.parameters},
         "sequence": cfg.sequence,
         "tokens_per_step": (cfg.global_batch or 0) * cfg.sequence,
         "steps": len(curve),

@@ -163,7 +163,7 @@ def _described(case: Case, cfg: runs.LlamaRun) -> dict[str, Any]:
         "name": case.name,
         "precision": cfg.precision,
         "sequence": cfg.sequence,
-        "parameters": runs.parameters(cfg.model),
+        "parameters": cfg.model.parameters,
         "micro_batch": cfg.micro_batch,
         "recompute": cfg.recompute,
         "attention": cfg.attention,

@@ -29,7 +29,7 @@ from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step_time import evaluation_s, request_s
 from trainmark.workloads.llama3.flops import activation_bytes
 from trainmark.workloads.llama3.memory import plan_devices
-from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters
+from trainmark.workloads.llama3.runs import LlamaRun, axes_of
 from trainmark.workloads.llama3.step_time import (
     MEGATRON_A100,
     MEGATRON_H100,
@@ -186,14 +186,14 @@ def _counted(case: Case) -> float:
     model, axes = case.cfg.model, axes_of(case.cfg)
     kept: float = activation_bytes(case.cfg, axes["pp"] - 1)
     if case.precision == "fp8":
-        kept += model.layers / axes["pp"] * block_parameters(model) / axes["tp"]
+        kept += model.layers / axes["pp"] * model.block_parameters / axes["tp"]
     return _weights(case) * (6 + 12 / axes["dp"]) + kept
 
 
 def _weights(case: Case) -> float:
     """Of the last rank: embedding and head are tied, and positions are learned."""
     model, axes = case.cfg.model, axes_of(case.cfg)
-    blocks = model.layers // axes["pp"] * block_parameters(model)
+    blocks = model.layers // axes["pp"] * model.block_parameters
     return (blocks + (model.vocab + case.cfg.sequence) * model.hidden) / axes["tp"]
 
 

@@ -67,7 +67,7 @@ def test_result_json_gives_the_range_for_fp8_only(
     assert main(["train", "llama3-demo", "--precision", precision, *flags]) == 0
     result = json.loads((tmp_path / "result.json").read_text())
     (found,) = (row for row in result["mfu"] if row["convention"] == "6N")
-    parameters = runs.parameters(runs.llama3_demo().model)
+    parameters = runs.llama3_demo().model.parameters
     expected = [result["tokens_per_device_s"] * parameters * 6 / peak for peak in peaks]
     assert (found["value"], found["peak_dtype"]) == (pytest.approx(expected[0]), precision)
     assert found["peak_flops"] == peaks[0]
@@ -83,7 +83,7 @@ def test_palm_counts_matrices_and_attention() -> None:
     # Any other network is counted as it is, whatever run it started as.
     short = dataclasses.replace(runs.llama3_8b(), model=runs.Model(layers=4))
     for other in (runs.llama3_1b(), short):
-        assert flops(other, 0, 1)["6N"] == 6 * runs.parameters(other.model)
+        assert flops(other, 0, 1)["6N"] == 6 * other.model.parameters
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_all_gradients_count_where_they_are_larger_than_activations_or_stay() ->
         runs.llama3_8b(), data="synthetic", sequence=128, global_batch=1, optimizer_states="bf16"
     )
     once = planned(short, "h200", 1)
-    of_all = 2 * runs.parameters(short.model)
+    of_all = 2 * short.model.parameters
     # The backward pass ends with all gradients and the activations of one block.
     assert once.gradients + once.activations == pytest.approx(
         of_all + once.activations / short.model.layers, abs=2
@@ -175,7 +175,7 @@ def test_sharing_out_the_weights_makes_room() -> None:
     plan = planned(run, "a100-80g", 8)
     ends = run.model.vocab * run.model.hidden  # the embedding, and as many in the head
     assert plan.weights == 2 * 2 * ends
-    assert plan.gradients == 4 * runs.parameters(run.model) // 8 + 4 * ends
+    assert plan.gradients == 4 * run.model.parameters // 8 + 4 * ends
     zero1 = planned(dataclasses.replace(run, data_parallel="zero1"), "a100-80g", 8)
     assert (plan.optimizer, plan.activations) == (zero1.optimizer, zero1.activations)
     assert plan.total < 60 * GIB < 80 * GIB < zero1.total

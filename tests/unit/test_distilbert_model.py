@@ -19,7 +19,7 @@ from trainmark.hardware.devices import Cluster
 from trainmark.kernels import sentence_attention
 from trainmark.workloads import resolve
 from trainmark.workloads.distilbert import layouts
-from trainmark.workloads.distilbert.runs import distilbert_sst2, load_sentences, parameters
+from trainmark.workloads.distilbert.runs import distilbert_sst2, load_sentences
 from trainmark.workloads.distilbert.step import save_model
 
 transformers = pytest.importorskip("transformers")
@@ -198,9 +198,9 @@ def test_half_precisions_follow_fp32(precision: str) -> None:
 
 def test_published_parameter_count() -> None:
     """distilbert-base-uncased with its classification head has 66,955,010 parameters."""
-    assert parameters(distilbert_sst2().model) == 66_955_010
+    assert distilbert_sst2().model.parameters == 66_955_010
     small = trainer(config())
-    assert sum(t.numel() for t in small.weights().values()) == parameters(MODEL)
+    assert sum(t.numel() for t in small.weights().values()) == MODEL.parameters
 
 
 def test_only_matrices_decay() -> None:

@@ -194,10 +194,10 @@ def test_an_export_to_a_full_disk_leaves_nothing(
 
 def test_the_8b_model_is_the_real_one() -> None:
     model = runs.llama3_8b().model
-    assert runs.parameters(model) == 8_030_261_248
+    assert model.parameters == 8_030_261_248
     built = LLAMA3.build_model(resolve_for("h200", 1, runs.llama3_8b()))
     assert sum(p.numel() for p in built.parameters()) == 8_030_261_248
-    assert runs.head_in_layers(model, 8192) == pytest.approx(2.087, abs=1e-3)
+    assert model.head_in_layers(8192) == pytest.approx(2.087, abs=1e-3)
 
 
 def resolve_for(hardware: str, devices: int, run: runs.LlamaRun, nodes: int = 1) -> runs.LlamaRun:
@@ -330,7 +330,7 @@ def test_the_published_cluster_resolves_and_dry_runs(capsys: pytest.CaptureFixtu
 def test_bytes_that_the_optimiser_keeps_of_a_parameter(states: Any, expected: int) -> None:
     run = dataclasses.replace(runs.llama3_8b(), data="synthetic", optimizer_states=states)
     _, plan = memory.dry_run(run, Cluster.parse("h200x1x1"))
-    assert plan.optimizer == expected * runs.parameters(run.model) + 4  # and the count of steps
+    assert plan.optimizer == expected * run.model.parameters + 4  # and the count of steps
 
 
 def test_other_workloads_have_no_fp8(capsys: pytest.CaptureFixture[str]) -> None:

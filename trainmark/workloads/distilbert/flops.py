@@ -1,6 +1,6 @@
 """What a DistilBERT step costs: floating-point operations, and memory for activations."""
 
-from trainmark.workloads.distilbert.runs import DistilbertRun, encoder_weights
+from trainmark.workloads.distilbert.runs import DistilbertRun
 
 TILE = 128
 """Tokens that FlashAttention takes at a time; sentences are rounded up to it."""
@@ -15,10 +15,10 @@ def flops(cfg: DistilbertRun, samples: int, tokens: int) -> dict[str, float]:
     """
     model = cfg.model
     if cfg.mode == "padded":
-        dense = 2.0 * encoder_weights(model) * samples * cfg.sequence_length
+        dense = 2.0 * model.encoder_weights * samples * cfg.sequence_length
     else:
         last_block = model.hidden**2 + 2 * model.hidden * model.feed_forward
-        dense = 2.0 * (encoder_weights(model) * tokens - last_block * (tokens - samples))
+        dense = 2.0 * (model.encoder_weights * tokens - last_block * (tokens - samples))
     length = tokens / samples if samples else 0.0
     attention = 4.0 * model.layers * model.hidden * samples * length**2
     return {"model": 3.0 * (dense + attention)}

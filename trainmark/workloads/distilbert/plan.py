@@ -27,7 +27,7 @@ from trainmark.hardware.products import (
     shares_of,
 )
 from trainmark.workloads.distilbert.flops import TILE, activation_bytes, flops, tokens_computed
-from trainmark.workloads.distilbert.runs import DistilbertRun, Model, parameters
+from trainmark.workloads.distilbert.runs import DistilbertRun, Model
 
 TILE_SHARE, PLAIN_TILE_SHARE = 0.11, 0.245
 """Of the peak, by a tile forward and backward, 14 x 128 x 128 operations for each column: in 16
@@ -134,7 +134,7 @@ def _constants(cfg: DistilbertRun, rates: Rates, devices: Machine) -> dict[str, 
 
 def _time(cfg: DistilbertRun, rates: Rates, devices: Machine) -> StepTime:
     micro, count, model = filled(cfg.micro_batch), filled(cfg.accumulate), cfg.model
-    tokens, weights = tokens_computed(cfg), parameters(model)
+    tokens, weights = tokens_computed(cfg), model.parameters
     element = element_bytes(cfg.precision)
     blocks = model.layers - 0.85 * (cfg.mode == "packed")  # all of the last but its attention
     kept = (9 * model.hidden + 2 * model.feed_forward) * element
@@ -202,7 +202,7 @@ def alternatives(cfg: DistilbertRun, cluster: Cluster) -> Iterator[tuple[str, Di
 
 
 def _memory(cfg: DistilbertRun, cluster: Cluster) -> MemoryPlan:
-    weights, model = parameters(cfg.model), cfg.model
+    weights, model = cfg.model.parameters, cfg.model
     tensors = 8 + 12 * model.layers  # each counts its own steps
     on_gpu = cluster.hardware != CPU
     return MemoryPlan(

@@ -52,6 +52,19 @@ class Model:
     labels: Width = 2
     """Number of classes."""
 
+    @property
+    def encoder_weights(self) -> int:
+        """Weights of the matrices that every token passes through, in all blocks."""
+        return self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.feed_forward)
+
+    @property
+    def parameters(self) -> int:
+        hidden, norm = self.hidden, 2 * self.hidden
+        embeddings = (self.vocabulary + self.positions) * hidden + norm
+        biases = self.layers * (5 * hidden + self.feed_forward + 2 * norm)
+        head = hidden * hidden + hidden + (hidden + 1) * self.labels
+        return embeddings + self.encoder_weights + biases + head
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
@@ -155,22 +168,9 @@ def closed(cfg: DistilbertRun) -> frozenset[str]:
 # --- sizes
 
 
-def encoder_weights(model: Model) -> int:
-    """Weights of the matrices that every token passes through, in all blocks."""
-    return model.layers * (4 * model.hidden**2 + 2 * model.hidden * model.feed_forward)
-
-
-def parameters(model: Model) -> int:
-    hidden, norm = model.hidden, 2 * model.hidden
-    embeddings = (model.vocabulary + model.positions) * hidden + norm
-    biases = model.layers * (5 * hidden + model.feed_forward + 2 * norm)
-    head = hidden * hidden + hidden + (hidden + 1) * model.labels
-    return embeddings + encoder_weights(model) + biases + head
-
-
 def sizes(cfg: DistilbertRun) -> dict[str, int]:
     """What `list` and `show` print about the model."""
-    return {"parameters": parameters(cfg.model)}
+    return {"parameters": cfg.model.parameters}
 
 
 # --- data

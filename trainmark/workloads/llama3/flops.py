@@ -5,8 +5,6 @@ from trainmark.workloads.llama3.runs import (
     LlamaRun,
     Model,
     axes_of,
-    block_parameters,
-    parameters,
     stages_per_rank,
 )
 
@@ -23,9 +21,9 @@ def flops(cfg: LlamaRun, samples: int, tokens: int) -> dict[str, float]:
     - `palm-causal`: the same with the half that is computed.
     """
     model = cfg.model
-    is_8b = parameters(model) == parameters(Model())
-    count = PUBLISHED_PARAMETERS if is_8b else parameters(model)
-    matrices = parameters(model) - model.vocab * model.hidden
+    is_8b = model.parameters == Model().parameters
+    count = PUBLISHED_PARAMETERS if is_8b else model.parameters
+    matrices = model.parameters - model.vocab * model.hidden
     attention = 12 * model.layers * model.hidden * cfg.sequence
     return {
         "6N": 6.0 * count * tokens,
@@ -47,7 +45,7 @@ def activation_bytes(cfg: LlamaRun, pp_rank: int = 0) -> int:
     layers = model.layers / axes["pp"]
     block = width * tokens * _kept_per_token(cfg)
     if cfg.precision == "fp8" and cfg.recompute == "none":
-        block += block_parameters(model)  # the weights as they were multiplied, a byte each
+        block += model.block_parameters  # the weights as they were multiplied, a byte each
     blocks = block * layers * in_flight / axes["tp"]
     # The head works in chunks, its gradient of the whole weight aside.
     is_last = pp_rank == axes["pp"] - 1

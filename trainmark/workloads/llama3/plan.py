@@ -14,7 +14,7 @@ from trainmark.hardware.plans import Plan, Work
 from trainmark.hardware.products import MEASURED
 from trainmark.workloads.llama3.flops import flops
 from trainmark.workloads.llama3.memory import plan_devices
-from trainmark.workloads.llama3.runs import LlamaRun, Model, Recompute, block_parameters, smaller
+from trainmark.workloads.llama3.runs import LlamaRun, Model, Recompute, smaller
 from trainmark.workloads.llama3.step_time import (
     RATES,
     UPDATE_EFFICIENCY,
@@ -73,7 +73,7 @@ def _interval_s(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> tuple[flo
 
 def _is_like_measured(cfg: LlamaRun, cluster: Cluster) -> bool:
     """Whether it has what all fitted rows have; of several devices, those are of another system."""
-    is_shaped = block_parameters(cfg.model) == block_parameters(Model()) and cfg.sequence == 8192
+    is_shaped = cfg.model.block_parameters == Model().block_parameters and cfg.sequence == 8192
     is_usual = cfg.precision in ("bf16", "fp8") and cfg.recompute == "none" and not cfg.eager
     return cluster == MEASURED and is_shaped and is_usual and filled(cfg.micro_batch) <= 2
 

@@ -53,6 +53,22 @@ class Model:
     def head_dim(self) -> int:
         return self.hidden // self.heads
 
+    @property
+    def block_parameters(self) -> int:
+        """Weights of one block's seven matrices."""
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        return attention + 3 * self.hidden * self.ffn
+
+    @property
+    def parameters(self) -> int:
+        norms = (2 * self.layers + 1) * self.hidden
+        return self.layers * self.block_parameters + 2 * self.vocab * self.hidden + norms
+
+    def head_in_layers(self, sequence: int) -> float:
+        """The head's arithmetic as a multiple of one block's: 2.09 for Llama-3-8B at 8192."""
+        attention = 2 * self.hidden * sequence / 2  # causal: half of the square, two products
+        return self.vocab * self.hidden / (self.block_parameters + attention)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
@@ -222,27 +238,10 @@ def notes(cfg: LlamaRun) -> list[str]:
 # --- sizes
 
 
-def block_parameters(model: Model) -> int:
-    """Weights of one block's seven matrices."""
-    attention = 2 * model.hidden * (model.heads + model.kv_heads) * model.head_dim
-    return attention + 3 * model.hidden * model.ffn
-
-
-def parameters(model: Model) -> int:
-    norms = (2 * model.layers + 1) * model.hidden
-    return model.layers * block_parameters(model) + 2 * model.vocab * model.hidden + norms
-
-
-def head_in_layers(model: Model, sequence: int) -> float:
-    """The head's arithmetic as a multiple of one block's: 2.09 for Llama-3-8B at 8192."""
-    attention = 2 * model.hidden * sequence / 2  # causal: half of the square, two products
-    return model.vocab * model.hidden / (block_parameters(model) + attention)
-
-
 def sizes(cfg: LlamaRun) -> dict[str, int]:
     """What `list` and `show` print about the model."""
     return {
-        "parameters": parameters(cfg.model),
+        "parameters": cfg.model.parameters,
         "tokens per step": (cfg.global_batch or 0) * cfg.sequence,
     }
 

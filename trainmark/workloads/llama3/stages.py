@@ -1,6 +1,6 @@
 """Which layers each stage of the pipeline has, and which stages each rank."""
 
-from trainmark.workloads.llama3.runs import LlamaRun, axes_of, head_in_layers, stages_per_rank
+from trainmark.workloads.llama3.runs import LlamaRun, axes_of, stages_per_rank
 
 
 def num_stages(cfg: LlamaRun) -> int:
@@ -28,7 +28,7 @@ def layers_of_stages(layers: int, stages: int, head: float) -> list[range]:
 def layers_of(cfg: LlamaRun) -> list[range]:
     """The layers of each stage of a resolved run."""
     return layers_of_stages(
-        cfg.model.layers, num_stages(cfg), head_in_layers(cfg.model, cfg.sequence)
+        cfg.model.layers, num_stages(cfg), cfg.model.head_in_layers(cfg.sequence)
     )
 
 

@@ -23,7 +23,7 @@ from trainmark.hardware.known import Known, known
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import Machine, machine, peak_of
 from trainmark.workloads.llama3.memory import local_parameters
-from trainmark.workloads.llama3.runs import LlamaRun, axes_of, block_parameters, stages_per_rank
+from trainmark.workloads.llama3.runs import LlamaRun, axes_of, stages_per_rank
 from trainmark.workloads.llama3.stages import layers_of, num_stages, stages_of
 
 
@@ -214,7 +214,7 @@ def _compute_s(
     if cfg.precision == "fp8":
         narrow = _full_rate(cfg, cluster, rates, "fp8") * rates.fp8
     attention = 12 * model.hidden * cfg.sequence / 2  # causal: half of the square
-    block = 6 * block_parameters(model) / narrow + attention / wide
+    block = 6 * model.block_parameters / narrow + attention / wide
     again = {"none": 1.0, "selective": 1 + SELECTIVE_RECOMPUTE, "full": 4 / 3}[cfg.recompute]
     head = 6 * model.vocab * model.hidden / wide
     blocks = sum(layers[stage] for stage in stages_of(cfg, pp_rank))
