@@ -162,18 +162,6 @@ def _empty_dict(*_: Any) -> dict[str, Any]:
     return {}
 
 
-def _no_fields(cfg: Any) -> frozenset[str]:
-    return frozenset()
-
-
-def _all_data_parallel(cfg: Any, devices: int) -> dict[str, int]:
-    return {"dp": devices}
-
-
-def _own_name(cfg: Run) -> str:
-    return cfg.workload
-
-
 # --- what the training loop calls
 
 MODEL_FOLDER = "model"
@@ -242,7 +230,7 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     """Bytes that this rank sends to others, by what they are."""
 
     # MLPerf's log
-    mlperf: Callable[[RunT], str] = _own_name
+    mlperf: Callable[[RunT], str] = lambda cfg: cfg.workload
     """What MLPerf's rules call this benchmark; by default the workload's name."""
     mlperf_settings: Callable[[RunT], dict[str, Any]] = _empty_dict
     """What the rules want logged of the optimiser and the model, by MLPerf's keys."""
@@ -285,7 +273,7 @@ class Definition(Generic[RunT]):
     """Named runs; `list` prints the first line of each docstring."""
     resolve: Callable[[RunT, Cluster], tuple[RunT, list[str]]]
     """The configuration filled in for a cluster, and all that is wrong with it."""
-    mesh_axes: Callable[[RunT, int], dict[str, int]] = _all_data_parallel
+    mesh_axes: Callable[[RunT, int], dict[str, int]] = lambda cfg, devices: {"dp": devices}
     """(cfg, devices) -> the named degrees of parallelism."""
     sizes: Callable[[RunT], dict[str, int]]
     """What `list` and `show` print about the model: `parameters`, and others. A name that ends in
@@ -297,7 +285,7 @@ class Definition(Generic[RunT]):
     """Fields that may change while a result stays comparable with the named run's."""
     layout_fields: frozenset[str] = frozenset()
     """Fields that only lay the arithmetic out over devices: they may differ when a run goes on."""
-    fitted_fields: Callable[[RunT], frozenset[str]] = _no_fields
+    fitted_fields: Callable[[RunT], frozenset[str]] = lambda cfg: frozenset()
     """Fields that nobody chose: they follow from the data, or from how far the run goes."""
     like_the_earlier: Callable[[RunT, RunT], RunT] = _unchanged
     """(unresolved cfg, cfg of the run that it continues or takes its weights from) -> the first,

@@ -66,12 +66,16 @@ def share_bar(name: str) -> Iterator[Callable[[float], None]]:
 
 
 def say(text: str) -> None:
-    SafeConsole(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    SafeConsole(stderr=True).say(text)
 
 
 class SafeConsole(Console):
     """Shows text as it is: names and values from files and flags are neither markup nor commands
     to the terminal."""
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a sentence, in one line however long it is."""
+        self.print(text, style=style, highlight=False, soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options | {"markup": False, "emoji": False})

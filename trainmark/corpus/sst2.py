@@ -192,19 +192,15 @@ def load_tokenizer(path: Path, sequence_length: int) -> Any:
         except Exception as error:  # the library raises bare exceptions for a bad file
             raise InputError(f"{path / 'tokenizer.json'} cannot be read: {error}.") from None
     elif (path / "vocab.txt").is_file():
-        tokenizer = tokenizers.BertWordPieceTokenizer(
-            str(path / "vocab.txt"), lowercase=_setting(path, "do_lower_case", True)
-        )._tokenizer
+        lowercase = files.read_json(path / "tokenizer_config.json").get("do_lower_case", True)
+        words = tokenizers.BertWordPieceTokenizer(str(path / "vocab.txt"), lowercase=lowercase)
+        tokenizer = words._tokenizer
     else:
         raise InputError(f"{path} is no tokenizer folder: no tokenizer.json, no vocab.txt.")
     tokenizer.no_padding()
     tokenizer.enable_truncation(sequence_length)
     _check_tokenizer(tokenizer, path)
     return tokenizer
-
-
-def _setting(path: Path, name: str, default: Any) -> Any:
-    return files.read_json(path / "tokenizer_config.json").get(name, default)
 
 
 def _check_tokenizer(tokenizer: Any, path: Path) -> None:
@@ -214,16 +210,13 @@ def _check_tokenizer(tokenizer: Any, path: Path) -> None:
             f"{path} is not a BERT-style tokenizer: it must know [PAD], [CLS] and [SEP] and put "
             "the last two around a sentence."
         )
-    vocabulary, expected = tokenizer.get_vocab_size(), _model_vocabulary(path)
+    vocabulary = tokenizer.get_vocab_size()
+    expected = files.read_json(path / "config.json").get("vocab_size")
     if expected is not None and vocabulary > expected:
         raise InputError(
             f"{path}: the tokenizer has {vocabulary:,} tokens, but the model in its config.json "
             f"has a vocabulary of {expected:,}. Give the tokenizer that belongs to the model."
         )
-
-
-def _model_vocabulary(path: Path) -> int | None:
-    return files.read_json(path / "config.json").get("vocab_size")
 
 
 def tokenise(tokenizer: Any, texts: list[str], labels: list[int]) -> Sentences:

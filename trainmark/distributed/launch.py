@@ -32,9 +32,9 @@ def launch(options: LaunchOptions, name: str, flags: list[str], command: list[st
     shape = Shape.parse(options.shape)
     raise_all(_misplaced(options, shape))
     text, start = _prepared(options, shape, name, flags, command)
-    if not options.dry_run:
-        _check_programs(options)
-    _show(text)
+    if not options.dry_run and "slurm" in (options.on, options.scheduler):
+        slurm.need("sbatch", f"--{'on' if options.on == 'slurm' else 'scheduler'} slurm")
+    print(text, flush=True)
     return 0 if options.dry_run else start()
 
 
@@ -63,13 +63,6 @@ def _prepared(
     return text, lambda: _look_after(options, jobs.start_process(options.jobs, options.on, line))
 
 
-def _check_programs(options: LaunchOptions) -> None:
-    if options.on == "slurm":
-        slurm.need("sbatch", "--on slurm")
-    elif options.scheduler == "slurm":
-        slurm.need("sbatch", "--scheduler slurm")
-
-
 def _misplaced(options: LaunchOptions, shape: Shape) -> Iterator[str]:
     """Flags that the chosen launcher has no use for."""
     if options.rendezvous and options.on != "torchrun":
@@ -91,10 +84,6 @@ def _misplaced(options: LaunchOptions, shape: Shape) -> Iterator[str]:
         yield f"--max-restarts must not be negative. Received: {options.max_restarts}."
 
 
-def _show(text: str) -> None:
-    print(text, flush=True)
-
-
 def _submit(options: LaunchOptions, script: str, command: list[str]) -> jobs.Job:
     options.jobs.mkdir(parents=True, exist_ok=True)
     job_id = slurm.submit(script)
@@ -110,7 +99,7 @@ def _submit(options: LaunchOptions, script: str, command: list[str]) -> jobs.Job
 def _look_after(options: LaunchOptions, job: jobs.Job) -> int:
     """Follow a job to its end, or leave it alone; Ctrl-C ends it, saved."""
     if options.detach:
-        _show(job.handle)
+        print(job.handle, flush=True)
         return 0
     print(f"trainmark: job {job.handle}; Ctrl-C stops it.", file=sys.stderr)
     with _sigterm_as_ctrl_c():
@@ -143,7 +132,7 @@ def status(options: JobOptions) -> int:
     job = jobs.find(options.jobs, options.handle)
     found = jobs.state(options.jobs, job)
     ended = "" if found.exit_code is None else f", exit code {found.exit_code}"
-    _show(f"{job.handle}: {found.name}{ended}; started {job.started}; log {' '.join(job.logs)}")
+    print(f"{job.handle}: {found.name}{ended}; started {job.started}; log {' '.join(job.logs)}")
     return 0
 
 

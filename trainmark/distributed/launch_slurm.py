@@ -160,17 +160,13 @@ def stop(job_id: str) -> None:
     A plain scancel would leave the ranks the cluster's KillWait only, 30 s, to save.
     """
     if state(job_id).name == "RUNNING":
-        _scancel("--signal=TERM", job_id)
+        cancel("--signal=TERM", job_id)
     else:
         cancel(job_id)
 
 
-def cancel(job_id: str) -> None:
-    """End a job, saved or not."""
-    _scancel(job_id)
-
-
-def _scancel(*words: str) -> None:
+def cancel(*words: str) -> None:
+    """End a job, saved or not; the words after `scancel`."""
     done = subprocess.run(["scancel", *words], capture_output=True, text=True)
     if done.returncode != 0:
         raise InputError(f"scancel: {_last_line(done.stderr)}")

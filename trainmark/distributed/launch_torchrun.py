@@ -115,13 +115,9 @@ def _numa(options: LaunchOptions) -> list[str]:
 
 
 def _knows(flag: str) -> bool:
-    return flag in _parser()._option_string_actions
-
-
-def _parser() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 
-    return get_args_parser()
+    return flag in get_args_parser()._option_string_actions
 
 
 def run(words: list[str], variables: dict[str, str]) -> int:

@@ -75,15 +75,9 @@ def join(backend: str) -> None:
     if not kept or _several_machines():
         dist.init_process_group(backend)
         return
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        wait_for_workers=False,
-    )
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(key("ranks"), store),
+        store=dist.PrefixStore(key("ranks"), _launchers_store()),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
@@ -181,15 +175,14 @@ def _first_line(error: Exception) -> str:
 def connect() -> dist.Store | None:
     """A connection of its own: that of the process group may be in use by another thread."""
     try:
-        return dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=STORE_TIMEOUT,
-            wait_for_workers=False,
-        )
+        return _launchers_store(timeout=STORE_TIMEOUT)
     except RuntimeError:
         return None  # the launcher is gone: every rank speaks for itself
+
+
+def _launchers_store(timeout: timedelta = timedelta(minutes=5)) -> dist.Store:  # torch's own
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def key(name: str) -> str:

@@ -4,21 +4,20 @@ docs/planning.md describes it. Figures that a file leaves out are the vendor's, 
 have them.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trainmark.bounds import Positive, Width
 from trainmark.errors import InputError
 from trainmark.hardware import known
 from trainmark.hardware.datasheets import KEYS
 from trainmark.hardware.devices import key_of
-from trainmark.hardware.known import CPU, ByWidth, Figure, Known, Measured, from_tables
+from trainmark.hardware.known import CPU, Figure, Known, Measured, from_tables
 from trainmark.validation import parse, read_mapping
 
 FILE_NAME = "hardware.toml"
@@ -84,6 +83,31 @@ class MeasuredRates:
     network_gb_s: Positive | None = None
     host_gb_s: Positive | None = None
     disk_gb_s: Positive | None = None
+
+
+class Written(NamedTuple):
+    """How a field of `Measured` is written."""
+
+    key: str
+    """Its field of `MeasuredRates`."""
+    unit: float
+    by_name: bool = False
+    """Whether it has a table of rates for each of several names, which is a section of its own."""
+
+
+_RATES = ("copy", "gather", "update", "adagrad", "rowwise_adagrad", "node", "network", "host")
+WRITTEN = {name: Written(f"{name}_gb_s", GB) for name in (*_RATES, "disk")} | {
+    "interaction": Written("interaction_tflops", TERA),
+    "step_s": Written("step_us", MICRO),
+    "id_s": Written("id_us", MICRO),
+    "launch_s": Written("launch_us", MICRO),
+    "collective_s": Written("collective_us", MICRO),
+    "small": Written("small_table_gb_s", GB, by_name=True),
+    "gemm": Written("gemm_tflops", TERA, by_name=True),
+    "layer": Written("layer_tflops", TERA, by_name=True),
+    "layer_s": Written("layer_us", MICRO, by_name=True),
+}
+"""By the fields of `Measured`, in the order of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,33 +181,15 @@ def _figure(rate: Rate | None) -> Figure | None:
 
 
 def _measured(given: MeasuredRates) -> Measured:
-    def times(rates: Mapping[int, float], unit: float) -> ByWidth:
-        return {width: rate * unit for width, rate in rates.items()}
+    rates = {name: _in_units(getattr(given, of.key), of.unit) for name, of in WRITTEN.items()}
+    return Measured(source=given.source, **rates)
 
-    def by_name(given: Mapping[Any, ByWidth], unit: float) -> dict[str, ByWidth]:
-        return {name: times(rates, unit) for name, rates in given.items()}
 
-    return Measured(
-        source=given.source,
-        copy=given.copy_gb_s and given.copy_gb_s * GB,
-        gather=times(given.gather_gb_s, GB),
-        update=times(given.update_gb_s, GB),
-        adagrad=times(given.adagrad_gb_s, GB),
-        rowwise_adagrad=times(given.rowwise_adagrad_gb_s, GB),
-        interaction=times(given.interaction_tflops, TERA),
-        small=by_name(given.small_table_gb_s, GB),
-        gemm=by_name(given.gemm_tflops, TERA),
-        layer=by_name(given.layer_tflops, TERA),
-        layer_s=by_name(given.layer_us, MICRO),
-        step_s=given.step_us and given.step_us * MICRO,
-        id_s=given.id_us and given.id_us * MICRO,
-        launch_s=given.launch_us and given.launch_us * MICRO,
-        collective_s=given.collective_us and given.collective_us * MICRO,
-        node=given.node_gb_s and given.node_gb_s * GB,
-        network=given.network_gb_s and given.network_gb_s * GB,
-        host=given.host_gb_s and given.host_gb_s * GB,
-        disk=given.disk_gb_s and given.disk_gb_s * GB,
-    )
+def _in_units(value: Any, unit: float) -> Any:
+    """A number, or a table of such, in bytes, operations or seconds; None stays None."""
+    if isinstance(value, Mapping):
+        return {key: _in_units(one, unit) for key, one in value.items()}
+    return None if value is None else value * unit
 
 
 # --- writing
@@ -207,30 +213,17 @@ def text(found: Known) -> str:
 
 
 def _measured_lines(found: Measured) -> list[str]:
-    rates = ["copy", "gather", "update", "adagrad", "rowwise_adagrad", "node", "network", "host"]
-    units = {name: (f"{name}_gb_s", GB) for name in [*rates, "disk"]} | {
-        "interaction": ("interaction_tflops", TERA),
-        "step_s": ("step_us", MICRO),
-        "id_s": ("id_us", MICRO),
-        "launch_s": ("launch_us", MICRO),
-        "collective_s": ("collective_us", MICRO),
-    }
-    tables = {
-        "small": ("small_table_gb_s", GB),
-        "gemm": ("gemm_tflops", TERA),
-        "layer": ("layer_tflops", TERA),
-        "layer_s": ("layer_us", MICRO),
-    }
-    given = dataclasses.asdict(found)
+    if not found.source:
+        return []
     lines = ["", "[measured]", f"source = {_quoted(found.source)}"]
-    for name, (written, unit) in units.items():
-        if given[name]:
-            lines.append(f"{written} = {_value(given[name], unit)}")
-    for name, (written, unit) in tables.items():
-        if given[name]:
-            lines += ["", f"[measured.{written}]"]
-        lines += [f"{key} = {_value(rates, unit)}" for key, rates in given[name].items()]
-    return lines if found.source else []
+    for name, of in WRITTEN.items():
+        value = getattr(found, name)
+        if value and of.by_name:
+            lines += ["", f"[measured.{of.key}]"]
+            lines += [f"{key} = {_value(rates, of.unit)}" for key, rates in value.items()]
+        elif value:
+            lines.append(f"{of.key} = {_value(value, of.unit)}")
+    return lines
 
 
 def _line(name: str, unit: str, figure: Figure | None, scale: float) -> list[str]:

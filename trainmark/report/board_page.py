@@ -228,7 +228,7 @@ def _filters(board: Board) -> Markup:
 
     return tag(
         "div",
-        _labelled("Filter", tag("input", type="search", id="text", placeholder="words")),
+        tag("label", "Filter", tag("input", type="search", id="text", placeholder="words")),
         _select("Run", "run", ["", *values(lambda e: e.result.run)]),
         _select("Case", "case", ["", *values(lambda e: e.result.case)]),
         _select("Precision", "precision", ["", *values(lambda e: e.result.precision)]),
@@ -240,13 +240,9 @@ def _filters(board: Board) -> Markup:
     )
 
 
-def _labelled(text: str, control: Markup) -> Markup:
-    return tag("label", text, control)
-
-
 def _select(text: str, name: str, values: Sequence[str], empty: str = "all") -> Markup:
     options = [tag("option", value or empty, value=value) for value in values]
-    return _labelled(text, tag("select", *options, id=name))
+    return tag("label", text, tag("select", *options, id=name))
 
 
 def _history_controls() -> Markup:
@@ -255,8 +251,8 @@ def _history_controls() -> Markup:
     options = [tag("option", text, value=value) for value, text in published]
     return tag(
         "div",
-        _labelled("Series", tag("select", id="series")),
-        _labelled("Published rows", tag("select", *options, id="published")),
+        tag("label", "Series", tag("select", id="series")),
+        tag("label", "Published rows", tag("select", *options, id="published")),
         class_="filters",
     )
 

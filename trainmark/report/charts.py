@@ -78,8 +78,8 @@ def line_chart(
     y_places = [axes.y(tick) for tick in axes.y_ticks]
     plot = _stretched(
         tag("title", f"{y_label} over {x_label}"),
-        *map(_grid_line, y_places),
-        *(_level(axes, level) for level in levels),
+        *(_across(y, "grid") for y in y_places),
+        *(_across(axes.y(level.y), f"level {level.style}") for level in levels),
         *(_band(axes, one) for one in series),
         *(_lines(axes, one) for one in series),
         *(_dots(axes, one, y_label) for one in series),
@@ -175,16 +175,11 @@ def _labels(texts: Sequence[str], side: str, places: Sequence[float]) -> list[Ma
     ]
 
 
-def _grid_line(y: float) -> Markup:
-    return tag("line", x1=0, x2=100, y1=y, y2=y, class_="grid")
-
-
 # --- what is drawn
 
 
-def _level(axes: Axes, level: Level) -> Markup:
-    y = axes.y(level.y)
-    return tag("line", x1=0, x2=100, y1=y, y2=y, class_=f"level {level.style}")
+def _across(y: float, style: str) -> Markup:
+    return tag("line", x1=0, x2=100, y1=y, y2=y, class_=style)
 
 
 def _band(axes: Axes, series: Series) -> Markup:

@@ -77,16 +77,11 @@ def _figures(a: Result, b: Result, names: tuple[str, str]) -> Table:
     ):
         table.add_row(name, of(a), of(b), "")
     for line in _LINES:
-        _add_line(table, line, a, b)
+        of_a, of_b = line.value(a), line.value(b)
+        if of_a is not None or of_b is not None:
+            table.add_row(line.name, line.text(of_a), line.text(of_b), _ratio(of_a, of_b))
     table.add_row(f"quality ({a.quality.metric})", _quality(a), _quality(b), _gain(a, b))
     return table
-
-
-def _add_line(table: Table, line: _Line, a: Result, b: Result) -> None:
-    of_a, of_b = line.value(a), line.value(b)
-    if of_a is None and of_b is None:
-        return
-    table.add_row(line.name, line.text(of_a), line.text(of_b), _ratio(of_a, of_b))
 
 
 def _ratio(a: float | None, b: float | None) -> str:

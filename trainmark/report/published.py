@@ -133,19 +133,10 @@ def _versions(row: Row) -> list[Row]:
     """The row as printed and, where samples were over-counted, also with the true count."""
     if row.overcount == 1:
         return [row]
-    corrected = replace(
-        row,
-        p_whole=_divide(row.p_whole, row.overcount),
-        p_train=_divide(row.p_train, row.overcount),
-        p_core=_divide(row.p_core, row.overcount),
-        overcount=1,
-        note=f"corrected, ÷ {row.overcount}",
-    )
+    printed = {name: getattr(row, name) for name in ("p_whole", "p_train", "p_core")}
+    true = {name: rate / row.overcount for name, rate in printed.items() if rate is not None}
+    corrected = replace(row, **true, overcount=1, note=f"corrected, ÷ {row.overcount}")
     return [replace(row, note="as printed"), corrected]
-
-
-def _divide(value: float | None, by: int) -> float | None:
-    return None if value is None else value / by
 
 
 @cache

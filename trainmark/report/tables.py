@@ -119,12 +119,7 @@ class _Terminal:
         yield across if width <= options.max_width else self._down()
 
     def _across(self) -> Table:
-        table = Table(title=self.title)
-        for header, numeric in zip(self.grid.headers, self.grid.numeric, strict=True):
-            table.add_column(header, justify="right" if numeric else "left", no_wrap=True)
-        for row in self.grid.rows:
-            table.add_row(*row)
-        return table
+        return with_cells(Table(title=self.title), self.grid, no_wrap=True)
 
     def _down(self) -> Table:
         table = Table(title=self.title, show_header=False)
@@ -134,6 +129,15 @@ class _Terminal:
         for index, header in enumerate(self.grid.headers):
             table.add_row(header, *(row[index] for row in self.grid.rows))
         return table
+
+
+def with_cells(table: Table, grid: Grid, **of_columns: Any) -> Table:
+    """The table with the columns and rows of a grid."""
+    for header, numeric in zip(grid.headers, grid.numeric, strict=True):
+        table.add_column(header, justify="right" if numeric else "left", **of_columns)
+    for row in grid.rows:
+        table.add_row(*row)
+    return table
 
 
 def grid_table(grid: Grid, title: str | None = None) -> RenderableType:

@@ -117,7 +117,7 @@ def read_curve(path: Path) -> dict[int, float]:
         raise InputError(f"{file} does not exist: expected a loss curve.")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     if lines and lines[0].strip() == LOSS.header:
-        curve = {step: loss for step, _, loss in loss_rows(LOSS.rows(file), file)}
+        curve = {step: loss for step, _, loss in loss_rows(file)}
     elif any(line.lstrip().startswith(":::MLLOG") for line in lines):
         curve = dict(_from_mllog(lines))
     else:

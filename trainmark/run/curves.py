@@ -6,7 +6,7 @@ curves.csv   all else that is known of a step; the loss is in the other file alo
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -72,14 +72,14 @@ class CurveFile:
         is_whole = line.endswith("\n") and len(others) == len(self.columns) - 1
         return is_whole and at.isdecimal() and int(at) <= step
 
-    def rows(self, path: Path) -> Iterator[list[str]]:
-        """The rows of the file at `path`; none where there is no file."""
+    def rows(self, path: Path) -> Iterator[tuple[int, list[str]]]:
+        """The rows of the file at `path`, each with its line; none where there is no file."""
         if not path.is_file():
             return
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
             if next(file, "").strip() != self.header:
                 raise InputError(f"{path}: expected the header {self.header}.")
-            yield from csv.reader(file)
+            yield from ((number, row) for number, row in enumerate(csv.reader(file), 2) if row)
 
 
 LOSS = CurveFile("loss.csv", ("step", "samples", "loss"))
@@ -152,23 +152,17 @@ def _cell(value: float | None, form: str) -> str:
 
 def read_loss(path: Path, buckets: int = MAX_BUCKETS) -> Curve:
     """Loss over samples; empty where the run has no curve."""
-    return thin([(samples, loss) for _, samples, loss in _losses(path)], buckets)
+    return thin([(samples, loss) for _, samples, loss in loss_rows(path)], buckets)
 
 
 def read_losses(path: Path) -> list[float]:
     """The loss of every step; empty where the run has no curve."""
-    return [loss for _, _, loss in _losses(path)]
+    return [loss for _, _, loss in loss_rows(path)]
 
 
-def _losses(path: Path) -> Iterator[tuple[int, int, float]]:
-    return loss_rows(LOSS.rows(path), path)
-
-
-def loss_rows(rows: Iterable[list[str]], path: Path) -> Iterator[tuple[int, int, float]]:
-    """(step, samples, loss) of the rows after the header of `path`, a loss.csv."""
-    for number, row in enumerate(rows, start=2):
-        if not row:
-            continue
+def loss_rows(path: Path) -> Iterator[tuple[int, int, float]]:
+    """(step, samples, loss) of every row of a loss.csv."""
+    for number, row in LOSS.rows(path):
         try:
             step, samples, loss = row
             yield int(step), int(samples), float(loss)
@@ -180,9 +174,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
     """The curves of a curves.csv, by column. Those of single steps are over samples, those of
     stretches over seconds; `skipped` counts steps so far. Empty columns are left out."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for number, row in enumerate(CURVES.rows(path), start=2):
-        if not row:
-            continue
+    for number, row in CURVES.rows(path):
         try:
             known = dict(zip(CURVES.columns, row, strict=True))
             values = {name: float(text) for name, text in known.items() if text}

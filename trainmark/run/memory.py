@@ -91,7 +91,7 @@ def check_memory(
     on_host = min(psutil.virtual_memory().available, devices.host_memory_bytes())
     per_node = this_cluster(mesh).devices
     first = mesh.rank // per_node * per_node
-    hint = partial(_advice_here, cfg, workload, mesh) if training else _no_advice
+    hint = partial(_advice_here, cfg, workload, mesh) if training else lambda available: ""
     if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
         plans = workload.plan_devices(cfg)
         own = needed(plans[mesh.rank]) if plans else plan
@@ -117,10 +117,6 @@ def has_room_for_copies(own_bytes: int, bytes_left: int, mesh: Mesh) -> bool:
     first = mesh.rank // per_node * per_node
     of_machine = sum(meshes.of_all_ranks(own_bytes)[first : first + per_node])
     return not mesh.any(of_machine > _SHARE_FOR_COPIES * bytes_left)
-
-
-def _no_advice(available: float) -> str:
-    return ""
 
 
 def _advice_here(cfg: Run, workload: AnyWorkload, mesh: Mesh, available: float) -> str:

@@ -58,7 +58,7 @@ class RunLog:
     # --- the course of a run
 
     def say(self, sentence: str) -> None:
-        self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        self._console.say(sentence)
 
     def training_starts(
         self, *, step: int, total_steps: int, samples: int, train_samples: int, eval_samples: int

@@ -64,8 +64,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if not is_main_process():
         return
     console = SafeConsole()
-    chosen = f"{evaluation['checkpoint']} ({evaluation['role']})"
-    console.print(chosen, markup=False, highlight=False, soft_wrap=True)
+    console.say(f"{evaluation['checkpoint']} ({evaluation['role']})")
     for part in _parts(evaluation):
         console.print(part)
     if evaluation["best_possible"]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from trainmark import metrics, workloads
@@ -45,12 +44,10 @@ def plan(cfg: Run, cluster: str, json_file: Path | None) -> None:
         console.print("", _tables_table(found.tables), "", sep="\n")
     lines = [*found.sentences, *_prediction(cfg, parsed, found), backends.sentence(cfg.device)]
     for line in filter(None, lines):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.say(line)
     if json_file:
         _write(json_file, found.placement or "")
-        console.print(
-            f"{json_file}: edit it and give it as --placement.", soft_wrap=True, highlight=False
-        )
+        console.say(f"{json_file}: edit it and give it as --placement.")
     if found.too_large:
         raise InputError(found.too_large)
 
@@ -167,7 +164,7 @@ def _equal(rows: list[list[str]]) -> list[tuple[list[int], list[str]]]:
     return [(alike, list(row)) for row, alike in found.items()]
 
 
-def wide_console() -> Console:
+def wide_console() -> SafeConsole:
     console = SafeConsole()
     if not console.is_terminal:
         console.width = max(console.width, MIN_WIDTH)

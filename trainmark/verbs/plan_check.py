@@ -36,7 +36,7 @@ def check(runs: Sequence[Path]) -> None:
     console = wide_console()
     console.print(_table(known))
     for line in left_out:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.say(line)
 
 
 def _table(known: Sequence[tuple[Path, Result]]) -> Table:

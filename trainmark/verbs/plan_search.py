@@ -42,7 +42,7 @@ def search(cfg: Run, cluster: str) -> None:
     if too_large:
         console.print(_table("faster, but too large", too_large, parsed))
     for line in _sentences(len(fitting), len(found), refused) if found else []:
-        console.print(line, soft_wrap=True, highlight=False)
+        console.say(line)
     if not found:
         raise InputError(" ".join([f"No layout of {cfg.name} can run on {parsed}.", *refused[:1]]))
     if not fitting:

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from trainmark import workloads
@@ -72,9 +72,14 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
     for name, number in workloads.definition(cfg).sizes(resolved).items():
         what = name.removesuffix(" bytes")
         sizes.add_row(what, f"{number:,}" if what == name else readable_size(number))
-    remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
-    remarks = [text for text in (remark, backends.sentence(cfg.device)) if text]
+    remarks = _remarks(cfg, resolved)
     return Group(fields, "", sizes, *(["", *remarks] if remarks else []))
+
+
+def _remarks(cfg: Run, resolved: Run) -> list[str]:
+    """What to say of a run besides its settings."""
+    remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
+    return [text for text in (remark, backends.sentence(cfg.device)) if text]
 
 
 def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
@@ -102,11 +107,10 @@ def dry_run(cfg: Run, cluster: str) -> None:
         note = " (estimated)" if name == "activations" else ""
         table.add_row(name + note, readable_size(getattr(plan, name)))
     table.add_row("total", readable_size(plan.total), style="bold")
-    SafeConsole().print(table)
-    remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
-    for text in (remark, backends.sentence(cfg.device)):
-        if text:
-            SafeConsole().print(text, highlight=False, soft_wrap=True)
+    console = SafeConsole()
+    console.print(table)
+    for text in _remarks(cfg, resolved):
+        console.say(text)
     too_large = misfit(cfg.name, plan, parsed, partial(memory.advice, cfg, parsed))
     if too_large:
         raise InputError(too_large)
@@ -148,13 +152,12 @@ def train(cfg: Run, options: TrainOptions, started: float) -> int:
     return 0
 
 
-def _print_warnings(console: Console, finished: list[tuple[Result, Path]]) -> None:
+def _print_warnings(console: SafeConsole, finished: list[tuple[Result, Path]]) -> None:
     """Print one line for each warning; with several repeats, name the folder, too."""
     for result, folder in finished:
         where = f" ({folder})" if len(finished) > 1 else ""
         for warning in result.warnings:
-            line = f"Warning{where}: {warning}"
-            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            console.say(f"Warning{where}: {warning}", style="yellow")
 
 
 def infer(options: InferOptions) -> None:
@@ -168,11 +171,10 @@ def infer(options: InferOptions) -> None:
     if not is_main_process():
         return
     console = SafeConsole()
-    chosen = f"{found.checkpoint} ({role(Path(found.checkpoint))})"
-    console.print(chosen, markup=False, highlight=False, soft_wrap=True)
+    console.say(f"{found.checkpoint} ({role(Path(found.checkpoint))})")
     title = f"{found.case}, {found.precision}, {options.steps:,} requests of each size"
     title += f", {options.clients} at a time" if options.clients > 1 else ""
     console.print(grid_table(inference_grid(found.rows), title))
     whole = found.with_rows_of(figures.read(options.folder))
     path = whole.write(options.folder)  # last: what is printed cannot get lost
-    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    console.say(str(path))

@@ -11,8 +11,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import RenderableType
-
 from trainmark.config import SYNTHETIC
 from trainmark.hardware import devices
 from trainmark.progress import SafeConsole
@@ -29,7 +27,9 @@ def suite(path: Path, output: Path, *, dry_run: bool) -> int:
     """Run every case that has no result yet; the exit code is 1 where one failed."""
     cases = read_cases(path, output)
     if dry_run:
-        SafeConsole().print(_plans(cases), soft_wrap=True)
+        title = "GiB per device, activations estimated"
+        plans = plans_table(["name", "run", "case", "here"], [*map(_plan, cases)], title, parts=())
+        SafeConsole().print(plans, soft_wrap=True)
         return 0
     rows: list[Attempt] = []
     for number, case in enumerate(cases, start=1):
@@ -82,13 +82,8 @@ def _tell(cases: Sequence[Case], rows: Sequence[Attempt], output: Path, title: s
     return 1 if failed else 0
 
 
-def _plans(cases: Sequence[Case]) -> RenderableType:
-    """What would be run, and the bytes that it would need."""
-    title = "GiB per device, activations estimated"
-    return plans_table(["name", "run", "case", "here"], list(map(_plan, cases)), title, parts=())
-
-
 def _plan(case: Case) -> PlannedRun:
+    """What would be run, and the bytes that it would need."""
     cluster, run = case.cluster, case.cfg
     state = "done" if case.is_done else "skip" if case.skipped else "run"
     words = ["trainmark", *arguments(case.words, cluster.devices)]

@@ -23,6 +23,7 @@ from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
 from trainmark.progress import say
 from trainmark.report.sweep_page import SHOWN, SweptField, SweptRun, runs_grid, write_page
+from trainmark.report.tables import with_cells
 from trainmark.run import result
 from trainmark.verbs import sweep_trials
 from trainmark.verbs.attempt import DONE, FAILED, OUT_OF_MEMORY, Outcome, attempt, attempt_here
@@ -51,10 +52,6 @@ class Sweep:
     """Number of runs of a search; None for a grid."""
     devices: int = 1
     isolate: bool = False
-
-    @property
-    def in_this_process(self) -> bool:
-        return self.devices == 1 and not self.isolate
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def _run(plan: Sweep, trials: list[Trial], trial: Trial) -> None:
     total = plan.trials or len(grid(plan.fields))
     say(f"{plan.run.name} with {label(trial.values)}, {trials.index(trial) + 1} of {total}")
     folder = plan.output / trial.folder
-    if plan.in_this_process:
+    if plan.devices == 1 and not plan.isolate:
         ended = _train_here(plan, trials, trial, folder)
     else:
         ended = _train_alone(plan, trial, folder)
@@ -214,11 +211,7 @@ def _ranking(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
         title=f"Sweep of {plan.run.name}, the best first",
         caption=f"and {left_out} more, in {sweep_trials.FILE_NAME}" if left_out else None,
     )
-    for header, numeric in zip(ranks.headers, ranks.numeric, strict=True):
-        table.add_column(header, justify="right" if numeric else "left")
-    for row in ranks.rows[:SHOWN]:
-        table.add_row(*row)
-    return table
+    return with_cells(table, dataclasses.replace(ranks, rows=ranks.rows[:SHOWN]))
 
 
 def _one_field_table(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
