@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,3 +323,27 @@ def test_a_server_process_answers_and_stops(clicks: Path, number: int) -> None:
         assert running.wait(60) == 0
         assert running.stderr is not None
         assert running.stderr.read() == ""
+
+
+def test_no_connection_that_was_opened_is_reset_at_the_end(clicks: Path) -> None:
+    """Of clients that open one for every request, until the server refuses them."""
+
+    def ask(address: tuple[str, int]) -> int:
+        answered = 0
+        while True:
+            try:
+                client = socket.create_connection(address, timeout=60)
+            except ConnectionRefusedError:
+                return answered
+            with client:  # what goes wrong from here on is an answer that was lost
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            answered += 1
+
+    with process(str(clicks / "run")) as (running, url, _), ThreadPoolExecutor(8) as threads:
+        host, port = url.removeprefix("http://").split(":")
+        asked = [threads.submit(ask, (host, int(port))) for _ in range(8)]
+        urllib.request.urlopen(f"{url}/health", timeout=60).close()
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+        assert all(one.result(60) for one in asked)

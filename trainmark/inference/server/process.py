@@ -1,12 +1,15 @@
 """The server's process: it listens, loads, answers, reloads, and ends when it is told to."""
 
 import asyncio
+import ctypes
 import signal
 import socket
 import ssl
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,9 +30,19 @@ HEAD_S = 10
 UNDER_WAY_S = 10
 """For requests that are under way when the server is told to end."""
 ENDING_S = 0.25
-"""For a request that is on its way over an open connection when the server is told to end."""
+"""For what is on its way when the server is told to end: a connection that is being opened, and a
+request over an open one."""
 MAX_HEAD_BYTES = 64 << 10
 """Of a request, behind what came first of it."""
+SO_ATTACH_FILTER = 26
+"""Linux, of which Python has no name for it."""
+DROP_SYN = (
+    (0x30, 0, 0, 13),  # load the flags of the TCP header
+    (0x45, 0, 1, 0x02),  # SYN? else skip one
+    (0x06, 0, 0, 0),  # drop
+    (0x06, 0, 0, 0xFFFFFFFF),  # keep the whole packet
+)
+"""A filter of packets (BPF): code, steps if true, steps if false, operand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,13 +268,32 @@ class PatientServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         async with asyncio.TaskGroup() as both:  # neither takes more while the other finishes
-            both.create_task(super().shutdown(sockets))
+            both.create_task(self._shutdown_http(sockets or []))
             if self._calls is not None:
                 both.create_task(self._calls.stop(UNDER_WAY_S))
+
+    async def _shutdown_http(self, listeners: list[socket.socket]) -> None:
+        """A listener that is closed resets the connections that wait for it: no more may come,
+        and those that are there are taken, before it is."""
+        for listener in listeners if sys.platform == "linux" else []:
+            drop_new_connections(listener)
+        for _ in range(2):  # between them the event loop looks at its sockets, however late it is
+            await asyncio.sleep(ENDING_S / 2)
+        await super().shutdown(listeners)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._captured_signals.append(sig)
         self.should_exit = True
+
+
+def drop_new_connections(listener: socket.socket) -> None:
+    """Who begins to connect hears nothing; his system asks again after a second, and is refused,
+    or accepted by whoever listens then. Connections that are half open still open."""
+    steps = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in DROP_SYN))
+    program = struct.pack("HP", len(DROP_SYN), ctypes.addressof(steps))
+    # Where there are no filters, one that connects in the very moment of closing may be reset.
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 def listen(host: str, port: int) -> socket.socket:
