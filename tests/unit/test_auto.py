@@ -15,6 +15,7 @@ from sklearn.preprocessing import OneHotEncoder
 from tests.small import CPU, ONE_CPU, result, write_dataset
 from trainmark import checksums, workloads
 from trainmark.cli import main
+from trainmark.clicklog.engine import summary
 from trainmark.config import TrainOptions, to_plain
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
@@ -298,3 +299,9 @@ def test_it_learns_what_logistic_regression_learns(tmp_path: Path) -> None:
     assert found["quality"]["value"] > roc_auc_score(test.clicked, scores) - 0.01
     assert found["best"]["split"] == "validation"
     assert found["division"] == "closed"
+
+
+def test_prepare_tells_the_size_of_tables_at_the_dimension_of_this_run() -> None:
+    cfg = workloads.named_run("dlrm-auto")
+    assert isinstance(cfg, DlrmRun)
+    assert cfg.model.embedding_dim == summary.AUTO_DIM

@@ -24,6 +24,7 @@ from trainmark.config import Run, Schedule, TrainOptions
 from trainmark.errors import in_words
 from trainmark.files import write_atomically
 from trainmark.verbs import aliases
+from trainmark.verbs.flag_errors import sentence
 from trainmark.verbs.flags import flags_of
 from trainmark.verbs.options import ExportOptions
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
@@ -373,3 +374,12 @@ def test_a_path_that_is_no_text_is_printed_byte_by_byte(
     assert main(["board", str(tmp_path), "--output", str(page)]) == 0
     sys.stdout.flush()
     assert printed.getvalue() == os.fsencode(page) + b"\n"
+
+
+def test_a_misspelt_choice_is_told_with_the_choices_in_order() -> None:
+    box = (
+        "╭─ Invalid choice ─╮\n│ invalid choice 'nvidi' for argument '--like'. Expected one of │\n"
+        "│ ('torchrec', 'None', 'nvidia', 'flagperf'). │\n╰──╯"
+    )
+    expected = "Unknown --like 'nvidi'. Did you mean 'nvidia'? Known: flagperf, nvidia, torchrec."
+    assert sentence(box, "report") == f"{expected} See 'trainmark report --help'."

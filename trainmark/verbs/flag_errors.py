@@ -2,6 +2,7 @@
 
 import re
 
+from trainmark.errors import unknown
 from trainmark.verbs.aliases import ours
 
 
@@ -22,7 +23,7 @@ def sentence(box: str, prog: str, known: frozenset[str] = frozenset()) -> str:
     if not box.startswith("╭"):
         sections[0] = ""  # the title
     message, *others = [" ".join(section.split()) for section in sections if section.strip()]
-    message = _missing(box) or _number_expected(message)
+    message = _missing(box) or _choice_expected(message) or _number_expected(message)
     hint = _hint_of_aliases(message, known)
     near = re.search(r"(?:similar to .*?|Perhaps you meant): (--[\w.-]+)", " ".join(others))
     if near and not hint:
@@ -69,6 +70,19 @@ def _missing(box: str) -> str | None:
     told = (h.replace("(required)", "").strip(" .") for h in helps)
     wanted = " and ".join(f"{flag} ({text})" for flag, text in zip(flags, told, strict=True))
     return f"{lines[title].strip('│ ')} {wanted}"
+
+
+def _choice_expected(message: str) -> str | None:
+    """A misspelt choice, with the choices in order: tyro's come from a set, and None is among them
+    where a flag may be left out."""
+    found = re.match(
+        r"invalid choice '(.*)' for argument '(.+)'\. Expected one of \((.*)\)", message
+    )
+    if found is None:
+        return None
+    received, flag, choices = found.groups()
+    known = sorted(set(re.findall(r"'([^']+)'", choices)) - {"None"})
+    return str(unknown(flag, received, known))
 
 
 def _number_expected(message: str) -> str:

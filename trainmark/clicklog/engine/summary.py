@@ -12,6 +12,9 @@ from trainmark.progress import SafeConsole
 MANIFEST = "prepare.json"
 SCHEMA = "trainmark.prepare/1"
 EMBEDDING_DIM = 128
+"""That of the published runs."""
+AUTO_DIM = 16
+"""That of dlrm-auto, which a log of one's own is trained with."""
 RARE_SHARE = 0.1
 """Of a column's rows: more than this many with the id of rare values are worth a warning."""
 MAX_NAMED = 5
@@ -169,8 +172,8 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     model = facts["model"]
     console.print(
         f"{_tables(len(facts['cardinalities']))}, {model['table_rows']:,} rows together: "
-        f"at dimension {model['embedding_dim']}, {model['parameters']:,} parameters, "
-        f"{readable_size(model['fp32_bytes'])} in fp32",
+        f"{readable_size(model['table_rows'] * AUTO_DIM * 4)} in fp32 at dimension {AUTO_DIM} "
+        f"(dlrm-auto), {readable_size(model['fp32_bytes'])} at {model['embedding_dim']}",
         soft_wrap=True,
     )
     new = {name: feature.get("new_ids") for name, feature in facts["features"].items()}
