@@ -48,6 +48,8 @@ def start(
 
 def on_ranks(folder: Path, *commands: list[str], world: int = 2) -> None:
     """`trainmark WORDS...` for each command, on so many ranks, until all have ended well."""
+    # Ranks would look for each other where those of an earlier call have been.
+    (folder / f"store-{world}").unlink(missing_ok=True)
     rank_processes.run(_follow, commands, folder, world, world=world)
 
 
