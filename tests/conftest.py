@@ -12,6 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from trainmark.hardware.amx import avoid_missing_amx
+
+avoid_missing_amx()
+
 # A skip that is not named in skips.py fails the session; shards.py has `--shard`.
 pytest_plugins = ["tests.skips", "tests.shards"]
 

@@ -86,6 +86,7 @@ NEEDS = {
         ("tests/unit/test_inference.py::test_flags",),
     ),
     "glibc": Need("glibc's malloc", "glibc's malloc only", ("tests/unit/test_allocator.py",)),
+    "x86-64": Need("Linux on x86-64", "needs Linux on x86-64", ("tests/unit/test_amx.py",)),
     "huge-pages": Need(
         "a kernel with transparent huge pages on `madvise`",
         "a kernel that gives huge pages .*",

@@ -18,6 +18,7 @@ from pathlib import Path
 from trainmark import __version__
 from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory, unknown
+from trainmark.hardware.amx import avoid_missing_amx
 from trainmark.verbs.flags import (
     first_line,
     first_word,
@@ -59,6 +60,7 @@ def main(
     """Run one verb; returns the exit code. `tell` prints an error; by default, `_tell` does."""
     started = time.perf_counter()
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    avoid_missing_amx()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="surrogateescape")  # a path's bytes leave as they came
     arguments = list(sys.argv[1:] if arguments is None else arguments)

@@ -9,4 +9,5 @@ memory.py        bytes that a run needs and a device has; plans.py: these, and a
 environment.py   this machine and its software, for a result
 monitor.py       power, utilisation and memory while a run trains; energy.py: joules, by counters
 allocator.py     settings of malloc for training on a CPU; pinned.py: memory for copies of a GPU
+amx.py           a matrix unit that some virtual machines announce and do not have
 """

@@ -1,0 +1,54 @@
+"""Machines that announce AMX without having it are played by files; this one's CPUID is asked."""
+
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from trainmark.hardware import amx
+
+PROCESSORS = Path("/proc/cpuinfo")
+SETTING = "ONEDNN_MAX_CPU_ISA"
+
+
+@pytest.fixture
+def processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(SETTING, raising=False)
+    monkeypatch.setattr(amx.platform, "machine", lambda: "x86_64")
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nflags\t\t: fpu amx_bf16 amx_tile\n\nprocessor\t: 1\n")
+    return path
+
+
+@pytest.mark.parametrize(("tiles", "avoided"), [(0, True), (1, False), (None, False)])
+def test_it_is_avoided_only_where_it_has_no_tiles(
+    processors: Path, monkeypatch: pytest.MonkeyPatch, tiles: int | None, avoided: bool
+) -> None:
+    monkeypatch.setattr(amx, "_cpuid", lambda leaf: tiles)
+    assert amx.avoid_missing_amx(processors) == avoided == (SETTING in os.environ)
+
+
+def test_what_a_user_has_set_stays(processors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amx, "_cpuid", lambda leaf: 0)
+    monkeypatch.setenv(SETTING, "AVX2")
+    assert amx.avoid_missing_amx(processors)
+    assert os.environ[SETTING] == "AVX2"
+
+
+def test_other_processors_are_not_asked(
+    processors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amx, "_cpuid", lambda leaf: 0)
+    assert not amx.avoid_missing_amx(tmp_path / "none")
+    processors.write_text("flags\t\t: fpu avx512f\n")
+    assert not amx.avoid_missing_amx(processors)
+    assert SETTING not in os.environ
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not PROCESSORS.exists(), reason="needs Linux on x86-64"
+)
+def test_cpuid_says_what_the_kernel_has_read() -> None:
+    level = next(line for line in PROCESSORS.open() if line.startswith("cpuid level"))
+    assert amx._cpuid(0) == int(level.split(":")[1])
