@@ -8,16 +8,16 @@ from trainmark.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of the server."""
+    """How much a server takes."""
 
     rows: Count = 16_384
-    """Rows per request; more get status 413."""
+    """Of one request; more get status 413."""
     body_mib: Count = 16
-    """MiB per request; more gets status 413."""
+    """Of one request; more gets status 413."""
     waiting: Count = 1024
     """Requests that wait for a model; others get status 429."""
     seconds: Positive = 30.0
-    """Seconds for a body to arrive (status 408), and then for the answer (504)."""
+    """That a body may take to arrive (status 408), and then the answer (504)."""
 
     @property
     def body_bytes(self) -> int:
