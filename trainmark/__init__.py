@@ -1,3 +1,3 @@
-"""Trainmark: train reference models on real hardware and say, honestly, how fast and how well."""
+"""Trainmark trains reference models and reports throughput and quality in comparable numbers."""
 
 __version__ = "0.1.0"

@@ -113,7 +113,7 @@ def _overview() -> str:
         [
             "usage: trainmark VERB ...",
             "",
-            "Train reference models on real hardware and say, honestly, how fast and how well.",
+            "Train reference models and report throughput and quality in comparable numbers.",
             "",
             *lines,
             "trainmark VERB --help shows a verb's flags; --debug shows the traceback of an error.",

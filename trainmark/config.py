@@ -140,22 +140,22 @@ class Run:
     quality_split: Literal["test", "validation"] = "test"
     """Held-out data that the target is judged on."""
     patience: Count | None = None
-    """End the run after so many evaluations without a better one, and keep the best checkpoint. The
-    validation split chooses, if there is one; the other splits are evaluated at the end."""
+    """End the run after this many evaluations without a better one, and keep the best checkpoint.
+    The validation split decides, if there is one."""
 
     warmup_clock: CountOrZero = 10
     """First optimiser steps left out of p_train and p_core (compilation, caches)."""
     log_every: Count = 100
-    """Steps between two looks at the loss; a step that is not finite is found at the next look."""
+    """Steps between two readings of the loss, which find a loss that is not finite."""
     checkpoint_every: str = "10 minutes"
     """`never`, `N steps` or `N minutes`; a run that is asked to stop saves anyway."""
     keep_checkpoints: Count = 2
     """How many checkpoints to keep."""
     keep_scores: CountOrZero = 20_000_000
-    """Keep the scores of splits of at most so many rows (5 bytes each), for `trainmark compare`."""
+    """Keep the scores of splits of at most this many rows (5 bytes each), for `compare`."""
     check_every: Count | None = None
-    """Compute loss and gradients of every N-th step twice, and stop if a bit differs: a device that
-    computes wrongly seldom says so. 200 costs 0.5 % on a CPU (docs/reliability.md)."""
+    """Compute loss and gradients of every N-th step twice and stop if a bit differs, to find
+    faulty hardware. N = 200 costs 0.5 % on a CPU (docs/reliability.md)."""
     profile: str | None = None
     """START:STOP, the steps of rank 0 to trace with torch.profiler, into OUTPUT/profile.json."""
     tensorboard: bool = False
@@ -163,11 +163,11 @@ class Run:
     dllogger: bool = False
     """Also write the lines of NVIDIA's dllogger, into OUTPUT/dllogger.json."""
     submission: str | None = None
-    """ORG,PLATFORM: who trains on what, for OUTPUT/mlperf.log."""
+    """ORG,PLATFORM: submitter and platform, for OUTPUT/mlperf.log."""
     price_per_hour: NotNegative | None = None
-    """Price of all devices of the run, in any currency: the result then has its cost."""
+    """Price per hour of all devices of the run, in any currency; adds the cost to the result."""
     grams_co2_per_kwh: NotNegative | None = None
-    """CO2 of the electricity: the result then has that of the devices' energy."""
+    """CO2 of the electricity; adds the emissions of the devices' energy to the result."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -199,7 +199,7 @@ class TrainOptions:
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES (a100-40gx2x8); default cpux1x1."""
     hardware: Path | None = None
-    """A hardware.toml that describes this device: its peak makes an MFU, its rates a prediction."""
+    """A hardware.toml that describes this device: its peak gives an MFU, its rates a prediction."""
 
 
 # --- a file between the named run and the flags

@@ -42,14 +42,14 @@ class LogOptions:
     validation: Files = ()
     """Files to validate on."""
     holdout: str = LAST_DAY
-    """What is not for training: last-day (the last file; the last seventh of a single one), the
-    last rows as a fraction of all, such as 0.1, or a fraction at random (by --seed): random:0.1."""
+    """Rows to hold out: last-day (the last file; the last seventh of a single one), the last
+    rows as a fraction of all, such as 0.1, or a random fraction (by --seed): random:0.1."""
     test_half: Literal["first", "second"] | None = None
-    """Which half of that is the test split; the other one validates. Default: the first, or as
-    the recipe says."""
+    """Which half of the held-out rows is the test split; the other validates. Default: the
+    first, or as the recipe says."""
     negative_rate: float | None = None
-    """Keep this share of the training rows that are no clicks, and all clicks; held-out rows stay
-    as they are. Scores of a model are corrected for it. Default: all."""
+    """Keep this share of the training rows without a click, and all clicks; held-out rows stay
+    complete. Scores of a model are corrected for it. Default: all."""
 
     frequency_threshold: str | None = None
     """Categorical values seen less often are rare and share an id; 0 keeps all. For single columns:
@@ -63,8 +63,8 @@ class LogOptions:
     """A dataset prepared earlier, whose vocabularies to use instead of counting. Columns are read
     as they were there; its recipe, thresholds and --max-rows hold."""
     grow: bool = False
-    """With --vocabulary: values that it does not know, and that occur often enough, get ids behind
-    the old ones, so that a model can learn on from it (train --from)."""
+    """With --vocabulary: new values that occur often enough get ids behind the old ones, so that
+    a model of that dataset can continue (train --from)."""
     bad_rows: BadRows = "stop"
     """Rows that break the format: stop at the first, skip them, or keep them with the bad fields
     as missing. Skipped and kept ones are listed in bad_rows.txt."""

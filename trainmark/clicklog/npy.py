@@ -55,7 +55,7 @@ class Options:
     output: Path
     """Folder to write; it appears when everything is written."""
     max_rows: str | None = None
-    """Fold ids into tables of at most so many rows, also per column: 40000000,C3=100."""
+    """Fold ids into tables of at most this many rows, also per column: 40000000,C3=100."""
     test_half: Literal["first", "second"] = "second"
     """Which half of the last day is the test split (TorchRec: the second); the other validates."""
 

@@ -61,14 +61,14 @@ class Options:
     seed: int = 0
     """Another seed gives another hidden model and other rows."""
     cardinalities: tuple[int, ...] | None = None
-    """Number of ids of each categorical column; the Terabyte's that are beyond it become 0, the id
-    of rare values (not in raw days: they have all values)."""
+    """Number of ids of each categorical column; the Terabyte's ids beyond it become 0, the id of
+    rare values (raw days have all values)."""
     num_numerical: int = NUM_NUMERICAL
     """Number of integer columns."""
     ids: Literal["power_law", "uniform"] = "power_law"
-    """How categorical values are distributed: a few very frequent ones, or all alike."""
+    """Distribution of categorical values: by a power law, or uniform."""
     signal: bool = True
-    """Draw the labels from a hidden model; without, every row is as likely a click."""
+    """Draw the labels from a hidden model; without it, labels are independent of the row."""
     workers: int | None = None
     """Processes that make rows; by default one for each core."""
 

@@ -24,15 +24,15 @@ class TabularOptions(LogOptions):
     """Options for data of any columns."""
 
     spec: Path | None = None
-    """A feature_spec.yaml that describes data with ids in splits, to be brought into another form.
-    Instead of --input and --columns."""
+    """A feature_spec.yaml that describes data that have ids and splits already. Instead of
+    --input and --columns."""
     columns: str | None = None
     """What the columns are: 'label=clicked numerical=age,price:log categorical=user,city
     timestamp=seen_at'. See docs/data.md. Default with --vocabulary: as in that dataset."""
     numerical: str | None = None
-    """How to read the numbers of which --columns does not say it: auto (the default: by their
-    training rows), plain, log, signed_log, standard, standard_log, quantile, bins, or several,
-    such as standard+bins+missing."""
+    """How to read numerical columns for which --columns does not say: auto (the default, by
+    their training rows), plain, log, signed_log, standard, standard_log, quantile, bins, or
+    several, such as standard+bins+missing."""
     split_by: str | None = None
     """The column that rows are ordered by, such as a time, before the last ones are held out: by
     --holdout, or a seventh. It need not be in --columns. day:number reads numbers that are text."""
@@ -40,7 +40,7 @@ class TabularOptions(LogOptions):
     """A column, such as a user, whose rows belong together: --holdout random keeps them so, and
     evaluations can tell them apart (group.bin). It need not be in --columns."""
     positive: str | None = None
-    """The value of the label that is a click, where it has two others than 0 and 1: '>50K'."""
+    """The value of the label that is a click, if its values are not 0 and 1: '>50K'."""
 
 
 def prepare(

@@ -42,7 +42,7 @@ class LaunchOptions:
     container: str | None = None
     """slurm: image to run in (needs the cluster's pyxis plugin)."""
     mounts: Repeated = ()
-    """slurm: what the container sees, as /data:/data; may be repeated."""
+    """slurm: a folder to mount in the container, as /data:/data; may be repeated."""
     dry_run: bool = False
     """Print the command or the batch script, and start nothing."""
     detach: bool = False

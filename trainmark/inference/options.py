@@ -24,12 +24,12 @@ class InferOptions:
     checkpoint: Checkpoint = None
     """Which one; default: the best if the run had --patience, else the last."""
     batches: str | None = None
-    """Samples of a request, several sizes with commas between them. By default the workload's own,
-    of which those are left out that the data has too few samples for."""
+    """Samples per request: sizes separated by commas. By default the workload's own, without
+    those that exceed the held-out data."""
     steps: int = 200
-    """Requests of each size to time, after 10 that are not."""
+    """Requests of each size to time, after 10 untimed ones."""
     clients: int = 1
-    """Requests under way at a time, each of a client that waits for its answer."""
+    """Concurrent requests, each from a client that waits for its answer."""
     device: DeviceChoice = "auto"
     """Where to predict."""
     data: str | None = None
@@ -65,7 +65,7 @@ class PredictOptions:
     column: str | None = None
     """For sentences in a table: the column that has them; default: sentence."""
     memory: str | None = None
-    """What encoding raw files may take, such as 4G; default: a quarter of the machine's."""
+    """Memory for encoding raw files, such as 4G; default: a quarter of the machine's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +78,16 @@ class ServeOptions:
     checkpoint: Checkpoint = None
     """Which one of a run's; default: the best if the run had --patience, else the last."""
     reload_every: Positive | None = None
-    """Look so often, in seconds, whether there is a newer checkpoint or export, and go over to it
-    without a pause. Default: what was loaded first is served to the end."""
+    """Seconds between two looks for a newer checkpoint or export, to switch to it without a
+    pause. Default: never."""
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
-    ask then."""
+    """Address to listen at; 0.0.0.0 opens the server to everyone who reaches this machine."""
     port: int = 8000
     """Port to listen at; 0 takes a free one."""
     grpc_port: int | None = None
     """Port for gRPC (8001 is usual); 0 takes a free one. Default: no gRPC."""
     api_key: Path | None = None
-    """File with keys, one a line. Requests must bring one: Authorization: Bearer KEY."""
+    """File with keys, one per line. Requests must send one: Authorization: Bearer KEY."""
     tls_certificate: Path | None = None
     """PEM file with the certificate and its chain: HTTPS, and gRPC over TLS."""
     tls_key: Path | None = None

@@ -38,9 +38,9 @@ class EvaluateOptions:
     device: DeviceChoice = "auto"
     """Where to evaluate."""
     importance: bool = False
-    """Find out what each column is worth: how much AUC is lost when its values are shuffled."""
+    """Also measure how much AUC is lost when the values of each column are shuffled."""
     importance_rows: int = 50_000
-    """Rows of the quality split to use for that, at most."""
+    """Most rows of the quality split to use for --importance."""
 
 
 def evaluate(options: EvaluateOptions) -> None:

@@ -27,8 +27,8 @@ class ShowOptions:
     cluster: str | None = None
     """Hardware to resolve for, as HARDWARExNODESxDEVICES; default cpux1x1."""
     hardware: Path | None = None
-    """A hardware.toml (by hand, or from `calibrate`): what it says goes before the datasheets, and
-    its key can be in --cluster."""
+    """A hardware.toml (by hand, or from `calibrate`), preferred to the datasheets; --cluster may
+    name its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class PlanOptions(ShowOptions):
     """Plan a run on a cluster."""
 
     json: Path | None = None
-    """File to write the placement of the tables to; edited or not, --placement takes it."""
+    """File to write the placement of the tables to, for --placement; it may be edited."""
     search: bool = False
     """Rank other splits, micro-batches and recomputation by predicted time, instead of one plan."""
     check: tuple[Path, ...] = ()
-    """Instead of RUN and all other flags: how far the predictions of finished runs were off."""
+    """Instead of RUN and all other flags: print the errors of the predictions of finished runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +107,14 @@ class BoardOptions:
     serve: bool = False
     """Serve the page over HTTP instead, and show new results as they come."""
     host: str = "127.0.0.1"
-    """Address to serve at; 0.0.0.0 for all of this machine's, which anyone who reaches them may
-    look at then."""
+    """Address to serve at; 0.0.0.0 opens the page to everyone who reaches this machine."""
     port: int = 8080
     """Port to serve at; 0 takes a free one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignOptions:
-    """Compare a loss curve with a reference; exit code 1 where they do not agree."""
+    """Compare a loss curve with a reference; exit code 1 if they do not agree."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Output folder of a run (or its loss.csv)."""
@@ -155,9 +154,9 @@ class ReplayOptions:
     result: Annotated[Path, tyro.conf.Positional]
     """A result.json, or the output folder of a run."""
     run: bool = False
-    """Run the command, instead of printing it alone."""
+    """Run the command, instead of only printing it."""
     output: Path | None = None
-    """Folder for the new run; default: that of the old one, with -again behind its name."""
+    """Folder for the new run; default: the old one's name with -again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +203,7 @@ class SweepOptions(TrainOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
-    """Run the cases of a file; finished ones are not run again. Exit code 1 where one failed."""
+    """Run the cases of a file; finished ones are not run again. Exit code 1 if one failed."""
 
     cases: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CASES.toml")]
     """A list of [[case]], each with `run`, `case` (HARDWARExNODESxDEVICES that it is for), and, if

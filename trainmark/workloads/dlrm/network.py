@@ -28,24 +28,24 @@ class Model:
     numerical_features: CountOrZero = 13
     """Numerical features (0 is allowed). A dataset in --data brings its own number."""
     table_rows: tuple[Count, ...] = (100_000,) * 26
-    """Rows of each embedding table, one table per categorical feature. A dataset in --data brings
-    its own. Behind these are those of the crosses."""
+    """Rows of each embedding table, one table per categorical feature; those of crosses come
+    last. A dataset in --data brings its own."""
     crosses: tuple[str, ...] = ()
-    """Features whose combinations have a table of their own, by their numbers from 0: `0x4x6` for
-    three of them. dlrm-auto finds some."""
+    """Combinations of features with their own table, by the features' numbers from 0: `0x4x6`
+    for three of them. dlrm-auto finds some."""
     hotness: tuple[Count, ...] | None = None
-    """Ids that a sample has of each categorical feature, at most; by default one of each. A dataset
-    in --data brings its own numbers."""
+    """Most ids per sample of each categorical feature; by default one. A dataset in --data
+    brings its own numbers."""
     varies: Annotated[bool, tyro.conf.Suppress] = False
     """Whether it may have fewer (set from a dataset)."""
     pooling: Literal["sum", "mean"] = "sum"
-    """What becomes of the rows of several ids; of none, zeros."""
+    """How to combine the rows of several ids; without ids the result is zeros."""
     embedding_dim: Width = 128
     """Width of an embedding row, and of the bottom MLP's output, which follows it unless
     --model.bottom-mlp is given."""
     table_widths: tuple[CountOrZero, ...] | Literal["auto"] | None = None
-    """Widths of the tables where they are not embedding_dim: one for each, none above it; `auto`:
-    a power of 2 near 6 (rows of the table)^(1/4). Zeros fill a narrower row up."""
+    """Width of each table, at most embedding_dim, if they differ; `auto`: a power of 2 near 6
+    (rows of the table)^(1/4). Zeros pad narrower rows."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
     top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
@@ -70,10 +70,9 @@ class Model:
     """Tables begin with uniform numbers up to this size; by default, as published, up to
     sqrt(1 / rows of the table)."""
     dropout: Share | None = 0.0
-    """Share of what the MLPs' hidden layers pass on that is dropped in training; None in dlrm-auto,
-    which chooses it."""
+    """Dropout of the MLPs' hidden layers; None in dlrm-auto, which chooses it."""
     interaction_dropout: Share = 0.0
-    """Share of the interaction's output, which the top MLP reads, that is dropped in training."""
+    """Dropout of the interaction's output, which the top MLP reads."""
 
     # --- tables
 

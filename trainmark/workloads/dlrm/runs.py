@@ -38,8 +38,8 @@ class Optimizer:
     beta2: Share = 0.999
     """Adam's decay of the second moment."""
     weight_decay: NotNegative = 0.0
-    """Share, times the learning rate, that a step takes off MLP weights (not biases) and off the
-    table rows that its batch looked up, before it updates them."""
+    """Decoupled weight decay, times the learning rate, of MLP weights (not biases) and of the
+    table rows that a batch looks up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +47,19 @@ class Sharding:
     """Which device holds which part of which table (`trainmark plan` shows it)."""
 
     engine: Literal["native", "torchrec"] = "native"
-    """Ours, or TorchRec's (an extra), with its planner."""
+    """Trainmark's embedding engine, or TorchRec's (an extra), with its planner."""
     placement: str = "auto"
     """auto, round_robin, memory_balanced, memory_optimized, greedy; or a file of `plan --json`."""
     column_slice_threshold: Elements | None = None
     """Elements above which a table is halved by columns, until none has more (published: 5e9)."""
     data_parallel_threshold: Elements | None = None
-    """Elements up to which a table lies whole on every device; `auto` decides if not given."""
+    """Elements up to which a table is replicated on every device; `auto` decides if not given."""
     host_tables: tuple[CountOrZero, ...] = ()
     """Tables to keep in host memory, by number; their rows travel for each batch."""
     network_gb_s: Positive | None = None
-    """What a device gets of the network between nodes, GB/s; default: of the vendor's system."""
+    """A device's share of the network between nodes, GB/s; default: that of the vendor's system."""
     force_exchange: bool = False
-    """Send ids and rows through a process group even where one device holds all tables."""
+    """Send ids and rows through a process group even if one device holds all tables."""
     cluster: Annotated[str | None, tyro.conf.Suppress] = None
     """The devices to place for (set when the run is resolved)."""
 
@@ -75,7 +75,7 @@ class TableFormat:
     table_rounding: Literal["stochastic", "nearest"] = "stochastic"
     """Rounding of updates below 32 bits; with `nearest`, small updates are lost."""
     fp32_up_to_rows: CountOrZero = 100_000
-    """Tables of at most so many rows stay fp32: they take little memory and every update."""
+    """Tables of at most this many rows stay fp32: they take little memory and most updates."""
     fp32_tables: tuple[CountOrZero, ...] = ()
     """Further tables to keep fp32, by number."""
 
@@ -101,24 +101,24 @@ class DlrmRun(Run):
     table_format: Annotated[TableFormat, tyro.conf.arg(name="")] = TableFormat()
     sharding: Annotated[Sharding, tyro.conf.arg(name="")] = Sharding()
     positive_weight: Positive = 1.0
-    """How many times a click counts in the training loss, also where that is reported. Predictions
-    take it back."""
+    """Weight of a click in the training loss, also in the reported one. Predictions are
+    corrected for it."""
     shuffle: Literal["none", "batches", "rows"] = "none"
     """Order of the training rows: as stored, windows shuffled, or rows within windows too."""
     shuffle_window: Count = 262_144
     """Rows that are read and shuffled together."""
     validation_share: Share = 0.0
-    """Where a dataset has no validation split: share of the training rows, the last as they are
-    stored, that is held out of training to validate."""
+    """If a dataset has no validation split: share of the training rows, the last as stored, to
+    hold out for validation."""
     page_cache: PageCache = "auto"
-    """Training rows on their way from disk: `bypass` has the disk write straight into the batch,
-    `use` keeps them in memory for another epoch or run, `auto` uses it if half of memory does."""
+    """How to read training rows: `use` keeps them in the page cache for the next epoch or run,
+    `bypass` reads straight into the batch, `auto` bypasses if they exceed half of memory."""
     synthetic_rows: Count | None = None
     """Training rows of generated data: of `--data synthetic` (default 33,554,432), or the first of
     `--data terabyte` (default: all 4,195,197,692)."""
     multi_hot: Literal["data", "uniform"] = "data"
-    """Where the ids of model.hotness come from: the data has them; or it has one of each feature,
-    and each comes with others that were drawn for it, all equally often (as MLPerf makes them)."""
+    """Where the ids of model.hotness come from: the data; or one id per feature from the data,
+    the others drawn uniformly for each id, as MLPerf does."""
     synthetic_ids: Literal["uniform", "planted"] = "uniform"
     """Synthetic ids: uniform, or by a power law with clicks from a hidden model (`planted`)."""
     best_auc: Annotated[Finite | None, tyro.conf.Suppress] = None
