@@ -8,17 +8,13 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import pydantic_core
 
 from trainmark.errors import InputError
-from trainmark.inference.server.limits import (
-    LeftError,
-    NotFoundError,
-    TooSlowError,
-    WrongMethodError,
-)
+from trainmark.inference.server.limits import LeftError, RefusalError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -136,7 +132,7 @@ class App:
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await send(start)
         body = {"type": "http.response.body", "body": answer.body}
-        if not request.has_come and answer.status != TooSlowError.status:
+        if not request.has_come and answer.status != HTTPStatus.REQUEST_TIMEOUT:
             await send(body | {"more_body": True})
             await request.let_pass()
             body["body"] = b""
@@ -148,7 +144,8 @@ class App:
         for pattern, route in self._routes:
             if found := pattern.fullmatch(path):
                 if method not in (route.method, "HEAD" if route.method == "GET" else ""):
-                    raise WrongMethodError(f"{path!r:.80} takes {route.method}, not {method:.20}.")
+                    sentence = f"{path!r:.80} takes {route.method}, not {method:.20}."
+                    raise RefusalError(HTTPStatus.METHOD_NOT_ALLOWED, sentence)
                 request.named = found.groupdict()
                 return route
-        raise NotFoundError(f"There is no {request.path!r:.80}.")
+        raise RefusalError(HTTPStatus.NOT_FOUND, f"There is no {request.path!r:.80}.")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from threading import Lock
 from typing import Any
 
@@ -25,9 +26,7 @@ from trainmark.errors import InputError
 from trainmark.inference.server.limits import (
     LeftError,
     Limits,
-    TooLargeError,
-    TooLateError,
-    TooManyError,
+    RefusalError,
 )
 from trainmark.scoring import Scorer
 
@@ -96,7 +95,10 @@ class Queue:
     async def answer(self, question: Question) -> Any:
         """The answer to a request; raises what is wrong with it."""
         if len(self._waiting) >= self._limits.waiting:
-            raise TooManyError("Too many requests are waiting. Send this one again in a moment.")
+            raise RefusalError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "Too many requests are waiting. Send this one again in a moment.",
+            )
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(_Waiting(question, future))
@@ -108,8 +110,8 @@ class Queue:
             limit.cancel()
 
     def _give_up(self, future: "asyncio.Future[Any]") -> None:
-        error = TooLateError(f"The answer took longer than {self._limits.seconds:g} s.")
-        _settle(future, error)
+        sentence = f"The answer took longer than {self._limits.seconds:g} s."
+        _settle(future, RefusalError(HTTPStatus.GATEWAY_TIMEOUT, sentence))
 
     def _call_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_woken:
@@ -240,9 +242,10 @@ def _read(loaded: Loaded, question: Question, most_rows: int) -> Sized:
     if not len(rows):
         raise InputError("The request has no rows, expected at least one.")
     if len(rows) > most_rows:
-        raise TooLargeError(
+        raise RefusalError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"The request has {len(rows):,} rows, expected at most {most_rows:,}. Send fewer at a "
-            "time, or score a file with trainmark predict."
+            "time, or score a file with trainmark predict.",
         )
     return rows
 

@@ -4,11 +4,12 @@ import gc
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from trainmark.errors import InputError
 from trainmark.inference.server.batching import Loaded, Question, Queue
-from trainmark.inference.server.limits import Limits, NotFoundError, UnavailableError
+from trainmark.inference.server.limits import Limits, RefusalError
 from trainmark.inference.server.metrics import Metrics
 from trainmark.scoring import Scorer
 
@@ -44,7 +45,8 @@ class Model:
     def loaded(self) -> Loaded:
         """What answers now; another one perhaps in the next moment."""
         if self._loaded is None:
-            raise UnavailableError(f"{self.name} is still loading. Ask again in a moment.")
+            sentence = f"{self.name} is still loading. Ask again in a moment."
+            raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
         return self._loaded
 
     async def answer(self, question: Question) -> Any:
@@ -111,7 +113,8 @@ class Models:
     def named(self, name: str) -> Model:
         if name not in self._models:
             known = ", ".join(self._models)
-            raise NotFoundError(f"There is no model {name!r:.60} here, but {known}.")
+            sentence = f"There is no model {name!r:.60} here, but {known}."
+            raise RefusalError(HTTPStatus.NOT_FOUND, sentence)
         return self._models[name]
 
     def load(self) -> None:

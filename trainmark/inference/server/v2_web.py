@@ -1,5 +1,7 @@
 """The KServe v2 protocol over HTTP, as clients of Triton speak it."""
 
+from dataclasses import asdict
+
 import trainmark
 from trainmark.errors import InputError
 from trainmark.inference.server.asgi import Answer, Request, Route, as_json
@@ -81,17 +83,8 @@ def describe(name: str, loaded: Loaded) -> dict[str, object]:
         "name": name,
         "versions": [loaded.version],
         "platform": PLATFORM,
-        "inputs": [
-            {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
-            for spec in scorer.inputs
-        ],
-        "outputs": [
-            {
-                "name": scorer.output.name,
-                "datatype": scorer.output.datatype,
-                "shape": list(scorer.output.shape),
-            }
-        ],
+        "inputs": [asdict(spec) for spec in scorer.inputs],
+        "outputs": [asdict(scorer.output)],
     }
 
 
