@@ -19,9 +19,9 @@ from trainmark import checksums
 from trainmark.bounds import Count, CountOrZero, Finite, NotNegative, Part, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.hardware.backends import DeviceChoice
+from trainmark.hardware.devices import Precision
 from trainmark.validation import parse, read_mapping
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """What every workload computes in; one that can do more says so in `Definition.precisions`."""
 SYNTHETIC = "synthetic"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Kind = Literal["cpu", "cuda", "rocm", "xpu", "npu", "mps"]
-DeviceChoice = Literal["auto", "cpu", "cuda", "rocm", "xpu", "npu", "mps"]
+DeviceChoice = Literal["auto", Kind]
 """What `--device` may say. `auto` is a GPU that PyTorch calls cuda, if there is one, else the CPU:
 devices that nobody has trained on here yet are taken by name only."""
 

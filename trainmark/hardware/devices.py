@@ -11,13 +11,14 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trainmark.errors import InputError, unknown
 from trainmark.hardware import backends, known
 from trainmark.hardware.datasheets import ACCELERATORS, find_cpu
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
 # --- peaks

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.run_tensors import stored_weights
-from trainmark.config import AnyRun, Precision, Run, TrainOptions
+from trainmark.config import AnyRun, Run, TrainOptions
 from trainmark.contract import MODEL_FOLDER, AnyWorkload, Predictions, Trainer
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
@@ -26,7 +26,7 @@ from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware import backends, hardware_file
 from trainmark.hardware.allocator import keep_freed_memory
-from trainmark.hardware.devices import identify
+from trainmark.hardware.devices import Precision, identify
 from trainmark.hardware.known import Known
 from trainmark.hardware.monitor import Monitor
 from trainmark.resolve import accumulation_remark
