@@ -272,22 +272,21 @@ def to_plain(run: Run) -> dict[str, Any]:
 
 def differences(a: Run, b: Run, ignore: frozenset[str] = frozenset()) -> list[str]:
     """Dotted names of the fields in which two configurations differ."""
-    return _differences(to_plain(a), to_plain(b), "", ignore)
+    of_a, of_b = (dict(flatten(to_plain(run))) for run in (a, b))
+    return sorted(
+        name
+        for name in of_a.keys() | of_b.keys()
+        if of_a.get(name) != of_b.get(name) and name.partition(".")[0] not in ignore
+    )
 
 
-def _differences(
-    a: dict[str, Any], b: dict[str, Any], prefix: str, ignore: frozenset[str]
-) -> list[str]:
-    found = []
-    for key in a.keys() | b.keys():
-        if not prefix and key in ignore:
-            continue
-        x, y = a.get(key), b.get(key)
-        if isinstance(x, dict) and isinstance(y, dict):
-            found += _differences(x, y, f"{prefix}{key}.", ignore)
-        elif x != y:
-            found.append(prefix + key)
-    return sorted(found)
+def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested dictionaries as (dotted name, value) pairs."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return pairs
 
 
 def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:

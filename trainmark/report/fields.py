@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from trainmark.config import flatten
 from trainmark.formatting import DASH
 from trainmark.run.result import Result
 
@@ -40,12 +41,3 @@ def _is_long(value: Any) -> bool:
 def _first(parts: Sequence[str]) -> str:
     more = f", and {len(parts) - SHORT} more" if len(parts) > SHORT else ""
     return ", ".join(parts[:SHORT]) + more
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested dictionaries as (dotted name, value) pairs."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return pairs
