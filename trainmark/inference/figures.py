@@ -49,6 +49,7 @@ class Inference:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
+    schema: str = SCHEMA
     run: str
     workload: str
     checkpoint: str
@@ -69,7 +70,6 @@ class Inference:
     hardware: dict[str, Any]
     software: dict[str, Any]
     started: str
-    schema: str = SCHEMA
 
     def with_rows_of(self, earlier: "Inference | None") -> "Inference":
         """This, and the rows of an earlier file that are of nothing that was measured again.
@@ -92,9 +92,7 @@ class Inference:
     def write(self, folder: Path) -> Path:
         """Keep it in a run's folder, whole or not at all."""
         path = folder / FILE_NAME
-        plain = dataclasses.asdict(self)
-        ordered = {"schema": plain.pop("schema"), **plain}
-        write_atomically(path, checksums.dumps(ordered))
+        write_atomically(path, checksums.dumps(dataclasses.asdict(self)))
         return path
 
 
