@@ -24,7 +24,6 @@ def _load() -> Workload[LlamaRun, Any, Any, Any, Any]:
 
 LLAMA3 = Definition(
     name="llama3",
-    run_type=LlamaRun,
     runs=runs.RUNS,
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
