@@ -37,7 +37,7 @@ class Heartbeat:
     clock. Both go on while the main thread waits in a collective.
     """
 
-    def __init__(self, *, beat_s: float, silence_s: float) -> None:
+    def __init__(self, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._listens_to = (rank + 1) % ranks
         self._mine, self._next = key(f"beat/{rank}"), key(f"beat/{self._listens_to}")
@@ -95,9 +95,3 @@ class Heartbeat:
             leave_cause(store, error)
             say(error, debug=False)
         os._exit(LOST_RANK)  # the main thread hangs in a collective
-
-
-def watch_ranks() -> Heartbeat | None:
-    """Begin to listen, where a launcher started several ranks."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return Heartbeat(beat_s=BEAT_S, silence_s=SILENCE_S) if several else None

@@ -21,7 +21,7 @@ from trainmark.config import AnyRun, Run, TrainOptions
 from trainmark.contract import MODEL_FOLDER, AnyWorkload, Predictions, Trainer
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
-from trainmark.distributed.heartbeat import watch_ranks
+from trainmark.distributed.heartbeat import Heartbeat
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware import backends, hardware_file
@@ -240,7 +240,7 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     heartbeat, begins = None, not dist.is_initialized()
     if begins and ranks > 1:
         launched.join(backends.collectives(device))
-        heartbeat = watch_ranks()
+        heartbeat = Heartbeat()
     yield meshes.build(device, workloads.definition(cfg).mesh_axes(cfg, ranks))
     if heartbeat is not None:
         heartbeat.stop()
