@@ -125,7 +125,7 @@ class Training:
             clocks.train_starts()
             self.feed = Feed(iter(self.data), self.trainer, clocks, self.mesh.device)
             profiler = Profiler(cfg.profile if self.mesh.is_main else None, self.output)
-            while not self.has_finished:
+            while self.ended is None:
                 batch = next(self.feed)
                 lr = cfg.lr * cfg.schedule.factor(progress.step)
                 loss, skipped, differ = self._step(batch, lr)
@@ -207,11 +207,6 @@ class Training:
         """The last step, unless the target or patience ends the run earlier."""
         all_epochs: int = self.cfg.epochs * self.data.steps_per_epoch
         return all_epochs if self.cfg.max_steps is None else min(self.cfg.max_steps, all_epochs)
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether there is no step left to do."""
-        return self.ended is not None
 
     @property
     def ended(self) -> str | None:
@@ -327,7 +322,7 @@ class Training:
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
         if self.cfg.patience is not None and split == self._watched and progress.step:
             progress.best = best_after(progress.best, evaluation, progress.step, self.cfg)
-        if predictions is not None and self.has_finished:  # they are assessed after the last step
+        if predictions is not None and self.ended:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
 
     def _evaluate_at_end(self) -> None:

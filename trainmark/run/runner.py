@@ -182,7 +182,7 @@ def _finished_before(training: Training) -> Result | None:
     """The result of a run that has no step left to do; None if it must be judged by another
     target."""
     output = training.output
-    if not training.has_finished or not (output / result.FILE_NAME).exists():
+    if training.ended is None or not (output / result.FILE_NAME).exists():
         return None
     earlier = result.read(output)
     if earlier.quality.target != training.cfg.target:
