@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from trainmark.errors import InputError
 from trainmark.hardware import backends
@@ -212,6 +213,11 @@ def agreed(action: Callable[[], T], group: Any = None) -> list[T]:
             raise one
         found.append(one)
     return found
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def launched_ranks() -> int:
