@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainmark.progress import SafeConsole
 from trainmark.report.charts import Bar
 from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, metrics_table
 
@@ -45,7 +46,7 @@ def terminal(tables: Sequence[Titled], width: int) -> RenderableType:
 
 def _whole(one: Titled, width: int) -> Table:
     table = metrics_table(one.grid, one.title)
-    needed = Console(width=WIDEST).measure(table).maximum
+    needed = SafeConsole(width=WIDEST).measure(table).maximum
     table.width = needed if needed > width else None
     return table
 
