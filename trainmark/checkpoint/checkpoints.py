@@ -161,7 +161,7 @@ def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _bits(tensor: Tensor) -> Any:
-    """Its memory as an array of integers: numpy lacks some types."""
+    """A tensor's memory as an array of integers: numpy lacks some types."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(kinds[tensor.element_size()]).numpy()
 

@@ -225,7 +225,7 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 
 def name_and_memory(accelerator: torch.device) -> tuple[str, int]:
-    """As the driver gives them; the name is PyTorch's where its back end has no properties."""
+    """Name and memory, as the driver gives them; PyTorch's name where a back end has none."""
     import torch
 
     module = torch.get_device_module(accelerator)

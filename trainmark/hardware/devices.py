@@ -44,7 +44,7 @@ class Device:
     key: str
     """A key of `ACCELERATORS` or of a `hardware.toml`, `cpu`, or the driver's name as a slug."""
     name: str
-    """As the driver (or the kernel) gives it."""
+    """The name that the driver (or the kernel) gives."""
     memory_bytes: int
     cores: int | None = None
     """Physical cores that this process may use; CPUs only."""
@@ -102,7 +102,7 @@ class Cluster:
     hardware: str
     nodes: int
     devices: int
-    """Per node."""
+    """Devices of each node."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.devices < 1:

@@ -195,7 +195,7 @@ def _in_units(value: Any, unit: float) -> Any:
 
 
 def text(found: Known) -> str:
-    """A file that says the same."""
+    """The text of a file that says the same."""
     links = {name: getattr(found, name) for name in ("node", "host", "network")}
     lines = [f"name = {_quoted(found.name)}", f"key = {_quoted(found.key)}"]
     lines += _line("memory", "gib", found.memory, GIB)

@@ -18,11 +18,11 @@ class Links:
     """What one device is connected with."""
 
     node: float
-    """To the other devices of its node, all together."""
+    """Link to the other devices of its node, all together."""
     host: float
-    """To host memory."""
+    """Link to host memory."""
     network: float | None
-    """To other nodes; None where the vendor builds no such system."""
+    """Link to other nodes; None where the vendor builds no such system."""
     source: str
 
 

@@ -20,17 +20,17 @@ class Machine:
     """Bytes, and bytes per second, of one device of a cluster."""
 
     devices: int
-    """All of them."""
+    """All devices of the cluster."""
     devices_per_node: int
     memory: int | None
-    """Of one device, less what is reserved; None where it is not known beforehand."""
+    """Memory of one device, less what is reserved; None where it is not known beforehand."""
     bandwidth: float
-    """Of the device's memory."""
+    """Bandwidth of the device's memory."""
     node_link: float
     network: float
     host_link: float
     measured: Measured = Measured()
-    """What goes before shares of the bandwidth."""
+    """Measured rates; they take precedence over shares of the bandwidth."""
     unknown: str = ""
     """Why these numbers serve to weigh alternatives, but not to predict times."""
     unknown_host: str = ""
@@ -41,11 +41,11 @@ class Machine:
         return self.devices // self.devices_per_node
 
     def streaming(self, share: float) -> float:
-        """Of bytes read and written in order: as measured, or a share of the bandwidth."""
+        """Rate of bytes read and written in order: as measured, or a share of the bandwidth."""
         return self.measured.copy or self.bandwidth * share
 
     def of_rows(self, kind: str, row_bytes: int, table_bytes: float, share: float) -> float:
-        """Likewise of rows that are read in random order, or that an optimiser changes."""
+        """Likewise for rows that are read in random order, or that an optimiser changes."""
         return self.measured.of_rows(kind, row_bytes, table_bytes) or self.bandwidth * share
 
 
@@ -113,7 +113,7 @@ def _attained(rate: float | None) -> float | None:
 
 
 def peak_of(cluster: Cluster, precision: str) -> Peak | Unknown:
-    """Of one rank: those of a machine share its CPUs."""
+    """The peak of one rank: the ranks of a machine share its CPUs."""
     peak = peak_flops(cluster.hardware, precision)
     if isinstance(peak, Unknown) or cluster.hardware != CPU:
         return peak
@@ -160,7 +160,7 @@ def sources(cluster: Cluster, precision: str, used: Collection[Used]) -> list[st
 
 
 def used_links(cluster: Cluster) -> list[Used]:
-    """Those between the devices."""
+    """The links between the devices."""
     links: dict[Used, bool] = {
         "link between devices": cluster.devices > 1,
         "network": cluster.nodes > 1,

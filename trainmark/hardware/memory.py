@@ -116,7 +116,7 @@ def check_fits(
 
 
 def check_host_fits(needed: int, available: int, name: str) -> None:
-    """Likewise for tables in host memory, of all devices of this machine."""
+    """The same for tables in host memory, of all devices of this machine."""
     if needed > available:
         raise InputError(
             f"{name} does not fit: its tables in host memory need {readable_size(needed)} on this "

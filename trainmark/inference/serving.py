@@ -86,12 +86,12 @@ def _check_scores(
 
 @dataclass(frozen=True)
 class Found:
-    """What is in a folder now."""
+    """What a folder holds now."""
 
     checkpoint: Path | None
-    """None of an export."""
+    """The checkpoint; None for an exported model."""
     written: tuple[tuple[int, int, int], ...]
-    """Changes with what was written."""
+    """Inode, size and time of each file, which tell a newer model."""
 
 
 def _newest(folder: Path, run: Run | None, options: ServeOptions) -> Found:

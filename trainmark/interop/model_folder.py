@@ -8,7 +8,7 @@ from trainmark.errors import InputError
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Its config.json."""
+    """The config.json of a model folder."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

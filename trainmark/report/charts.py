@@ -281,7 +281,7 @@ class Bar:
 
 
 def bar_chart(bars: Sequence[Bar]) -> Markup:
-    """One below the other, from a common zero."""
+    """Bars below each other, from a common zero."""
     ends = [bar.value + sign * 2 * (bar.error or 0.0) for bar in bars for sign in (-1, 1)]
     low, high = min(0.0, *ends), max(0.0, *ends)
     full = (high - low) or 1.0

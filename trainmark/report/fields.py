@@ -24,7 +24,7 @@ def different_fields(results: Sequence[Result]) -> list[list[str]]:
 
 
 def _told_apart(values: Sequence[Any]) -> list[str]:
-    """As texts; of long lists of texts only what not all have, as the columns of two datasets."""
+    """Values as texts; long lists, as the columns of two datasets, show only what not all have."""
     if not all(_is_long(value) for value in values):
         return [str(value) for value in values]
     in_all, in_any = set.intersection(*map(set, values)), set().union(*values)

@@ -33,7 +33,7 @@ class SweptField:
 
     name: str
     choices: tuple[str, ...] = ()
-    """Its values; empty for a range."""
+    """The values it was given; empty for a range."""
     log: bool = False
     """Whether the range is one of factors."""
 
@@ -194,7 +194,7 @@ def _chart(field: SweptField, done: Sequence[SweptRun], best: SweptRun, y_label:
 
 
 def _points(field: SweptField, runs: Sequence[SweptRun]) -> Curve:
-    """Each alone in its piece: a dot."""
+    """One dot for each run."""
     return Curve(
         [
             [_point(_place(field, run), run.value, run.label)]
@@ -206,7 +206,7 @@ def _points(field: SweptField, runs: Sequence[SweptRun]) -> Curve:
 
 
 def _means(field: SweptField, done: Sequence[SweptRun]) -> Curve | None:
-    """Over the runs of each choice, if there are several of one."""
+    """The mean of each choice's runs; None if every choice has one run."""
     if not field.choices or len(done) <= len(field.choices):
         return None
     groups = {

@@ -70,9 +70,9 @@ class Scale:
     widest: int
     """Widest square matrix of a GEMM."""
     table_bytes: int
-    """Of each table."""
+    """Size of each table."""
     lookups: int
-    """In all of them."""
+    """Rows to look up, over all tables."""
     copy_bytes: int
     file_bytes: int
     tables: int = 1
@@ -80,9 +80,9 @@ class Scale:
     """Seconds to spend on each figure, in each round."""
     rounds: int = 1
     samples: int = 8192
-    """Of layers and an interaction that learn, on a CPU,"""
+    """On a CPU: samples for layers and interactions, forward and backward."""
     activations: int = 2**20
-    """and at most so many numbers of a layer."""
+    """On a CPU: the most activations of one layer."""
 
 
 CPU_SCALE = Scale(
@@ -176,7 +176,7 @@ def _over_ranks(own: Measured, shared: bool) -> Measured:
 
 
 def _combined(found: Sequence[Measured], how: Callable[[Sequence[float]], float]) -> Measured:
-    """Of each figure the mean, or the median, of those that have it."""
+    """Combine measurements figure by figure: the mean, or the median, of those that have it."""
 
     def of(values: Sequence[Any]) -> Any:
         values = [value for value in values if value is not None]
@@ -303,7 +303,7 @@ def _interaction(here: torch.device, scale: Scale, width: int) -> float:
 def _layers(
     here: torch.device, scale: Scale, precisions: Sequence[str]
 ) -> dict[str, dict[int, tuple[float, float]]]:
-    """By precision and width."""
+    """`_layer` for each precision and width."""
     widths = [width for width in GEMM_WIDTHS if width <= scale.widest]
     return {name: {w: _layer(here, scale, name, w) for w in widths} for name in precisions}
 
@@ -318,7 +318,7 @@ def _layer(here: torch.device, scale: Scale, precision: str, width: int) -> tupl
 
 
 def _mlp_s(here: torch.device, scale: Scale, precision: str, width: int, samples: int) -> float:
-    """Seconds of one of its layers, forward and backward."""
+    """Seconds of one layer of an MLP, forward and backward."""
     x = torch.randn(samples, width, device=here, requires_grad=True)
     weights = [torch.randn(width, width, requires_grad=True) for _ in range(LAYERS)]
     biases = [torch.zeros(width, requires_grad=True) for _ in range(LAYERS)]

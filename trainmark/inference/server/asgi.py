@@ -21,7 +21,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 REST_OF_BODY_S = 10.0
-"""For what is still to come of a body once its request is answered."""
+"""Seconds for the rest of a body whose request has been answered."""
 
 
 class Request:
@@ -30,12 +30,12 @@ class Request:
     def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
         self.path: str = scope["path"]
         self.named: Mapping[str, str] = {}
-        """The parts of its path that a route has names for."""
+        """Parts of the path, by the names that the route gives them."""
         self._receive, self._has_ended = receive, False
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes | None:
-        """By its name, in small letters."""
+        """The value of a header, by its name in lower case."""
         return self._headers.get(name)
 
     async def part(self) -> tuple[bytes, bool]:
@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """To a request."""
+    """The answer to a request."""
 
     body: bytes
     status: int = 200
@@ -89,7 +89,7 @@ class Route:
     """Requests that a function answers."""
 
     path: str
-    """Its parts may be `{names}`, which stand for anything."""
+    """Parts of it may be `{names}`, which match anything."""
     endpoint: Callable[[Request], Awaitable[Answer]]
     method: str = "GET"
 

@@ -54,11 +54,11 @@ class Question:
     """A request, whatever protocol it came by. Its functions may be called in any thread."""
 
     size: int
-    """Of its body, in bytes."""
+    """Bytes of its body."""
     read: Callable[[Loaded], Sized]
-    """Its rows."""
+    """Reads its rows."""
     write: Callable[[Loaded, NDArray[Any]], Any]
-    """The answer, given the scores of its rows."""
+    """Makes the answer from the scores of its rows."""
     has_left: Callable[[], bool] = _stays
     """Whether nobody waits for the answer any longer."""
 
@@ -87,7 +87,7 @@ class Queue:
         self._works, self._lock = False, Lock()
         self._is_woken = False
         self._quick_bytes = 0
-        """Of requests that go through the model quickly, by what others took."""
+        """Requests of up to so many bytes are quick, to judge by those before."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -205,7 +205,7 @@ def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
 
 
 def answers(loaded: Loaded, questions: Sequence[Question], most_rows: int) -> tuple[list[Any], int]:
-    """To each request its answer or what went wrong; and the rows that were scored.
+    """The answer to each request, or what went wrong; and how many rows were scored.
 
     All rows go through the model together.
     """

@@ -9,7 +9,7 @@ from trainmark.inference.server.asgi import Request
 from trainmark.inference.server.limits import Limits, RefusalError
 
 MAX_HELD_BYTES = 256 << 20
-"""Of all bodies that have arrived, in whole or in part, and are not answered yet."""
+"""Most bytes of all bodies that have arrived, in whole or in part, and are not answered yet."""
 ENCODINGS = {"gzip": 31, "deflate": 15}
 """Compressions, and zlib's numbers for them."""
 

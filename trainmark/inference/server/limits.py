@@ -12,13 +12,13 @@ class Limits:
     """How much a server takes."""
 
     rows: Count = 16_384
-    """Of one request; more get status 413."""
+    """Most rows of a request; more get status 413."""
     body_mib: Count = 16
-    """Of one request; more gets status 413."""
+    """Largest body of a request, in MiB; a larger one gets status 413."""
     waiting: Count = 1024
-    """Requests that wait for a model; others get status 429."""
+    """Most requests that wait for a model; others get status 429."""
     seconds: Positive = 30.0
-    """That a body may take to arrive (status 408), and then the answer (504)."""
+    """Longest that a body may take to arrive (status 408), and then the answer (504)."""
 
     @property
     def body_bytes(self) -> int:

@@ -95,7 +95,7 @@ def _check_takes_the_same(before: Scorer, newer: Scorer) -> None:
 
 
 class Models:
-    """All of them, in the order in which they were named."""
+    """All models, in the order in which they were named."""
 
     def __init__(self, sources: Sequence[Source], limits: Limits, metrics: Metrics) -> None:
         self._models = {source.name: Model(source, limits, metrics) for source in sources}
@@ -118,13 +118,13 @@ class Models:
         return self._models[name]
 
     def load(self) -> None:
-        """All, at the start."""
+        """Load all models, at the start."""
         for model in self.all():
             model.refresh()
         _keep_out_of_the_way()
 
     def reload(self) -> None:
-        """Those that are newer; what cannot be loaded is told, and the old one stays."""
+        """Load what is newer. Where that fails, say so, and keep the old one."""
         news = False
         for model in self.all():
             try:
@@ -142,6 +142,6 @@ class Models:
 
 
 def _keep_out_of_the_way() -> None:
-    """What is loaded stays: looking through it again and again delays requests by 0.2 s."""
+    """Exempt what is loaded from garbage collection, which would delay requests by 0.2 s."""
     gc.collect()
     gc.freeze()

@@ -21,7 +21,7 @@ LENGTH = "Inference-Header-Content-Length"
 
 
 def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
-    """Its endpoints; the one that answers comes first, where it is found soonest."""
+    """The endpoints of the protocol; inference comes first, where it is found soonest."""
 
     def loaded(request: Request) -> tuple[str, Loaded]:
         model = models.named(request.named["name"])

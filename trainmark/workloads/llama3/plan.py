@@ -25,7 +25,7 @@ from trainmark.workloads.llama3.step_time import (
 
 MICRO_BATCHES = (1, 2, 4, 8)
 WITHIN = (0.92, 1.08)
-"""Of a predicted time, where the rates were fitted to this package's own runs."""
+"""Error to expect of a predicted time, where the rates were fitted to this package's own runs."""
 RESOURCES = {
     "compute": "compute",
     "tensor": "the link",
@@ -36,7 +36,7 @@ RESOURCES = {
 
 
 def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
-    """Of a resolved run, on the cluster that it was resolved for."""
+    """The plan of a resolved run, for the cluster that it was resolved for."""
     prediction, memory = predict(cfg, cluster), plan_devices(cfg)
     each = cluster.world // len(memory)  # pipeline ranks are the outermost: devices in a row
     fullest = max(memory, key=lambda rank: rank.total)
