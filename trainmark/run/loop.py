@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from trainmark import metrics
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint.room import check_room
 from trainmark.checkpoint.run_tensors import stored_tensors, stored_weights
 from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
@@ -110,15 +110,8 @@ class Training:
         cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
         self._saver = self._build_saver()
         with self.log, StopRequest() as stop, self._saver:
-            self._samples_looked_at = self._samples()
+            self._start_log()
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
-            self.log.training_starts(
-                step=progress.step,
-                total_steps=total_steps,
-                samples=self._samples_looked_at,
-                train_samples=self.data.samples,
-                eval_samples=self._held_out[cfg.quality_split].samples,
-            )
             if cfg.initial_evaluation and progress.step == 0:
                 self._evaluate(self._watched)
 
@@ -136,21 +129,9 @@ class Training:
                 if progress.step == total_steps:
                     break
                 if (progress.step - 1) % self.data.steps_per_epoch in eval_steps:
-                    self._look()
-                    with clocks.pause("evaluation"):
-                        self._evaluate(self._watched)
-                    if progress.is_best:
-                        with clocks.pause("checkpoint"):
-                            self._save()
-                    if self._watch:
-                        self._watch(progress.evaluations)
+                    self._evaluate_on_the_way()
                 if self._must_save(stop):
-                    self._look()
-                    with clocks.pause("checkpoint"):
-                        path = self._save()
-                    if signal_number := self.mesh.max_over_ranks([stop.signal_number])[0]:
-                        self._wait_for_save()
-                        raise Interrupted(int(signal_number), path)
+                    self._save_on_the_way(stop)
 
             clocks.last_step_done()
             self._look()
@@ -169,7 +150,7 @@ class Training:
         if self.cfg.device == "cpu" and self.cfg.precision == "fp16":
             self.log.say("Most CPUs have no fast fp16 GEMMs: try --precision fp32.")
         self.trainer = build_trainer(self.cfg, self.workload, self.mesh)
-        path = checkpoints.latest(self.output / CHECKPOINTS)
+        path = folders.latest(self.output / CHECKPOINTS)
         self._unsaved = path is None
         if path is not None:
             self._restore(path)
@@ -201,6 +182,16 @@ class Training:
         self.saves_stand_still = not has_room_for_copies(needed, self._host_bytes_left, mesh)
         memory = None if self.saves_stand_still else HostMemory(needed, mesh.device)
         return Saver(root, memory, mesh.host_group)
+
+    def _start_log(self) -> None:
+        self._samples_looked_at = self._samples()
+        self.log.training_starts(
+            step=self.progress.step,
+            total_steps=self.total_steps,
+            samples=self._samples_looked_at,
+            train_samples=self.data.samples,
+            eval_samples=self._held_out[self.cfg.quality_split].samples,
+        )
 
     @property
     def total_steps(self) -> int:
@@ -303,10 +294,21 @@ class Training:
     def _last_checkpoint(self) -> str:
         """Which checkpoint is the last one, as the end of a message."""
         self._saver.finish()
-        last = checkpoints.latest(self.output / CHECKPOINTS)
+        last = folders.latest(self.output / CHECKPOINTS)
         return f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
 
     # --- evaluation
+
+    def _evaluate_on_the_way(self) -> None:
+        """Evaluate between two steps, and save weights that are the best so far."""
+        self._look()
+        with self.clocks.pause("evaluation"):
+            self._evaluate(self._watched)
+        if self.progress.is_best:
+            with self.clocks.pause("checkpoint"):
+                self._save()
+        if self._watch:
+            self._watch(self.progress.evaluations)
 
     def _evaluate(self, split: str) -> None:
         began, progress, taken = time.perf_counter(), self.progress, self._best_taken
@@ -376,7 +378,7 @@ class Training:
         self._wait_for_save()
         if best is None:  # the metric was never defined: nothing to choose by
             return
-        path = checkpoints.folder_of(self.output / CHECKPOINTS, best.step)
+        path = folders.folder_of(self.output / CHECKPOINTS, best.step)
         if not self.progress.is_best:
             if not path.is_dir():
                 raise InputError(
@@ -401,12 +403,21 @@ class Training:
             return self.mesh.any(stop.requested or due or self._saver.has_failed)
         return self._interval.steps is not None and self._interval.due(step, seconds)
 
+    def _save_on_the_way(self, stop: StopRequest) -> None:
+        """Save between two steps; then end the run, if any rank was asked to stop."""
+        self._look()
+        with self.clocks.pause("checkpoint"):
+            path = self._save()
+        if signal_number := self.mesh.max_over_ranks([stop.signal_number])[0]:
+            self._wait_for_save()
+            raise Interrupted(int(signal_number), path)
+
     def _save(self) -> Path:
         """Begin to save this step, unless it is saved already; then the weights may change.
 
         Returns the checkpoint's folder.
         """
-        path = checkpoints.folder_of(self._saver.root, self.progress.step)
+        path = folders.folder_of(self._saver.root, self.progress.step)
         if not self._unsaved:
             return path
         self._wait_for_save()
@@ -435,7 +446,7 @@ class Training:
 
     def _save_evaluations(self) -> None:
         """Add the last evaluations to this step's checkpoint, which was saved before them."""
-        path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
+        path = folders.folder_of(self.output / CHECKPOINTS, self.progress.step)
         clocks = global_state(self.clocks, self.mesh)
         if self.mesh.is_main and path.is_dir():
             progress = dataclasses.asdict(self.progress)
