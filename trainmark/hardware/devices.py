@@ -61,7 +61,7 @@ def peak_flops(hardware: str | Device, precision: str) -> Peak | Unknown:
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
     key = hardware if isinstance(hardware, str) else hardware.key
-    found = known.known(key)
+    found = known.lookup(key)
     if found and precision in found.peaks:
         return Peak(found.peaks[precision].value, precision, found.peaks[precision].source)
     if key == "cpu":

@@ -186,7 +186,7 @@ def keys() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*KEYS, *_described)))
 
 
-def known(key: str) -> Known | None:
+def lookup(key: str) -> Known | None:
     """What is known of the hardware of this key, from a file or from the tables."""
     return _described.get(key) or from_tables(key)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Peak, Unknown, peak_flops
-from trainmark.hardware.known import CPU, Figure, Known, Measured, known
+from trainmark.hardware.known import CPU, Figure, Known, Measured, lookup
 from trainmark.hardware.links import GB, LINK_EFFICIENCY
 from trainmark.hardware.memory import RESERVED
 
@@ -60,7 +60,7 @@ def machine(cluster: Cluster, network_gb_s: float | None = None) -> Machine:
         network_gb_s: what one device gets of the network between nodes, in GB/s; by default that
             of the vendor's own system, or of a `hardware.toml`.
     """
-    found = known(cluster.hardware)
+    found = lookup(cluster.hardware)
     device = found.shared(cluster.devices) if found else Known(key=cluster.hardware, name="")
     measured = device.measured
     bandwidth = measured.copy or _value(device, "bandwidth")
@@ -136,7 +136,7 @@ Used = Literal[
 
 def sources(cluster: Cluster, precision: str, used: Collection[Used]) -> list[str]:
     """Who says what a plan of this cluster is made of: figures, and behind a colon their source."""
-    found = known(cluster.hardware)
+    found = lookup(cluster.hardware)
     if found is None:
         return []
     measured = found.measured

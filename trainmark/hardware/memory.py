@@ -7,7 +7,7 @@ from typing import TypeVar
 from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 from trainmark.hardware.devices import Cluster
-from trainmark.hardware.known import known
+from trainmark.hardware.known import lookup
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
 
 def card_bytes(cluster: Cluster) -> int | None:
     """Memory of one device of a cluster, nominal; None where it is not known beforehand."""
-    device = known(cluster.hardware)
+    device = lookup(cluster.hardware)
     memory = device.shared(cluster.devices).memory if device else None
     return None if memory is None else int(memory.value)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from trainmark.config import element_bytes, filled
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Unknown
-from trainmark.hardware.known import Known, known
+from trainmark.hardware.known import Known, lookup
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import Machine, machine, peak_of
 from trainmark.workloads.llama3.memory import local_parameters
@@ -127,7 +127,7 @@ def rates_of(cluster: Cluster) -> Rates:
 
 
 def _device(cluster: Cluster) -> Known:
-    found = known(cluster.hardware) or Known(key=cluster.hardware, name="")
+    found = lookup(cluster.hardware) or Known(key=cluster.hardware, name="")
     return found.shared(cluster.devices)
 
 
