@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -66,20 +66,18 @@ class Schedule:
             return self.end_factor + (1.0 - self.end_factor) * shape
         return max(math.pow(left, self.decay_power), self.end_factor)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterator[str]:
         """What is wrong with these numbers, a sentence each."""
-        found = []
         if self.decay_start is None and self.decay_steps > 0:
-            found.append("schedule.decay_steps needs schedule.decay_start.")
+            yield "schedule.decay_steps needs schedule.decay_start."
         if self.decay_start is not None:
             if self.decay_start < self.warmup_steps:
-                found.append(
+                yield (
                     f"schedule.decay_start ({self.decay_start}) must not come before the end of "
                     f"the warm-up ({self.warmup_steps} steps)."
                 )
             if self.decay_steps == 0:
-                found.append("schedule.decay_start needs schedule.decay_steps above 0.")
-        return found
+                yield "schedule.decay_start needs schedule.decay_steps above 0."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,13 +278,13 @@ def differences(a: Run, b: Run, ignore: frozenset[str] = frozenset()) -> list[st
     )
 
 
-def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested dictionaries as (dotted name, value) pairs."""
-    pairs: list[tuple[str, Any]] = []
     for key, value in tree.items():
-        name = f"{prefix}{key}"
-        pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return pairs
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:
