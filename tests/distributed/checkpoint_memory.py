@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import data_files as checkpoint_files
 from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.checkpoint.local_shards import LocalShards
@@ -45,7 +45,7 @@ def check(build: Callable[[str], DlrmTrainer], folder: Path) -> None:
 
 
 def _load(built: DlrmTrainer, saved: Path, what: str) -> None:
-    path, parts = checkpoints.latest(saved), _parts(built)
+    path, parts = folders.latest(saved), _parts(built)
     assert path is not None
     for part in parts:
         part.zero_()

@@ -36,7 +36,7 @@ from tests.distributed.small_dlrm import (
 )
 from tests.waiting import wait_until
 from trainmark import workloads
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint.local_shards import LocalShard
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.gradients import FlatGradients
@@ -206,7 +206,7 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
             if RESHARDED[kind][::2] != RESHARDED[source][::2]:
                 continue  # another optimiser has other state, and another format other tables
             name = f"{source} on {begun_by} -> {kind} on {group}"
-            path = checkpoints.latest(saved)
+            path = folders.latest(saved)
             assert path is not None
             checkpoints.load(path, tensors(target), exact=True)
             target.state_loaded()

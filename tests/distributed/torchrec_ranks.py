@@ -24,7 +24,7 @@ from tests.distributed.small_dlrm import (
     train,
     trainer,
 )
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.placement.placement import (
@@ -101,7 +101,7 @@ def _continued(mesh: Mesh, folder: Path) -> dict[str, Any]:
     """Losses after a checkpoint of one process; and a checkpoint for one process."""
     cfg = placed(mesh.world_size, *CONTINUED, folder)
     reader = trainer(cfg, mesh)
-    saved = checkpoints.latest(folder / "one")
+    saved = folders.latest(folder / "one")
     assert saved is not None
     checkpoints.load(saved, tensors(reader), exact=True)
     writer = trainer(cfg, mesh)

@@ -22,7 +22,7 @@ from tests.checkpoint_tensors import (
     some_tensors,
     zeros_like,
 )
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.checkpoint.storage import DTYPE_CODES
 from trainmark.errors import InputError
@@ -128,7 +128,7 @@ def test_only_the_given_names_are_loaded(tmp_path: Path) -> None:
     tensors = some_tensors()
     path = checkpoints.save(tmp_path, 1, tensors, STATE, keep=1)
     assert checkpoints.names(path) == sorted(tensors)
-    assert checkpoints.read_state(path) == STATE
+    assert folders.read_state(path) == STATE
     into = {"table": torch.zeros(50, 4)}
     checkpoints.load(path, into)
     assert_same_bits(into, {"table": tensors["table"]})
@@ -243,7 +243,7 @@ def two_ranks(rank: int, root: Path) -> None:
 def test_two_ranks_save_and_load_any_sharding(tmp_path: Path) -> None:
     checkpoints.save(tmp_path / "one", 1, global_tensors(), {}, keep=1)
     rank_processes.run(two_ranks, tmp_path, world=2)
-    path = checkpoints.latest(tmp_path / "two")
+    path = folders.latest(tmp_path / "two")
     assert path is not None
     assert sorted(f.name for f in path.iterdir()) == [
         "manifest.json",

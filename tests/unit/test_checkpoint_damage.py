@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.checkpoint_tensors import STATE, some_tensors, zeros_like
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import manifest as checkpoint_manifest
 from trainmark.errors import InputError
 
@@ -74,7 +74,7 @@ def test_the_way_out_passes_over_other_damaged_checkpoints(tmp_path: Path) -> No
     flip_byte(second / "rank-00000.safetensors", -1)
     flip_byte(third / "manifest.json", 10)
     with pytest.raises(InputError, match=f"Remove {second} and {third} to continue from {first}"):
-        checkpoints.read_state(third)
+        folders.read_state(third)
     flip_byte(first / "manifest.json", 10)
     with pytest.raises(InputError, match="no intact checkpoint before it"):
         checkpoints.names(third)
@@ -87,7 +87,7 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
     (path / "manifest.json").unlink()
     checkpoint_manifest.write_manifest(path, manifest)
     with pytest.raises(InputError, match=r"trainmark\.checkpoint/1"):
-        checkpoints.read_state(path)
+        folders.read_state(path)
 
 
 def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

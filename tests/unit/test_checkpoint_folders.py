@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.checkpoint_tensors import some_tensors
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.errors import InputError
 
@@ -18,12 +18,12 @@ from trainmark.errors import InputError
 
 
 def test_the_last_k_stay(tmp_path: Path) -> None:
-    assert checkpoints.latest(tmp_path / "nowhere") is None
+    assert folders.latest(tmp_path / "nowhere") is None
     root = tmp_path / "run" / "checkpoints"
     for step in (5, 10, 90, 100_000_000, 100_000_001):
         path = checkpoints.save(root, step, some_tensors(), {"step": step}, keep=3)
-        assert checkpoints.latest(root) == path
-    assert [checkpoints.read_state(p)["step"] for p in checkpoints.all_checkpoints(root)] == [
+        assert folders.latest(root) == path
+    assert [folders.read_state(p)["step"] for p in folders.all_checkpoints(root)] == [
         90,
         100_000_000,
         100_000_001,
@@ -45,7 +45,7 @@ def test_keep_at_least_one(tmp_path: Path) -> None:
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     for attempt in (1, 2):
         path = checkpoints.save(tmp_path, 3, some_tensors(), {"attempt": attempt}, keep=2)
-    assert checkpoints.read_state(path) == {"attempt": 2}
+    assert folders.read_state(path) == {"attempt": 2}
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -54,7 +54,7 @@ def test_leftovers_are_ignored_and_removed(tmp_path: Path) -> None:
     for leftover in (".writing-step-00000004", ".removing-step-00000001"):
         shutil.copytree(path, tmp_path / leftover)
     (tmp_path / "step-notes.txt").touch()
-    assert checkpoints.all_checkpoints(tmp_path) == [path]
+    assert folders.all_checkpoints(tmp_path) == [path]
     newest = checkpoints.save(tmp_path, 4, {}, {}, keep=2)
     assert sorted(tmp_path.iterdir()) == [path, newest, tmp_path / "step-notes.txt"]
 
@@ -131,10 +131,10 @@ def test_a_stop_between_any_two_renames_loses_nothing(
             except Stop:
                 stopped = True
             monkeypatch.undo()
-        newest = checkpoints.latest(root)
+        newest = folders.latest(root)
         assert newest is not None
         checkpoints.load(newest, some_tensors(), exact=True)
-        assert checkpoints.read_state(newest)["attempt"] == 2 or stopped
+        assert folders.read_state(newest)["attempt"] == 2 or stopped
         last = checkpoints.save(root, 3, some_tensors(), {}, keep=1)
         assert list(root.iterdir()) == [last]
     assert not stopped  # every call has had its turn

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from tests import rank_processes
 from tests.distributed.joining import join
 from tests.distributed.test_loop_on_ranks import BASE, CPU, run
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint.local_shards import LocalShard, LocalShards
 from trainmark.checkpoint.manifest import read_manifest
 from trainmark.checkpoint.room import check_room
@@ -75,7 +75,7 @@ def two_ranks(rank: int, folder: Path) -> None:
 
 def test_two_ranks_refuse_a_full_disk_before_the_first_step(tmp_path: Path) -> None:
     rank_processes.run(two_ranks, tmp_path, world=2)
-    (path,) = checkpoints.all_checkpoints(tmp_path / "enough")
+    (path,) = folders.all_checkpoints(tmp_path / "enough")
     chunks = [chunk for entry in read_manifest(path).tensors.values() for chunk in entry.chunks]
     assert sum(chunk.byte_length for chunk in chunks) == BYTES
     assert not any((tmp_path / "full").iterdir())

@@ -6,8 +6,8 @@
         rank-00000.safetensors   what this rank wrote
       .writing-step-00000200/    a save under way, or killed: the next save removes it
 
-    path = checkpoint.save(root, step, {"weight": weight}, {"samples": 4096}, keep=2)
-    state = checkpoint.load(checkpoint.latest(root), {"weight": weight})
+    path = checkpoints.save(root, step, {"weight": weight}, {"samples": 4096}, keep=2)
+    state = checkpoints.load(folders.latest(root), {"weight": weight})
 
 PyTorch's distributed-checkpoint (DCP) planners decide which rank writes and reads what; writer.py
 and reader.py do it, and saver.py lets training go on meanwhile. Names and offsets are global: a
@@ -29,10 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from trainmark.checkpoint.data_files import fill_arrays, read_all
-from trainmark.checkpoint.folders import all_checkpoints as all_checkpoints
-from trainmark.checkpoint.folders import explained, folder_of
-from trainmark.checkpoint.folders import latest as latest
-from trainmark.checkpoint.folders import read_state as read_state
+from trainmark.checkpoint.folders import all_checkpoints, explained, folder_of
 from trainmark.checkpoint.local_shards import LoadPlanner
 from trainmark.checkpoint.manifest import read_manifest, replace_manifest
 from trainmark.checkpoint.reader import Reader
