@@ -31,7 +31,7 @@ def in_words(error: Exception) -> str:
 
 
 def out_of_memory(error: RuntimeError) -> InputError | None:
-    """What to tell of memory that ran out, of a GPU or of this machine; None of other errors."""
+    """The message for memory that ran out, of a GPU or of this machine; None for other errors."""
     # What follows are the other processes on this GPU.
     sentence = str(error).partition("\n")[0].partition(" Process ")[0]
     of_a_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be loaded here

@@ -1,4 +1,4 @@
-"""Fill in and check a run's configuration; all problems are told at once."""
+"""Fill in and check a run's configuration; one error lists all problems."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -2,7 +2,8 @@
 
 A rank that dies is noticed by the launcher on its machine, and by its partners when their
 connection breaks. One that is stopped, or whose machine vanishes, breaks nothing: collectives wait
-for it, many minutes. So every rank counts aloud in the launcher's store, and listens to the next.
+for it, many minutes. So every rank writes a growing count to the launcher's store, and watches that
+of the next rank.
 """
 
 import os
@@ -50,7 +51,7 @@ class Heartbeat:
         threading.Thread(target=self._judge, daemon=True).start()
 
     def stop(self) -> None:
-        """This rank leaves in peace, and says so."""
+        """Tell the others that this rank ends as planned."""
         self._ended.set()
         self._talker.join(timeout=STORE_TIMEOUT.total_seconds())
 

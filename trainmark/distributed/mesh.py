@@ -1,4 +1,4 @@
-"""Who the ranks are. One object, built once, handed to everything that must know."""
+"""Who the ranks are: one object, built once, and passed to all that needs it."""
 
 import math
 import os
@@ -133,7 +133,7 @@ class Mesh:
 
     def barrier(self) -> None:
         if self.device_mesh is not None:
-            on_gpu = self.device.type == "cuda"  # of which NCCL would guess the number
+            on_gpu = self.device.type == "cuda"  # else NCCL guesses its number
             dist.barrier(device_ids=[self.device.index or 0] if on_gpu else None)
 
 

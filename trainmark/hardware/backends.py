@@ -261,7 +261,7 @@ def peak_bytes(accelerator: torch.device) -> tuple[int, int]:
     )
 
 
-def forget_peaks(device: torch.device) -> None:
+def reset_peaks(device: torch.device) -> None:
     import torch
 
     if device.type != "cpu":

@@ -16,7 +16,7 @@ NO_COUNTER = "this device has no energy counter that can be read"
 
 @dataclass(frozen=True)
 class Register:
-    """A counter of the hardware, which starts anew from 0 beyond `most`."""
+    """A counter of the hardware, which wraps around to 0 beyond `most`."""
 
     read: Callable[[], float]
     """Reads it, in joules."""

@@ -135,7 +135,7 @@ Used = Literal[
 
 
 def sources(cluster: Cluster, precision: str, used: Collection[Used]) -> list[str]:
-    """Who says what a plan of this cluster is made of: figures, and behind a colon their source."""
+    """The sources of the figures that a plan of this cluster uses, as `figures: source`."""
     found = lookup(cluster.hardware)
     if found is None:
         return []

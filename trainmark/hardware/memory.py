@@ -76,7 +76,7 @@ def what_fits(
 def misfit(
     name: str, plan: MemoryPlan, cluster: Cluster, advice: Callable[[float], str]
 ) -> str | None:
-    """What to say of a run that a cluster's devices are too small for; None if they are not.
+    """The message for a run that a cluster's devices are too small for; None if they are not.
 
     Args:
         advice: what else to say of a run that may take so many bytes.

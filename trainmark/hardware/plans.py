@@ -39,7 +39,7 @@ class Plan:
     interval_s: tuple[float, float] | None = None
     """The shortest and the longest step expected; None where nothing tells."""
     resources: Mapping[str, str] = field(default_factory=dict)
-    """What each part takes the time of: compute, memory bandwidth, the link, the host."""
+    """The resource that bounds each part: compute, memory bandwidth, the link, the host."""
     work: Work | None = None
     """What a step does in that time."""
     constants: Mapping[str, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Plan:
     """Where each embedding table lies: rows of cells by their headers."""
     sentences: Sequence[str] = ()
     too_large: str | None = None
-    """What to say of a run that does not fit."""
+    """The message for a run that does not fit."""
     placement: str | None = None
     """The placement of tables as JSON, for `--json`."""
 

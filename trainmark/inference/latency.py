@@ -35,7 +35,7 @@ WORTH_TELLING_S = 10.0
 
 
 def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
-    """Time a checkpoint of a run; `say` is told what takes long."""
+    """Time a checkpoint of a run; `say` reports what takes long."""
     sizes = None if options.batches is None else parse_batches(options.batches)
     if options.steps < 1:
         raise InputError(f"--steps must be at least 1. Received: {options.steps}.")

@@ -1,4 +1,4 @@
-"""`trainmark predict`: what a trained model says of every row of files, in bounded memory.
+"""`trainmark predict`: a trained model's scores for every row of files, in bounded memory.
 
 A model of a run scores a dataset, which raw files are encoded as first, by the rules of what the
 run was trained on: the road of `trainmark evaluate --input`, and the same scores. Where there is a
@@ -155,7 +155,7 @@ def _scored(
 def _of_dataset(
     options: PredictOptions, data: str, encoded: EncodedFiles | None, done: int
 ) -> Iterator[ScoredRows]:
-    """The rows of a split behind the first `done`."""
+    """The rows of a split after the first `done`."""
 
     from trainmark.run import runner
 

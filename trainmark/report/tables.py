@@ -35,7 +35,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Column:
-    """A header, and what its cells say of a row."""
+    """A header, and the text of its cell in a row."""
 
     header: str
     cell: Callable[[Any], str]

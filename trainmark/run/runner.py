@@ -88,10 +88,10 @@ def _with_choices(
     candidates = mesh.from_main(workloads.definition(cfg).candidates(cfg, resolved))
     if not candidates:
         return resolved, False
-    if mesh.is_main:  # lest a trial is for nothing
+    if mesh.is_main:  # before any trial costs time
         run_folder.check(output, resolved, fresh=options.fresh, from_another=False)
         if options.fresh and not launched.is_restart():
-            trials.forget(output)
+            trials.clear(output)
     mesh.barrier()
     alone = dataclasses.replace(options, reference=None, fresh=False)
 
@@ -130,8 +130,8 @@ def _train_one(
 ) -> Result:
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
-    _settle(cfg, mesh)
-    _forget_peaks(mesh)
+    _set_process_options(cfg, mesh)
+    _reset_peaks(mesh)
     begin = start.find(options, cfg)
     if mesh.is_main:
         _check_files(cfg, options, output, from_another=begin is not None)
@@ -254,7 +254,7 @@ def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
     return workloads.resolve(dataclasses.replace(cfg, device=kind or "cpu"), this_cluster(mesh))
 
 
-def _settle(cfg: Run, mesh: Mesh) -> None:
+def _set_process_options(cfg: Run, mesh: Mesh) -> None:
     """Settings of the whole process."""
     set_matmul_precision(cfg.precision)
     if mesh.device.type == "cpu":
@@ -266,9 +266,9 @@ def _counts_energy(mesh: Mesh) -> bool:
     return mesh.device.type != "cpu" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def _forget_peaks(mesh: Mesh) -> None:
+def _reset_peaks(mesh: Mesh) -> None:
     """Reset peak memory, so that a run does not report that of a run before it here."""
-    backends.forget_peaks(mesh.device)
+    backends.reset_peaks(mesh.device)
     # Only Linux has this file, and a sandbox may refuse it; then a peak may be too high.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set
@@ -336,7 +336,7 @@ def loaded(
         check(cfg, workload)
         path = find_checkpoint(folder, checkpoint)
         check_memory(cfg, workload, mesh, training=False)
-        _settle(cfg, mesh)
+        _set_process_options(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
         state = checkpoints.load(path, stored_weights(trainer))
         yield Loaded(

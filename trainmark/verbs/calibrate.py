@@ -309,7 +309,7 @@ def _layers(
 
 
 def _layer(here: torch.device, scale: Scale, precision: str, width: int) -> tuple[float, float]:
-    """Operations per second of a layer that learns, and the seconds that it takes besides."""
+    """Operations per second of a layer, forward and backward, and its fixed seconds per call."""
     many = max(2 * FEW_SAMPLES, min(scale.samples, scale.activations // width))
     few_s, many_s = (_mlp_s(here, scale, precision, width, n) for n in (FEW_SAMPLES, many))
     start_s = few_s - (many_s - few_s) * FEW_SAMPLES / (many - FEW_SAMPLES)
@@ -337,7 +337,7 @@ def _multiplies(here: torch.device, precision: str) -> bool:
     if here.type == "cpu":
         return precision in ("fp32", "bf16")
     found = capability(here)
-    if found is None:  # another vendor's, of which the usual ones are tried
+    if found is None:  # another vendor's: try the usual ones
         return precision in ("fp32", "bf16", "fp16")
     return found >= {"fp32": (0, 0), "fp16": (7, 0), "fp8": (8, 9)}.get(precision, (8, 0))
 

@@ -1,4 +1,4 @@
-"""What tyro says of wrong flags, in a box of several lines, as one sentence."""
+"""Turns tyro's error box about wrong flags into one sentence."""
 
 import re
 

@@ -44,7 +44,7 @@ Clock = Literal["wall", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a process says of the steps that it trained."""
+    """The times of the steps that a process trained in one turn."""
 
     wall_s: list[float]
     """Seconds of each step."""

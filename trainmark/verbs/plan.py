@@ -67,7 +67,7 @@ def make_plan(cfg: Run, cluster: Cluster) -> Plan:
     )
 
 
-# --- what is told below the tables
+# --- sentences below the tables
 
 
 def _prediction(cfg: Run, cluster: Cluster, found: Plan) -> list[str]:

@@ -76,7 +76,7 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
 
 
 def _remarks(cfg: Run, resolved: Run) -> list[str]:
-    """What to say of a run besides its settings."""
+    """Remarks on a run that its settings do not show."""
     remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
     return [text for text in (remark, backends.sentence(cfg.device)) if text]
 

@@ -90,7 +90,7 @@ class _Problems(list[str]):
 
 
 def read_cases(path: Path, output: Path) -> list[Case]:
-    """The cases of a file, checked: all that is wrong with them is told at once."""
+    """The cases of a file, checked; one error lists all that is wrong with them."""
     entries = _entries(path)
     problems = _Problems()
     given: dict[str, Given] = {}

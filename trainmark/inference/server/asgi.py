@@ -127,7 +127,7 @@ class App:
             (b"content-type", answer.media_type),
             *answer.headers.items(),
         ]
-        if not request.has_come:  # uvicorn has no clock for a body that goes on behind its answer
+        if not request.has_come:  # uvicorn has no timeout for a body that outlasts its answer
             headers.append((b"connection", b"close"))
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await send(start)

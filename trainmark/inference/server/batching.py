@@ -45,10 +45,6 @@ class Loaded:
     version: str = "1"
 
 
-def _stays() -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A request, whatever protocol it came by. Its functions may be called in any thread."""
@@ -59,7 +55,7 @@ class Question:
     """Reads its rows."""
     write: Callable[[Loaded, NDArray[Any]], Any]
     """Makes the answer from the scores of its rows."""
-    has_left: Callable[[], bool] = _stays
+    has_left: Callable[[], bool] = lambda: False
     """Whether nobody waits for the answer any longer."""
 
 
@@ -137,7 +133,7 @@ class Queue:
             answered = self._pass(TOGETHER_BYTES)
             with self._lock:
                 self._works = goes_on = bool(self._waiting)
-            _tell(*answered)  # who asks again at once finds this thread at work, or done
+            _deliver_soon(*answered)  # who asks again at once finds this thread at work, or done
             if not goes_on:
                 return
 
@@ -163,7 +159,7 @@ class Queue:
             found, rows = answers(self._loaded(), questions, self._limits.rows)
             self._scored(rows)
             return found
-        except Exception as error:  # the others must go on, and nobody may wait for ever
+        except Exception as error:  # the others go on, and nobody waits forever
             return [error] * len(questions)
 
     def _take(self, most_bytes: int) -> list["_Waiting"]:
@@ -181,8 +177,8 @@ class _Waiting:
     future: "asyncio.Future[Any]"
 
 
-def _tell(asked: list[_Waiting], found: list[Any]) -> None:
-    """In the event loop, which alone may touch futures."""
+def _deliver_soon(asked: list[_Waiting], found: list[Any]) -> None:
+    """Deliver in the event loop, which alone may touch futures."""
     with suppress(RuntimeError):  # a loop that has ended
         if asked:
             asked[0].future.get_loop().call_soon_threadsafe(_deliver, asked, found)
@@ -213,7 +209,7 @@ def answers(loaded: Loaded, questions: Sequence[Question], most_rows: int) -> tu
     good = [request for request in requests if not isinstance(request, Exception)]
     try:
         scores = loaded.scorer.score(good) if good else np.empty(0)
-    except Exception as error:  # whoever's fault it is
+    except Exception as error:  # one request may have spoilt the pass: try each alone
         if len(questions) == 1:
             return [error], 0
         alone = [answers(loaded, [question], most_rows) for question in questions]

@@ -1,4 +1,4 @@
-"""Who may ask: a file with keys, one a line, of which a request has to bring one."""
+"""Access by key: a file has one on each line, and a request must bring one of them."""
 
 import hmac
 from http import HTTPStatus

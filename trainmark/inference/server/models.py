@@ -121,7 +121,7 @@ class Models:
         """Load all models, at the start."""
         for model in self.all():
             model.refresh()
-        _keep_out_of_the_way()
+        _exempt_from_collection()
 
     def reload(self) -> None:
         """Load what is newer. Where that fails, say so, and keep the old one."""
@@ -138,10 +138,10 @@ class Models:
             news = news or changed
         if news:
             gc.unfreeze()
-            _keep_out_of_the_way()
+            _exempt_from_collection()
 
 
-def _keep_out_of_the_way() -> None:
+def _exempt_from_collection() -> None:
     """Exempt what is loaded from garbage collection, which would delay requests by 0.2 s."""
     gc.collect()
     gc.freeze()

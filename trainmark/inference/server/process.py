@@ -287,8 +287,8 @@ class PatientServer(uvicorn.Server):
 
 
 def drop_new_connections(listener: socket.socket) -> None:
-    """Who begins to connect hears nothing; his system asks again after a second, and is refused,
-    or accepted by whoever listens then. Connections that are half open still open."""
+    """Ignore new clients. Their systems try again after a second, and are refused, or accepted by
+    whatever listens then. Connections that are half open still open."""
     steps = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in DROP_SYN))
     program = struct.pack("HP", len(DROP_SYN), ctypes.addressof(steps))
     # Where there are no filters, one that connects in the very moment of closing may be reset.

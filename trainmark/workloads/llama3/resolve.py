@@ -85,7 +85,7 @@ def _or_flag(cfg: LlamaRun, found: dataset.TokenFolder) -> str:
 
 
 def _fitting_split(found: dataset.TokenFolder, sequence: int) -> str:
-    """Who tries the demo on a single text has one document: all of it is for training."""
+    """A single text is one document: then all of it is for training."""
     return NOTHING_HELD_OUT if found.short_splits(_SOME_HELD_OUT, sequence) else _SOME_HELD_OUT
 
 
@@ -151,7 +151,7 @@ def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> Iterator[str]:
 def _schedule_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
     """Whether a step has the micro-batches that its pipeline needs."""
     cfg, wrong_batches = resolve_batches(cfg, axes["dp"])
-    if axes["pp"] == 1 or wrong_batches:  # told by whoever resolves them for good
+    if axes["pp"] == 1 or wrong_batches:  # `resolve_run` reports them
         return []
     received = (
         f"Received: accumulate {cfg.accumulate} (global_batch {cfg.global_batch}, micro_batch "
