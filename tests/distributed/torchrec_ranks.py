@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed.joining import join
 from tests.distributed.small_dlrm import (
     DIM,
@@ -106,7 +107,7 @@ def _continued(mesh: Mesh, folder: Path) -> dict[str, Any]:
     checkpoints.load(saved, tensors(reader), exact=True)
     writer = trainer(cfg, mesh)
     steps(writer, batches(writer)[:SAVED_AT])
-    checkpoints.save(folder / f"torchrec-{mesh.world_size}", SAVED_AT, tensors(writer), {}, keep=1)
+    save_checkpoint(folder / f"torchrec-{mesh.world_size}", SAVED_AT, tensors(writer), {}, keep=1)
     return {"losses": steps(reader, batches(reader, SAVED_AT))}
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint_tensors import STATE, some_tensors, zeros_like
+from tests.checkpoint_tensors import STATE, save_checkpoint, some_tensors, zeros_like
 from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import manifest as checkpoint_manifest
 from trainmark.errors import InputError
 
 
 def save_three(root: Path) -> list[Path]:
-    return [checkpoints.save(root, step, some_tensors(), STATE, keep=3) for step in (1, 2, 3)]
+    return [save_checkpoint(root, step, some_tensors(), STATE, keep=3) for step in (1, 2, 3)]
 
 
 def flip_byte(file: Path, position: int, mask: int = 0xFF) -> None:
@@ -81,7 +81,7 @@ def test_the_way_out_passes_over_other_damaged_checkpoints(tmp_path: Path) -> No
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
-    path = checkpoints.save(tmp_path, 1, {}, {}, keep=1)
+    path = save_checkpoint(tmp_path, 1, {}, {}, keep=1)
     manifest = checkpoint_manifest.read_manifest(path)
     object.__setattr__(manifest, "schema", "trainmark.checkpoint/2")
     (path / "manifest.json").unlink()
@@ -102,7 +102,7 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for owner, name in [(pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")]:
         monkeypatch.setattr(owner, name, refuse)
     monkeypatch.setattr(torch, "load", refuse)
-    path = checkpoints.save(tmp_path, 1, some_tensors(), STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, some_tensors(), STATE, keep=1)
     assert checkpoints.load(path, some_tensors()) == STATE
     for file in list(path.iterdir()):
         content = file.read_bytes()

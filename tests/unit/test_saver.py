@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests import rank_processes
-from tests.checkpoint_tensors import STATE, random_bits, some_tensors
+from tests.checkpoint_tensors import STATE, random_bits, save_checkpoint, some_tensors
 from tests.distributed.joining import join
 from tests.small import newest, result, saved, snapshot, train
 from tests.unit.test_checkpoint_room import tensors_of
@@ -53,7 +53,7 @@ def test_the_bytes_are_those_of_a_save_that_training_waits_for(
 ) -> None:
     monkeypatch.setattr(savers, "BLOCK_BYTES", 192)  # a chunk and a half
     tensors = all_kinds()
-    expected = snapshot(checkpoints.save(tmp_path / "waited for", 7, tensors, STATE, keep=1))
+    expected = snapshot(save_checkpoint(tmp_path / "waited for", 7, tensors, STATE, keep=1))
     assert len(plan_share(tensors).pieces) > 50
     state = {**STATE, "list": [1]}
     with saver_for(tmp_path / "beside", tensors) as saver:
@@ -92,7 +92,7 @@ def _two_ranks(rank: int, folder: Path) -> None:
     join(rank, 2, folder / "store")
     group = dist.new_group(backend="gloo")
     tensors = tensors_of(rank)
-    checkpoints.save(folder / "waited for", 7, tensors, STATE, keep=1)
+    save_checkpoint(folder / "waited for", 7, tensors, STATE, keep=1)
     with saver_for(folder / "beside", tensors, group) as saver:
         saver.save(7, tensors, STATE, keep=1)
         for parts in map(held, tensors.values()):

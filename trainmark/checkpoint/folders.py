@@ -32,7 +32,7 @@ def latest(root: Path) -> Path | None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state that `save` was given, without reading any tensor."""
+    """The state of a checkpoint, without reading any tensor."""
     with explained(path):
         return read_manifest(path).state
 
