@@ -72,12 +72,10 @@ def calibration_grid(found: Assessment) -> Grid:
 
 
 def importance_grid(columns: Sequence[Importance]) -> Grid:
-    rows = [[c.column, f"{c.drop:.5f}", _plus_minus(c)] for c in columns]
+    rows = [
+        [c.column, f"{c.drop:.5f}", "" if c.error is None else f"{c.error:.5f}"] for c in columns
+    ]
     return Grid(["column", "AUC lost without it", "standard error"], rows, [False, True, True])
-
-
-def _plus_minus(column: Importance) -> str:
-    return "" if column.error is None else f"{column.error:.5f}"
 
 
 # --- in words

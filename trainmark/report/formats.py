@@ -75,12 +75,9 @@ def comma_separated(tables: Sequence[Titled]) -> str:
         text.write("\n" if index else "")
         text.write(f"# {one.title}\n")
         writer.writerow(one.grid.headers)
-        writer.writerows([_blank(cell) for cell in row] for row in one.grid.rows)
+        for row in one.grid.rows:
+            writer.writerow("" if cell == NOT_APPLICABLE else cell for cell in row)
     return text.getvalue()
-
-
-def _blank(cell: str) -> str:
-    return "" if cell == NOT_APPLICABLE else cell
 
 
 def as_json(tables: Sequence[Titled]) -> str:

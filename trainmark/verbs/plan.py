@@ -121,7 +121,7 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
             *(gib_cell(getattr(memory, part)) for part in MEMORY_PARTS),
             _total(memory, cluster),
             *([gib_cell(found.host_bytes[device])] if on_host else []),
-            *(_times(found.seconds[device], scale) if times else []),
+            *(f"{scale * found.seconds[device][part]:.2f}" for part in times),
         ]
         for device, memory in enumerate(found.memory)
     ]
@@ -135,10 +135,6 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
             alike = list(range(cluster.world))
         table.add_row(*([ranges(alike)] if len(table.columns) > len(headers) else []), *row)
     return table
-
-
-def _times(seconds: Mapping[str, float], scale: float) -> list[str]:
-    return [f"{scale * part:.2f}" for part in seconds.values()]
 
 
 def _tables_table(rows: Sequence[Mapping[str, str]]) -> Table:

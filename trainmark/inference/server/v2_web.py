@@ -56,11 +56,11 @@ def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
     async def metadata(request: Request) -> Answer:
         return as_json(describe(*loaded(request)))
 
-    of_models = {"/infer": infer, "/ready": model_ready, "": metadata}
+    of_models = [("/infer", infer, "POST"), ("/ready", model_ready, "GET"), ("", metadata, "GET")]
     return [
         *(
-            Route(f"/v2/models/{{name}}{version}{end}", endpoint, _method(end))
-            for end, endpoint in of_models.items()
+            Route(f"/v2/models/{{name}}{version}{end}", endpoint, method)
+            for end, endpoint, method in of_models
             for version in ("", "/versions/{version}")
         ),
         Route("/v2/health/live", live),
@@ -90,10 +90,6 @@ def describe(name: str, loaded: Loaded) -> dict[str, object]:
 
 def _version(request: Request) -> str:
     return request.named.get("version", "")
-
-
-def _method(end: str) -> str:
-    return "POST" if end == "/infer" else "GET"
 
 
 def _ready(is_ready: bool) -> Answer:
