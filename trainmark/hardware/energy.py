@@ -38,7 +38,7 @@ class EnergyCounter:
         self._total = 0.0
 
     def joules(self) -> float | None:
-        """None where nothing counts."""
+        """Joules so far; None where nothing counts."""
         if self.source is None:
             return None
         try:

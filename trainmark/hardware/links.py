@@ -95,4 +95,4 @@ LINKS = {
     "b200": _B200,
     "mi300x": _MI300X,
 }
-"""By the keys of `datasheets.ACCELERATORS`."""
+"""Links of each accelerator, by the keys of `datasheets.ACCELERATORS`."""

@@ -129,7 +129,7 @@ def _requests(
 
 
 def _batches(cfg: Any, workload: AnyWorkload, size: int, count: int) -> list[Any]:
-    """This rank's share of each."""
+    """This rank's share of each batch."""
     ranks = launched_ranks()
     rank, share = dist.get_rank() if ranks > 1 else 0, size // ranks
     sized = dataclasses.replace(cfg, eval_batch=share)

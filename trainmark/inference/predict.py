@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a model that needs no torch does not wait for it
     from trainmark.run.runner import Loaded
 
 PART_ROWS = 1 << 18
-"""Of a part, at least; then it is written."""
+"""Rows of a part, at least; a full part is written."""
 
 
 def predict(options: PredictOptions) -> Path:

@@ -155,7 +155,7 @@ def _clean(value: float) -> float:
 
 
 def tick_texts(ticks: Sequence[float]) -> list[str]:
-    """Short: 0.25, 1,500, 20k, 1.5M, 4B."""
+    """Ticks as short texts: 0.25, 1,500, 20k, 1.5M, 4B."""
     return [_tick_text(tick, max(map(abs, ticks))) for tick in ticks]
 
 

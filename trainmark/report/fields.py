@@ -1,4 +1,4 @@
-"""Looking into the configuration of results."""
+"""The configuration fields in which results differ."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -199,7 +199,7 @@ def _short(value: float | None) -> str:
 
 
 def _thousands(batch: int | None) -> str:
-    """64k for 65,536."""
+    """A batch in thousands: 64k for 65,536."""
     whole = batch and batch % 1024 == 0
     return f"{batch // 1024}k" if batch and whole else or_slash(batch)
 

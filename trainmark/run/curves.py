@@ -98,7 +98,7 @@ class Step:
 
     step: int
     samples: int
-    """Global, so far."""
+    """Samples of all ranks so far."""
     loss: float
     lr: float
     gradient_norm: float | None = None

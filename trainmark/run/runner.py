@@ -255,7 +255,7 @@ def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
 
 
 def _set_process_options(cfg: Run, mesh: Mesh) -> None:
-    """Settings of the whole process."""
+    """Set what holds for the whole process."""
     set_matmul_precision(cfg.precision)
     if mesh.device.type == "cpu":
         keep_freed_memory()

@@ -46,7 +46,7 @@ from trainmark.verbs.calibrate_steps import with_whole_steps
 
 GEMM_WIDTHS = (16, 64, 256, 1024, 4096)
 TABLE_WIDTHS = (16, 64, 128)
-"""Columns, of 4 bytes."""
+"""Columns of a table, 4 bytes each."""
 FEW_SAMPLES, LAYERS = 256, 2
 """Samples and layers of an MLP, which is timed once more with `Scale.samples`."""
 FEATURES = 26

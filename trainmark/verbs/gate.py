@@ -50,7 +50,7 @@ class Asked:
     """The commit and flags of one side."""
 
     commit: str | None
-    """None for this tree as it is."""
+    """A branch, a tag or a hash; None for this tree as it is."""
     flags: str
     """Flags that only this side has."""
 

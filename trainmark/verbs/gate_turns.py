@@ -24,7 +24,7 @@ step takes."""
 TURN_S = 0.1
 """About how long a turn takes; at least one step."""
 NO_ANSWER_S = 1800.0
-"""After so long a process counts as hung."""
+"""Seconds without an answer after which a process counts as hung."""
 
 
 @dataclass(frozen=True, kw_only=True)

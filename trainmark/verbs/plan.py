@@ -22,7 +22,7 @@ from trainmark.progress import SafeConsole
 MIN_WIDTH = 140
 """Columns of the widest table: what a file or another program gets, whatever the screen."""
 LONG_STEP_S = 10.0
-"""From here on, times are in seconds."""
+"""Steps at least this long are shown in seconds."""
 SHORT_STEP_S = 5e-3
 """Below this, a host may take longer to start the kernels of a step than a device to run them."""
 TOO_SHORT = (

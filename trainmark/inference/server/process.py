@@ -54,7 +54,7 @@ class Listening:
     grpc_port: int | None = None
     api_keys: tuple[bytes, ...] = ()
     certificate: Path | None = None
-    """With its chain; PEM."""
+    """PEM file with the certificate and its chain."""
     private_key: Path | None = None
 
     @property
